@@ -1,0 +1,47 @@
+# `make` lists the targets. Set-up needs Python 3.11 to 3.13 and a package index: no root, no GPU.
+
+# Read by .ci/setup.py and .ci/pick-python, where they are explained.
+export PYTHON TORCH TORCH_CPU_INDEX
+
+# Tests run in this many processes; ARGS is added to the command of `make test` and `make demo`.
+JOBS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+
+.PHONY: help setup demo test lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make setup   make .venv and install everything in it; does nothing when up to date'
+	@echo 'make demo    train a small GPT with LuWu and with FSDP2, and compare (CPU)'
+	@echo 'make test    run the tests, except those marked slow (ARGS="-m slow" runs these)'
+	@echo 'make lint    ruff, mypy and the import rules'
+	@echo 'make clean   remove .venv, caches and build products; keeps runs and training state'
+	@echo
+	@echo 'PYTHON=python3.12       the interpreter: 3.11, 3.12 or 3.13'
+	@echo 'TORCH=auto              the CUDA build of torch where an NVIDIA driver is seen, else the CPU one'
+	@echo 'TORCH=cpu|cuda          that build'
+	@echo 'TORCH=torch==2.12.0     any requirement, URL or wheel that pip can install'
+	@echo 'TORCH_CPU_INDEX=URL     where CPU builds come from (https://download.pytorch.org/whl/cpu)'
+	@echo 'JOBS=2  ARGS=...        test processes; more arguments for make test and make demo'
+
+setup:
+	@python=$$(sh .ci/pick-python) && "$$python" .ci/setup.py
+
+demo: setup
+	@$(BIN)/python -m luwu compare --preset demo $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow' $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+clean:
+	rm -rf .venv .venv.old build dist *.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

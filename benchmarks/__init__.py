@@ -1,0 +1,1 @@
+"""Benchmarks; their smoke sizes run in the test suite."""

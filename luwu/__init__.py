@@ -1,0 +1,1 @@
+"""LuWu: an in-network optimizer in software."""

@@ -1,0 +1,1 @@
+"""What every other package may use: errors, limits, clock, quantities, events, failpoints."""

@@ -1,0 +1,1 @@
+"""The `luwu` command: one file a verb."""

@@ -1,0 +1,1 @@
+"""The SmartNIC of a worker: push, pull and wait."""

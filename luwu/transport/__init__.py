@@ -1,0 +1,1 @@
+"""Moves messages between processes; the only package that imports zmq."""

@@ -1,0 +1,1 @@
+"""The two machines in the network: the switch and the optimizer node."""

@@ -1,0 +1,1 @@
+"""Tests that kill and break real processes."""

@@ -1,0 +1,1 @@
+"""Fault histories of the cores in a simulated world."""

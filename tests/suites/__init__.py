@@ -1,0 +1,1 @@
+"""Conformance suites: one suite, every implementation of an interface."""

@@ -1,0 +1,193 @@
+"""Rules about imports and calls that import-linter cannot say, read from the syntax tree.
+
+    R1  The clock is read in `luwu/base/clock.py` only: nothing else imports `time` or asks
+        `datetime` for the present. Tests and benchmarks may.
+    R2  Nothing runs that was sent (I7): no pickle and what hides it, no `torch.load`, no `eval`,
+        no `exec`. Nothing is handed to a shell.
+    R3  Page files are opened in `switch_emu/store` only: direct and positioned I/O appear nowhere
+        else. Tests and benchmarks may.
+    R4  What starts often, or must stay small, does not import torch.
+
+The other rules stand in pyproject.toml under `[tool.importlinter]`.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("luwu", "switch_emu", "workers")
+FOLDERS = (*PACKAGES, "benchmarks", "tests")
+
+CLOCK_FILE = "luwu/base/clock.py"
+STORE_FOLDER = "switch_emu/store/"
+
+PRESENT_NAMES = {"now", "utcnow", "today"}
+PICKLING_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
+PICKLING_CALLS = {
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_pyobj",
+    "scatter_object_list",
+    "send_pyobj",
+}
+SHELL_CALLS = {"os.popen", "os.system", "subprocess.getoutput", "subprocess.getstatusoutput"}
+PAGE_FILE_NAMES = {"O_DIRECT", "preadv", "pwritev"}
+
+TORCH_FREE_MODULES = [
+    "luwu",
+    "luwu.base",
+    "luwu.layout",
+    "luwu.nic.core",
+    "luwu.transport",
+    "luwu.wire",
+    "switch_emu.node.core",
+    "switch_emu.switch.core",
+    "switch_emu.switch.slots",
+]
+
+
+def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each imported name in full: `from a.b import c` gives a.b.c; also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` of an expression; a part that is no name becomes `?`."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return "?"
+
+
+def clock_offences(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """R1."""
+    for line, name in imported_names(tree):
+        if name.split(".")[0] == "time":
+            yield line, f"R1: imports {name}; take the time from luwu.base.clock"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in PRESENT_NAMES:
+            owner = dotted(node.value).split(".")[-1]
+            if owner in {"datetime", "date"}:
+                yield node.lineno, f"R1: {owner}.{node.attr}; take the time from luwu.base.clock"
+
+
+def code_offences(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """R2."""
+    for line, name in imported_names(tree):
+        if name.split(".")[0] in PICKLING_MODULES or name in {"torch.load", *SHELL_CALLS}:
+            yield line, f"R2: imports {name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            name = dotted(node)
+            if name == "torch.load" or name in SHELL_CALLS or node.attr in PICKLING_CALLS:
+                yield node.lineno, f"R2: {name}"
+        elif isinstance(node, ast.Name) and node.id in {"eval", "exec"}:
+            yield node.lineno, f"R2: {node.id}"
+        elif isinstance(node, ast.keyword) and node.arg in {"shell", "allow_pickle"}:
+            said_false = isinstance(node.value, ast.Constant) and node.value.value is False
+            if not said_false:
+                yield node.lineno, f"R2: {node.arg} is not False"
+
+
+def page_file_offences(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """R3."""
+    for line, name in imported_names(tree):
+        if name.split(".")[-1] in PAGE_FILE_NAMES:
+            yield line, f"R3: imports {name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in PAGE_FILE_NAMES:
+            yield node.lineno, f"R3: {dotted(node)}; page files are opened in {STORE_FOLDER}"
+
+
+def offences(path: str, source: str) -> list[str]:
+    """All offences of one file; `path` is relative to the root and decides which rules apply."""
+    tree = ast.parse(source, path)
+    found = list(code_offences(tree))
+    if path.split("/")[0] in PACKAGES:
+        if path != CLOCK_FILE:
+            found += clock_offences(tree)
+        if not path.startswith(STORE_FOLDER):
+            found += page_file_offences(tree)
+    return [f"{path}:{line}: {what}" for line, what in sorted(found)]
+
+
+def test_every_file_keeps_the_rules() -> None:
+    """R1, R2, R3. Goal: no file breaks a rule. Method: read the syntax tree of each."""
+    paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    assert ROOT / CLOCK_FILE in paths
+
+    found = [
+        offence
+        for path in paths
+        for offence in offences(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
+    ]
+
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from time import monotonic",
+        "def f():\n    import time as t",
+        "import datetime\nx = datetime.datetime.now()",
+        "from datetime import datetime\nx = datetime.now",
+        "import pickle",
+        "from multiprocessing.reduction import x\nimport marshal",
+        "import torch\ntorch.load('x')",
+        "from torch import load",
+        "exec('x')",
+        "x = map(eval, ['1'])",
+        "import subprocess\nsubprocess.run('ls', shell=True)",
+        "import os\nos.system('ls')",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "dist.broadcast_object_list([1])",
+        "import os\nos.preadv(3, [], 0)",
+        "from os import O_DIRECT",
+    ],
+)
+def test_each_rule_finds_what_it_forbids(source: str) -> None:
+    """Goal: a rule that never fires would pass above too. Method: one offence in each source."""
+    assert offences("luwu/example.py", source)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("luwu/base/clock.py", "import time\nx = time.time_ns()"),
+        ("benchmarks/example.py", "import time"),
+        ("switch_emu/store/example.py", "import os\nx = os.O_DIRECT"),
+        ("luwu/example.py", "model.eval()\nfrom luwu.base import time"),
+        ("luwu/example.py", "import subprocess\nsubprocess.run(['ls'], shell=False)"),
+    ],
+)
+def test_the_rules_allow_the_rest(path: str, source: str) -> None:
+    """Goal: the rules stay out of the way elsewhere."""
+    assert not offences(path, source)
+
+
+@pytest.mark.parametrize("module", TORCH_FREE_MODULES)
+def test_import_leaves_torch_out(module: str) -> None:
+    """R4. Goal: a process that only needs this module does not pay for torch."""
+    program = f"import sys, {module}; sys.exit(3 if 'torch' in sys.modules else 0)"
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert result.returncode != 3, f"{module} imports torch"
+    assert result.returncode == 0, result.stderr
