@@ -1,0 +1,68 @@
+"""The only place that reads a clock.
+
+`Clock` is what shells take; tests pass a `ManualClock`, processes the `SYSTEM_CLOCK`. Times are
+integer nanoseconds of the monotonic clock, which all processes of one host share.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Anything that tells monotonic time in nanoseconds."""
+
+    def now_ns(self) -> int:
+        """Nanoseconds since an arbitrary fixed instant; never goes back."""
+        ...
+
+
+class SystemClock:
+    """The monotonic clock of this host."""
+
+    def now_ns(self) -> int:
+        """Nanoseconds of CLOCK_MONOTONIC."""
+        return time.monotonic_ns()
+
+
+class ManualClock:
+    """A clock that moves only when told to."""
+
+    def __init__(self, now_ns: int = 0) -> None:
+        self._now_ns = now_ns
+
+    def now_ns(self) -> int:
+        """The instant last set."""
+        return self._now_ns
+
+    def advance(self, delta_ns: int) -> None:
+        """Move forward by `delta_ns` nanoseconds."""
+        if delta_ns < 0:
+            raise ValueError(f"a clock cannot go back: delta_ns={delta_ns}")
+        self._now_ns += delta_ns
+
+
+SYSTEM_CLOCK = SystemClock()
+
+
+def sleep(seconds: float) -> None:
+    """Wait; for polling loops of supervisors only, never to synchronise."""
+    time.sleep(seconds)
+
+
+def unix_ns() -> int:
+    """Wall time, for names and records; never for measuring."""
+    return time.time_ns()
+
+
+def local_time_text(unix_ns_value: int | None = None) -> str:
+    """`HH:MM:SS.mmm` of the local wall clock, for log lines."""
+    ns = unix_ns() if unix_ns_value is None else unix_ns_value
+    return time.strftime("%H:%M:%S", time.localtime(ns // 10**9)) + f".{ns // 10**6 % 1000:03d}"
+
+
+def utc_text(unix_ns_value: int | None = None) -> str:
+    """`YYYY-MM-DDTHH:MM:SSZ`, for run records."""
+    ns = unix_ns() if unix_ns_value is None else unix_ns_value
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ns // 10**9))

@@ -1,0 +1,84 @@
+"""The errors users and shells see, by whose fault they are.
+
+    ConfigError           the user's input, found before anything starts       exit code 2
+    ConnectionFailed      a peer cannot be reached or refused us for good      exit code 3
+    WorkerFailed          a worker process ended with an error                 exit code 4
+    StateError            the state directory is unusable; the node stops      exit code 5
+      PageCorruptError    bytes on disk are not those that were written
+      StoreFullError      no room for what must be written
+    RemoteProtocolError   a peer broke the protocol: refuse the peer, our state is untouched
+    StepAborted           a step was lost before it was decided: go back and replay it
+    StepOrderError        the script asked for what the chosen order of work cannot honour
+    DeadlineError         a wait came to its end; says what it waited for
+
+Every message names the peer or place, what was found, what was expected and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class LuwuError(Exception):
+    """Base of every error this project raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(LuwuError):
+    """The user's input cannot work; raised before anything starts."""
+
+    exit_code = 2
+
+
+class ConnectionFailed(LuwuError):
+    """A peer cannot be reached, or refused us for good."""
+
+    exit_code = 3
+
+
+class RemoteProtocolError(LuwuError):
+    """A peer sent what the protocol does not allow; our own state is untouched."""
+
+    exit_code = 3
+
+
+class WorkerFailed(LuwuError):
+    """A worker process ended with an error."""
+
+    exit_code = 4
+
+
+class StateError(LuwuError):
+    """The state directory cannot be used."""
+
+    exit_code = 5
+
+
+class PageCorruptError(StateError):
+    """A page, or the manifest that names it, is not what was written."""
+
+
+class StoreFullError(StateError):
+    """The disk has no room for what must be written."""
+
+
+class DeadlineError(LuwuError):
+    """A wait came to its end; the message says what it waited for."""
+
+    exit_code = 3
+
+
+class StepOrderError(LuwuError):
+    """The script asked for something the chosen order of work cannot honour."""
+
+
+class StepAborted(LuwuError):
+    """A step was lost before it was decided; the state is that of the step before it."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(
+            f"step {step} was lost before it was decided ({reason}); the weights are those of "
+            f"{step} decided steps. Go back to step {step} and replay it."
+        )
+        self.step = step
+        """The first undecided step: where the training loop must go on."""
+        self.reason = reason

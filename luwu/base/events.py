@@ -1,0 +1,90 @@
+"""What happened, when: one line for people, one JSON line for programs, the same fields.
+
+    12:00:03.214 INFO node.step step=41 chunk_count=768 read_s=0.412 update_s=0.388
+
+`Recorder.event` marks an instant, `Recorder.span` a stretch of work (start_ns, end_ns of the
+monotonic clock, and whatever names it: step, unit, chunk). INFO is for once a step or rarer and is
+printed; DEBUG is for chunks and goes to the file alone. A `Recorder` without a file only prints.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from luwu.base.clock import local_time_text
+
+
+class Recorder:
+    """Writes a process's events; safe to use from several threads."""
+
+    def __init__(
+        self, *, role: str, path: Path | None = None, printed: IO[str] | None = sys.stderr
+    ) -> None:
+        self._role = role
+        self._lock = threading.Lock()
+        self._printed = printed
+        self._file: IO[str] | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8", buffering=1024 * 1024)
+
+    def event(self, name: str, *, level: str = "INFO", **fields: object) -> None:
+        """Record an instant; print it unless it is DEBUG."""
+        if level != "DEBUG" and self._printed is not None:
+            text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
+            with self._lock:
+                print(f"{local_time_text()} {level} {name} {text}".rstrip(), file=self._printed)
+                self._printed.flush()
+        self._append({"name": name, "role": self._role, **fields})
+        if level != "DEBUG":
+            self.flush()
+
+    def span(self, name: str, start_ns: int, end_ns: int, **fields: object) -> None:
+        """Record a stretch of work in the file."""
+        self._append(
+            {"name": name, "role": self._role, "start_ns": start_ns, "end_ns": end_ns, **fields}
+        )
+
+    def flush(self) -> None:
+        """Hand buffered lines to the operating system."""
+        with self._lock:
+            if self._file is not None:
+                self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close the file; later events are printed only."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _append(self, record: dict[str, object]) -> None:
+        if self._file is None:
+            return
+        line = json.dumps(record, separators=(",", ":"))
+        with self._lock:
+            if self._file is not None:
+                self._file.write(line + "\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return json.dumps(text) if " " in text else text

@@ -1,0 +1,34 @@
+"""Every cap of the protocol and the store in one place: what a peer may at most make us hold."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PROTOCOL_VERSION: Final = 1
+"""Raised by any change that an older peer would misread."""
+
+DATA_HEADER_BYTES_MAX: Final = 1024
+CONTROL_HEADER_BYTES_MAX: Final = 4096
+
+PAYLOAD_BYTES_MAX: Final = 64 * 1024 * 1024
+"""One frame: a chunk, or a layout description. Larger chunks are refused by the configuration."""
+
+CHUNK_COUNT_MAX: Final = 4 * 1024 * 1024
+"""Chunks in one job: bounds what a hostile layout description can make a node hold."""
+
+WORLD_SIZE_MAX: Final = 1024
+"""Ranks in one job; contributor sets are bitmaps of this many bits."""
+
+TEXT_CHARS_MAX: Final = 1024
+"""Reasons and refusals; kept short enough for a control header."""
+
+ALIGN_ELEMS: Final = 64
+"""Every parameter starts on a multiple of this: vectorised kernels treat a tail differently."""
+
+NORM_BLOCK_ELEMS: Final = 4096
+"""Squares are summed over blocks of this many elements, counted from the unit's start."""
+
+CHUNK_BYTES_STEP: Final = 16 * 1024
+"""`--chunk` is a multiple of this: 4,096 float32 elements, one block of the norm."""
+
+INT64_MAX: Final = 2**63 - 1

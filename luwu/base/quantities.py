@@ -1,0 +1,74 @@
+"""Sizes, rates and times with units in the value: one parser for every flag and file.
+
+    2GiB  512KiB  1.5MB        bytes; KiB, MiB, GiB are binary, kB, MB, GB decimal
+    1gbit 40mbit 12.5GB/s      bytes per second; bits are decimal
+    0.2ms 50us 3s 10min        nanoseconds
+
+A bare number is refused, except 0: `--chunk 4` could mean anything.
+"""
+
+from __future__ import annotations
+
+import re
+
+from luwu.base.errors import ConfigError
+
+_NUMBER = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]*)\s*$")
+
+_BYTES = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+_BITS_PER_S = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
+
+
+def parse_bytes(text: str, *, name: str = "size") -> int:
+    """Bytes of a text such as `2GiB`. Raises ConfigError."""
+    return _scaled(text, _BYTES, name, "512KiB, 4MiB or 2GB")
+
+
+def parse_ns(text: str, *, name: str = "time") -> int:
+    """Nanoseconds of a text such as `0.2ms`. Raises ConfigError."""
+    return _scaled(text, _NANOSECONDS, name, "50us, 0.2ms or 10s")
+
+
+def parse_bytes_per_s(text: str, *, name: str = "rate") -> float:
+    """Bytes per second of a text such as `1gbit` or `2GB/s`. Raises ConfigError."""
+    if text.strip().lower().endswith("/s"):
+        return float(_scaled(text.strip()[:-2], _BYTES, name, "1gbit or 2GB/s"))
+    return _scaled(text, _BITS_PER_S, name, "1gbit or 2GB/s") / 8
+
+
+def format_bytes(count: float) -> str:
+    """A size for people: `1.50 GiB`; exact below 1 KiB."""
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            return f"{count / scale:.2f} {unit}"
+    return f"{count:.0f} B"
+
+
+def _scaled(text: str, units: dict[str, int], name: str, examples: str) -> int:
+    match = _NUMBER.match(text)
+    if match is None:
+        raise ConfigError(f"{name}: {text!r} is not a number with a unit; write {examples}")
+    number, unit = match.groups()
+    if unit == "" and float(number) == 0:
+        return 0
+    scale = units.get(unit.lower())
+    if scale is None:
+        raise ConfigError(
+            f"{name}: {text!r} has {'no unit' if not unit else f'the unknown unit {unit!r}'}; "
+            f"write {examples}"
+        )
+    value = float(number) * scale
+    if value != int(value):
+        raise ConfigError(f"{name}: {text!r} is not a whole number of the smallest unit")
+    return int(value)

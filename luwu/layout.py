@@ -1,0 +1,286 @@
+"""Where every parameter lies: parameters -> units -> chunks -> pages -> owning node.
+
+    unit     0                                             1
+             |<------ region: trainable ------>|<-frozen->||<---- trainable ...
+    values   [ wte ....pad][ bias.pad][ w ....]|[ f .. pad]||[ w ...
+    chunks   |   0    |    1    |   2   | 3 |  |  4   | 5 |||  6   | ...
+    pages    one a chunk: page i holds the master weights and optimizer state of chunk i
+
+A unit's values lie in one flat vector, its parameters ordered by (trainable first, dtype, order of
+registration). A run of equal (trainable, dtype) is a *region*; a chunk never crosses a region, so
+frozen bytes are never pushed and page kinds do not mix. Every parameter starts on a multiple of
+64 elements and is padded to it, and chunks hold a multiple of 4,096 elements (the last of a region
+may be shorter): that is what makes results independent of `--chunk`.
+
+Everything here is integer arithmetic on what all ranks agree on; nothing is stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from luwu.base.errors import ConfigError
+from luwu.base.limits import (
+    ALIGN_ELEMS,
+    CHUNK_BYTES_STEP,
+    CHUNK_COUNT_MAX,
+    PAYLOAD_BYTES_MAX,
+)
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""What may be computed in and travel; masters and sums are float32."""
+
+SUM_BYTES = 4
+"""One element of a gradient sum: float32, whatever travelled."""
+
+
+def padded(elems: int) -> int:
+    """`elems` rounded up to the alignment of 64 elements."""
+    return -(-elems // ALIGN_ELEMS) * ALIGN_ELEMS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter as the script registered it."""
+
+    name: str
+    """Fully qualified, unique; the first of its names if it is tied."""
+
+    shape: tuple[int, ...]
+
+    dtype: str = "float32"
+    """Dtype the script registered it with."""
+
+    wire_dtype: str = "float32"
+    """Dtype in compute, and so of its weights and gradients on the wire."""
+
+    trainable: bool = True
+
+    group: int = 0
+    """Index of its parameter group: whose hyper-parameters it takes."""
+
+    @property
+    def elems(self) -> int:
+        """Elements without padding."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """The parameters of one `fully_shard` call: pulled and freed together."""
+
+    name: str
+    parameters: tuple[int, ...]
+    """Indices into `Layout.parameters`, in order of registration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one parameter lies in its unit's flat vector."""
+
+    parameter: int
+    unit: int
+    start: int
+    """First element, counted from the unit's start; a multiple of 64."""
+    elems: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What travels and fills one slot; its page is what is stored."""
+
+    index: int
+    unit: int
+    start: int
+    """First element, counted from the unit's start."""
+    elems: int
+    """With padding: a multiple of 64."""
+    trainable: bool
+    wire_dtype: str
+
+    @property
+    def wire_bytes(self) -> int:
+        """Payload of its weights, or of one rank's gradient."""
+        return self.elems * DTYPE_BYTES[self.wire_dtype]
+
+    @property
+    def sum_bytes(self) -> int:
+        """Payload of the sum over ranks."""
+        return self.elems * SUM_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The part of one parameter that lies in one chunk."""
+
+    parameter: int
+    parameter_start: int
+    chunk_start: int
+    elems: int
+    """Without padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Geometry of a model, equal on all ranks. Raises ConfigError if it cannot be."""
+
+    parameters: tuple[Parameter, ...]
+    """In the order of registration: the order of the weights digest."""
+    units: tuple[Unit, ...]
+    chunk_bytes: int
+    """Bytes of float32 gradient in a full chunk, whatever travels; a multiple of 16 KiB."""
+    node_count: int = 1
+
+    placements: tuple[Placement, ...] = field(init=False, repr=False, compare=False)
+    """One a parameter, same order."""
+    chunks: tuple[Chunk, ...] = field(init=False, repr=False, compare=False)
+    unit_chunks: tuple[range, ...] = field(init=False, repr=False, compare=False)
+    """Indices of each unit's chunks."""
+    unit_elems: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Length of each unit's flat vector, with padding."""
+
+    def __post_init__(self) -> None:
+        self._check()
+        chunk_elems = self.chunk_bytes // SUM_BYTES
+        placements: dict[int, Placement] = {}
+        chunks: list[Chunk] = []
+        unit_chunks: list[range] = []
+        unit_elems: list[int] = []
+        for unit_index, unit in enumerate(self.units):
+            chunk_first = len(chunks)
+            cursor = 0
+            for (frozen, _, wire_dtype), members in self._regions(unit):
+                region_start = cursor
+                for index in members:
+                    elems = self.parameters[index].elems
+                    placements[index] = Placement(
+                        parameter=index, unit=unit_index, start=cursor, elems=elems
+                    )
+                    cursor += padded(elems)
+                for start in range(region_start, cursor, chunk_elems):
+                    chunks.append(
+                        Chunk(
+                            index=len(chunks),
+                            unit=unit_index,
+                            start=start,
+                            elems=min(chunk_elems, cursor - start),
+                            trainable=not frozen,
+                            wire_dtype=wire_dtype,
+                        )
+                    )
+            unit_chunks.append(range(chunk_first, len(chunks)))
+            unit_elems.append(cursor)
+        set_once = object.__setattr__
+        set_once(self, "placements", tuple(placements[i] for i in range(len(self.parameters))))
+        set_once(self, "chunks", tuple(chunks))
+        set_once(self, "unit_chunks", tuple(unit_chunks))
+        set_once(self, "unit_elems", tuple(unit_elems))
+
+    @property
+    def parameter_elems(self) -> int:
+        """Parameters of the model, without padding."""
+        return sum(parameter.elems for parameter in self.parameters)
+
+    def trainable_chunks(self, unit: int) -> tuple[int, ...]:
+        """Indices of the chunks of `unit` that are pushed."""
+        return tuple(i for i in self.unit_chunks[unit] if self.chunks[i].trainable)
+
+    def unit_wire_bytes(self, unit: int) -> int:
+        """Bytes of the unit's weights on the wire and in a worker's storage."""
+        return sum(self.chunks[i].wire_bytes for i in self.unit_chunks[unit])
+
+    def owner(self, chunk: int) -> int:
+        """The optimizer node that stores the chunk's page."""
+        return chunk % self.node_count
+
+    def segments(self, chunk: int) -> Iterator[Segment]:
+        """The parts of parameters in a chunk, in order of position."""
+        box = self.chunks[chunk]
+        end = box.start + box.elems
+        for place in self._placements_of_unit(box.unit):
+            start, stop = max(place.start, box.start), min(place.start + place.elems, end)
+            if start < stop:
+                yield Segment(
+                    parameter=place.parameter,
+                    parameter_start=start - place.start,
+                    chunk_start=start - box.start,
+                    elems=stop - start,
+                )
+
+    def group_runs(self, chunk: int) -> tuple[tuple[int, int, int], ...]:
+        """(start, stop, group) in elements of the chunk: what one kernel call may update.
+
+        The runs cover the chunk, padding included, and start on multiples of 64; neighbours of one
+        group are one run, since padding is zero and stays zero.
+        """
+        box = self.chunks[chunk]
+        end = box.start + box.elems
+        runs: list[tuple[int, int, int]] = []
+        for place in self._placements_of_unit(box.unit):
+            start = max(place.start, box.start)
+            stop = min(place.start + padded(place.elems), end)
+            if start >= stop:
+                continue
+            group = self.parameters[place.parameter].group
+            if runs and runs[-1][2] == group:
+                runs[-1] = (runs[-1][0], stop - box.start, group)
+            else:
+                runs.append((start - box.start, stop - box.start, group))
+        return tuple(runs)
+
+    def _placements_of_unit(self, unit: int) -> list[Placement]:
+        members = (self.placements[i] for i in self.units[unit].parameters)
+        return sorted(members, key=lambda place: place.start)
+
+    def _regions(self, unit: Unit) -> Iterator[tuple[tuple[bool, str, str], list[int]]]:
+        def region(index: int) -> tuple[bool, str, str]:
+            parameter = self.parameters[index]
+            return (not parameter.trainable, parameter.dtype, parameter.wire_dtype)
+
+        for key, members in groupby(sorted(unit.parameters, key=region), key=region):
+            yield key, list(members)
+
+    def _check(self) -> None:
+        if self.chunk_bytes < CHUNK_BYTES_STEP or self.chunk_bytes % CHUNK_BYTES_STEP:
+            raise ConfigError(
+                f"chunk: {self.chunk_bytes} bytes is not a multiple of 16KiB; "
+                f"the nearest is {max(1, round(self.chunk_bytes / CHUNK_BYTES_STEP)) * 16}KiB"
+            )
+        if self.chunk_bytes > PAYLOAD_BYTES_MAX:
+            raise ConfigError(
+                f"chunk: {self.chunk_bytes} bytes is more than the {PAYLOAD_BYTES_MAX} bytes "
+                "a frame may have; choose a smaller chunk"
+            )
+        total_bytes = sum(padded(parameter.elems) for parameter in self.parameters) * SUM_BYTES
+        if total_bytes // self.chunk_bytes > CHUNK_COUNT_MAX:
+            raise ConfigError(
+                f"chunk: {self.chunk_bytes} bytes cut this model into more than "
+                f"{CHUNK_COUNT_MAX} chunks; choose a larger chunk"
+            )
+        if self.node_count < 1:
+            raise ConfigError(f"node_count must be at least 1, got {self.node_count}")
+        names = [parameter.name for parameter in self.parameters]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"two parameters are named {twice!r}; names must be unique")
+        for parameter in self.parameters:
+            unknown = {parameter.dtype, parameter.wire_dtype} - DTYPE_BYTES.keys()
+            if unknown:
+                raise ConfigError(
+                    f"parameter {parameter.name}: dtype {unknown.pop()} cannot be trained here; "
+                    f"use one of {', '.join(DTYPE_BYTES)}"
+                )
+            if parameter.elems < 1 or min(parameter.shape, default=1) < 0:
+                raise ConfigError(
+                    f"parameter {parameter.name} has shape {parameter.shape} and so no elements; "
+                    "remove it or keep it outside of fully_shard"
+                )
+        owned = sorted(index for unit in self.units for index in unit.parameters)
+        if owned != list(range(len(self.parameters))):
+            raise ConfigError(
+                "every parameter must belong to exactly one unit; "
+                f"{len(self.parameters)} parameters, {len(owned)} places in units"
+            )

@@ -1,0 +1,151 @@
+"""The job as all ranks must see it: layout, optimizer, and whatever else a script agrees on.
+
+It travels once, as the payload of `Hello`, in canonical JSON; its SHA-256 is the *layout hash* that
+every later Hello is compared with. Two ranks that differ are shown the difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from luwu.base.errors import ConfigError, RemoteProtocolError
+from luwu.layout import Layout, Parameter, Unit
+
+DIFFERENCES_SHOWN_MAX = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What the job trains, and how."""
+
+    layout: Layout
+    optimizer: str
+    """Name of the update: `adamw`, `sgd`; `none` for a reader."""
+    update: str = "at_step"
+    """Order of work: `at_step` or `streaming`."""
+    state_fields: tuple[str, ...] = ()
+    """Names of the float32 fields an updated page holds beside its weights."""
+    agreement: Mapping[str, str] = field(default_factory=dict)
+    """What else must be equal on all ranks: data digest, seed, ..."""
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON: equal descriptions are equal bytes."""
+        layout = self.layout
+        document = {
+            "parameters": [
+                [p.name, list(p.shape), p.dtype, p.wire_dtype, p.trainable, p.group]
+                for p in layout.parameters
+            ],
+            "units": [[unit.name, list(unit.parameters)] for unit in layout.units],
+            "chunk_bytes": layout.chunk_bytes,
+            "node_count": layout.node_count,
+            "optimizer": self.optimizer,
+            "update": self.update,
+            "state_fields": list(self.state_fields),
+            "agreement": dict(self.agreement),
+        }
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the canonical bytes, in hex."""
+        return description_hash(self.to_bytes())
+
+
+def description_hash(encoded: bytes | memoryview) -> str:
+    """SHA-256 in hex of a description's bytes."""
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def parse_description(encoded: bytes | memoryview) -> Description:
+    """The description a peer sent. Raises RemoteProtocolError if it is not one."""
+    try:
+        document = json.loads(bytes(encoded))
+        layout = Layout(
+            parameters=tuple(_parameter(row) for row in _rows(document, "parameters")),
+            units=tuple(
+                Unit(name=_typed(name, str), parameters=tuple(_typed(i, int) for i in members))
+                for name, members in _rows(document, "units")
+            ),
+            chunk_bytes=_typed(document["chunk_bytes"], int),
+            node_count=_typed(document["node_count"], int),
+        )
+        found = Description(
+            layout=layout,
+            optimizer=_typed(document["optimizer"], str),
+            update=_typed(document["update"], str),
+            state_fields=tuple(_typed(n, str) for n in _rows(document, "state_fields")),
+            agreement={
+                _typed(k, str): _typed(v, str)
+                for k, v in _typed(document["agreement"], dict).items()
+            },
+        )
+    except (ConfigError, KeyError, TypeError, ValueError, RecursionError) as exc:
+        raise RemoteProtocolError(f"the job description of a peer cannot be read: {exc}") from exc
+    if found.update not in ("at_step", "streaming"):
+        raise RemoteProtocolError(f"the job description asks for update={found.update!r:.40}")
+    return found
+
+
+def differences(found: bytes | memoryview, expected: bytes | memoryview) -> list[str]:
+    """What differs between two descriptions, a line each, for people; the first few only."""
+    ours, theirs = json.loads(bytes(expected)), json.loads(bytes(found))
+    lines: list[str] = []
+    for key in sorted(set(ours) | set(theirs)):
+        lines.extend(_differences_at(key, theirs.get(key), ours.get(key)))
+    if len(lines) > DIFFERENCES_SHOWN_MAX:
+        more = len(lines) - DIFFERENCES_SHOWN_MAX
+        lines = [*lines[:DIFFERENCES_SHOWN_MAX], f"and {more} more"]
+    return lines
+
+
+def _differences_at(key: str, found: object, expected: object) -> list[str]:
+    if found == expected:
+        return []
+    if isinstance(found, list) and isinstance(expected, list):
+        lines = []
+        if len(found) != len(expected):
+            lines.append(f"{key}: {len(found)} entries, expected {len(expected)}")
+        for index, (one, other) in enumerate(zip(found, expected, strict=False)):
+            if one != other:
+                lines.append(f"{key}[{index}]: {_brief(one)}, expected {_brief(other)}")
+        return lines
+    if isinstance(found, dict) and isinstance(expected, dict):
+        return [
+            line
+            for name in sorted(set(found) | set(expected))
+            for line in _differences_at(f"{key}.{name}", found.get(name), expected.get(name))
+        ]
+    return [f"{key}: {_brief(found)}, expected {_brief(expected)}"]
+
+
+def _brief(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _parameter(row: Any) -> Parameter:
+    name, shape, dtype, wire_dtype, trainable, group = row
+    return Parameter(
+        name=_typed(name, str),
+        shape=tuple(_typed(extent, int) for extent in shape),
+        dtype=_typed(dtype, str),
+        wire_dtype=_typed(wire_dtype, str),
+        trainable=_typed(trainable, bool),
+        group=_typed(group, int),
+    )
+
+
+def _rows(document: Any, key: str) -> list[Any]:
+    rows: list[Any] = _typed(document[key], list)
+    return rows
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{value!r:.40} is not {kind.__name__}")
+    return value

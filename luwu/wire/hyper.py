@@ -1,0 +1,61 @@
+"""Hyper-parameters of one step on the wire: what rank 0 sends and every rank's hash must match.
+
+One dictionary of plain numbers a parameter group, in the order of the groups, and what concerns the
+step as a whole. Canonical msgpack: equal hyper-parameters are equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgpack
+
+from luwu.base.errors import RemoteProtocolError
+from luwu.base.limits import PAYLOAD_BYTES_MAX
+
+Number = float | int | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepHyper:
+    """What the update of one step needs to know."""
+
+    groups: tuple[Mapping[str, Number], ...]
+    """One a parameter group, e.g. {"lr": 1e-3, "beta1": 0.9, ...}."""
+    max_grad_norm: float | None = None
+    """Clip the global norm of the mean gradient to this; None: do not clip."""
+
+
+def encode_hyper(hyper: StepHyper) -> bytes:
+    """Canonical bytes."""
+    groups = [sorted(group.items()) for group in hyper.groups]
+    packed: bytes = msgpack.packb([groups, hyper.max_grad_norm])
+    return packed
+
+
+def hyper_hash(encoded: bytes) -> str:
+    """What ranks compare: SHA-256 in hex."""
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def decode_hyper(encoded: bytes) -> StepHyper:
+    """The hyper-parameters a peer sent. Raises RemoteProtocolError if they are none."""
+    try:
+        groups, max_grad_norm = msgpack.unpackb(encoded, max_buffer_size=PAYLOAD_BYTES_MAX)
+        return StepHyper(
+            groups=tuple(_group(items) for items in groups),
+            max_grad_norm=None if max_grad_norm is None else float(max_grad_norm),
+        )
+    except Exception as exc:  # msgpack raises a dozen kinds
+        raise RemoteProtocolError(f"hyper-parameters cannot be read: {exc}") from exc
+
+
+def _group(items: Sequence[Sequence[object]]) -> dict[str, Number]:
+    group: dict[str, Number] = {}
+    for name, value in items:
+        if not isinstance(name, str) or not isinstance(value, float | int | bool):
+            raise ValueError(f"{name!r:.40} = {value!r:.40} is not a name and a number")
+        group[name] = value
+    return group

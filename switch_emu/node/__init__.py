@@ -1,0 +1,1 @@
+"""The optimizer node: owns pages, updates them, publishes weights."""

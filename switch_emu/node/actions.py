@@ -1,0 +1,132 @@
+"""What the node's core asks of the pipeline and the store, and what it is told of the store.
+
+Each action is answered by the method of `NodeCore` that its docstring names; those without one
+(`RecordAttempt`, `Discard`, `Spill`) are done before the next action is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.wire.actions import Payload
+from switch_emu.switch.slots import Contribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFacts:
+    """What an open store says of itself."""
+
+    description: bytes
+    generation: int
+    attempt: int
+    """Already raised for this opening, durably."""
+    epoch: int
+    job: int
+    version: int | None
+    """Count of decided steps; None while the initial weights are not complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """Make a store for this job; `store_opened` or `store_refused`."""
+
+    description: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPage:
+    """Write initial weights and zero moments to a page; `page_loaded`."""
+
+    chunk: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class RecordAttempt:
+    """Make the attempt durable before anything is said under it."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Forget all pages written under attempts older than this."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Move a held payload to the spill file; it stays valid."""
+
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Add a part's contributions in this order, in float32, then add that sum to the total.
+
+    Two sums, so that it makes no difference where the part was summed; measure it; `folded`.
+    """
+
+    chunk: int
+    step: int
+    attempt: int
+    part: int
+    total: Contribution | None
+    """Of the parts before; None if there are none."""
+    contributions: tuple[Contribution, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """Read the page, add, divide, update, write it to its other side; `updated`, then `written`."""
+
+    chunk: int
+    step: int
+    attempt: int
+    contributions: tuple[Contribution, ...]
+    """Gradients to add in this order, in float32."""
+    divisor: float
+    """Total weight: the sum is divided by float32(divisor), once."""
+    grad_norm: float | None
+    """Global norm, where the order of work knows it: clipping needs it."""
+    hyper: bytes
+    """Hyper-parameters of the step, as rank 0 sent them."""
+    publish: bool
+    """Somebody waits for the weights: hand them out with `updated`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWeights:
+    """Read a page's weights in the wire dtype; `weights_read`."""
+
+    chunk: int
+    step: int
+    """The step they are for."""
+    version: int
+    """The version of the page to read."""
+    attempt: int
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Make a version durable as a whole, with its record; `prepared`."""
+
+    version: int
+    attempt: int
+    epoch: int
+    contributors: int
+    applied: bool
+    """False: no page changes side."""
+    grad_norm: float
+    hyper: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Record the decision; `decided`."""
+
+    version: int
+    attempt: int

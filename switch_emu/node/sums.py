@@ -1,0 +1,84 @@
+"""What has come in for one step: contributions, part by part, chunk by chunk.
+
+A contribution is a sum that a switch made, or raw from one rank when the switch had no slot. A part
+of a chunk is complete when its contributors are all ranks, and then its payloads are added in rank
+order. Pure bookkeeping: payloads are opaque and nobody adds here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from luwu.wire.actions import Payload
+from switch_emu.switch.slots import Contribution, merge, rank_order
+
+
+@dataclass(slots=True)
+class Part:
+    """One backward's gradient of one chunk."""
+
+    contributors: int = 0
+    contributions: list[Contribution] = field(default_factory=list)
+    complete: bool = False
+
+    def payloads(self) -> list[Contribution]:
+        """What must be added, in rank order."""
+        return [c for c in rank_order(self.contributions) if c.payload is not None]
+
+
+@dataclass(slots=True)
+class ChunkSum:
+    """All that came in for one chunk in one step."""
+
+    parts: dict[int, Part] = field(default_factory=dict)
+    folded_count: int = 0
+    """`at_step`: how many parts are in `total`, from the first on."""
+    folding: bool = False
+    total: Contribution | None = None
+    """`at_step`: the sum over the folded parts; None if none of them had a gradient."""
+    squares: tuple[float, ...] = ()
+    """Sums of squares of the undivided gradient over its blocks of 4,096 elements."""
+
+    def complete_up_to(self, parts_count: int) -> bool:
+        """Whether the first `parts_count` parts are all complete."""
+        return all(i in self.parts and self.parts[i].complete for i in range(parts_count))
+
+    @property
+    def weight(self) -> float:
+        """What the sum is divided by: the contributors' weights, in rank order."""
+        last = self.parts[max(self.parts)]
+        return sum(c.weight for c in rank_order(last.contributions))
+
+
+class StepSums:
+    """The sums of one step."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self.chunks: dict[int, ChunkSum] = {}
+
+    def add(self, chunk: int, part: int, said: Contribution) -> bool:
+        """Take a contribution in; False if it is a repetition. Raises OverlapError."""
+        entry = self.chunks.setdefault(chunk, ChunkSum()).parts.setdefault(part, Part())
+        if not merge(entry.contributors, said.contributors):
+            return False
+        entry.contributors |= said.contributors
+        entry.contributions.append(said)
+        entry.complete = entry.contributors == self._ranks
+        return True
+
+    def missing_ranks(self, chunk: int) -> int:
+        """Ranks that have not said anything of the chunk's first part: for reports."""
+        entry = self.chunks.get(chunk)
+        part = None if entry is None else entry.parts.get(0)
+        return self._ranks if part is None else self._ranks & ~part.contributors
+
+    def payloads(self) -> list[Payload]:
+        """Everything held, to be dropped."""
+        held: list[Payload] = []
+        for entry in self.chunks.values():
+            for part in entry.parts.values():
+                held.extend(c.payload for c in part.contributions if c.payload is not None)
+            if entry.total is not None and entry.total.payload is not None:
+                held.append(entry.total.payload)
+        return held

@@ -1,0 +1,1 @@
+"""The SmartSwitch: sums what workers push and multicasts weights."""

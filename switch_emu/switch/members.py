@@ -1,0 +1,129 @@
+"""Who a parent's children are: every rank claimed once, all with the same job.
+
+A child is known by the ranks it speaks for and by its incarnation; `peer` is the connection it came
+by, as the transport authenticated it, and changes when it connects again. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from luwu.base.limits import PROTOCOL_VERSION
+from luwu.wire.description import description_hash, differences
+from luwu.wire.messages import Hello
+
+
+def ranks_text(bitmaps: Iterable[int]) -> str:
+    """Ranks of some bitmaps, for people: `0, 2, 3`."""
+    union = 0
+    for bitmap in bitmaps:
+        union |= bitmap
+    return ", ".join(str(rank) for rank in range(union.bit_length()) if union >> rank & 1)
+
+
+class RefusedError(Exception):
+    """This child can never be a member; the text says why and what to do."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A child that said Hello."""
+
+    ranks: int
+    peer: str
+    incarnation: int
+    left: bool = False
+
+
+class Members:
+    """The children of one parent."""
+
+    def __init__(self, *, job: int, children: Sequence[int]) -> None:
+        self._job = job
+        self.children = tuple(sorted(children, key=lambda ranks: ranks & -ranks))
+        self.ranks = 0
+        for ranks in self.children:
+            if ranks == 0 or ranks & self.ranks:
+                raise ValueError(f"children must speak for disjoint ranks, got {children}")
+            self.ranks |= ranks
+        self._by_ranks: dict[int, Member] = {}
+        self._by_peer: dict[str, Member] = {}
+        self.first: Hello | None = None
+        """Hello of the first child; the others must agree with it."""
+        self.description = b""
+
+    @property
+    def complete(self) -> bool:
+        """Every expected child is in."""
+        return len(self._by_ranks) == len(self.children)
+
+    @property
+    def all_left(self) -> bool:
+        """Every expected child was in and has left."""
+        return self.complete and all(member.left for member in self._by_ranks.values())
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Connections of all members, in rank order."""
+        present = (self._by_ranks.get(ranks) for ranks in self.children)
+        return tuple(member.peer for member in present if member is not None)
+
+    def of(self, peer: str, incarnation: int) -> Member | None:
+        """The member behind a connection, if this incarnation of it has joined."""
+        member = self._by_peer.get(peer)
+        return member if member is not None and member.incarnation == incarnation else None
+
+    def missing(self, present: Iterable[int] | None = None) -> str:
+        """Ranks of the children not among `present` (default: not in at all), for people."""
+        there = set(self._by_ranks if present is None else present)
+        return ranks_text(ranks for ranks in self.children if ranks not in there)
+
+    def join(self, peer: str, hello: Hello, description: bytes) -> bool:
+        """Take a child in; True if a later start of it replaces one. Raises RefusedError."""
+        self._check(hello, description)
+        former = self._by_ranks.get(hello.contributors)
+        if former is not None:
+            if hello.incarnation < former.incarnation:
+                raise RefusedError(
+                    f"a later start of ranks {ranks_text([former.ranks])} has joined already; "
+                    "stop this process"
+                )
+            self._by_peer.pop(former.peer, None)
+        member = Member(hello.contributors, peer, hello.incarnation)
+        self._by_ranks[hello.contributors] = member
+        self._by_peer[peer] = member
+        if self.first is None:
+            self.first, self.description = hello, description
+        return former is not None and former.incarnation < hello.incarnation
+
+    def _check(self, hello: Hello, description: bytes) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            raise RefusedError(
+                f"protocol version {hello.protocol} is spoken by you, {PROTOCOL_VERSION} here; "
+                "install the same luwu on both sides"
+            )
+        if hello.job != self._job:
+            raise RefusedError("you belong to another run; use the connection file of this run")
+        if hello.contributors not in self.children:
+            raise RefusedError(
+                f"you speak for ranks {ranks_text([hello.contributors])}, expected is one child "
+                f"each for ranks {ranks_text(self.children)}; start as many workers as --workers "
+                "says on both sides"
+            )
+        if description_hash(description) != hello.description_hash:
+            raise RefusedError("your job description does not have the hash you state")
+        if self.first is None:
+            return
+        if hello.world_size != self.first.world_size:
+            raise RefusedError(
+                f"your world size is {hello.world_size}, that of the others is "
+                f"{self.first.world_size}; start all workers with the same --workers"
+            )
+        if hello.description_hash != self.first.description_hash:
+            lines = "; ".join(differences(description, self.description))
+            both = [hello.contributors, self.first.contributors]
+            raise RefusedError(
+                f"ranks {ranks_text(both)} do not train the same: {lines}"[:880]
+                + "; run the same script on the same data on every rank"
+            )

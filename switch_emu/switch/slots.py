@@ -1,0 +1,124 @@
+"""Aggregation slots: a bounded pool in which the contributions to a chunk meet.
+
+A slot holds what each child contributed to one (step, part, chunk) until all are in; then they are
+summed in rank order, in one pass, and leave as one. Nothing is added before all are there: the sum
+does not depend on arrival, and an incomplete slot can still be handed on raw. Pure: payloads are
+opaque and nobody adds here.
+
+    absent  -> FILLING  `contribute`  first contribution, if the pool has room for the whole slot
+    FILLING -> FULL     `contribute`  the last missing child
+    FULL    -> absent   `free`        the parent has received the sum
+    FILLING -> absent   `free`        handed on raw, or the attempt was aborted
+
+Invariants; the tests cite them by number:
+
+    S1  A rank counts once in a slot, however often its message arrives.
+    S2  Contributions of different (step, part, chunk) never meet.
+    S3  What a full slot hands out is in rank order, whatever the order of arrival.
+    S4  The bytes of all open slots, counted when each is opened as if it were full, stay within
+        the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from luwu.wire.actions import Payload
+
+SlotKey = tuple[int, int, int]
+"""(step, part, chunk)."""
+
+
+class OverlapError(Exception):
+    """Two contributions speak for one rank and are not the same: the attempt must be aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one child says of a chunk."""
+
+    contributors: int
+    """Bitmap of the ranks it speaks for."""
+    weight: float
+    last: bool
+    dtype: str
+    payload: Payload | None
+    """None: no gradient."""
+    payload_bytes: int = 0
+
+
+def rank_order(contributions: list[Contribution]) -> list[Contribution]:
+    """Sorted by their lowest rank: the order of every float sum."""
+    return sorted(contributions, key=lambda c: c.contributors & -c.contributors)
+
+
+def merge(seen: int, contributors: int) -> bool:
+    """Whether a contribution adds ranks to `seen`; False for a repetition. Raises OverlapError."""
+    both = seen & contributors
+    if both == 0:
+        return True
+    if both == contributors:
+        return False
+    raise OverlapError(f"ranks {both:#b} are in two different contributions")
+
+
+@dataclass(slots=True)
+class Slot:
+    """One chunk on its way to a sum."""
+
+    reserved_bytes: int
+    contributors: int = 0
+    contributions: list[Contribution] = field(default_factory=list)
+    full: bool = False
+
+    @property
+    def weight(self) -> float:
+        """Sum of the contributors' weights, in rank order."""
+        return sum(c.weight for c in rank_order(self.contributions))
+
+
+class SlotPool:
+    """All open slots of a switch or node, within a budget of bytes."""
+
+    def __init__(self, *, ranks: int, child_count: int, bytes_max: int) -> None:
+        self._ranks = ranks
+        self._child_count = child_count
+        self._bytes_max = bytes_max
+        self._slots: dict[SlotKey, Slot] = {}
+        self.bytes_used = 0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[SlotKey]:
+        """All open slots, oldest first; those of this instant, so they may be freed on the way."""
+        return iter(list(self._slots))
+
+    def get(self, key: SlotKey) -> Slot | None:
+        """The open slot of a chunk."""
+        return self._slots.get(key)
+
+    def open(self, key: SlotKey, contribution_bytes: int) -> Slot | None:
+        """A new slot with room for all children; None if the pool has none (S4)."""
+        reserved_bytes = contribution_bytes * self._child_count
+        if self.bytes_used + reserved_bytes > self._bytes_max:
+            return None
+        self.bytes_used += reserved_bytes
+        slot = self._slots[key] = Slot(reserved_bytes)
+        return slot
+
+    def contribute(self, slot: Slot, contribution: Contribution) -> bool:
+        """Add a child's contribution; False if it was there already (S1). Raises OverlapError."""
+        if not merge(slot.contributors, contribution.contributors):
+            return False
+        slot.contributors |= contribution.contributors
+        slot.contributions.append(contribution)
+        slot.full = slot.contributors == self._ranks
+        return True
+
+    def free(self, key: SlotKey) -> Slot:
+        """Close a slot and hand out what it held."""
+        slot = self._slots.pop(key)
+        self.bytes_used -= slot.reserved_bytes
+        return slot

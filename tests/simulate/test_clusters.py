@@ -1,0 +1,102 @@
+"""Whole clusters on a network that loses, repeats, delays and reorders: I1, I3 by seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from switch_emu.node.core import NodeLimits
+from switch_emu.switch.core import SwitchLimits
+from tests.simulate.cluster import Cluster, Job, make_layout
+from tests.simulate.world import Faults
+
+CALM = Faults()
+ROUGH = Faults(drop_ratio=0.1, repeat_ratio=0.1, delay_ns_max=30_000_000)
+
+
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_calm_network(update: str) -> None:
+    """I1, I3. Goal: a job on a faultless network ends with the bits of the plain loop."""
+    Cluster(0, Job(make_layout(), update=update), CALM).run()
+
+
+@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_rough_network(seed: int, update: str) -> None:
+    """I1, I3. Goal: loss, repetition and reordering change nothing but the time it takes."""
+    Cluster(seed, Job(make_layout(), world_size=2 + seed % 3, update=update), ROUGH).run()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_slots_at_all(seed: int) -> None:
+    """I1, I3. Goal: chunks that find no slot are summed at the node, with the same bits."""
+    limits = SwitchLimits(slot_bytes_max=60_000 * (seed % 2), push_window_bytes=50_000)
+    job = Job(make_layout(), switch_limits=limits)
+    cluster = Cluster(seed, job, ROUGH)
+    cluster.run()
+    assert cluster.switch.core.raw_count > 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_copies_kept(seed: int) -> None:
+    """I3. Goal: a switch that can keep no weights fetches them again, and counts it."""
+    limits = SwitchLimits(copies_bytes_max=0, push_window_bytes=50_000)
+    Cluster(seed, Job(make_layout(), switch_limits=limits), ROUGH).run()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_several_backwards(seed: int) -> None:
+    """I1, I3. Goal: the parts of a step are added in order, each once."""
+    limits = SwitchLimits(slot_bytes_max=200_000 * (seed % 2), push_window_bytes=50_000)
+    job = Job(make_layout(), update="at_step", backwards=3, steps=3, switch_limits=limits)
+    Cluster(seed, job, ROUGH).run()
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_not_finite(seed: int, update: str) -> None:
+    """Goal: a step with a gradient that is not finite is skipped as a whole, and said so."""
+    cluster = Cluster(seed, Job(make_layout(), update=update, poison_step=1), ROUGH)
+    cluster.run()
+    for worker in cluster.workers:
+        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_absent_gradients(seed: int, update: str) -> None:
+    """Goal: a unit without a gradient on some ranks is updated by the others; on none, it stays."""
+    Cluster(seed, Job(make_layout(), update=update, absent_unit=1), ROUGH).run()
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_cancelled_attempts(seed: int, update: str) -> None:
+    """I1, I3. Goal: attempts given up at any time leave nothing behind and are replayed."""
+    cluster = Cluster(seed, Job(make_layout(), update=update), ROUGH)
+    for _ in range(3):
+        delay_ns = cluster.world.random.randrange(2_000_000_000)
+        cluster.world.at(delay_ns, lambda: cluster.cancel(rank=seed % 3))
+    cluster.run()
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("role", ["switch", "node"])
+def test_restarts(seed: int, role: str) -> None:
+    """I1, I2, I3. Goal: a switch or node killed at any time goes on from the last decided step."""
+    update = "streaming" if seed % 2 else "at_step"
+    cluster = Cluster(seed, Job(make_layout(), update=update), ROUGH)
+    restart = cluster.restart_switch if role == "switch" else cluster.restart_node
+    for count in range(3):
+        cluster.world.at(count * 10**9 + cluster.world.random.randrange(10**9), restart)
+    cluster.run()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_small_windows(seed: int) -> None:
+    """Goal: with room for one chunk at a time everything still arrives."""
+    job = Job(
+        make_layout(),
+        switch_limits=SwitchLimits(push_window_bytes=1, slot_bytes_max=200_000),
+        node_limits=NodeLimits(updates_max=1, reads_max=1, push_window_bytes=1),
+    )
+    Cluster(seed, job, ROUGH).run()
