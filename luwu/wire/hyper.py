@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import msgpack
 
 from luwu.base.errors import RemoteProtocolError
-from luwu.base.limits import PAYLOAD_BYTES_MAX
 
 Number = float | int | bool
 
@@ -43,7 +42,7 @@ def hyper_hash(encoded: bytes) -> str:
 def decode_hyper(encoded: bytes) -> StepHyper:
     """The hyper-parameters a peer sent. Raises RemoteProtocolError if they are none."""
     try:
-        groups, max_grad_norm = msgpack.unpackb(encoded, max_buffer_size=PAYLOAD_BYTES_MAX)
+        groups, max_grad_norm = msgpack.unpackb(encoded)
         return StepHyper(
             groups=tuple(_group(items) for items in groups),
             max_grad_norm=None if max_grad_norm is None else float(max_grad_norm),

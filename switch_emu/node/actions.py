@@ -104,8 +104,8 @@ class ReadWeights:
     chunk: int
     step: int
     """The step they are for."""
-    version: int
-    """The version of the page to read."""
+    version: int | None
+    """The version of the page to read; None: the decided one, whichever that is by then."""
     attempt: int
     parts: tuple[int, ...]
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from luwu.base.limits import INT64_MAX
+from luwu.layout import DTYPE_BYTES, Layout
 from luwu.wire.actions import Drop, Note, Payload, Send
 from luwu.wire.description import Description, differences, parse_description
 from luwu.wire.messages import (
@@ -412,6 +413,9 @@ class NodeCore:
             if m.step < self._step:
                 self._announce(receipt)
             return
+        if not self._fits(m, payload_bytes):
+            self._drop(payload)
+            return
         step = self._step_of(m.step)
         said = Contribution(m.contributors, m.weight, m.last, m.dtype, payload, payload_bytes)
         try:
@@ -434,6 +438,17 @@ class NodeCore:
         elif m.part == 0 and entry.parts[0].contributions[0].last:
             self._ready(step, m.chunk)
         self._settle()
+
+    def _fits(self, m: Push, payload_bytes: int) -> bool:
+        """Whether a gradient belongs to the layout; one that does not is nobody's."""
+        chunks = self._layout.chunks
+        is_known = m.chunk < len(chunks) and chunks[m.chunk].trainable and m.dtype in DTYPE_BYTES
+        if is_known and payload_bytes in (0, chunks[m.chunk].elems * DTYPE_BYTES[m.dtype]):
+            return True
+        self._note(
+            "node.misfit", level="WARNING", chunk=m.chunk, dtype=m.dtype, bytes=payload_bytes
+        )
+        return False
 
     def _ready(self, step: _Step, chunk: int) -> None:
         entry = step.sums.chunks[chunk]
@@ -511,14 +526,14 @@ class NodeCore:
         """Read the weights that were asked for, if they are there to be read."""
         if not self._loaded or (number, chunk) not in self._pulls:
             return
-        version = number
+        version: int | None = number
         if number == self._step + 1:
             step = self._steps.get(self._step)
             skipped = step is not None and step.verdict is not None and not step.verdict.applied
             is_written = step is not None and chunk in step.written
             is_unchanged = step is not None and chunk in step.unchanged
             if not self._layout.chunks[chunk].trainable or is_unchanged:
-                version = self._step
+                version = None  # the same in both versions
             elif not is_written or skipped:
                 return
         parts = tuple(sorted(self._pulls.pop((number, chunk))))
@@ -559,8 +574,9 @@ class NodeCore:
             self._prepare(step.number, verdict)
 
     def _schedule_updates(self, step: _Step) -> None:
-        if self._discard or step.hyper is None:
-            return
+        late_reads = any(read.step < step.number for read in self._reads_under_way)
+        if self._discard or step.hyper is None or late_reads:
+            return  # a read of version t must end before t + 2 takes its side
         while step.ready and len(self._updates) < self._limits.updates_max:
             chunk = step.ready.popleft()
             entry = step.sums.chunks[chunk]
@@ -669,7 +685,7 @@ class NodeCore:
     # ---------------------------------------------------------------------- helpers
 
     @property
-    def _layout(self) -> Any:
+    def _layout(self) -> Layout:
         assert self._description is not None
         return self._description.layout
 

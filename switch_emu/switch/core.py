@@ -162,6 +162,11 @@ class SwitchCore:
         """Every child has left, and the parent knows."""
         return self._gone
 
+    @property
+    def is_joined(self) -> bool:
+        """The parent has welcomed us."""
+        return self._joined
+
     def waits_for(self) -> str:
         """What must happen next, for people."""
         if not self._members.complete:

@@ -490,8 +490,9 @@ class Node:
 
     def _read(self, action: node_actions.ReadWeights) -> Any:
         disk = self.disk
-        side = disk.tentative if action.version == (disk.version or 0) + 1 else disk.pages
-        if side is disk.pages and action.version != disk.version:
+        version = disk.version if action.version is None else action.version
+        side = disk.tentative if version == (disk.version or 0) + 1 else disk.pages
+        if action.chunk not in side or (side is disk.pages and version != disk.version):
             return self.core.weights_read(action, None)
         return self.core.weights_read(action, Payload(side[action.chunk][1]))
 

@@ -1,0 +1,507 @@
+"""The worker's SmartNIC as a process part: an I/O thread that owns the transport and a `NicCore`.
+
+    training thread            I/O thread
+    pull(), push(), ... ---->  commands ---> NicCore ---> transport
+    wait(handle)        <----  Done, Judged, Aborted ...
+
+The training thread never touches a socket and the I/O thread never touches a tensor but to copy
+bytes into it, so push and pull run behind the compute. Every method may raise `StepAborted`, once
+for each abort; what the training thread asked for before it knew is not said under the new attempt.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import (
+    ConfigError,
+    ConnectionFailed,
+    DeadlineError,
+    LuwuError,
+    RemoteProtocolError,
+    StepAborted,
+)
+from luwu.base.events import Recorder
+from luwu.layout import DTYPE_BYTES, Layout
+from luwu.nic import core as nic
+from luwu.transport.interface import (
+    Delivery,
+    PeerDown,
+    PeerFailed,
+    PeerGone,
+    PeerUp,
+    Transport,
+)
+from luwu.wire.actions import PARENT, Drop, Note, Send
+from luwu.wire.codec import decode, encode
+from luwu.wire.description import Description
+from luwu.wire.hyper import hyper_hash
+
+REPORT_EVERY_S = 15.0
+"""A wait that takes longer than this says what it waits for, and again as often."""
+
+_RECEIVE_NS_MAX = 500_000_000
+
+
+class Handle:
+    """Something asked for; `done` is a cheap flag, `Nic.wait` blocks until it is set."""
+
+    __slots__ = ("asked_ns", "done", "era", "into", "name", "step", "unit")
+
+    def __init__(self, name: str, step: int, unit: int, era: int) -> None:
+        self.name, self.step, self.unit, self.era = name, step, unit, era
+        self.asked_ns = SYSTEM_CLOCK.now_ns()
+        self.done = False
+        self.into: memoryview | None = None
+        """Where a pull puts the unit's weights."""
+
+
+class StepHandle:
+    """A committed step: its verdict, and its decision."""
+
+    def __init__(self, nic_shell: Nic, step: int, era: int) -> None:
+        self._nic, self.step, self._era = nic_shell, step, era
+        self.outcome: tuple[bool, float] | None = None
+        self.is_settled = False
+
+    def verdict(self) -> tuple[bool, float]:
+        """(applied, norm of the mean gradient); blocks. Raises StepAborted if the step is lost."""
+        self._nic.wait_until(
+            lambda: self.outcome is not None, f"the verdict of step {self.step}", self._era
+        )
+        assert self.outcome is not None
+        return self.outcome
+
+    def settled(self) -> tuple[bool, float]:
+        """The same, once the step is decided; blocks. Raises StepAborted if the step is lost."""
+        self._nic.wait_until(
+            lambda: self.is_settled, f"the decision of step {self.step}", self._era
+        )
+        assert self.outcome is not None
+        return self.outcome
+
+
+@dataclass(slots=True)
+class NicCounters:
+    """Payload bytes, and how pulls went."""
+
+    push_bytes: int = 0
+    pull_bytes: int = 0
+    header_bytes: int = 0
+    aborts_count: int = 0
+
+
+@dataclass(slots=True)
+class _Command:
+    do: Callable[[int], list[nic.Action]]
+    era: int
+    done: threading.Event | None = field(default=None)
+
+
+class Nic:
+    """Push, pull and wait for one worker. One training thread at a time uses it."""
+
+    def __init__(
+        self, transport: Transport, *, endpoint: str, job: int, rank: int, world_size: int,
+        chunk_bytes: int, reshard_after_forward: bool | None = None, prefetch_units: int = 2,
+        recorder: Recorder | None = None, connect_timeout_s: float = 60.0, grace_s: float = 600.0,
+        incarnation: int | None = None,
+    ) -> None:  # fmt: skip
+        self.rank, self.world_size, self.chunk_bytes = rank, world_size, chunk_bytes
+        self.reshard_after_forward = reshard_after_forward
+        self.prefetch_units = prefetch_units
+        self.recorder = recorder or Recorder(role="worker", printed=None)
+        self.counters = NicCounters()
+        self._endpoint = endpoint
+        self._connect_timeout_s, self._grace_s = connect_timeout_s, grace_s
+        self._transport = transport
+        self._core = nic.NicCore(
+            job=job, rank=rank, world_size=world_size,
+            incarnation=SYSTEM_CLOCK.now_ns() if incarnation is None else incarnation,
+        )  # fmt: skip
+        self._layout: Layout | None = None
+        self._changed = threading.Condition()
+        self._commands: deque[_Command] = deque()
+        self._handles: dict[int, Handle] = {}
+        self._handles_count = 0
+        self._steps: dict[int, StepHandle] = {}
+        self._joined: nic.Joined | None = None
+        self._left = False
+        self._connected = False
+        self._trouble = ""
+        self._error: LuwuError | None = None
+        self._era = 0
+        """Aborts seen by the I/O thread."""
+        self._known_era = 0
+        """Aborts the training thread was told of."""
+        self._abort: nic.Aborted | None = None
+        self._stopping = False
+        transport.dial(PARENT, endpoint)
+        self._thread = threading.Thread(target=self._serve, name=f"luwu-nic-{rank}", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------------- training thread
+
+    def connect(self) -> None:
+        """Wait for the parent to answer. Raises ConnectionFailed after the connect timeout."""
+        self.wait_until(
+            lambda: self._connected,
+            f"{self._endpoint} to answer",
+            None,
+            limit_s=self._connect_timeout_s,
+        )
+
+    def join(self, description: Description) -> nic.Joined:
+        """Become a member with this job; blocks until all ranks have joined."""
+        encoded = description.to_bytes()
+        self._layout = description.layout
+        self._command(lambda now: self._core.join(now, encoded, description.hash))
+        self.wait_until(lambda: self._joined is not None, "all ranks to join", None)
+        assert self._joined is not None
+        return self._joined
+
+    def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
+        """Send initial float32 weights, chunk by chunk; blocks until all are received."""
+        under_way: deque[Handle] = deque()
+        for chunk, data in chunks:
+            handle = self._new("load", 0, chunk)
+            entry = nic.Gradient(
+                chunk=chunk, payload=data, payload_bytes=data.nbytes, dtype="float32"
+            )
+            number = self._register(handle)
+            self._command(lambda now, n=number, e=entry: self._core.load(now, n, [e]))  # type: ignore[misc]
+            under_way.append(handle)
+            while len(under_way) > 8:  # the caller may make the chunks as they are sent
+                self.wait(under_way.popleft())
+        for handle in under_way:
+            self.wait(handle)
+
+    def pull(self, step: int, part: int, unit: int, into: memoryview) -> Handle:
+        """Ask for a unit's weights; `into` is its whole flat vector in the wire dtype, as bytes.
+
+        It is written by the I/O thread and must stay valid until the handle is done or forgotten.
+        """
+        handle = self._new("pull", step, unit)
+        handle.into = into
+        chunks = self._units.unit_chunks[unit]
+        number = self._register(handle)
+        self._command(lambda now: self._core.pull(now, number, step, part, chunks))
+        return handle
+
+    def forget(self, handle: Handle) -> None:
+        """Nobody needs this pull: after the return its memory is no longer written."""
+        numbers = [number for number, entry in self._handles.items() if entry is handle]
+        if numbers and not handle.done:
+            self._command(lambda now: self._core.forget(numbers[0]), wait=True)
+
+    def push(
+        self, step: int, part: int, unit: int, gradient: memoryview | None, dtype: str,
+        *, last: bool, weight: float = 1.0,
+    ) -> Handle:  # fmt: skip
+        """Send a unit's gradient: its trainable parameters' part of the flat vector, as bytes.
+
+        None: this rank has none. The memory is referenced until the handle is done.
+        """
+        layout = self._units
+        scale = DTYPE_BYTES[dtype]
+        entries = []
+        for index in layout.trainable_chunks(unit):
+            chunk = layout.chunks[index]
+            start, nbytes = chunk.start * scale, chunk.elems * scale
+            payload = None if gradient is None else gradient[start : start + nbytes]
+            entries.append(
+                nic.Gradient(
+                    chunk=index,
+                    payload=payload,
+                    payload_bytes=0 if payload is None else nbytes,
+                    dtype=dtype,
+                )
+            )
+        handle = self._new("push", step, unit)
+        number = self._register(handle)
+        self.counters.push_bytes += sum(entry.payload_bytes for entry in entries)
+        self._command(
+            lambda now: self._core.push(now, number, step, part, entries, weight=weight, last=last)
+        )
+        return handle
+
+    def begin(self, step: int, hyper: bytes) -> None:
+        """State the hyper-parameters of a step before its first push."""
+        self._command(lambda now: self._core.begin(now, step, hyper_hash(hyper), hyper))
+
+    def commit(self, step: int, parts: int, hyper: bytes) -> StepHandle:
+        """Every push of the step is out; returns at once."""
+        self._raise_if_aborted()
+        handle = StepHandle(self, step, self._known_era)
+        with self._changed:
+            self._steps[step] = handle
+        self._command(lambda now: self._core.commit(now, step, hyper_hash(hyper), parts, hyper))
+        return handle
+
+    def cancel(self, text: str) -> None:
+        """Ask for the attempt to be given up on all ranks; `StepAborted` follows."""
+        self._command(lambda now: self._core.cancel(now, text))
+
+    def wait(self, handle: Handle) -> None:
+        """Block until a handle is done. Raises StepAborted if its attempt was given up."""
+        if handle.done:
+            return
+        what = f"the {handle.name} of step {handle.step}, unit {handle.unit}"
+        self.wait_until(lambda: handle.done, what, handle.era)
+
+    def leave(self) -> None:
+        """Say goodbye and wait until the parent knows."""
+        self._command(self._core.leave)
+        self.wait_until(lambda: self._left, "the parent to take note that we leave", None)
+
+    def close(self) -> None:
+        """Stop the I/O thread and let go of the transport; may be repeated."""
+        if not self._stopping:
+            self._stopping = True
+            self._transport.wake()
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, era: int | None,
+        *, limit_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """Block until a condition holds; report a long wait, and end it at the deadline."""
+        limit_s = self._grace_s if limit_s is None else limit_s
+        start_ns = SYSTEM_CLOCK.now_ns()
+        report_s = REPORT_EVERY_S
+        with self._changed:
+            while not condition():
+                self._raise_if_aborted()
+                if era is not None and era < self._era:
+                    raise StepAborted(self._core_step, f"{what} was lost with its attempt")
+                if self._error is not None:
+                    raise self._error
+                waited_s = (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
+                if waited_s > limit_s:
+                    raise DeadlineError(self._deadline_text(what, waited_s))
+                if waited_s > report_s:
+                    report_s += REPORT_EVERY_S
+                    self.recorder.event(
+                        "worker.waits", level="WARNING", rank=self.rank, what=what,
+                        waited_s=waited_s, answer=self._core.waits_for(), trouble=self._trouble,
+                    )  # fmt: skip
+                self._changed.wait(timeout=1.0)
+
+    def _deadline_text(self, what: str, waited_s: float) -> str:
+        return (
+            f"worker {self.rank} waited {waited_s:.0f} s for {what} ({self._core.waits_for()})"
+            + (f"; {self._trouble}" if self._trouble else "")
+            + "; look into the logs of the switch and the node, or allow more with --grace"
+        )
+
+    @property
+    def _units(self) -> Layout:
+        if self._layout is None:
+            raise ConfigError("no optimizer was made yet: make one before the first step")
+        return self._layout
+
+    def _new(self, name: str, step: int, unit: int) -> Handle:
+        self._raise_if_aborted()
+        return Handle(name, step, unit, self._known_era)
+
+    def _register(self, handle: Handle) -> int:
+        with self._changed:
+            self._handles_count += 1
+            self._handles[self._handles_count] = handle
+            return self._handles_count
+
+    def _raise_if_aborted(self) -> None:
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            abort = self._abort
+            if abort is None:
+                return
+            self._abort = None
+            self._known_era = self._era
+        raise StepAborted(abort.step, abort.text)
+
+    def _command(self, do: Callable[[int], list[nic.Action]], *, wait: bool = False) -> None:
+        self._raise_if_aborted()
+        done = threading.Event() if wait else None
+        self._commands.append(_Command(do, self._known_era, done))
+        self._transport.wake()
+        while done is not None and not done.wait(timeout=1.0):
+            if not self._thread.is_alive():
+                return
+
+    # ---------------------------------------------------------------------- I/O thread
+
+    def _serve(self) -> None:
+        try:
+            while not self._stopping:
+                self._run_commands()
+                item = self._transport.receive(self._timeout_ns())
+                while item is not None:
+                    self._handle(item)
+                    item = self._transport.receive(0)
+                self._do(self._core.tick(SYSTEM_CLOCK.now_ns()))
+        except LuwuError as exc:
+            self._fail(exc)
+        except Exception as exc:
+            error = LuwuError(f"the I/O thread of worker {self.rank} failed: {exc!r}")
+            error.__cause__ = exc
+            self._fail(error)
+        finally:
+            counters = self._transport.counters()
+            self.counters.header_bytes = counters.header_bytes_sent + counters.header_bytes_received
+            self._transport.close()
+            for command in self._commands:
+                if command.done is not None:
+                    command.done.set()
+
+    def _timeout_ns(self) -> int:
+        tick_ns = self._core.next_tick_ns()
+        if tick_ns is None:
+            return _RECEIVE_NS_MAX
+        return max(0, min(_RECEIVE_NS_MAX, tick_ns - SYSTEM_CLOCK.now_ns()))
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            command = self._commands.popleft()
+            if command.era == self._era:
+                self._do(command.do(SYSTEM_CLOCK.now_ns()))
+            if command.done is not None:
+                command.done.set()
+
+    def _handle(self, item: Any) -> None:
+        match item:
+            case Delivery():
+                self._received(item)
+            case PeerUp():
+                self._connected, self._trouble = True, ""
+                self._notify()
+            case PeerDown(_, reason):
+                self._trouble = f"the connection to {self._endpoint} is gone: {reason}"
+            case PeerFailed(_, error, final):
+                self._trouble = str(error)
+                if final:
+                    self._fail(ConnectionFailed(f"worker {self.rank}: {error}"))
+
+    def _received(self, delivery: Delivery) -> None:
+        buffers = delivery.buffers
+        try:
+            message = decode(delivery.header, len(buffers))
+        except RemoteProtocolError as exc:
+            delivery.release()
+            self.recorder.event("worker.garbage", level="WARNING", rank=self.rank, text=str(exc))
+            return
+        now_ns = SYSTEM_CLOCK.now_ns()
+        if message.IS_DATA and buffers:
+            nbytes = buffers[0].nbytes
+            self.counters.pull_bytes += nbytes
+            self._do(self._core.received(now_ns, message, delivery, nbytes))
+            return
+        payload = bytes(buffers[0]) if buffers else None
+        delivery.release()
+        self._do(self._core.received(now_ns, message, payload))
+
+    def _do(self, actions: list[nic.Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(_, message, payload):
+                    self._send(message, payload)
+                case Drop(payload):
+                    if isinstance(payload, Delivery):
+                        payload.release()
+                case nic.Fill():
+                    self._fill(action)
+                case nic.Done(number):
+                    self._finish(number)
+                case Note(name, fields, level):
+                    self.recorder.event(name, level=level, **dict(fields))
+                case _:
+                    self._tell(action)
+
+    def _send(self, message: Any, payload: Any) -> None:
+        buffers = () if payload is None else (payload,)
+        try:
+            self._transport.send(PARENT, encode(message), buffers)
+        except PeerGone:
+            pass  # it is repeated until answered
+
+    def _fill(self, fill: nic.Fill) -> None:
+        handle = self._handles[fill.handle]
+        assert isinstance(fill.payload, Delivery)
+        assert handle.into is not None
+        chunk = self._units.chunks[fill.chunk]
+        start = chunk.start * DTYPE_BYTES[chunk.wire_dtype]
+        source = np.frombuffer(fill.payload.buffers[0], np.uint8)
+        if source.nbytes != chunk.wire_bytes:
+            raise RemoteProtocolError(
+                f"weights of chunk {fill.chunk}: {source.nbytes} bytes came, expected "
+                f"{chunk.wire_bytes}; the parent has another layout"
+            )
+        target = np.frombuffer(handle.into, np.uint8)
+        np.copyto(target[start : start + source.nbytes], source)
+
+    def _finish(self, number: int) -> None:
+        handle = self._handles.pop(number)
+        self.recorder.span(
+            handle.name, handle.asked_ns, SYSTEM_CLOCK.now_ns(), step=handle.step,
+            unit=handle.unit, rank=self.rank,
+        )  # fmt: skip
+        handle.done = True
+        handle.into = None
+        self._notify()
+
+    def _tell(self, action: nic.Action) -> None:
+        with self._changed:
+            match action:
+                case nic.Joined():
+                    self._joined = action
+                case nic.Judged(step, applied, grad_norm):
+                    if step in self._steps:
+                        self._steps[step].outcome = (applied, grad_norm)
+                case nic.Settled(step, applied, grad_norm):
+                    handle = self._steps.pop(step, None)
+                    if handle is not None:
+                        handle.outcome, handle.is_settled = (applied, grad_norm), True
+                case nic.Aborted(step, _, loaded):
+                    self._era += 1
+                    self._core_step = step
+                    self._abort = action
+                    self._joined = nic.Joined(step, loaded)
+                    self._handles.clear()
+                    self._steps.clear()
+                    self.counters.aborts_count += 1
+                case nic.Refused(text):
+                    self._error = ConfigError(f"worker {self.rank} was refused: {text}")
+                case nic.Left():
+                    self._left = True
+            self._changed.notify_all()
+
+    _core_step = 0
+
+    def _fail(self, error: LuwuError) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

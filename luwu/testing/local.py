@@ -1,0 +1,186 @@
+"""A whole cluster in one process: switch and node in threads, workers as threads of the test.
+
+Everything is real but the processes: the cores, the shells, the transports (tcp, ipc, or memory of
+this process), the store and its files. Made for tests and debuggers; a test that must kill
+something uses `cluster.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.events import Recorder
+from luwu.nic.shell import Nic
+from luwu.transport.inprocess import InProcessNetwork
+from luwu.transport.interface import Transport
+from luwu.transport.zeromq import ZeroMqTransport
+from luwu.wire.actions import PARENT
+from switch_emu.node.pages import weights_digest
+from switch_emu.node.serve import NodeSpec, make_node_shell
+from switch_emu.node.shell import NodeShell
+from switch_emu.switch.core import SwitchCore, SwitchLimits
+from switch_emu.switch.shell import SwitchShell
+
+ResultT = TypeVar("ResultT")
+
+_ENDPOINTS = {"tcp": "tcp://127.0.0.1:0", "ipc": "ipc://auto"}
+
+
+class LocalCluster:
+    """One job's switch and node in threads; `nic` gives each worker thread its NIC."""
+
+    def __init__(
+        self, *, world_size: int, state: Path | None, memory_budget_bytes: int,
+        chunk_bytes: int = 16 * 1024, transport: str = "inproc", has_switch: bool = True,
+        resume: bool = False, switch_limits: SwitchLimits | None = None,
+        reshard_after_forward: bool | None = None, prefetch_units: int = 2, summary: Path,
+    ) -> None:  # fmt: skip
+        self.world_size, self._transport_name = world_size, transport
+        self._network = InProcessNetwork()
+        self._errors: list[BaseException] = []
+        self._stopping = threading.Event()
+        self._nics: list[Nic] = []
+        self._reshard_after_forward = reshard_after_forward
+        self._prefetch_units = prefetch_units
+        self.job = SYSTEM_CLOCK.now_ns()
+        self.spec = NodeSpec(
+            job=self.job,
+            world_size=world_size,
+            listen="",
+            memory_budget_bytes=memory_budget_bytes,
+            chunk_bytes=chunk_bytes,
+            summary=summary,
+            state=state,
+            durability="process",
+            has_switch=has_switch,
+            resume=resume,
+        )
+        self._transports: list[Transport] = []
+        node_transport = self._transport()
+        endpoint = self._listen(node_transport, "node")
+        recorder = Recorder(role="node", printed=None)
+        self.node: NodeShell = make_node_shell(self.spec, node_transport, recorder)
+        self._threads = [self._thread("node", self._serve_node)]
+        if has_switch:
+            switch_transport = self._transport()
+            switch_endpoint = self._listen(switch_transport, "switch")
+            switch_transport.dial(PARENT, endpoint)
+            endpoint = switch_endpoint
+            core = SwitchCore(
+                job=self.job,
+                incarnation=SYSTEM_CLOCK.now_ns(),
+                children=[1 << rank for rank in range(world_size)],
+                limits=switch_limits,
+            )
+            self.switch = SwitchShell(switch_transport, core, Recorder(role="switch", printed=None))
+            self._threads.append(self._thread("switch", self._serve_switch))
+        self._endpoint = endpoint
+        for thread in self._threads:
+            thread.start()
+
+    def nic(self, rank: int) -> Nic:
+        """The NIC of one worker."""
+        nic = Nic(
+            self._transport(),
+            endpoint=self._endpoint,
+            job=self.job,
+            rank=rank,
+            world_size=self.world_size,
+            chunk_bytes=self.spec.chunk_bytes,
+            reshard_after_forward=self._reshard_after_forward,
+            prefetch_units=self._prefetch_units,
+            grace_s=60.0,
+        )
+        self._nics.append(nic)
+        return nic
+
+    def run(self, worker: Callable[[Nic], ResultT]) -> Sequence[ResultT]:
+        """Run `worker(nic)` in a thread for each rank; their results, or the first failure."""
+        results: list[Any] = [None] * self.world_size
+        failures: list[BaseException] = []
+
+        def run_one(rank: int) -> None:
+            try:
+                nic = self.nic(rank)
+                results[rank] = worker(nic)
+                nic.leave()
+            except BaseException as exc:
+                failures.append(exc)
+
+        threads = [
+            threading.Thread(target=run_one, args=(rank,), name=f"worker-{rank}", daemon=True)
+            for rank in range(self.world_size)
+        ]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            for thread in threads:
+                thread.join(timeout=0.05)
+            if failures or self._errors:
+                break
+        for error in (*self._errors, *failures):
+            raise error
+        return results
+
+    def weights_digest(self) -> str:
+        """Digest of the decided weights."""
+        assert self.node.store is not None
+        assert self.node.description is not None
+        return weights_digest(self.node.store, self.node.description.layout)
+
+    def close(self) -> None:
+        """Stop everything and wait for it."""
+        self._stopping.set()
+        for nic in self._nics:
+            nic.close()
+        for transport in self._transports:
+            transport.wake()
+        for thread in self._threads:
+            thread.join()
+        self.node.close()
+        for transport in self._transports:
+            transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _transport(self) -> Transport:
+        transport: Transport
+        if self._transport_name == "inproc":
+            transport = self._network.transport()
+        else:
+            transport = ZeroMqTransport()
+        self._transports.append(transport)
+        return transport
+
+    def _listen(self, transport: Transport, name: str) -> str:
+        return transport.listen(_ENDPOINTS.get(self._transport_name, f"inproc://{name}"))
+
+    def _thread(self, name: str, serve: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                serve()
+            except BaseException as exc:
+                self._errors.append(exc)
+
+        return threading.Thread(target=run, name=name, daemon=True)
+
+    def _serve_node(self) -> None:
+        self.node.open_existing()
+        self.node.run(self._stopping.is_set)
+
+    def _serve_switch(self) -> None:
+        self.switch.run(self._stopping.is_set)

@@ -1,0 +1,95 @@
+"""From a job's description to its pages: the store's configuration and views of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from luwu.base.digest import WeightsDigest
+from luwu.layout import Layout
+from luwu.wire.description import Description
+from switch_emu.node.update import kernel_for
+from switch_emu.store import Field, PageKind, PageStore, StoreConfig
+from switch_emu.switch.aggregate import F32Array
+
+WEIGHT = "weight"
+UPDATES = "updates"
+"""How often a page was updated: Adam's step count, which skipped steps do not raise."""
+
+
+def store_config(description: Description) -> StoreConfig:
+    """Pages for a job: one a chunk; trained ones with moments, frozen ones without."""
+    layout = description.layout
+    kernel = kernel_for(description.optimizer, description.state_fields)
+    kinds: dict[tuple[bool, int], int] = {}
+    built: list[PageKind] = []
+    page_kinds: list[int] = []
+    for chunk in layout.chunks:
+        key = (chunk.trainable, chunk.elems)
+        if key not in kinds:
+            kinds[key] = len(built)
+            fields = [Field(WEIGHT, "float32", chunk.elems)]
+            if chunk.trainable:
+                fields += [Field(name, "float32", chunk.elems) for name in kernel.state_fields]
+                fields.append(Field(UPDATES, "int64", 1))
+            name = f"{description.optimizer if chunk.trainable else 'frozen'}-{chunk.elems}"
+            built.append(PageKind(name, tuple(fields)))
+        page_kinds.append(kinds[key])
+    return StoreConfig(
+        kinds=tuple(built),
+        page_kinds=tuple(page_kinds),
+        page_elems=tuple(chunk.elems for chunk in layout.chunks),
+        optimizer=kernel.name,
+        chunk_bytes=layout.chunk_bytes,
+        layout_hash=description.hash,
+        description=description.to_bytes(),
+    )
+
+
+def field_view(kind: PageKind, record: memoryview, name: str) -> F32Array:
+    """One float32 field of a record, without a copy."""
+    start, stop = kind.range(name)
+    return np.frombuffer(record[start:stop], np.float32)
+
+
+def updates_view(kind: PageKind, record: memoryview) -> np.ndarray:
+    """The record's count of updates: int64 [1], without a copy."""
+    start, stop = kind.range(UPDATES)
+    return np.frombuffer(record[start:stop], np.int64)
+
+
+def parameter_values(store: PageStore, layout: Layout, version: int) -> Iterator[F32Array]:
+    """Master weights of all parameters, in the order of registration, in parts.
+
+    Yields at least one part a parameter; a part is valid until the next is asked for.
+    """
+    chunk_now = -1
+    weights = np.empty(0, np.float32)
+    for place in layout.placements:
+        for index in layout.unit_chunks[place.unit]:
+            chunk = layout.chunks[index]
+            start = max(place.start, chunk.start)
+            stop = min(place.start + place.elems, chunk.start + chunk.elems)
+            if start >= stop:
+                continue
+            if index != chunk_now:
+                weights = np.empty(chunk.elems, np.float32)
+                store.read_field(index, version, WEIGHT, weights.view(np.uint8).data)
+                chunk_now = index
+            yield weights[start - chunk.start : stop - chunk.start]
+
+
+def weights_digest(store: PageStore, layout: Layout) -> str:
+    """The digest of the decided weights (I3): one definition for every arm."""
+    assert store.decided is not None
+    digest = WeightsDigest()
+    parts = parameter_values(store, layout, store.decided.version)
+    for parameter in layout.parameters:
+        digest.begin(parameter.name, parameter.dtype, parameter.shape)
+        missing = parameter.elems
+        while missing:
+            part = next(parts)
+            digest.add(part)
+            missing -= part.size
+    return digest.hexdigest()

@@ -1,0 +1,124 @@
+"""The node's memory plan: what `--memory-budget` is spent on, decided before the run.
+
+The budget covers all the node allocates for a job: pipeline buffers, the window of pushes it
+grants, sums that wait, weights on their way out, slots if it is its own switch, and resident pages
+with what is left. A budget that cannot work is refused with the one that would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.base.errors import ConfigError
+from luwu.base.limits import CHUNK_BYTES_STEP
+from luwu.base.quantities import format_bytes
+
+_MIB = 1024 * 1024
+_RECORD_CHUNKS = 3
+"""Record of the largest page in chunks of float32: weights, m and v."""
+_UPDATE_CHUNKS = _RECORD_CHUNKS + 3
+"""Buffers of one update: the record, the sum, the weights to publish, a spilled sum read back."""
+_READ_CHUNKS = 2
+"""Buffers of one read of weights: as stored, and as sent."""
+_CHUNK_AUTO_BYTES_MAX = _MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """Bytes of the budget, by use."""
+
+    budget_bytes: int
+    updates_count: int
+    """Pages updated at the same time, a thread each."""
+    reads_count: int
+    pipeline_bytes: int
+    window_bytes: int
+    """Credit of the child: payload it may have under way to us."""
+    sums_bytes: int
+    """Gradient sums in RAM; more are spilled."""
+    outgoing_bytes: int
+    """Weights handed to the transport that have not left."""
+    slots_bytes: int
+    """Slots of the node's own switch, with --no-switch; else 0."""
+    copies_bytes: int
+    resident_bytes: int
+    """Pages kept in RAM."""
+
+    def lines(self) -> list[str]:
+        """The plan for people, one line a use."""
+        threads = f"{self.updates_count} updates, {self.reads_count} reads"
+        uses = {
+            f"pipeline ({threads})": self.pipeline_bytes,
+            "pushes under way": self.window_bytes,
+            "sums in RAM": self.sums_bytes,
+            "weights going out": self.outgoing_bytes,
+            "slots": self.slots_bytes + self.copies_bytes,
+            "resident pages": self.resident_bytes,
+        }
+        told = ", ".join(f"{name} {format_bytes(count)}" for name, count in uses.items() if count)
+        return [f"memory budget {format_bytes(self.budget_bytes)}: {told}"]
+
+
+def default_chunk_bytes(budget_bytes: int) -> int:
+    """The chunk for a budget: a 64th of it, a power of two, from 16 KiB to 1 MiB."""
+    chunk_bytes = CHUNK_BYTES_STEP
+    while chunk_bytes * 2 <= min(budget_bytes // 64, _CHUNK_AUTO_BYTES_MAX):
+        chunk_bytes *= 2
+    return chunk_bytes
+
+
+def plan_node(
+    *, budget_bytes: int, chunk_bytes: int, world_size: int, has_switch: bool
+) -> NodePlan:
+    """Divide the budget. Raises ConfigError, with the least that would do."""
+    least = _least_bytes(chunk_bytes, world_size, has_switch)
+    if budget_bytes < least:
+        raise ConfigError(
+            f"memory_budget: {format_bytes(budget_bytes)} is too small for chunks of "
+            f"{format_bytes(chunk_bytes)} and {world_size} workers; give at least "
+            f"{-(-least // 1024)}KiB, or a smaller --chunk"
+        )
+    updates_count, reads_count = 1, 1
+    for count in (4, 2):
+        if _pipeline_bytes(chunk_bytes, count, 2) <= budget_bytes // 3:
+            updates_count, reads_count = count, 2
+            break
+    pipeline_bytes = _pipeline_bytes(chunk_bytes, updates_count, reads_count)
+    rest = budget_bytes - pipeline_bytes
+    two = 2 * chunk_bytes
+    window_bytes = _share(rest, 0.15, two, 32 * _MIB)
+    outgoing_bytes = _share(rest, 0.15, two, 32 * _MIB)
+    slots_bytes = copies_bytes = 0
+    if not has_switch:
+        slots_bytes = _share(rest, 0.2, world_size * chunk_bytes, 256 * _MIB)
+        copies_bytes = _share(rest, 0.1, two, 256 * _MIB)
+    sums_bytes = _share(rest, 0.25, two, 1024 * _MIB)
+    resident_bytes = rest - (
+        window_bytes + outgoing_bytes + slots_bytes + copies_bytes + sums_bytes
+    )
+    assert resident_bytes >= 0
+    return NodePlan(
+        budget_bytes=budget_bytes,
+        updates_count=updates_count,
+        reads_count=reads_count,
+        pipeline_bytes=pipeline_bytes,
+        window_bytes=window_bytes,
+        sums_bytes=sums_bytes,
+        outgoing_bytes=outgoing_bytes,
+        slots_bytes=slots_bytes,
+        copies_bytes=copies_bytes,
+        resident_bytes=resident_bytes,
+    )
+
+
+def _pipeline_bytes(chunk_bytes: int, updates_count: int, reads_count: int) -> int:
+    return (updates_count * _UPDATE_CHUNKS + reads_count * _READ_CHUNKS) * chunk_bytes
+
+
+def _least_bytes(chunk_bytes: int, world_size: int, has_switch: bool) -> int:
+    own_switch = 0 if has_switch else world_size + 2
+    return (_UPDATE_CHUNKS + _READ_CHUNKS + 6 + own_switch) * chunk_bytes
+
+
+def _share(rest: int, ratio: float, least: int, most: int) -> int:
+    return max(least, min(int(rest * ratio), most))

@@ -1,0 +1,223 @@
+"""Start an optimizer node process from its specification, and account for it at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import ConfigError
+from luwu.base.events import Recorder
+from luwu.base.quantities import format_bytes
+from luwu.transport.interface import Transport
+from luwu.transport.zeromq import ZeroMqTransport
+from luwu.wire.description import Description
+from switch_emu.node.core import NodeCore, NodeLimits
+from switch_emu.node.pages import store_config, weights_digest
+from switch_emu.node.plan import NodePlan, plan_node
+from switch_emu.node.shell import NodeShell
+from switch_emu.store import (
+    Durability,
+    FilePageStore,
+    MemoryPageStore,
+    PageStore,
+    TieredPageStore,
+)
+from switch_emu.store.spill import SpillFile
+from switch_emu.switch.core import SwitchCore, SwitchLimits
+
+DURABILITY_WORDS = {
+    "step": "every decided step survives power loss",
+    "process": "every decided step survives the end of any process, not power loss",
+    "checkpoint": "every k-th decided step survives power loss",
+    "none": "nothing survives the end of this process",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """What an optimizer node process is started with."""
+
+    job: int
+    world_size: int
+    listen: str
+    memory_budget_bytes: int
+    chunk_bytes: int
+    summary: Path
+    """Where the account of the run is written at the end."""
+    state: Path | None = None
+    """Directory of the page store; None: keep everything in RAM."""
+    durability: Durability = "step"
+    has_switch: bool = True
+    resume: bool = False
+    advertise: str | None = None
+    insecure: bool = False
+    events: Path | None = None
+    grace_s: float = 600.0
+
+    def plan(self) -> NodePlan:
+        """The memory plan. Raises ConfigError if the budget cannot work."""
+        return plan_node(
+            budget_bytes=self.memory_budget_bytes,
+            chunk_bytes=self.chunk_bytes,
+            world_size=self.world_size,
+            has_switch=self.has_switch,
+        )
+
+
+def plan_lines(spec: NodeSpec) -> list[str]:
+    """What this node will do, for people, before it does it."""
+    durability = "none" if spec.state is None else spec.durability
+    place = "in RAM" if spec.state is None else f"in {spec.state}"
+    return [
+        f"state {place}; durability {durability}: {DURABILITY_WORDS[durability]}",
+        *spec.plan().lines(),
+    ]
+
+
+def serve_node(
+    spec: NodeSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool]
+) -> int:
+    """Serve one job; the exit code. `on_listening` is told the endpoint that children dial.
+
+    Raises: ConfigError, StateError.
+    """
+    plan = spec.plan()
+    with Recorder(role="node", path=spec.events) as recorder:
+        for line in plan_lines(spec):
+            recorder.event("node.plan", text=line)
+        with ZeroMqTransport(insecure=spec.insecure) as transport:
+            shell = make_node_shell(spec, transport, recorder)
+            try:
+                shell.open_existing()  # before we listen: a wrong directory is found at once
+                on_listening(transport.listen(spec.listen, advertise=spec.advertise))
+                is_finished = shell.run(should_stop)
+                shell.drain(2.0)
+                if is_finished:
+                    _write_summary(spec, plan, shell)
+                recorder.event("node.finished" if is_finished else "node.stopped")
+            finally:
+                shell.close()
+    return 0
+
+
+def make_node_shell(spec: NodeSpec, transport: Transport, recorder: Recorder) -> NodeShell:
+    """A node on a transport, as its specification says; nothing is opened yet."""
+    plan = spec.plan()
+    incarnation = SYSTEM_CLOCK.now_ns()
+    ranks = (1 << spec.world_size) - 1
+    core = NodeCore(
+        job=spec.job,
+        incarnation=incarnation,
+        ranks=ranks,
+        limits=NodeLimits(
+            sum_bytes_max=plan.sums_bytes,
+            updates_max=plan.updates_count,
+            reads_max=plan.reads_count * 4,
+            push_window_bytes=plan.window_bytes,
+        ),
+    )
+    own_switch = None
+    if not spec.has_switch:
+        own_switch = SwitchCore(
+            job=spec.job,
+            incarnation=incarnation,
+            children=[1 << rank for rank in range(spec.world_size)],
+            limits=SwitchLimits(
+                slot_bytes_max=plan.slots_bytes,
+                copies_bytes_max=plan.copies_bytes,
+                push_window_bytes=max(spec.chunk_bytes, plan.window_bytes // spec.world_size),
+            ),
+        )
+
+    def make_spill(description: Description) -> SpillFile:
+        layout = description.layout
+        return SpillFile(
+            spec.state,
+            place_bytes=max(chunk.sum_bytes for chunk in layout.chunks),
+            places_count=sum(chunk.trainable for chunk in layout.chunks),
+        )
+
+    return NodeShell(
+        transport,
+        core,
+        recorder,
+        job=spec.job,
+        plan=plan,
+        open_store=lambda: _open_existing(spec, plan),
+        make_store=lambda description: _make_store(spec, plan, description),
+        make_spill=make_spill,
+        own_switch=own_switch,
+        grace_s=spec.grace_s,
+    )
+
+
+def _open_existing(spec: NodeSpec, plan: NodePlan) -> PageStore | None:
+    if spec.state is None or not (spec.state / "CONFIG").exists():
+        return None
+    store = FilePageStore.open(spec.state, durability=spec.durability)
+    if store.decided is not None and not spec.resume:
+        version = store.decided.version
+        store.close()
+        raise ConfigError(
+            f"{spec.state} holds the state of a job after {version} decided steps; "
+            "go on with it by --resume, or name another directory with --state"
+        )
+    if store.config.chunk_bytes != spec.chunk_bytes:
+        store.close()
+        raise ConfigError(
+            f"{spec.state} was made with chunks of {store.config.chunk_bytes // 1024}KiB, asked "
+            f"for {spec.chunk_bytes // 1024}KiB; use --chunk {store.config.chunk_bytes // 1024}KiB"
+        )
+    return TieredPageStore(store, plan.resident_bytes)
+
+
+def _make_store(spec: NodeSpec, plan: NodePlan, description: Description) -> PageStore:
+    config = store_config(description)
+    if spec.state is None:
+        needed = 2 * config.state_bytes
+        if needed > plan.resident_bytes:
+            least = spec.memory_budget_bytes - plan.resident_bytes + needed
+            raise ConfigError(
+                f"memory_budget: two sides of the state take {format_bytes(needed)} of RAM, "
+                f"{format_bytes(plan.resident_bytes)} are left of the budget; give "
+                f"{-(-least // 1024)}KiB, or a directory with --state"
+            )
+        return MemoryPageStore(config)
+    store = FilePageStore.create(spec.state, config, durability=spec.durability)
+    return TieredPageStore(store, plan.resident_bytes)
+
+
+def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
+    """What the run came to, for `compare`; written whole or not at all."""
+    store, description = shell.store, shell.description
+    if store is None or description is None:
+        return
+    counters = shell.transport.counters()
+    spill = shell.spill
+    summary = {
+        "schema": 1,
+        "steps": shell.core.next_step,
+        "weights_digest": weights_digest(store, description.layout),
+        "node_state_bytes": store.state_bytes,
+        "disk_space_bytes": store.disk_bytes + (spill.disk_bytes if spill else 0),
+        "disk_bytes": {
+            "read": store.stats.bytes_read + (spill.bytes_read if spill else 0),
+            "written": store.stats.bytes_written + (spill.bytes_written if spill else 0),
+        },
+        "network_bytes": {
+            "into_node": shell.payload_bytes_in,
+            "out_of_node": shell.payload_bytes_out,
+            "headers": counters.header_bytes_sent + counters.header_bytes_received,
+        },
+        "memory_budget_bytes": spec.memory_budget_bytes,
+        "resident_bytes": plan.resident_bytes,
+        "chunk_bytes": spec.chunk_bytes,
+        "spilled_count": shell.core.spilled_count,
+    }
+    partial = spec.summary.with_suffix(".partial")
+    partial.write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    os.replace(partial, spec.summary)

@@ -1,0 +1,240 @@
+"""The optimizer node as a process: a transport, a `NodeCore`, its pipeline and its store.
+
+    workers or switch --- transport --- [own SwitchCore] --- NodeCore --- pipeline --- store
+
+With `--no-switch` the node is its own switch: the same `SwitchCore`, connected to the node's core
+by function calls, so both ways of working have one code path and one arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import LuwuError
+from luwu.base.events import Recorder
+from luwu.transport.interface import Transport
+from luwu.wire.actions import PARENT, Send
+from luwu.wire.description import Description, parse_description
+from luwu.wire.messages import Message, Push, Weights
+from switch_emu.node.actions import (
+    Discard,
+    OpenStore,
+    ReadWeights,
+    RecordAttempt,
+    Spill,
+    StoreFacts,
+)
+from switch_emu.node.core import NodeCore
+from switch_emu.node.pipeline import Pipeline
+from switch_emu.node.plan import NodePlan
+from switch_emu.payload import Payload
+from switch_emu.shell import Shell
+from switch_emu.store import PageStore
+from switch_emu.store.spill import SpillFile
+from switch_emu.switch.core import Sum, SwitchCore
+from switch_emu.switch.shell import add_up
+
+MakeStore = Callable[[Description], PageStore]
+
+_OWN_SWITCH = "own-switch"
+"""The peer name of the node's own switch."""
+
+
+class NodeShell(Shell):
+    """Runs one optimizer node."""
+
+    def __init__(
+        self, transport: Transport, core: NodeCore, recorder: Recorder, *, job: int,
+        plan: NodePlan, open_store: Callable[[], PageStore | None], make_store: MakeStore,
+        make_spill: Callable[[Description], SpillFile],
+        own_switch: SwitchCore | None = None, grace_s: float = 600.0,
+    ) -> None:  # fmt: skip
+        super().__init__(transport, recorder, grace_s=grace_s)
+        self.core = core
+        self._job, self._plan = job, plan
+        self._open_store = open_store
+        self._make_store, self._make_spill = make_store, make_spill
+        self._own_switch = own_switch
+        self.store: PageStore | None = None
+        self.description: Description | None = None
+        self.spill: SpillFile | None = None
+        self._pipeline: Pipeline | None = None
+        self._held_reads: deque[ReadWeights] = deque()
+        self._to_node: deque[Send] = deque()
+        """Between the own switch and the node's core, so that neither calls into itself."""
+        self.payload_bytes_in = self.payload_bytes_out = 0
+        """Gradients into the node and weights out of it, as one switch or worker sees them."""
+
+    def open_existing(self) -> None:
+        """Open the store that is there already, if there is one."""
+        store = self._open_store()
+        if store is not None:
+            self._open(store)
+
+    def _open(self, store: PageStore) -> None:
+        self.store = store
+        self.description = parse_description(store.config.description)
+        prepared = store.prepared
+        if prepared is not None:  # the only node: what it prepared is decided
+            store.decide(prepared.version, prepared.attempt)
+        store.record_attempt(store.attempt + 1)
+        self._pipeline = Pipeline(
+            self.core,
+            store,
+            self.description,
+            job=self._job,
+            updates_count=self._plan.updates_count,
+            reads_count=self._plan.reads_count,
+            recorder=self.recorder,
+            wake=self.transport.wake,
+        )
+        decided = store.decided
+        facts = StoreFacts(
+            description=store.config.description,
+            generation=store.generation,
+            attempt=store.attempt,
+            epoch=decided.epoch if decided is not None else 0,
+            job=decided.job if decided is not None else self._job,
+            version=None if decided is None else decided.version,
+        )
+        self.recorder.event(
+            "node.opened", generation=store.generation, attempt=store.attempt,
+            version=facts.version, pages=store.config.page_count,
+        )  # fmt: skip
+        self.do(self.core.store_opened(facts))
+
+    def close(self) -> None:
+        """Stop the pipeline; close store and spill file."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+        if self.spill is not None:
+            self.spill.close()
+        if self.store is not None:
+            self.store.close()
+
+    # ---------------------------------------------------------------------- Shell
+
+    def received(
+        self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
+    ) -> Sequence[Any]:
+        if self._own_switch is not None:
+            return self._own_switch.received(now_ns, peer, message, payload, payload_bytes)
+        return self._to_core(now_ns, peer, message, payload, payload_bytes)
+
+    def do_own(self, action: Any) -> None:
+        match action:
+            case Sum():
+                assert self._own_switch is not None
+                start_ns = SYSTEM_CLOCK.now_ns()
+                total = add_up(action)
+                now_ns = SYSTEM_CLOCK.now_ns()
+                step, _, chunk = action.key
+                self.recorder.span("sum", start_ns, now_ns, step=step, chunk=chunk)
+                self.do(self._own_switch.summed(now_ns, action, total, total.nbytes))
+            case OpenStore(description):
+                self._open_new(description)
+            case RecordAttempt(attempt):
+                assert self.store is not None
+                self.store.record_attempt(attempt)
+            case Discard(attempt):
+                assert self.store is not None
+                self.store.abort(attempt - 1)
+            case Spill(payload):
+                self._spill(payload)
+            case ReadWeights():
+                self._held_reads.append(action)
+                self._start_reads()
+            case _:
+                assert self._pipeline is not None
+                self._pipeline.start(action)
+
+    def send(self, peers: Sequence[str], message: Message, payload: Any) -> None:
+        inward = [peer for peer in peers if peer in (_OWN_SWITCH, PARENT)]
+        outward = [peer for peer in peers if peer not in (_OWN_SWITCH, PARENT)]
+        if inward:
+            held = payload.share() if isinstance(payload, Payload) else payload
+            self._to_node.append(Send(tuple(inward), message, held))
+        if outward:
+            if self._own_switch is None and isinstance(message, Weights):
+                self.payload_bytes_out += payload.nbytes
+            super().send(outward, message, payload)
+
+    def background(self) -> Sequence[Any]:
+        if self._pipeline is not None:
+            for finished in self._pipeline.take_finished():
+                self.do(finished())
+        self._start_reads()
+        self._carry()
+        return ()
+
+    def tick(self, now_ns: int) -> Sequence[Any]:
+        if self._own_switch is None:
+            return ()
+        self.do(self._own_switch.tick(now_ns))
+        self._carry()
+        return ()
+
+    def next_tick_ns(self) -> int | None:
+        return None if self._own_switch is None else self._own_switch.next_tick_ns()
+
+    def waits_for(self) -> str:
+        if self._own_switch is not None and not self._own_switch.is_joined:
+            return self._own_switch.waits_for()
+        return self.core.waits_for()
+
+    @property
+    def finished(self) -> bool:
+        return self.core.finished and (self._own_switch is None or self._own_switch.finished)
+
+    # ---------------------------------------------------------------------- helpers
+
+    def _open_new(self, encoded: bytes) -> None:
+        try:
+            store = self._make_store(parse_description(encoded))
+        except LuwuError as exc:
+            self.recorder.event("node.refused", level="ERROR", text=str(exc))
+            self.do(self.core.store_refused(str(exc)))
+            return
+        self._open(store)
+
+    def _to_core(
+        self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
+    ) -> Sequence[Any]:
+        if isinstance(message, Push):
+            self.payload_bytes_in += payload_bytes
+        return self.core.received(now_ns, peer, message, payload, payload_bytes)
+
+    def _carry(self) -> None:
+        """Pass messages between the own switch and the node's core."""
+        while self._to_node:
+            send = self._to_node.popleft()
+            payload = send.payload
+            nbytes = payload.nbytes if isinstance(payload, Payload) else 0
+            now_ns = SYSTEM_CLOCK.now_ns()
+            if send.peers == (PARENT,):
+                self.do(self._to_core(now_ns, _OWN_SWITCH, send.message, payload, nbytes))
+            else:
+                assert self._own_switch is not None
+                if isinstance(send.message, Weights):
+                    self.payload_bytes_out += nbytes
+                received = self._own_switch.received(now_ns, PARENT, send.message, payload, nbytes)
+                self.do(received)
+
+    def _start_reads(self) -> None:
+        """Start reads of weights while what has not left yet is within its budget."""
+        while self._held_reads and self._waiting_bytes() < self._plan.outgoing_bytes:
+            assert self._pipeline is not None
+            self._pipeline.start(self._held_reads.popleft())
+
+    def _waiting_bytes(self) -> int:
+        return sum(payload.nbytes for _, payload in self._sending)
+
+    def _spill(self, payload: Any) -> None:
+        assert isinstance(payload, Payload)
+        assert self.description is not None
+        if self.spill is None:
+            self.spill = self._make_spill(self.description)
+        payload.spill(self.spill)

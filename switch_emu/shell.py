@@ -1,0 +1,183 @@
+"""What the processes of the switch and the node share: a loop between one transport and cores.
+
+The loop receives, gives messages to a core and does what the core says; time comes from the
+monotonic clock. Payloads are counted (`payload.py`), so a buffer goes back to the transport when
+the last core, thread or send that needs it has let go.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import RemoteProtocolError
+from luwu.base.events import Recorder
+from luwu.transport.interface import (
+    Delivery,
+    PeerDown,
+    PeerFailed,
+    PeerGone,
+    PeerUp,
+    SendHandle,
+    Transport,
+)
+from luwu.wire.actions import Drop, Note, Send
+from luwu.wire.codec import decode, encode
+from luwu.wire.messages import Message
+from switch_emu.payload import Payload
+
+_RECEIVE_NS_MAX = 200_000_000
+
+
+class Shell:
+    """Receives, sends and reports for a core; subclasses do the core's own actions."""
+
+    def __init__(self, transport: Transport, recorder: Recorder, *, grace_s: float) -> None:
+        self.transport = transport
+        self.recorder = recorder
+        self._grace_ns = int(grace_s * 1e9)
+        self._sending: deque[tuple[SendHandle, Payload]] = deque()
+        self._progress_ns = SYSTEM_CLOCK.now_ns()
+        self._report_ns = self._progress_ns + 15 * 10**9
+
+    # ---------------------------------------------------------------------- for subclasses
+
+    def received(
+        self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
+    ) -> Sequence[Any]:
+        """Give a message to the core."""
+        raise NotImplementedError
+
+    def do_own(self, action: Any) -> None:
+        """Do an action that only this shell knows."""
+        raise NotImplementedError
+
+    def tick(self, now_ns: int) -> Sequence[Any]:
+        """Let the core repeat what is due."""
+        return ()
+
+    def next_tick_ns(self) -> int | None:
+        """When the core wants a tick."""
+        return None
+
+    def waits_for(self) -> str:
+        """What must happen next, for people."""
+        raise NotImplementedError
+
+    @property
+    def finished(self) -> bool:
+        """The job is over."""
+        raise NotImplementedError
+
+    def background(self) -> Sequence[Any]:
+        """Actions that follow from work finished in other threads."""
+        return ()
+
+    # ---------------------------------------------------------------------- the loop
+
+    def run(self, should_stop: Callable[[], bool]) -> bool:
+        """Serve until the job is over (True) or somebody wants us to stop (False)."""
+        while not self.finished:
+            if should_stop():
+                return False
+            item = self.transport.receive(self._timeout_ns())
+            while item is not None:
+                self._handle(item)
+                item = self.transport.receive(0)
+            self.do(self.background())
+            self.do(self.tick(SYSTEM_CLOCK.now_ns()))
+            self._reap()
+            self._report_if_stuck()
+        return True
+
+    def do(self, actions: Sequence[Any]) -> None:
+        """Do what a core said, in order."""
+        for action in actions:
+            match action:
+                case Send(peers, message, payload):
+                    self.send(peers, message, payload)
+                case Drop(payload):
+                    payload.drop()  # type: ignore[attr-defined]
+                case Note(name, fields, level):
+                    self.recorder.event(name, level=level, **dict(fields))
+                case _:
+                    self.do_own(action)
+
+    def send(self, peers: Sequence[str], message: Message, payload: Any) -> None:
+        """Send one message to each peer; they share header and payload."""
+        header = encode(message)
+        is_counted = isinstance(payload, Payload)
+        data = payload.view() if isinstance(payload, Payload) else payload
+        buffers = () if data is None else (data,)
+        for peer in peers:
+            try:
+                handle = self.transport.send(peer, header, buffers)
+            except PeerGone:
+                continue  # it asks again when it is back
+            if is_counted and not handle.done:
+                self._sending.append((handle, payload.share()))
+
+    def drain(self, limit_s: float) -> None:
+        """Wait until what was sent has left, at most so long."""
+        end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+        while self._sending and SYSTEM_CLOCK.now_ns() < end_ns:
+            item = self.transport.receive(10_000_000)
+            if isinstance(item, Delivery):
+                self._handle(item)
+            self._reap()
+
+    def _timeout_ns(self) -> int:
+        tick_ns = self.next_tick_ns()
+        if tick_ns is None:
+            return _RECEIVE_NS_MAX
+        return max(0, min(_RECEIVE_NS_MAX, tick_ns - SYSTEM_CLOCK.now_ns()))
+
+    def _handle(self, item: Any) -> None:
+        match item:
+            case Delivery():
+                self._progress_ns = SYSTEM_CLOCK.now_ns()
+                self._delivered(item)
+            case PeerUp(peer):
+                self.recorder.event("peer.up", level="DEBUG", peer=peer)
+            case PeerDown(peer, reason):
+                self.recorder.event("peer.down", level="DEBUG", peer=peer, reason=reason)
+            case PeerFailed(peer, error, final):
+                level = "WARNING" if final else "DEBUG"
+                self.recorder.event("peer.failed", level=level, peer=peer, text=str(error))
+
+    def _delivered(self, delivery: Delivery) -> None:
+        peer, buffers = delivery.peer, delivery.buffers
+        try:
+            message = decode(delivery.header, len(buffers))
+        except RemoteProtocolError as exc:
+            delivery.release()
+            self.recorder.event("peer.garbage", level="WARNING", peer=peer, text=str(exc))
+            return
+        now_ns = SYSTEM_CLOCK.now_ns()
+        if message.IS_DATA and buffers:
+            payload = Payload(buffers[0], delivery.release)
+            self.do(self.received(now_ns, peer, message, payload, payload.nbytes))
+            return
+        data = bytes(buffers[0]) if buffers else None
+        delivery.release()
+        self.do(self.received(now_ns, peer, message, data, 0))
+
+    def _reap(self) -> None:
+        for _ in range(len(self._sending)):
+            handle, payload = self._sending.popleft()
+            if handle.done:
+                payload.drop()
+            else:
+                self._sending.append((handle, payload))
+
+    def _report_if_stuck(self) -> None:
+        now_ns = SYSTEM_CLOCK.now_ns()
+        if now_ns < self._report_ns or now_ns - self._progress_ns < 10 * 10**9:
+            return
+        self._report_ns = now_ns + 15 * 10**9
+        self.recorder.event(
+            "waits", level="WARNING", what=self.waits_for(),
+            quiet_s=(now_ns - self._progress_ns) / 1e9,
+        )  # fmt: skip

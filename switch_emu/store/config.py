@@ -1,0 +1,231 @@
+"""What a store is made of: fields, page kinds, and the configuration that never changes.
+
+A *page* is the disk record of one chunk. Its record is a list of fields; each field starts on a
+multiple of 64 bytes, and the gap behind it belongs to it (the two together are a *part*, what one
+checksum covers):
+
+    adamw    | weight ..... | m ..... | v ..... | updates,gap |
+             0              ^ multiples of 64   ^             record_bytes
+
+A kind fixes its sizes, so the shorter last page of a region has a kind of its own; a model has a
+handful. The configuration is written once, when the store is made.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from luwu.base.errors import ConfigError, StateError
+from luwu.base.quantities import format_bytes
+
+FORMAT_VERSION = 1
+"""Raised by any change that an older program would misread."""
+
+FIELD_ALIGN_BYTES = 64
+"""Fields start on a cache line, which is what vectorised kernels like best."""
+
+DTYPE_BYTES = {
+    "float32": 4,
+    "float64": 8,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "uint8": 1,
+}
+"""What a field may hold, and the bytes of one element."""
+
+
+def _aligned(count: int) -> int:
+    return -(-count // FIELD_ALIGN_BYTES) * FIELD_ALIGN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One array of a page record."""
+
+    name: str
+    dtype: str
+    elems: int
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ConfigError(
+                f"field {self.name!r}: dtype {self.dtype!r} cannot be stored; "
+                f"use one of {', '.join(DTYPE_BYTES)}"
+            )
+        if self.elems < 1:
+            raise ConfigError(f"field {self.name!r}: elems must be at least 1, got {self.elems}")
+
+    @property
+    def field_bytes(self) -> int:
+        """Bytes without the gap behind it."""
+        return self.elems * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class PageKind:
+    """The fields of a page record, in their order on disk."""
+
+    name: str
+    fields: tuple[Field, ...]
+
+    def __post_init__(self) -> None:
+        names = [item.name for item in self.fields]
+        if not names or len(set(names)) != len(names):
+            raise ConfigError(
+                f"page kind {self.name!r} has the fields {names}; "
+                "it needs at least one, each with a name of its own"
+            )
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """First byte of each field within the record; multiples of 64."""
+        starts = [0]
+        for item in self.fields:
+            starts.append(starts[-1] + _aligned(item.field_bytes))
+        return tuple(starts[:-1])
+
+    @cached_property
+    def record_bytes(self) -> int:
+        """Bytes of a whole record; a multiple of 64."""
+        return self.offsets[-1] + _aligned(self.fields[-1].field_bytes)
+
+    @cached_property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """(start, stop) in bytes of each field with the gap behind it; they cover the record."""
+        return tuple(zip(self.offsets, (*self.offsets[1:], self.record_bytes), strict=True))
+
+    def index(self, field_name: str) -> int:
+        """Position of a field. Raises StateError if there is none of that name."""
+        for index, item in enumerate(self.fields):
+            if item.name == field_name:
+                return index
+        raise StateError(
+            f"page kind {self.name!r} has no field {field_name!r}; "
+            f"it has {', '.join(item.name for item in self.fields)}"
+        )
+
+    def range(self, field_name: str) -> tuple[int, int]:
+        """(start, stop) in bytes of a field within the record, without the gap."""
+        index = self.index(field_name)
+        start = self.offsets[index]
+        return start, start + self.fields[index].field_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """What a store is for; fixed when it is made. Raises ConfigError if it cannot be."""
+
+    kinds: tuple[PageKind, ...]
+
+    page_kinds: tuple[int, ...]
+    """Index into `kinds`, one a page."""
+
+    page_elems: tuple[int, ...]
+    """Elements of each page's chunk, with padding."""
+
+    optimizer: str
+    """Name of the update kernel; another one is refused unless asked for."""
+
+    chunk_bytes: int
+    """Bytes of float32 gradient in a full chunk: the value of `--chunk`."""
+
+    layout_hash: str
+    """Hash of the layout of the model that this store holds."""
+
+    description: bytes = b""
+    """Canonical description of the job; opaque to the store."""
+
+    store_uuid: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Names this store, whatever job opens it: 32 hexadecimal digits."""
+
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        if not self.page_kinds:
+            raise ConfigError("a store needs at least one page; give this node a chunk to own")
+        if len(self.page_kinds) != len(self.page_elems):
+            raise ConfigError(
+                f"{len(self.page_kinds)} pages have a kind, {len(self.page_elems)} have a number "
+                "of elements; give both for every page"
+            )
+        if not all(0 <= index < len(self.kinds) for index in set(self.page_kinds)):
+            raise ConfigError(
+                f"page kinds are numbered 0 to {len(self.kinds) - 1}, "
+                f"got {sorted(set(self.page_kinds))}"
+            )
+        if len(self.store_uuid) != 32 or set(self.store_uuid) - set("0123456789abcdef"):
+            raise ConfigError(f"store_uuid must be 32 hexadecimal digits, got {self.store_uuid!r}")
+
+    @property
+    def page_count(self) -> int:
+        """Pages of this store; they are numbered from 0."""
+        return len(self.page_kinds)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of all records, once: the training state without copies or padding."""
+        sizes = [kind.record_bytes for kind in self.kinds]
+        return sum(sizes[index] for index in self.page_kinds)
+
+    def kind(self, page: int) -> PageKind:
+        """The kind of a page. Raises StateError if there is no such page."""
+        if not 0 <= page < len(self.page_kinds):
+            raise StateError(
+                f"page {page} does not exist; this store has 0 to {self.page_count - 1}"
+            )
+        return self.kinds[self.page_kinds[page]]
+
+
+def check_config(found: StoreConfig, wanted: StoreConfig, *, other_optimizer: bool = False) -> None:
+    """Raise ConfigError, naming what differs, unless a store `found` can serve the job `wanted`.
+
+    `other_optimizer` lets another update kernel pass, for those who asked for it. The uuid and the
+    description may differ: they do not change what a page means.
+    """
+    differences: list[str] = []
+    if found.format_version != wanted.format_version:
+        differences.append(
+            f"format version: the store has {found.format_version}, this program writes "
+            f"{wanted.format_version}; export it with the program that made it"
+        )
+    if found.chunk_bytes != wanted.chunk_bytes:
+        differences.append(
+            f"chunk: the store was made with {format_bytes(found.chunk_bytes)}, asked for "
+            f"{format_bytes(wanted.chunk_bytes)}; use --chunk {_chunk_flag(found.chunk_bytes)}"
+        )
+    if found.optimizer != wanted.optimizer and not other_optimizer:
+        differences.append(
+            f"optimizer: the store was made by {found.optimizer!r}, asked for "
+            f"{wanted.optimizer!r}; use the first"
+        )
+    if found.layout_hash != wanted.layout_hash:
+        differences.append(
+            f"layout: the store holds {found.layout_hash}, this model is {wanted.layout_hash}; "
+            "it is another model, wrapped otherwise, or spread over another number of nodes"
+        )
+    if not differences and _pages(found) != _pages(wanted):
+        differences.append(
+            f"pages: the store has {found.page_count} in {format_bytes(found.state_bytes)}, asked "
+            f"for {wanted.page_count} in {format_bytes(wanted.state_bytes)}; their fields differ"
+        )
+    if differences:
+        raise ConfigError(
+            "this store was made for another job; go back to its values or name another "
+            "directory with --state\n  " + "\n  ".join(differences)
+        )
+
+
+def _pages(config: StoreConfig) -> tuple[list[tuple[Field, ...]], tuple[int, ...]]:
+    return [config.kinds[index].fields for index in config.page_kinds], config.page_elems
+
+
+def _chunk_flag(chunk_bytes: int) -> str:
+    if chunk_bytes % 2**20 == 0:
+        return f"{chunk_bytes // 2**20}MiB"
+    if chunk_bytes % 2**10 == 0:
+        return f"{chunk_bytes // 2**10}KiB"
+    return f"{chunk_bytes}B"

@@ -1,0 +1,202 @@
+"""Files read and written in whole blocks, past the page cache where the file system allows it.
+
+Direct I/O wants file offsets, lengths and memory addresses on multiples of the device's block (512
+or 4,096 bytes; `probe_direct_io` finds out). `BlockFile` takes any range: aligned buffers, such as
+those of `aligned_buffer`, go straight to the device, others through a bounce buffer of 1 MiB a
+thread. Without direct I/O the same calls go through the page cache.
+
+Short transfers are continued; signals are handled by Python (PEP 475). No error is ever retried.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from luwu.base.errors import PageCorruptError
+
+BLOCK_BYTES = 4096
+"""Everything in a store starts on a multiple of this, whatever the device's block is."""
+
+BOUNCE_BYTES = 1024 * 1024
+
+_bounce = threading.local()
+
+
+def aligned_buffer(size: int) -> memoryview:
+    """Zeroed memory on a page boundary, freed with its last view."""
+    return memoryview(mmap.mmap(-1, max(size, 1)))[:size]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectIo:
+    """Whether a file system takes direct I/O."""
+
+    align_bytes: int
+    """Offsets, lengths and addresses are multiples of this; 1 means through the page cache."""
+
+    reason: str
+    """One phrase for people."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the page cache is passed by."""
+        return self.align_bytes > 1
+
+
+BUFFERED_BY_CHOICE = DirectIo(align_bytes=1, reason="buffered: direct I/O was not asked for")
+
+
+def probe_direct_io(path: Path) -> DirectIo:
+    """Try direct reads on an existing file of at least two blocks."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as exc:
+        return DirectIo(align_bytes=1, reason=f"buffered: opening for direct I/O failed ({exc})")
+    try:
+        error: OSError | None = None
+        memory = aligned_buffer(2 * BLOCK_BYTES)
+        for align in (512, BLOCK_BYTES):
+            try:
+                if os.preadv(fd, [memory[align : 2 * align]], align) == align:
+                    return DirectIo(
+                        align_bytes=align, reason=f"direct I/O in blocks of {align} bytes"
+                    )
+            except OSError as exc:
+                error = exc
+        return DirectIo(align_bytes=1, reason=f"buffered: a direct read failed ({error})")
+    finally:
+        os.close(fd)
+
+
+class IoCounter:
+    """Bytes and flushes of some files; updated by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+        self.bytes_written = 0
+        self.flushes = 0
+
+    def add(self, *, bytes_read: int = 0, bytes_written: int = 0, flushes: int = 0) -> None:
+        """Count one transfer."""
+        with self._lock:
+            self.bytes_read += bytes_read
+            self.bytes_written += bytes_written
+            self.flushes += flushes
+
+
+class BlockFile:
+    """One open file of fixed size. Errors of the system pass through as OSError."""
+
+    def __init__(self, path: Path, direct: DirectIo, counter: IoCounter, *, synced: bool) -> None:
+        self.name = path.name
+        self._align = direct.align_bytes
+        self._counter = counter
+        self._synced = synced
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct.enabled else 0)
+        self._fd = os.open(path, flags)
+        if not direct.enabled:
+            # What an earlier process could not flush must not be served from the cache.
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._fd).st_size
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Fill `into` from `offset`. Raises PageCorruptError if the file ends before that."""
+        if not len(into):
+            return
+        if self._is_aligned(offset, into):
+            self._read_all(offset, into)
+            return
+        bounce = _bounce_buffer()
+        done = 0
+        while done < len(into):
+            start = offset + done
+            first = start % self._align  # bytes of the block that are not asked for
+            count = min(len(into) - done, BOUNCE_BYTES - first)
+            whole = -(-(first + count) // self._align) * self._align
+            self._read_all(start - first, bounce[:whole])
+            into[done : done + count] = bounce[first : first + count]
+            done += count
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write `data` at a multiple of BLOCK_BYTES; the last block is filled up with zeros."""
+        assert offset % BLOCK_BYTES == 0, "records start on blocks"
+        if not len(data):
+            return
+        if self._is_aligned(offset, data):
+            self._write_all(offset, data)
+            return
+        bounce = _bounce_buffer()
+        for start in range(0, len(data), BOUNCE_BYTES):
+            part = data[start : start + BOUNCE_BYTES]
+            whole = -(-len(part) // BLOCK_BYTES) * BLOCK_BYTES
+            bounce[: len(part)] = part
+            bounce[len(part) : whole] = bytes(whole - len(part))
+            self._write_all(offset + start, bounce[:whole])
+
+    def flush(self) -> None:
+        """Make every finished write survive power loss, at a level that promises it."""
+        if self._synced:
+            os.fdatasync(self._fd)
+            self._counter.add(flushes=1)
+
+    def close(self) -> None:
+        """Close the file; once."""
+        os.close(self._fd)
+
+    def _is_aligned(self, offset: int, view: memoryview) -> bool:
+        if offset % self._align or len(view) % self._align:
+            return False
+        return self._align == 1 or _address(view) % self._align == 0
+
+    def _read_all(self, offset: int, into: memoryview) -> None:
+        done = 0
+        while done < len(into):
+            count = os.preadv(self._fd, [into[done:]], offset + done)
+            if count == 0:
+                raise PageCorruptError(
+                    f"{self.name} ends at byte {self.size}, expected at least "
+                    f"{offset + len(into)}. The file was cut short; restore the store from a "
+                    "checkpoint."
+                )
+            done = self._continue_at(done, count, len(into))
+        self._counter.add(bytes_read=len(into))
+
+    def _write_all(self, offset: int, data: memoryview) -> None:
+        done = 0
+        while done < len(data):
+            count = os.pwritev(self._fd, [data[done:]], offset + done)
+            done = self._continue_at(done, count, len(data))
+        self._counter.add(bytes_written=len(data))
+
+    def _continue_at(self, done: int, count: int, size: int) -> int:
+        """Where the next transfer starts: direct I/O goes on from the last whole block."""
+        if done + count == size:
+            return size
+        whole = (done + count) // self._align * self._align
+        if whole <= done:
+            text = f"a transfer stopped after {done + count} of {size} bytes"
+            raise OSError(errno.EIO, text, self.name)
+        return whole
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
+
+
+def _bounce_buffer() -> memoryview:
+    if not hasattr(_bounce, "view"):
+        _bounce.view = aligned_buffer(BOUNCE_BYTES)
+    view: memoryview = _bounce.view
+    return view

@@ -1,0 +1,206 @@
+"""The directory of a store: made as a whole or not at all, held by one process.
+
+    CONFIG      what the store is for; written once
+    LOCK        flock of the process that has it open; generation and attempt (a ring)
+    side0.dat   page bodies, first side          geometry.py
+    side1.dat   page bodies, second side
+    meta.dat    superblock and manifests         manifest.py
+
+Making one: everything is built in a directory beside it, flushed, then renamed. All space is
+allocated here, so that a step neither grows a file nor runs out of disk (copy-on-write file systems
+can still do that: there, keep some free). A maker that was killed leaves `.NAME.creating`, which is
+no store; the next maker removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from luwu.base.errors import ConfigError, StateError, StoreFullError
+from luwu.base.failpoints import failpoint
+from luwu.base.quantities import format_bytes
+from switch_emu.store.config import StoreConfig
+from switch_emu.store.config_file import decode_config, encode_config
+from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter
+from switch_emu.store.geometry import Geometry
+from switch_emu.store.manifest import meta_bytes
+from switch_emu.store.ring import RING_BYTES, RecordRing
+
+CONFIG_NAME = "CONFIG"
+LOCK_NAME = "LOCK"
+META_NAME = "meta.dat"
+SIDE_NAMES = ("side0.dat", "side1.dat")
+
+
+def store_disk_bytes(config: StoreConfig) -> int:
+    """Bytes a store takes on disk: both sides, the manifests, the rest."""
+    geometry = Geometry(config)
+    files = 2 * geometry.side_bytes + meta_bytes(geometry.table) + RING_BYTES
+    return files + len(encode_config(config))
+
+
+def create_directory(path: Path, config: StoreConfig) -> None:
+    """Make an empty store at `path`.
+
+    Raises: ConfigError if something is there; StoreFullError if the disk is too small.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} exists and is not empty; open it, or name another directory")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _check_space(path.parent, store_disk_bytes(config), config)
+    building = path.parent / f".{path.name}.creating"
+    building_fd = _lock_building(building)
+    try:
+        for leftover in building.iterdir():
+            leftover.unlink()
+        failpoint("store.create.before_files")
+        _write_files(building, config)
+        os.fsync(building_fd)
+        failpoint("store.create.before_rename")
+        os.rename(building, path)
+        failpoint("store.create.after_rename")
+        _fsync_directory(path.parent)
+    except BaseException as exc:
+        shutil.rmtree(building, ignore_errors=True)
+        if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFullError(
+                f"{path}: the disk ran full while {format_bytes(store_disk_bytes(config))} were "
+                "allocated; nothing was left behind. Free some space and try again."
+            ) from exc
+        raise
+    finally:
+        os.close(building_fd)
+
+
+def read_config(path: Path) -> StoreConfig:
+    """The configuration of the store at `path`. Raises ConfigError if there is no store."""
+    file = path / CONFIG_NAME
+    try:
+        data = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        raise ConfigError(f"{path} holds no store: {file.name} is missing; make one first") from exc
+    return decode_config(data, place=str(file))
+
+
+def check_sizes(path: Path, geometry: Geometry) -> None:
+    """Raise StateError if a file is missing or not of the size it was made with."""
+    sizes = {name: geometry.side_bytes for name in SIDE_NAMES}
+    sizes |= {META_NAME: meta_bytes(geometry.table), LOCK_NAME: RING_BYTES}
+    for name, expected in sizes.items():
+        file = path / name
+        found = file.stat().st_size if file.exists() else None
+        if found != expected:
+            text = "is missing" if found is None else f"has {found} bytes, expected {expected}"
+            raise StateError(f"{file} {text}. Restore the store from a checkpoint.")
+
+
+def lock_directory(path: Path) -> int:
+    """A descriptor that holds the store until it is closed. Raises ConfigError if another does."""
+    try:
+        fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError as exc:
+        raise ConfigError(f"{path} holds no store: {LOCK_NAME} is missing; make one first") from exc
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        os.close(fd)
+        raise ConfigError(
+            f"{path} is open in {_holder(path)}: a second node on one directory. "
+            "Stop the other, or give this one a directory of its own."
+        ) from exc
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _holder(path: Path) -> str:
+    """Who has the store open, as far as LOCK tells."""
+    try:
+        config = read_config(path)
+        file = BlockFile(path / LOCK_NAME, BUFFERED_BY_CHOICE, IoCounter(), synced=False)
+        try:
+            counters = RecordRing(file, config.store_uuid).read()
+        finally:
+            file.close()
+        return f"process {counters['pid']} on {counters['host']}"
+    except (OSError, KeyError, StateError, ConfigError):
+        return "another process"
+
+
+def _check_space(parent: Path, needed: int, config: StoreConfig) -> None:
+    disk = os.statvfs(parent)
+    free = disk.f_bavail * disk.f_frsize
+    if free < needed:
+        raise StoreFullError(
+            f"{parent}: {format_bytes(free)} free, {format_bytes(needed)} needed (two sides of "
+            f"{format_bytes(config.state_bytes)} and the manifests). Free some space or name "
+            "another disk with --state."
+        )
+
+
+def _lock_building(building: Path) -> int:
+    """Make the directory to build in, or take it over from a maker that died."""
+    building.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(building).st_ino == os.fstat(fd).st_ino:
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(fd)
+    raise ConfigError(
+        f"{building} belongs to another process, which is making this store just now; "
+        "wait for it, or name another directory"
+    )
+
+
+def _write_files(building: Path, config: StoreConfig) -> None:
+    geometry = Geometry(config)
+    _write_file(building / CONFIG_NAME, encode_config(config))
+    failpoint("store.create.after_config")
+    for name in SIDE_NAMES:
+        _allocate(building / name, geometry.side_bytes)
+    _allocate(building / META_NAME, meta_bytes(geometry.table))
+    _allocate(building / LOCK_NAME, RING_BYTES)
+    failpoint("store.create.after_allocate")
+    for name, values in (
+        (META_NAME, {"decided": None, "prepared": None}),
+        (LOCK_NAME, {"generation": 0, "attempt": 0}),
+    ):
+        file = BlockFile(building / name, BUFFERED_BY_CHOICE, IoCounter(), synced=True)
+        try:
+            RecordRing(file, config.store_uuid).write(values)
+            file.flush()
+        finally:
+            file.close()
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+
+
+def _allocate(path: Path, size: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _fsync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

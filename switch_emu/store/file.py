@@ -1,0 +1,429 @@
+"""A page store in a directory: two sides, no log, nothing to replay after a crash.
+
+What reaches the disk, and in which order (invariants: `interface.py`; formats: `geometry.py`,
+`manifest.py`, `ring.py`, `directory.py`):
+
+    write     body of the page -> the side that is not current
+    prepare   flush the sides written | manifest twice, superblock "prepared" twice | flush
+    decide    superblock "decided" twice | flush
+    abort     if the step was prepared: superblock without it, twice | flush
+
+So a step costs three flushes, and opening reads one manifest, however large the store. Whatever a
+crash leaves of an unfinished line is on the other side, in the other manifest or in the other pair
+of the ring. Opening writes the superblock anew and flushes everything, since what a killed process
+left in the page cache is readable and yet not durable.
+
+Levels: `step` flushes as above. `process` never flushes: the page cache outlives any kill, not a
+power cut, after which pages may be torn (reads then say so; nothing wrong is served). `none`
+promises nothing, and here does what `process` does. `checkpoint` is not built: two sides without a
+flush a step need a third, or both may be torn at once.
+
+A write or a flush that fails stops the store. A flush is never tried again: the second may succeed
+although the first has lost the data.
+
+Failpoints: store.before_page_write, store.after_page_write, store.before_data_flush,
+store.after_data_flush, store.before_manifest, store.between_manifests, store.after_manifest,
+store.after_prepared, store.before_meta_flush, store.after_meta_flush, store.before_decide,
+store.after_decided, store.before_abort, store.after_abort, store.before_counters,
+store.after_counters, store.open.after_lock, store.open.before_flush, store.open.after_flush; and of
+`directory.py`: store.create.before_files, store.create.after_config, store.create.after_allocate,
+store.create.before_rename, store.create.after_rename.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from luwu.base.errors import ConfigError, PageCorruptError, StateError, StoreFullError
+from luwu.base.failpoints import failpoint
+from switch_emu.store.config import StoreConfig
+from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter, probe_direct_io
+from switch_emu.store.directory import (
+    LOCK_NAME,
+    META_NAME,
+    SIDE_NAMES,
+    check_sizes,
+    create_directory,
+    lock_directory,
+    read_config,
+    store_disk_bytes,
+)
+from switch_emu.store.geometry import Geometry
+from switch_emu.store.interface import Buffer, DecidedStep, Durability, PageStore, StoreStats
+from switch_emu.store.manifest import (
+    ManifestRef,
+    copy_offset,
+    encode_manifest,
+    read_manifest,
+    repair_manifest,
+)
+from switch_emu.store.ring import RecordRing
+from switch_emu.store.steps import DIGEST_BYTES, PageEntry, PageTable, StepState
+from switch_emu.store.views import read_view, write_view
+
+
+class FilePageStore(PageStore):
+    """A page store on disk. Make one with `create`, then `open` it as often as you like."""
+
+    direct_io: bool
+    """Whether the page cache is passed by."""
+
+    direct_io_reason: str
+    """Why, or why not."""
+
+    notes: tuple[str, ...]
+    """What opening found damaged and put right from the other copy."""
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        config: StoreConfig,
+        *,
+        durability: Durability = "step",
+        direct_io: bool = True,
+    ) -> FilePageStore:
+        """Make an empty store at `path`, which must not exist or be empty, and open it.
+
+        Raises: ConfigError, StoreFullError.
+        """
+        _check_durability(durability)
+        create_directory(path, config)
+        return cls(path, durability=durability, direct_io=direct_io)
+
+    @classmethod
+    def open(
+        cls, path: Path, *, durability: Durability = "step", direct_io: bool = True
+    ) -> FilePageStore:
+        """Open the store at `path` at its decided version; without a scan.
+
+        Raises: ConfigError if there is none or another process has it open; StateError if it is
+        damaged.
+        """
+        _check_durability(durability)
+        return cls(path, durability=durability, direct_io=direct_io)
+
+    def __init__(self, path: Path, *, durability: Durability, direct_io: bool) -> None:
+        self.path = path
+        self._stopped: str | None = None
+        self._dirty: set[int] = set()
+        self._dirty_lock = threading.Lock()
+        self._data_io, self._meta_io = IoCounter(), IoCounter()
+        self._files: list[BlockFile] = []
+        self._config = read_config(path)
+        self._lock_fd = lock_directory(path)
+        try:
+            failpoint("store.open.after_lock")
+            self._open_files(synced=durability == "step", direct_io=direct_io)
+            self._recover()
+        except BaseException as exc:
+            self.close()
+            if isinstance(exc, OSError):
+                raise StateError(f"{path} cannot be opened: {exc}. Check the disk.") from exc
+            raise
+
+    def _open_files(self, *, synced: bool, direct_io: bool) -> None:
+        self._geometry = Geometry(self._config)
+        check_sizes(self.path, self._geometry)
+        direct = probe_direct_io(self.path / SIDE_NAMES[0]) if direct_io else BUFFERED_BY_CHOICE
+        self.direct_io, self.direct_io_reason = direct.enabled, direct.reason
+        for name in (*SIDE_NAMES, META_NAME, LOCK_NAME):
+            counter = self._data_io if name in SIDE_NAMES else self._meta_io
+            self._files.append(BlockFile(self.path / name, direct, counter, synced=synced))
+        self._sides = self._files[:2]
+        self._meta, self._lock = self._files[2:]
+
+    def _recover(self) -> None:
+        """Find the decided version, and make durable what was found."""
+        uuid, shape = self._config.store_uuid, self._geometry.table
+        self._counters_ring = RecordRing(self._lock, uuid)
+        self._superblock_ring = RecordRing(self._meta, uuid)
+        counters = self._counters_ring.read()
+        superblock = self._superblock_ring.read()
+        notes = [
+            f"{file.name}: {ring.damaged_count} of 4 record blocks unreadable, the others used"
+            for file, ring in (
+                (self._lock, self._counters_ring),
+                (self._meta, self._superblock_ring),
+            )
+            if ring.damaged_count
+        ]
+        self._decided_ref = _ref(superblock["decided"])
+        self._prepared_ref = _ref(superblock["prepared"])
+        table, decided, prepared = PageTable(shape), None, None
+        if self._decided_ref is not None:
+            decided, table, damaged = read_manifest(self._meta, self._decided_ref, shape)
+            notes += self._repaired(self._decided_ref, damaged)
+        if self._prepared_ref is not None:
+            try:
+                step, new_table, damaged = read_manifest(self._meta, self._prepared_ref, shape)
+            except PageCorruptError:
+                # The superblock came to the disk before its manifest: nobody was told "prepared".
+                notes.append(f"version {self._prepared_ref.version} was cut short and is forgotten")
+                self._prepared_ref = None
+            else:
+                prepared = (step, new_table)
+                notes += self._repaired(self._prepared_ref, damaged)
+        self._generation = int(counters["generation"]) + 1
+        self._steps = StepState(
+            table, attempt=int(counters["attempt"]), decided=decided, prepared=prepared
+        )
+        self.notes = tuple(notes)
+        failpoint("store.open.before_flush")
+        for side in self._sides:
+            side.flush()
+        self._write_superblock()
+        self._write_counters(self._steps.attempt)
+        failpoint("store.open.after_flush")
+
+    def _repaired(self, ref: ManifestRef, damaged: tuple[int, ...]) -> list[str]:
+        repair_manifest(self._meta, ref, self._geometry.table, damaged)
+        return [
+            f"{META_NAME}: copy {copy} of the manifest of version {ref.version} was damaged, "
+            "written anew from the other"
+            for copy in damaged
+        ]
+
+    @property
+    def config(self) -> StoreConfig:
+        """What the store was made for."""
+        return self._config
+
+    @property
+    def generation(self) -> int:
+        """Openings of this store, this one included; durable before `open` returns."""
+        return self._generation
+
+    @property
+    def attempt(self) -> int:
+        """The attempt last recorded, by this process or an earlier one."""
+        return self._steps.attempt
+
+    @property
+    def decided(self) -> DecidedStep | None:
+        """The newest decided step."""
+        return self._steps.decided
+
+    @property
+    def prepared(self) -> DecidedStep | None:
+        """The step that is prepared and neither decided nor aborted."""
+        return self._steps.prepared
+
+    @property
+    def stats(self) -> StoreStats:
+        """Traffic since the opening."""
+        data, meta = self._data_io, self._meta_io
+        return StoreStats(
+            bytes_read=data.bytes_read,
+            bytes_written=data.bytes_written,
+            flushes=data.flushes,
+            meta_bytes_read=meta.bytes_read,
+            meta_bytes_written=meta.bytes_written,
+            meta_flushes=meta.flushes,
+        )
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of all files, all allocated when the store was made."""
+        return store_disk_bytes(self._config)
+
+    def record_attempt(self, attempt: int) -> None:
+        """Raise the attempt, durably at the store's level."""
+        self._check_running()
+        self._steps.check_attempt(attempt)
+        if attempt != self._steps.attempt:
+            with self._stop_on_error(f"recording attempt {attempt}"):
+                self._write_counters(attempt)
+            self._steps.attempt = attempt
+
+    def read(self, page: int, version: int, into: memoryview) -> None:
+        """Fill `into` with a whole record, every field verified."""
+        self._check_running()
+        kind = self._config.kind(page)
+        view = write_view(into, kind.record_bytes, f"page {page}")
+        entry = self._steps.entry_to_read(page, version)
+        self._read_range(page, entry, 0, view)
+        for index, (start, stop) in enumerate(kind.parts):
+            self._verify(page, entry, index, view[start:stop])
+
+    def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
+        """Fill `into` with one field, verified."""
+        self._check_running()
+        kind = self._config.kind(page)
+        index = kind.index(field_name)
+        view = write_view(into, kind.fields[index].field_bytes, f"page {page}, field {field_name}")
+        entry = self._steps.entry_to_read(page, version)
+        start, stop = kind.parts[index]
+        if len(view) == stop - start:  # nearly always: only short fields have a gap behind them
+            self._read_range(page, entry, start, view)
+            self._verify(page, entry, index, view)
+        else:
+            part = memoryview(bytearray(stop - start))
+            self._read_range(page, entry, start, part)
+            self._verify(page, entry, index, part)
+            view[:] = part[: len(view)]
+
+    def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
+        """Write a whole record to the side that is not current."""
+        self._check_running()
+        kind = self._config.kind(page)
+        view = read_view(record, kind.record_bytes, f"page {page}")
+        side = self._steps.side_to_write(page, version, attempt)
+        digests = b"".join(xxhash.xxh3_128_digest(view[a:b]) for a, b in kind.parts)
+        body = self._geometry.body_bytes[self._config.page_kinds[page]]
+        with self._dirty_lock:
+            self._dirty.add(side)
+        with self._stop_on_error(f"writing page {page} to {self._sides[side].name}"):
+            failpoint("store.before_page_write")
+            self._sides[side].write(self._geometry.offsets[page], view[:body])
+            failpoint("store.after_page_write")
+        entry = PageEntry(side, version, attempt, digests, bytes(view[body:]))
+        self._steps.note_written(page, entry)
+
+    def prepare(self, step: DecidedStep) -> None:
+        """Flush the pages, write the manifest and the superblock, flush."""
+        self._check_running()
+        table = self._steps.table_to_prepare(step)
+        place = 0 if self._decided_ref is None else 1 - self._decided_ref.place
+        ref, manifest = encode_manifest(
+            step, table, store_uuid=self._config.store_uuid, place=place
+        )
+        with self._stop_on_error(f"preparing version {step.version}"):
+            failpoint("store.before_data_flush")
+            for side in sorted(self._dirty):
+                self._sides[side].flush()
+            self._dirty.clear()
+            failpoint("store.after_data_flush")
+            failpoint("store.before_manifest")
+            self._meta.write(copy_offset(self._geometry.table, place, 0), manifest)
+            failpoint("store.between_manifests")
+            self._meta.write(copy_offset(self._geometry.table, place, 1), manifest)
+            failpoint("store.after_manifest")
+            self._prepared_ref = ref
+            self._write_superblock()
+            failpoint("store.after_prepared")
+        self._steps.note_prepared(step, table)
+
+    def decide(self, version: int, attempt: int) -> None:
+        """Write the superblock that makes the prepared step the decided one, flush."""
+        self._check_running()
+        self._steps.check_decide(version, attempt)
+        with self._stop_on_error(f"deciding version {version}"):
+            failpoint("store.before_decide")
+            self._decided_ref, self._prepared_ref = self._prepared_ref, None
+            self._write_superblock()
+            failpoint("store.after_decided")
+        self._steps.note_decided()
+
+    def abort(self, attempt: int) -> None:
+        """Forget this attempt and older ones; durably, if one of them was prepared.
+
+        Its pages may be overwritten from now on, so it must not be found prepared after a crash.
+        """
+        self._check_running()
+        if self._steps.abort_reaches_prepared(attempt):
+            with self._stop_on_error(f"aborting attempt {attempt}"):
+                failpoint("store.before_abort")
+                self._prepared_ref = None
+                self._write_superblock()
+                failpoint("store.after_abort")
+        self._steps.note_aborted(attempt)
+
+    def close(self) -> None:
+        """Close the files and let go of the lock."""
+        if self._lock_fd < 0:
+            return
+        for file in self._files:
+            file.close()
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+        self._stopped = self._stopped or "it was closed"
+
+    def _write_superblock(self) -> None:
+        refs = {"decided": self._decided_ref, "prepared": self._prepared_ref}
+        self._superblock_ring.write(
+            {name: None if ref is None else ref.to_json() for name, ref in refs.items()}
+        )
+        failpoint("store.before_meta_flush")
+        self._meta.flush()
+        failpoint("store.after_meta_flush")
+
+    def _write_counters(self, attempt: int) -> None:
+        failpoint("store.before_counters")
+        self._counters_ring.write(
+            {
+                "generation": self._generation,
+                "attempt": attempt,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+            }
+        )
+        self._lock.flush()
+        failpoint("store.after_counters")
+
+    def _read_range(self, page: int, entry: PageEntry, start: int, into: memoryview) -> None:
+        """Bytes of a record from `start`: first what is in the side file, then the tail."""
+        body = self._geometry.body_bytes[self._config.page_kinds[page]]
+        count = max(0, min(len(into), body - start))
+        file = self._sides[entry.side]
+        try:
+            file.read(self._geometry.offsets[page] + start, into[:count])
+        except OSError as exc:
+            raise StateError(
+                f"page {page} of {file.name} cannot be read: {exc}. Check the disk; restore the "
+                "shard from a checkpoint if the page is gone."
+            ) from exc
+        tail_start = start + count - body
+        into[count:] = entry.tail[tail_start : tail_start + len(into) - count]
+
+    def _verify(self, page: int, entry: PageEntry, index: int, part: memoryview) -> None:
+        expected = entry.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+        found = xxhash.xxh3_128_digest(part)
+        if found != expected:
+            field = self._config.kind(page).fields[index]
+            raise PageCorruptError(
+                f"page {page} of {self._sides[entry.side].name}, field {field.name}: checksum "
+                f"0x{found.hex()}, expected 0x{expected.hex()} (version {entry.version}, attempt "
+                f"{entry.attempt}). The page changed after it was written, or the write was lost; "
+                "restore the shard from a checkpoint."
+            )
+
+    def _check_running(self) -> None:
+        if self._stopped is not None:
+            raise StateError(f"{self.path} takes no more calls: {self._stopped}. Open it again.")
+
+    @contextmanager
+    def _stop_on_error(self, doing: str) -> Iterator[None]:
+        """After an error in here nobody knows what is on disk: no call may follow."""
+        try:
+            yield
+        except BaseException as exc:
+            self._stopped = f"{doing} failed ({exc})"
+            if not isinstance(exc, OSError):
+                raise
+            full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise (StoreFullError if full else StateError)(
+                f"{self.path}: {doing} failed: {exc}. The store is stopped and what the disk holds "
+                "of this step is unknown; the decided version is untouched. Put the disk right and "
+                "start the node again."
+            ) from exc
+
+
+def _check_durability(durability: Durability) -> None:
+    if durability == "checkpoint":
+        raise ConfigError("durability 'checkpoint' is not built yet; use step, process or none")
+    if durability not in ("step", "process", "none"):
+        raise ConfigError(f"durability {durability!r} is unknown; use step, process or none")
+
+
+def _ref(values: dict[str, Any] | None) -> ManifestRef | None:
+    return None if values is None else ManifestRef(**values)

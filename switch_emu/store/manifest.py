@@ -1,0 +1,169 @@
+"""meta.dat: the superblock and the two manifests, each stored twice.
+
+    0        16 KiB                                               end
+    | ring  | manifest 0 | manifest 0 | manifest 1 | manifest 1 |
+              copy 0       copy 1       copy 0       copy 1
+
+A *manifest* is one version as a whole: the record of the step, then the page table. The ring holds
+the *superblock*, which names the manifest that is decided and the one that is prepared, by place,
+size and checksum. A manifest is always written to the place that is not decided.
+
+A manifest certifies itself through the superblock, so both are written before one flush; a
+superblock that reached the disk without its manifest reads as "not prepared", which nobody had been
+told otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import xxhash
+
+from luwu.base.errors import PageCorruptError, StateError
+from switch_emu.store.direct_io import BLOCK_BYTES, BlockFile, aligned_buffer
+from switch_emu.store.interface import Contributor, DecidedStep
+from switch_emu.store.ring import RING_BYTES
+from switch_emu.store.steps import PageTable, TableShape
+
+STEP_RECORD_BYTES_MAX = 256 * 1024
+"""Ledger, hyper-parameters and the rest of one step: 1,024 contributors take about 40 KiB."""
+
+_MAGIC = b"LUWUMAN1"
+_HEAD = struct.Struct("<8s16sQQQ")  # magic, store uuid, version, step record bytes, table bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRef:
+    """What the superblock knows of a manifest."""
+
+    version: int
+    attempt: int
+    place: int
+    """0 or 1: which of the two."""
+    size: int
+    digest: str
+    """xxh3-128 in hexadecimal."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For the superblock."""
+        return asdict(self)
+
+
+def region_bytes(shape: TableShape) -> int:
+    """Bytes reserved for one copy of a manifest."""
+    most = _HEAD.size + STEP_RECORD_BYTES_MAX + shape.table_bytes
+    return -(-most // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def meta_bytes(shape: TableShape) -> int:
+    """Size of meta.dat."""
+    return RING_BYTES + 4 * region_bytes(shape)
+
+
+def copy_offset(shape: TableShape, place: int, copy: int) -> int:
+    """Where in meta.dat one copy of a manifest starts."""
+    return RING_BYTES + (2 * place + copy) * region_bytes(shape)
+
+
+def encode_manifest(
+    step: DecidedStep, table: PageTable, *, store_uuid: str, place: int
+) -> tuple[ManifestRef, memoryview]:
+    """What the superblock says of it, and its bytes in an aligned buffer of whole blocks.
+
+    Raises: StateError if the step's own record is too large.
+    """
+    record = encode_step(step)
+    pages = table.encode()
+    head = _HEAD.pack(_MAGIC, bytes.fromhex(store_uuid), step.version, len(record), len(pages))
+    size = len(head) + len(record) + len(pages)
+    buffer = aligned_buffer(-(-size // BLOCK_BYTES) * BLOCK_BYTES)
+    at = 0
+    for part in (head, record, pages):
+        buffer[at : at + len(part)] = part
+        at += len(part)
+    digest = xxhash.xxh3_128_hexdigest(buffer[:size])
+    ref = ManifestRef(
+        version=step.version, attempt=step.attempt, place=place, size=size, digest=digest
+    )
+    return ref, buffer
+
+
+def read_manifest(
+    file: BlockFile, ref: ManifestRef, shape: TableShape
+) -> tuple[DecidedStep, PageTable, tuple[int, ...]]:
+    """The step, its page table, and which copies are damaged.
+
+    Raises: PageCorruptError if both copies are.
+    """
+    whole: memoryview | None = None
+    damaged: list[int] = []
+    found = ""
+    for copy in range(2):
+        data = aligned_buffer(-(-ref.size // BLOCK_BYTES) * BLOCK_BYTES)
+        file.read(copy_offset(shape, ref.place, copy), data)
+        found = xxhash.xxh3_128_hexdigest(data[: ref.size])
+        if found == ref.digest:
+            whole = data[: ref.size]
+        else:
+            damaged.append(copy)
+    if whole is None:
+        raise PageCorruptError(
+            f"manifest of version {ref.version} in {file.name}: checksum 0x{found}, expected "
+            f"0x{ref.digest}, in both copies. They changed after they were written; restore the "
+            "store from a checkpoint."
+        )
+    _, _, _, record_bytes, _ = _HEAD.unpack_from(whole)
+    pages_at = _HEAD.size + record_bytes
+    step = decode_step(bytes(whole[_HEAD.size : pages_at]))
+    return step, PageTable.decode(shape, whole[pages_at:]), tuple(damaged)
+
+
+def repair_manifest(
+    file: BlockFile, ref: ManifestRef, shape: TableShape, damaged: tuple[int, ...]
+) -> None:
+    """Write damaged copies anew from the whole one; the caller flushes."""
+    buffer = aligned_buffer(-(-ref.size // BLOCK_BYTES) * BLOCK_BYTES)
+    for copy in damaged:
+        file.read(copy_offset(shape, ref.place, 1 - copy), buffer)
+        file.write(copy_offset(shape, ref.place, copy), buffer)
+
+
+def encode_step(step: DecidedStep) -> bytes:
+    """A step's record as JSON. Raises StateError if it is larger than a manifest has room for."""
+    norm = None if step.grad_norm is None else float(step.grad_norm).hex()
+    record = json.dumps(
+        {
+            "version": step.version,
+            "attempt": step.attempt,
+            "epoch": step.epoch,
+            "job": step.job,
+            "generation": step.generation,
+            "contributors": [list(item) for item in step.contributors],
+            "hyper": step.hyper.hex(),
+            "applied": step.applied,
+            "grad_norm": norm,
+            "extra": dict(step.extra),
+        },
+        separators=(",", ":"),
+    ).encode()
+    if len(record) > STEP_RECORD_BYTES_MAX:
+        raise StateError(
+            f"the record of version {step.version} has {len(record)} bytes, at most "
+            f"{STEP_RECORD_BYTES_MAX} fit a manifest; keep less in hyper and extra"
+        )
+    return record
+
+
+def decode_step(data: bytes) -> DecidedStep:
+    """The step in a record whose checksum has been verified."""
+    values: dict[str, Any] = json.loads(data)
+    norm = values.pop("grad_norm")
+    return DecidedStep(
+        contributors=tuple(Contributor(*item) for item in values.pop("contributors")),
+        hyper=bytes.fromhex(values.pop("hyper")),
+        grad_norm=None if norm is None else float.fromhex(norm),
+        **values,
+    )

@@ -1,0 +1,123 @@
+"""A page store in RAM: both sides, the same rules, nothing on disk.
+
+For tests, and for jobs that ask for no durability. RAM is trusted: nothing is checksummed here.
+"""
+
+from __future__ import annotations
+
+from luwu.base.errors import StateError
+from switch_emu.store.config import StoreConfig
+from switch_emu.store.interface import Buffer, DecidedStep, PageStore, StoreStats
+from switch_emu.store.steps import PageEntry, PageTable, StepState, TableShape
+from switch_emu.store.views import read_view, write_view
+
+
+class MemoryPageStore(PageStore):
+    """Two sides a page in RAM; they are allocated when first written."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._config = config
+        nothing = [0] * config.page_count
+        self._steps = StepState(PageTable(TableShape(nothing, nothing)))
+        self._sides: tuple[list[bytearray | None], ...] = (
+            [None] * config.page_count,
+            [None] * config.page_count,
+        )
+        self._closed = False
+
+    @property
+    def config(self) -> StoreConfig:
+        """What the store was made for."""
+        return self._config
+
+    @property
+    def generation(self) -> int:
+        """Always 1: what is in RAM is opened once."""
+        return 1
+
+    @property
+    def attempt(self) -> int:
+        """The attempt last recorded."""
+        return self._steps.attempt
+
+    @property
+    def decided(self) -> DecidedStep | None:
+        """The newest decided step."""
+        return self._steps.decided
+
+    @property
+    def prepared(self) -> DecidedStep | None:
+        """The step that is prepared and not decided."""
+        return self._steps.prepared
+
+    @property
+    def stats(self) -> StoreStats:
+        """All zero: no disk."""
+        return StoreStats()
+
+    @property
+    def disk_bytes(self) -> int:
+        """0: no disk."""
+        return 0
+
+    def record_attempt(self, attempt: int) -> None:
+        """Raise the attempt."""
+        self._check_open()
+        self._steps.check_attempt(attempt)
+        self._steps.attempt = attempt
+
+    def read(self, page: int, version: int, into: memoryview) -> None:
+        """Copy a whole record into `into`."""
+        self._check_open()
+        view = write_view(into, self._config.kind(page).record_bytes, f"page {page}")
+        view[:] = self._record(page, version)
+
+    def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
+        """Copy one field into `into`."""
+        self._check_open()
+        start, stop = self._config.kind(page).range(field_name)
+        view = write_view(into, stop - start, f"page {page}, field {field_name}")
+        view[:] = self._record(page, version)[start:stop]
+
+    def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
+        """Copy a record to the side that is not current."""
+        self._check_open()
+        view = read_view(record, self._config.kind(page).record_bytes, f"page {page}")
+        side = self._steps.side_to_write(page, version, attempt)
+        place = self._sides[side][page]
+        if place is None:
+            self._sides[side][page] = bytearray(view)
+        else:
+            place[:] = view
+        self._steps.note_written(page, PageEntry(side, version, attempt))
+
+    def prepare(self, step: DecidedStep) -> None:
+        """Make what this attempt wrote ready to be decided."""
+        self._check_open()
+        self._steps.note_prepared(step, self._steps.table_to_prepare(step))
+
+    def decide(self, version: int, attempt: int) -> None:
+        """Make the prepared step the decided one."""
+        self._check_open()
+        self._steps.check_decide(version, attempt)
+        self._steps.note_decided()
+
+    def abort(self, attempt: int) -> None:
+        """Forget what was made under this attempt or an older one."""
+        self._check_open()
+        self._steps.note_aborted(attempt)
+
+    def close(self) -> None:
+        """Free both sides."""
+        self._closed = True
+        for side in self._sides:
+            side.clear()
+
+    def _record(self, page: int, version: int) -> memoryview:
+        record = self._sides[self._steps.entry_to_read(page, version).side][page]
+        assert record is not None, "an entry names a side that was written"
+        return memoryview(record)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StateError("this store is closed; open it again")

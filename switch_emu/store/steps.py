@@ -1,0 +1,268 @@
+"""Which version of which page lies where, and which call is allowed now. No I/O.
+
+Shared by every store: `interface.py` has the table of transitions, this module enforces it. The
+*page table* says of each page: its side, the step that wrote it, and, where the bytes are on a
+disk, one checksum a field and the end of the record (`geometry.py` says why).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from luwu.base.errors import PageCorruptError, StateError
+from switch_emu.store.interface import DecidedStep, VersionMissing
+
+DIGEST_BYTES = 16
+
+_STATE = np.dtype([("version", "<u8"), ("attempt", "<u8"), ("side", "u1")])
+
+
+class PageEntry(NamedTuple):
+    """Where one version of a page is, and what it must be."""
+
+    side: int
+    version: int
+    """The step that wrote it; a page that rests keeps an old one."""
+    attempt: int
+    digests: bytes = b""
+    """xxh3-128 of each part of the record, 16 bytes each; none in memory."""
+    tail: bytes = b""
+    """End of the record, kept here instead of in the side file."""
+
+
+class TableShape:
+    """Bytes each page takes in a page table; one for all versions."""
+
+    def __init__(self, digest_counts: Iterable[int], tail_bytes: Iterable[int]) -> None:
+        self.digest_starts = _starts(count * DIGEST_BYTES for count in digest_counts)
+        self.tail_starts = _starts(tail_bytes)
+        self.page_count = len(self.digest_starts) - 1
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of an encoded table."""
+        states = self.page_count * _STATE.itemsize
+        return states + int(self.digest_starts[-1]) + int(self.tail_starts[-1])
+
+
+class PageTable:
+    """One entry a page, in arrays: a million pages are copied and encoded in milliseconds."""
+
+    def __init__(self, shape: TableShape) -> None:
+        self._shape = shape
+        self._states = np.zeros(shape.page_count, dtype=_STATE)
+        self._states["side"] = 1  # so that version 0 goes to side 0
+        self._digests = bytearray(int(shape.digest_starts[-1]))
+        self._tails = bytearray(int(shape.tail_starts[-1]))
+
+    def __len__(self) -> int:
+        return self._shape.page_count
+
+    def side(self, page: int) -> int:
+        """The side on which this table's version of the page lies."""
+        return int(self._states["side"][page])
+
+    def entry(self, page: int) -> PageEntry:
+        """Everything known about this table's version of the page."""
+        state = self._states[page]
+        shape = self._shape
+        return PageEntry(
+            side=int(state["side"]),
+            version=int(state["version"]),
+            attempt=int(state["attempt"]),
+            digests=bytes(self._digests[shape.digest_starts[page] : shape.digest_starts[page + 1]]),
+            tail=bytes(self._tails[shape.tail_starts[page] : shape.tail_starts[page + 1]]),
+        )
+
+    def changed(self, entries: Mapping[int, PageEntry]) -> PageTable:
+        """A copy with other entries for some pages; this table stays as it is."""
+        shape = self._shape
+        table = PageTable(shape)
+        table._states[:] = self._states
+        table._digests[:] = self._digests
+        table._tails[:] = self._tails
+        for page, entry in entries.items():
+            table._states[page] = (entry.version, entry.attempt, entry.side)
+            table._digests[shape.digest_starts[page] : shape.digest_starts[page + 1]] = (
+                entry.digests
+            )
+            table._tails[shape.tail_starts[page] : shape.tail_starts[page + 1]] = entry.tail
+        return table
+
+    def encode(self) -> bytes:
+        """States, digests, tails: `TableShape.table_bytes` bytes."""
+        return b"".join((self._states.tobytes(), self._digests, self._tails))
+
+    @classmethod
+    def decode(cls, shape: TableShape, data: memoryview) -> PageTable:
+        """The table in `data`, whose checksum the caller has verified."""
+        if len(data) != shape.table_bytes:
+            raise PageCorruptError(
+                f"a page table has {len(data)} bytes, expected {shape.table_bytes}; "
+                "it belongs to another store. Restore the store from a checkpoint."
+            )
+        table = cls(shape)
+        digests_at = shape.page_count * _STATE.itemsize
+        tails_at = digests_at + len(table._digests)
+        table._states = np.frombuffer(data[:digests_at], dtype=_STATE).copy()
+        table._digests[:] = data[digests_at:tails_at]
+        table._tails[:] = data[tails_at:]
+        return table
+
+
+class StepState:
+    """The decided version, the one being made, and the rules between them."""
+
+    def __init__(
+        self,
+        table: PageTable,
+        *,
+        attempt: int = 0,
+        decided: DecidedStep | None = None,
+        prepared: tuple[DecidedStep, PageTable] | None = None,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._table = table
+        self._tentative: dict[int, PageEntry] = {}
+        self._prepared = prepared
+        self._aborted_attempt = -1
+        self.attempt = attempt
+        self.decided = decided
+
+    @property
+    def prepared(self) -> DecidedStep | None:
+        """The prepared step, if there is one."""
+        return None if self._prepared is None else self._prepared[0]
+
+    @property
+    def next_version(self) -> int:
+        """The version being made."""
+        return 0 if self.decided is None else self.decided.version + 1
+
+    def entry_to_read(self, page: int, version: int) -> PageEntry:
+        """Where to read a version of a page. Raises VersionMissing if it is not to be had."""
+        if self.decided is not None and version == self.decided.version:
+            return self._table.entry(page)
+        if version == self.next_version:
+            if self._prepared is not None:
+                return self._prepared[1].entry(page)
+            with self._lock:
+                entry = self._tentative.get(page)
+            if entry is not None:
+                return entry
+            raise VersionMissing(
+                f"page {page} has no version {version} yet: it was not written in attempt "
+                f"{self.attempt}; write it, or read {self._decided_text()}"
+            )
+        raise VersionMissing(
+            f"page {page}: version {version} cannot be read; there is {self._decided_text()} and, "
+            f"for pages written in attempt {self.attempt}, version {self.next_version}"
+        )
+
+    def side_to_write(self, page: int, version: int, attempt: int) -> int:
+        """The side that is not current. Raises StateError unless this may be written now."""
+        if self._prepared is not None:
+            raise StateError(
+                f"page {page} cannot be written: version {self._prepared[0].version} is prepared "
+                f"(attempt {self._prepared[0].attempt}); decide or abort it first"
+            )
+        self._check_making(f"page {page}", version, attempt)
+        return 1 - self._table.side(page)
+
+    def note_written(self, page: int, entry: PageEntry) -> None:
+        """A page of the version being made is on its side."""
+        with self._lock:
+            self._tentative[page] = entry
+
+    def table_to_prepare(self, step: DecidedStep) -> PageTable:
+        """The page table that `step` makes. Raises StateError unless it may be prepared now."""
+        if self._prepared is not None:
+            raise StateError(
+                f"version {step.version} cannot be prepared: version {self._prepared[0].version} "
+                f"(attempt {self._prepared[0].attempt}) already is; decide or abort it first"
+            )
+        self._check_making("step", step.version, step.attempt)
+        missing = len(self._table) - len(self._tentative)
+        if step.version == 0 and (missing or not step.applied):
+            raise StateError(
+                f"version 0 needs all {len(self._table)} pages, {missing} are missing; "
+                "write them before it is prepared"
+            )
+        return self._table.changed(self._tentative if step.applied else {})
+
+    def note_prepared(self, step: DecidedStep, table: PageTable) -> None:
+        """The step is ready to be decided."""
+        self._prepared = (step, table)
+        self._tentative.clear()
+
+    def check_decide(self, version: int, attempt: int) -> None:
+        """Raise StateError unless exactly this step is prepared."""
+        step = self.prepared
+        if step is None or (step.version, step.attempt) != (version, attempt):
+            there = "nothing" if step is None else f"{step.version} (attempt {step.attempt})"
+            raise StateError(
+                f"version {version} (attempt {attempt}) cannot be decided: prepared is {there}; "
+                "prepare it first"
+            )
+
+    def note_decided(self) -> None:
+        """The prepared step is the decided one."""
+        assert self._prepared is not None
+        self.decided, self._table = self._prepared
+        self._prepared = None
+
+    def abort_reaches_prepared(self, attempt: int) -> bool:
+        """Whether aborting this attempt forgets the prepared step."""
+        return self._prepared is not None and self._prepared[0].attempt <= attempt
+
+    def note_aborted(self, attempt: int) -> None:
+        """What was made under this attempt or an older one is forgotten."""
+        if self.abort_reaches_prepared(attempt):
+            self._prepared = None
+        with self._lock:
+            self._tentative = {
+                page: entry for page, entry in self._tentative.items() if entry.attempt > attempt
+            }
+        self._aborted_attempt = max(self._aborted_attempt, attempt)
+
+    def check_attempt(self, attempt: int) -> None:
+        """Raise StateError if the attempt would go back."""
+        if attempt < self.attempt:
+            raise StateError(
+                f"attempt {attempt} is older than attempt {self.attempt}, which is recorded; "
+                "attempts never go back, so ask the peers for the current one"
+            )
+
+    def _check_making(self, what: str, version: int, attempt: int) -> None:
+        if version != self.next_version:
+            raise StateError(
+                f"{what}: version {version} cannot be made; {self._decided_text()} is decided, "
+                f"so version {self.next_version} is next"
+            )
+        if attempt != self.attempt or attempt <= self._aborted_attempt:
+            raise StateError(
+                f"{what}: attempt {attempt} is stale or unknown; attempt {self.attempt} is "
+                f"recorded, attempts up to {self._aborted_attempt} are aborted. "
+                "Record a new attempt first."
+            )
+        with self._lock:
+            older = next(iter(self._tentative.values()), None)
+        if older is not None and older.attempt != attempt:
+            raise StateError(
+                f"{what}: pages of attempt {older.attempt} are still kept; "
+                f"abort it before attempt {attempt} goes on"
+            )
+
+    def _decided_text(self) -> str:
+        return "no version" if self.decided is None else f"version {self.decided.version}"
+
+
+def _starts(sizes: Iterable[int]) -> list[int]:
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + size)
+    return starts

@@ -1,0 +1,202 @@
+"""A RAM tier over a page store: a fixed set of pages is kept, the rest streams.
+
+Every step touches every page once, in the same order. A cache that evicts the least recently used
+page would then always have evicted the page asked for next; a fixed set hits for exactly its share.
+The set is chosen once, by page index, as far as the budget goes.
+
+Writes go through to the inner store first, so durability is that store's alone. A resident page has
+one copy, the newest: while a step is being made that is the version being made, and the decided one
+is read from the inner store if somebody wants it. One resident copy, its states:
+
+    EMPTY      -> DECIDED     `read`                 filled by the first read
+    EMPTY,
+    DECIDED    -> TENTATIVE   `write`
+    TENTATIVE  -> DECIDED     `decide`               of a step that was applied
+    TENTATIVE  -> EMPTY       `abort`, `decide`      of a step that was skipped
+
+What is in RAM is trusted: only what comes from the inner store is verified, by that store.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+
+from luwu.base.errors import ConfigError
+from switch_emu.store.config import StoreConfig
+from switch_emu.store.interface import Buffer, DecidedStep, PageStore, StoreStats
+from switch_emu.store.views import write_view
+
+
+class _Copy(enum.Enum):
+    EMPTY = enum.auto()
+    DECIDED = enum.auto()
+    TENTATIVE = enum.auto()
+
+
+class _Resident:
+    """One page in RAM. Memory is taken when it is first filled."""
+
+    __slots__ = ("attempt", "record", "state")
+
+    def __init__(self) -> None:
+        self.state = _Copy.EMPTY
+        self.attempt = 0
+        self.record = bytearray()
+
+    def fill(self, record: Buffer, state: _Copy, attempt: int = 0) -> None:
+        """Take a copy; the buffer is reused from step to step."""
+        view = memoryview(record).cast("B")
+        if len(self.record) == len(view):
+            self.record[:] = view
+        else:
+            self.record = bytearray(view)
+        self.state, self.attempt = state, attempt
+
+
+class TieredPageStore(PageStore):
+    """`store` with up to `resident_bytes` of its pages in RAM. Closing it closes `store`."""
+
+    def __init__(self, store: PageStore, resident_bytes: int) -> None:
+        if resident_bytes < 0:
+            raise ConfigError(f"resident_bytes must be at least 0, got {resident_bytes}")
+        self._store = store
+        self._resident: dict[int, _Resident] = {}
+        self._lock = threading.Lock()
+        self._hits_count = 0
+        left = resident_bytes
+        for page in range(store.config.page_count):
+            record_bytes = store.config.kind(page).record_bytes
+            if record_bytes <= left:
+                self._resident[page] = _Resident()
+                left -= record_bytes
+        self._resident_bytes = resident_bytes - left
+
+    @property
+    def config(self) -> StoreConfig:
+        """What the inner store was made for."""
+        return self._store.config
+
+    @property
+    def generation(self) -> int:
+        """The inner store's."""
+        return self._store.generation
+
+    @property
+    def attempt(self) -> int:
+        """The inner store's."""
+        return self._store.attempt
+
+    @property
+    def decided(self) -> DecidedStep | None:
+        """The inner store's."""
+        return self._store.decided
+
+    @property
+    def prepared(self) -> DecidedStep | None:
+        """The inner store's."""
+        return self._store.prepared
+
+    @property
+    def stats(self) -> StoreStats:
+        """Traffic between the inner store and its disk."""
+        return self._store.stats
+
+    @property
+    def disk_bytes(self) -> int:
+        """The inner store's."""
+        return self._store.disk_bytes
+
+    @property
+    def resident_pages(self) -> frozenset[int]:
+        """The pages that are kept; fixed."""
+        return frozenset(self._resident)
+
+    @property
+    def resident_bytes(self) -> int:
+        """What they take when all are filled; never more than the budget."""
+        return self._resident_bytes
+
+    @property
+    def hits_count(self) -> int:
+        """Reads that did not touch the inner store."""
+        return self._hits_count
+
+    def record_attempt(self, attempt: int) -> None:
+        """Raise the attempt of the inner store."""
+        self._store.record_attempt(attempt)
+
+    def read(self, page: int, version: int, into: memoryview) -> None:
+        """From RAM if the page is kept in this version, else from the inner store."""
+        copy = self._copy_of(page, version)
+        if copy is not None:
+            write_view(into, len(copy.record), f"page {page}")[:] = copy.record
+            return
+        self._store.read(page, version, into)
+        resident = self._resident.get(page)
+        if resident is not None and resident.state is _Copy.EMPTY and self._is_decided(version):
+            resident.fill(into, _Copy.DECIDED)
+
+    def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
+        """From RAM if the page is kept in this version, else from the inner store."""
+        copy = self._copy_of(page, version)
+        if copy is None:
+            self._store.read_field(page, version, field_name, into)
+            return
+        start, stop = self.config.kind(page).range(field_name)
+        view = write_view(into, stop - start, f"page {page}, field {field_name}")
+        view[:] = memoryview(copy.record)[start:stop]
+
+    def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
+        """Write to the inner store, then keep a copy."""
+        self._store.write(page, version, attempt, record)
+        resident = self._resident.get(page)
+        if resident is not None:
+            resident.fill(record, _Copy.TENTATIVE, attempt)
+
+    def prepare(self, step: DecidedStep) -> None:
+        """Prepare the inner store; copies of a skipped step are dropped."""
+        self._store.prepare(step)
+        if not step.applied:
+            self._drop_tentative(step.attempt)
+
+    def decide(self, version: int, attempt: int) -> None:
+        """Decide on the inner store; tentative copies are then the decided ones."""
+        self._store.decide(version, attempt)
+        for resident in self._resident.values():
+            if resident.state is _Copy.TENTATIVE:
+                resident.state = _Copy.DECIDED
+
+    def abort(self, attempt: int) -> None:
+        """Abort on the inner store and drop the copies it made stale."""
+        self._store.abort(attempt)
+        self._drop_tentative(attempt)
+
+    def close(self) -> None:
+        """Drop all copies and close the inner store."""
+        self._resident.clear()
+        self._store.close()
+
+    def _copy_of(self, page: int, version: int) -> _Resident | None:
+        resident = self._resident.get(page)
+        if resident is None or resident.state is _Copy.EMPTY:
+            return None
+        if resident.state is _Copy.DECIDED:
+            usable = self._is_decided(version)
+        else:
+            decided = self.decided
+            usable = version == (0 if decided is None else decided.version + 1)
+        if not usable:
+            return None
+        with self._lock:
+            self._hits_count += 1
+        return resident
+
+    def _is_decided(self, version: int) -> bool:
+        decided = self.decided
+        return decided is not None and version == decided.version
+
+    def _drop_tentative(self, attempt: int) -> None:
+        for resident in self._resident.values():
+            if resident.state is _Copy.TENTATIVE and resident.attempt <= attempt:
+                resident.state = _Copy.EMPTY

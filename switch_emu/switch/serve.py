@@ -1,0 +1,63 @@
+"""Start a switch process from its specification. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.events import Recorder
+from luwu.transport.zeromq import ZeroMqTransport
+from luwu.wire.actions import PARENT
+from switch_emu.switch.core import SwitchCore, SwitchLimits
+from switch_emu.switch.shell import SwitchShell
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchSpec:
+    """What a switch process is started with."""
+
+    job: int
+    world_size: int
+    listen: str
+    """Endpoint for its children; `tcp://127.0.0.1:0` and `ipc://auto` let the system choose."""
+    parent: str
+    """Endpoint of the optimizer node."""
+    advertise: str | None = None
+    insecure: bool = False
+    slot_bytes_max: int = 256 * _MIB
+    copies_bytes_max: int = 256 * _MIB
+    events: Path | None = None
+    grace_s: float = 600.0
+
+
+def serve_switch(
+    spec: SwitchSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool]
+) -> int:
+    """Serve one job; the exit code. `on_listening` is told the endpoint that workers dial."""
+    with (
+        Recorder(role="switch", path=spec.events) as recorder,
+        ZeroMqTransport(insecure=spec.insecure) as transport,
+    ):
+        on_listening(transport.listen(spec.listen, advertise=spec.advertise))
+        transport.dial(PARENT, spec.parent)
+        core = SwitchCore(
+            job=spec.job,
+            incarnation=SYSTEM_CLOCK.now_ns(),
+            children=[1 << rank for rank in range(spec.world_size)],
+            limits=SwitchLimits(
+                slot_bytes_max=spec.slot_bytes_max, copies_bytes_max=spec.copies_bytes_max
+            ),
+        )
+        shell = SwitchShell(transport, core, recorder, grace_s=spec.grace_s)
+        is_finished = shell.run(should_stop)
+        shell.drain(2.0)
+        recorder.event(
+            "switch.finished" if is_finished else "switch.stopped",
+            raw_count=core.raw_count,
+            fallback_count=core.copies.fallback_count,
+        )
+    return 0

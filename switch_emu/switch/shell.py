@@ -1,0 +1,65 @@
+"""The switch as a process: a transport with its children and its parent, around a `SwitchCore`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.events import Recorder
+from luwu.transport.interface import Transport
+from luwu.wire.messages import Message
+from switch_emu.payload import Payload
+from switch_emu.shell import Shell
+from switch_emu.switch.aggregate import sum_in_order
+from switch_emu.switch.core import Sum, SwitchCore
+
+
+def add_up(action: Sum) -> Payload:
+    """The float32 sum of an action's payloads, in their order."""
+    views = [payload.view() for payload in action.payloads]  # type: ignore[attr-defined]
+    total = np.empty(views[0].nbytes // _DTYPE_BYTES[action.dtypes[0]], np.float32)
+    sum_in_order(views, action.dtypes, total)
+    return Payload(total.view(np.uint8).data)
+
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class SwitchShell(Shell):
+    """Runs one switch."""
+
+    def __init__(
+        self, transport: Transport, core: SwitchCore, recorder: Recorder, *, grace_s: float = 600.0
+    ) -> None:
+        super().__init__(transport, recorder, grace_s=grace_s)
+        self.core = core
+
+    def received(
+        self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
+    ) -> Sequence[Any]:
+        return self.core.received(now_ns, peer, message, payload, payload_bytes)
+
+    def do_own(self, action: Any) -> None:
+        assert isinstance(action, Sum), action
+        start_ns = SYSTEM_CLOCK.now_ns()
+        total = add_up(action)
+        now_ns = SYSTEM_CLOCK.now_ns()
+        step, _, chunk = action.key
+        self.recorder.span("sum", start_ns, now_ns, step=step, chunk=chunk)
+        self.do(self.core.summed(now_ns, action, total, total.nbytes))
+
+    def tick(self, now_ns: int) -> Sequence[Any]:
+        return self.core.tick(now_ns)
+
+    def next_tick_ns(self) -> int | None:
+        return self.core.next_tick_ns()
+
+    def waits_for(self) -> str:
+        return self.core.waits_for()
+
+    @property
+    def finished(self) -> bool:
+        return self.core.finished

@@ -1,0 +1,342 @@
+"""What every page store must do; a subclass gives the `store` fixture.
+
+The store has seven pages of four kinds, chosen for their shapes on disk: records that end on a
+block, a little behind one, far behind one, and records shorter than a block. `record` gives each
+(page, version, attempt) bytes of its own, so a page found where it should not be is recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from luwu.base.errors import StateError
+from luwu.base.seeds import derive
+from switch_emu.store import (
+    Contributor,
+    DecidedStep,
+    Field,
+    PageKind,
+    PageStore,
+    StoreConfig,
+    aligned_buffer,
+)
+
+
+def adamw_kind(elems: int) -> PageKind:
+    """Master weights, both moments, and one counter: it leaves a gap of 56 bytes."""
+    arrays = [Field(name, "float32", elems) for name in ("weight", "m", "v")]
+    return PageKind("adamw", (*arrays, Field("updates", "int64", 1)))
+
+
+def sgd_kind(elems: int) -> PageKind:
+    """Master weights and momentum."""
+    return PageKind("sgd", (Field("weight", "float32", elems), Field("momentum", "float32", elems)))
+
+
+def frozen_kind(elems: int) -> PageKind:
+    """Weights that never change."""
+    return PageKind("frozen", (Field("weight", "float32", elems),))
+
+
+def small_config(**changes: object) -> StoreConfig:
+    """Seven pages of a few KiB, of all shapes."""
+    values: dict[str, object] = {
+        "kinds": (adamw_kind(4096), adamw_kind(64), sgd_kind(1024), frozen_kind(64)),
+        "page_kinds": (0, 1, 2, 3, 2, 0, 3),
+        "page_elems": (4096, 64, 1024, 64, 1024, 4096, 64),
+        "optimizer": "adamw",
+        "chunk_bytes": 16 * 1024,
+        "layout_hash": "layout-1",
+        "description": b"\x00a job\xff",
+    }
+    return StoreConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+def record(store: PageStore, page: int, version: int, attempt: int = 0) -> bytes:
+    """The bytes that belong to this page, version and attempt, gaps included."""
+    rng = np.random.default_rng(derive(0, "record", page, version, attempt))
+    return rng.bytes(store.config.kind(page).record_bytes)
+
+
+def read(store: PageStore, page: int, version: int) -> bytes:
+    """A whole record."""
+    into = memoryview(bytearray(store.config.kind(page).record_bytes))
+    store.read(page, version, into)
+    return bytes(into)
+
+
+def contents(store: PageStore, version: int) -> list[bytes]:
+    """All records of a version."""
+    return [read(store, page, version) for page in range(store.config.page_count)]
+
+
+def write_pages(store: PageStore, pages: Iterable[int], version: int, attempt: int = 0) -> None:
+    """Write some pages of a version with the bytes that belong there."""
+    for page in pages:
+        store.write(page, version, attempt, record(store, page, version, attempt))
+
+
+def take_step(
+    store: PageStore, version: int, *, attempt: int = 0, pages: Iterable[int] | None = None
+) -> DecidedStep:
+    """Write, prepare and decide a version; all pages unless told otherwise."""
+    chosen = range(store.config.page_count) if pages is None else pages
+    write_pages(store, chosen, version, attempt)
+    step = DecidedStep(version=version, attempt=attempt)
+    store.prepare(step)
+    store.decide(version, attempt)
+    return step
+
+
+class PageStoreSuite:
+    """P1 to P5 of `switch_emu/store/interface.py`, as far as one opening can show them."""
+
+    @pytest.fixture
+    def store(self) -> PageStore:
+        """A new store of `small_config()`."""
+        raise NotImplementedError
+
+    def test_new_store_is_empty(self, store: PageStore) -> None:
+        """Goal: before the initial weights nothing is decided and nothing can be read."""
+        assert store.decided is None
+        assert store.prepared is None
+        assert store.attempt == 0
+        assert store.generation >= 1
+        assert store.state_bytes == sum(
+            store.config.kind(page).record_bytes for page in range(store.config.page_count)
+        )
+        with pytest.raises(StateError, match="not written in attempt 0"):
+            read(store, 0, 0)
+
+    def test_round_trip_of_every_kind(self, store: PageStore) -> None:
+        """P3. Goal: records and fields come back bit for bit, gaps included."""
+        take_step(store, 0)
+
+        for page in range(store.config.page_count):
+            kind = store.config.kind(page)
+            expected = record(store, page, 0)
+            assert read(store, page, 0) == expected
+            for item in kind.fields:
+                into = memoryview(bytearray(item.field_bytes))
+                store.read_field(page, 0, item.name, into)
+                start, stop = kind.range(item.name)
+                assert bytes(into) == expected[start:stop], item.name
+
+    def test_aligned_and_unaligned_buffers(self, store: PageStore) -> None:
+        """P3. Goal: the place of a caller's buffer in memory does not matter.
+        Method: write and read page 0 at byte offsets 0 and 3 of an aligned buffer."""
+        size = store.config.kind(0).record_bytes
+        write_pages(store, range(1, store.config.page_count), 0)
+        for offset in (0, 3):
+            source = aligned_buffer(size + offset)[offset:]
+            source[:] = record(store, 0, 0)
+            store.write(0, 0, 0, source)
+            for read_offset in (0, 3):
+                into = aligned_buffer(size + read_offset)[read_offset:]
+                store.read(0, 0, into)
+                assert into == source
+
+    def test_two_versions_can_be_read(self, store: PageStore) -> None:
+        """P1. Goal: the decided version stays whole while the next is made, and until decided."""
+        take_step(store, 0)
+        before = contents(store, 0)
+
+        write_pages(store, range(store.config.page_count), 1)
+
+        assert contents(store, 0) == before
+        after = contents(store, 1)
+        assert after != before
+        store.prepare(DecidedStep(version=1, attempt=0))
+        assert (contents(store, 0), contents(store, 1)) == (before, after)
+        store.decide(1, 0)
+        assert contents(store, 1) == after
+        with pytest.raises(StateError, match="version 0 cannot be read"):
+            read(store, 0, 0)
+
+    def test_the_last_write_counts(self, store: PageStore) -> None:
+        """Goal: a page may be written twice in an attempt."""
+        take_step(store, 0)
+        store.write(2, 1, 0, record(store, 2, 99))
+        write_pages(store, range(store.config.page_count), 1)
+        assert read(store, 2, 1) == record(store, 2, 1)
+
+    @pytest.mark.parametrize("prepared", [False, True])
+    def test_abort_forgets(self, store: PageStore, prepared: bool) -> None:
+        """P1. Goal: after an abort the state is that before the attempt, and a new one can go on.
+        Method: abort after some writes, and after prepare; then take the step under attempt 1."""
+        take_step(store, 0)
+        before = contents(store, 0)
+        write_pages(store, [0, 2, 5], 1)
+        if prepared:
+            store.prepare(DecidedStep(version=1, attempt=0))
+
+        store.abort(0)
+
+        assert store.prepared is None
+        assert contents(store, 0) == before
+        with pytest.raises(StateError, match="not written"):
+            read(store, 0, 1)
+        with pytest.raises(StateError, match="cannot be decided"):
+            store.decide(1, 0)
+        with pytest.raises(StateError, match="stale"):
+            write_pages(store, [1], 1, attempt=0)
+        store.record_attempt(1)
+        take_step(store, 1, attempt=1, pages=[1, 2])
+        expected = [record(store, p, 1, 1) if p in (1, 2) else before[p] for p in range(7)]
+        assert contents(store, 1) == expected
+
+    def test_skipped_step_flips_no_page(self, store: PageStore) -> None:
+        """P4. Goal: a step with applied=False counts and changes nothing, written pages or not."""
+        take_step(store, 0)
+        before = contents(store, 0)
+        write_pages(store, [0, 1, 2], 1)
+        skipped = DecidedStep(version=1, attempt=0, applied=False, grad_norm=float("inf"))
+        store.prepare(skipped)
+        store.decide(1, 0)
+
+        assert store.decided == skipped
+        assert contents(store, 1) == before
+        take_step(store, 2)
+        assert contents(store, 2) == [record(store, page, 2) for page in range(7)]
+
+    def test_resting_pages_keep_their_bytes(self, store: PageStore) -> None:
+        """P4. Goal: pages not written in a step stay. Method: ten steps, each of other pages."""
+        take_step(store, 0)
+        newest = [0] * 7
+        rng = np.random.default_rng(4)
+        for version in range(1, 11):
+            pages = [page for page in range(7) if rng.random() < 0.4]
+            take_step(store, version, pages=pages)
+            for page in pages:
+                newest[page] = version
+            expected = [record(store, page, newest[page]) for page in range(7)]
+            assert contents(store, version) == expected, version
+
+    def test_resting_pages_of_a_prepared_step_can_be_read(self, store: PageStore) -> None:
+        """Goal: once prepared, the next version is there for every page."""
+        take_step(store, 0)
+        write_pages(store, [3], 1)
+        store.prepare(DecidedStep(version=1, attempt=0))
+        assert read(store, 4, 1) == record(store, 4, 0)
+        assert read(store, 3, 1) == record(store, 3, 1)
+
+    def test_version_zero_needs_every_page(self, store: PageStore) -> None:
+        """Goal: initial weights are all there or not decided."""
+        write_pages(store, range(6), 0)
+        with pytest.raises(StateError, match="1 are missing"):
+            store.prepare(DecidedStep(version=0, attempt=0))
+        write_pages(store, [6], 0)
+        with pytest.raises(StateError, match="version 0"):
+            store.prepare(DecidedStep(version=0, attempt=0, applied=False))
+        store.prepare(DecidedStep(version=0, attempt=0))
+        store.decide(0, 0)
+
+    def test_the_record_of_a_step_is_kept(self, store: PageStore) -> None:
+        """Goal: `decided` is what was prepared, in every field."""
+        take_step(store, 0)
+        step = DecidedStep(
+            version=1,
+            attempt=0,
+            epoch=3,
+            job=2**40 + 1,
+            generation=store.generation,
+            contributors=(Contributor(0, 4, 2**50), Contributor(1, 1, 7)),
+            hyper=bytes(range(256)),
+            grad_norm=0.1,
+            extra={"torch": "2.13", "rng": "é\n"},
+        )
+        store.prepare(step)
+        assert store.prepared == step
+        store.decide(1, 0)
+        assert store.decided == step
+        assert store.prepared is None
+
+    def test_calls_out_of_order_change_nothing(self, store: PageStore) -> None:
+        """Goal: each forbidden call raises and the store goes on as if it had not been made."""
+        take_step(store, 0)
+        write_pages(store, [0], 1)
+        good = record(store, 1, 1)
+        forbidden = [
+            lambda: store.write(1, 2, 0, good),
+            lambda: store.write(1, 0, 0, good),
+            lambda: store.write(1, 1, 5, good),
+            lambda: store.write(7, 1, 0, good),
+            lambda: store.write(-1, 1, 0, good),
+            lambda: store.write(1, 1, 0, good[:-1]),
+            lambda: store.read(1, 2, memoryview(bytearray(len(good)))),
+            lambda: store.read(1, 0, memoryview(bytearray(len(good) + 1))),
+            lambda: store.read(1, 0, memoryview(good)),
+            lambda: store.read_field(1, 0, "momentum", memoryview(bytearray(256))),
+            lambda: store.prepare(DecidedStep(version=2, attempt=0)),
+            lambda: store.prepare(DecidedStep(version=1, attempt=1)),
+            lambda: store.decide(1, 0),
+            lambda: store.record_attempt(-1),
+        ]
+        for call in forbidden:
+            with pytest.raises(StateError):
+                call()
+        store.prepare(DecidedStep(version=1, attempt=0))
+        for call in (
+            lambda: store.write(1, 1, 0, good),
+            lambda: store.prepare(DecidedStep(version=1, attempt=0)),
+            lambda: store.decide(1, 1),
+            lambda: store.decide(2, 0),
+        ):
+            with pytest.raises(StateError):
+                call()
+        store.decide(1, 0)
+        expected = [record(store, 0, 1), *(record(store, page, 0) for page in range(1, 7))]
+        assert contents(store, 1) == expected
+
+    def test_attempts_never_go_back(self, store: PageStore) -> None:
+        """P5. Goal: only the recorded attempt can be written under, and not mixed with another."""
+        take_step(store, 0)
+        store.record_attempt(5)
+        store.record_attempt(5)
+        assert store.attempt == 5
+        with pytest.raises(StateError, match="never go back"):
+            store.record_attempt(4)
+        write_pages(store, [0], 1, attempt=5)
+        store.record_attempt(6)
+        with pytest.raises(StateError, match="attempt 5"):
+            write_pages(store, [1], 1, attempt=6)
+        store.abort(5)
+        take_step(store, 1, attempt=6)
+
+    def test_a_prepared_step_may_be_decided_late(self, store: PageStore) -> None:
+        """Goal: a node that hears of a decision after the next attempt began can still follow."""
+        take_step(store, 0)
+        write_pages(store, [0], 1)
+        store.prepare(DecidedStep(version=1, attempt=0))
+        store.record_attempt(1)
+        store.decide(1, 0)
+        assert read(store, 0, 1) == record(store, 0, 1)
+        take_step(store, 2, attempt=1)
+
+    def test_pages_from_several_threads(self, store: PageStore) -> None:
+        """Goal: reads and writes of different pages may run at once.
+        Method: four threads, each reads a page of version v and writes it as v + 1."""
+        take_step(store, 0)
+
+        def update(page: int, version: int) -> None:
+            assert read(store, page, version - 1) == record(store, page, version - 1)
+            store.write(page, version, 0, record(store, page, version))
+
+        with ThreadPoolExecutor(4) as pool:
+            for version in range(1, 9):
+                list(pool.map(lambda page, v=version: update(page, v), range(7)))
+                store.prepare(DecidedStep(version=version, attempt=0))
+                store.decide(version, 0)
+        assert contents(store, 8) == [record(store, page, 8) for page in range(7)]
+
+    def test_a_closed_store_says_so(self, store: PageStore) -> None:
+        """Goal: closing twice is fine, calling afterwards is not."""
+        take_step(store, 0)
+        store.close()
+        store.close()
+        with pytest.raises(StateError, match="closed"):
+            write_pages(store, [0], 1)

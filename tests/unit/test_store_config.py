@@ -1,0 +1,116 @@
+"""The configuration of a store: sizes, its file, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from luwu.base.errors import ConfigError, PageCorruptError, StateError
+from switch_emu.store import Field, PageKind, StoreConfig, check_config
+from switch_emu.store.config_file import decode_config, encode_config
+from switch_emu.store.geometry import Geometry, tail_bytes
+from tests.suites.store_suite import adamw_kind, frozen_kind, sgd_kind, small_config
+
+
+def test_fields_start_on_64_bytes_and_parts_cover_the_record() -> None:
+    """Goal: the layout of a record follows from its fields."""
+    kind = PageKind(
+        "odd", (Field("a", "uint8", 3), Field("b", "bfloat16", 33), Field("c", "int64", 1))
+    )
+    assert kind.offsets == (0, 64, 192)
+    assert kind.record_bytes == 256
+    assert kind.parts == ((0, 64), (64, 192), (192, 256))
+    assert kind.range("b") == (64, 64 + 66)
+    with pytest.raises(StateError, match="no field 'd'; it has a, b, c"):
+        kind.range("d")
+
+
+def test_page_headers_cost_less_than_two_percent() -> None:
+    """Goal: at the smallest chunk, what a page needs beside its fields stays within 2 %.
+    Method: bytes in the side file and twice in the manifest, against the bytes of the fields."""
+    for kind in (adamw_kind(4096), sgd_kind(4096), frozen_kind(4096)):
+        config = small_config(kinds=(kind,), page_kinds=(0,) * 10, page_elems=(4096,) * 10)
+        geometry = Geometry(config)
+        written = geometry.side_bytes + 2 * geometry.table.table_bytes
+        content = 10 * sum(item.field_bytes for item in kind.fields)
+        assert written <= 1.02 * content, kind.name
+
+
+def test_bodies_are_whole_blocks() -> None:
+    """Goal: no two pages share a block, tails stay small."""
+    config = small_config()
+    geometry = Geometry(config)
+    assert [tail_bytes(kind) for kind in config.kinds] == [64, 0, 0, 256]
+    assert geometry.offsets == [0, 49152, 53248, 61440, 61440, 69632, 118784]
+    assert geometry.side_bytes == 118784
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Field("w", "float8", 1),
+        lambda: Field("w", "float32", 0),
+        lambda: PageKind("none", ()),
+        lambda: PageKind("twice", (Field("w", "int64", 1), Field("w", "int64", 1))),
+        lambda: small_config(page_kinds=(), page_elems=()),
+        lambda: small_config(page_kinds=(0,)),
+        lambda: small_config(page_kinds=(9,) * 7),
+        lambda: small_config(page_kinds=(-1,) * 7),
+        lambda: small_config(store_uuid="x"),
+    ],
+)
+def test_what_cannot_work_is_refused(make: object) -> None:
+    """Goal: a configuration is checked once, at the edge."""
+    assert callable(make)
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_config_file_round_trip() -> None:
+    """Goal: what is read is what was written."""
+    config = small_config()
+    assert decode_config(encode_config(config), place="CONFIG") == config
+
+
+def test_every_flipped_bit_in_the_config_file_is_found() -> None:
+    """Goal: a damaged CONFIG never passes. Method: flip one bit of each byte in turn."""
+    data = encode_config(small_config())
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << (at % 8)
+        with pytest.raises((PageCorruptError, ConfigError)):
+            decode_config(bytes(damaged), place="CONFIG")
+
+
+def test_other_format_version_is_refused() -> None:
+    """Goal: a newer store is named as such, not as damage."""
+    data = encode_config(small_config(format_version=2))
+    with pytest.raises(ConfigError, match="format version 2, this program reads 1"):
+        decode_config(data, place="CONFIG")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"chunk_bytes": 1024 * 1024}, "--chunk 1MiB"),
+        ({"chunk_bytes": 48 * 1024}, "--chunk 48KiB"),
+        ({"layout_hash": "layout-2"}, "the store holds layout-2, this model is layout-1"),
+        ({"optimizer": "sgd"}, "made by 'sgd', asked for 'adamw'"),
+        ({"page_elems": (4095, 64, 1024, 64, 1024, 4096, 64)}, "their fields differ"),
+        ({"format_version": 2}, "format version: the store has 2"),
+    ],
+)
+def test_another_job_is_refused(changes: dict[str, object], text: str) -> None:
+    """Goal: the message names what differs and gives the value that would work."""
+    with pytest.raises(ConfigError) as caught:
+        check_config(small_config(**changes), small_config())
+    assert text in str(caught.value)
+
+
+def test_the_same_job_passes() -> None:
+    """Goal: uuid and description may differ, and the optimizer if that was asked for."""
+    wanted: StoreConfig = small_config()
+    check_config(small_config(), wanted)
+    check_config(replace(wanted, description=b"other"), wanted)
+    check_config(replace(wanted, optimizer="sgd"), wanted, other_optimizer=True)

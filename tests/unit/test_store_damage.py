@@ -1,0 +1,186 @@
+"""Bytes that change on disk: found, or of no consequence."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from luwu.base.errors import PageCorruptError, StateError
+from switch_emu.store import FilePageStore
+from switch_emu.store.direct_io import BLOCK_BYTES
+from switch_emu.store.geometry import Geometry
+from switch_emu.store.manifest import copy_offset
+from tests.suites.store_suite import contents, read, record, small_config, take_step, write_pages
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store at version 3, closed; versions 2 and 3 lie on the two sides."""
+    with FilePageStore.create(tmp_path / "store", small_config(), durability="process") as store:
+        for version in range(4):
+            take_step(store, version)
+    return tmp_path / "store"
+
+
+def overwrite(file: Path, offset: int, data: bytes) -> None:
+    """Change bytes in place."""
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        opened.write(data)
+
+
+def flip(file: Path, offset: int, rng: np.random.Generator) -> None:
+    """Flip one bit."""
+    byte = file.read_bytes()[offset]
+    overwrite(file, offset, bytes([byte ^ (1 << int(rng.integers(8)))]))
+
+
+def test_the_message_says_what_where_and_what_to_do(path: Path) -> None:
+    """P3. Goal: the error names page, file, field, both checksums, the step and the way out."""
+    overwrite(path / "side1.dat", Geometry(small_config()).offsets[5] + 20_000, b"rot")
+    with FilePageStore.open(path) as store:
+        with pytest.raises(PageCorruptError) as caught:
+            read(store, 5, 3)
+        assert read(store, 4, 3) == record(store, 4, 3)
+        into = memoryview(bytearray(4096 * 4))
+        store.read_field(5, 3, "weight", into)  # the rot is in m
+        with pytest.raises(PageCorruptError):
+            store.read_field(5, 3, "m", into)
+    text = str(caught.value)
+    assert text.startswith("page 5 of side1.dat, field m: checksum 0x")
+    for part in ("expected 0x", "(version 3, attempt 0)", "restore the shard from a checkpoint"):
+        assert part in text
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_flipped_bit_is_found_or_irrelevant(path: Path, seed: int) -> None:
+    """P3. Goal: no damaged byte is ever served.
+    Method: flip 1 to 3 random bits in a random file; reading gives the right bytes or an error."""
+    rng = np.random.default_rng(seed)
+    for _ in range(int(rng.integers(1, 4))):
+        name = ["side0.dat", "side1.dat", "meta.dat", "LOCK", "CONFIG"][rng.integers(5)]
+        flip(path / name, int(rng.integers((path / name).stat().st_size)), rng)
+    try:
+        with FilePageStore.open(path) as store:
+            assert store.decided is not None
+            assert store.decided.version == 3
+            assert contents(store, 3) == [record(store, page, 3) for page in range(7)]
+    except StateError:
+        pass
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_flipped_bit_in_a_decided_page_is_found(path: Path, seed: int) -> None:
+    """P3. Goal: 100 % detection where it matters. Method: flip one bit of a decided record."""
+    rng = np.random.default_rng(seed)
+    config = small_config()
+    geometry = Geometry(config)
+    page = [0, 1, 2, 4, 5][rng.integers(5)]  # pages 3 and 6 have no bytes in the side file
+    body = geometry.body_bytes[config.page_kinds[page]]
+    flip(path / "side1.dat", geometry.offsets[page] + int(rng.integers(body)), rng)
+    with FilePageStore.open(path) as store, pytest.raises(PageCorruptError, match=f"page {page} "):
+        read(store, page, 3)
+
+
+def test_a_torn_page_is_found(path: Path) -> None:
+    """P3. Goal: a page half old, half new is no page. Method: mix sectors of versions 1 and 3."""
+    offset = Geometry(small_config()).offsets[0]
+    with FilePageStore.open(path) as store:
+        older = record(store, 0, 1)
+    overwrite(path / "side1.dat", offset + 512, older[512:1024])
+    with FilePageStore.open(path) as store, pytest.raises(PageCorruptError, match="field weight"):
+        read(store, 0, 3)
+
+
+def test_a_lost_write_is_found(path: Path) -> None:
+    """P3. Goal: a whole, valid, but old page is not taken for the new one.
+    Method: put back what the side held two versions before."""
+    config = small_config()
+    geometry = Geometry(config)
+    with FilePageStore.open(path) as store:
+        older = record(store, 2, 1)
+    overwrite(path / "side1.dat", geometry.offsets[2], older)
+    with FilePageStore.open(path) as store, pytest.raises(PageCorruptError, match="page 2"):
+        read(store, 2, 3)
+
+
+def test_a_misdirected_write_is_found(path: Path) -> None:
+    """P3. Goal: another page's bytes are not taken for this page's.
+    Method: copy page 5 over page 0, both of one kind and version."""
+    config = small_config()
+    geometry = Geometry(config)
+    size = geometry.body_bytes[0]
+    data = (path / "side1.dat").read_bytes()[geometry.offsets[5] : geometry.offsets[5] + size]
+    overwrite(path / "side1.dat", geometry.offsets[0], data)
+    with FilePageStore.open(path) as store:
+        with pytest.raises(PageCorruptError, match="page 0"):
+            read(store, 0, 3)
+        assert read(store, 5, 3) == record(store, 5, 3)
+
+
+@pytest.mark.parametrize("name", ["meta.dat", "LOCK"])
+@pytest.mark.parametrize("block", range(4))
+def test_one_damaged_record_block_does_no_harm(path: Path, name: str, block: int) -> None:
+    """Goal: of each record one copy is enough, and the damage is told."""
+    overwrite(path / name, block * BLOCK_BYTES + 70, b"\xff\xff\xff")
+    with FilePageStore.open(path) as store:
+        assert contents(store, 3) == [record(store, page, 3) for page in range(7)]
+        assert any(name in note for note in store.notes)
+        take_step(store, 4)
+    with FilePageStore.open(path) as store:
+        assert store.decided is not None
+        assert store.decided.version == 4
+
+
+def test_record_copies_that_differ_are_an_error(path: Path, tmp_path: Path) -> None:
+    """Goal: two valid copies of one number that say different things are not a choice.
+    Method: fork the store's history, then mix the copies of the same record number."""
+    fork = tmp_path / "fork"
+    shutil.copytree(path, fork)
+    for place, attempt in ((path, 1), (fork, 2)):
+        with FilePageStore.open(place) as store:
+            store.record_attempt(attempt)
+            write_pages(store, [0], 4, attempt)
+    other = (fork / "LOCK").read_bytes()
+    for block in (0, 2):
+        overwrite(path / "LOCK", block * BLOCK_BYTES, other[block * BLOCK_BYTES :][:BLOCK_BYTES])
+    with pytest.raises(PageCorruptError, match="both valid and differ"):
+        FilePageStore.open(path)
+
+
+def test_no_record_left_is_an_error(path: Path) -> None:
+    """Goal: a store without a superblock is damaged, not new."""
+    overwrite(path / "meta.dat", 0, bytes(4 * BLOCK_BYTES))
+    with pytest.raises(PageCorruptError, match="none of the 4 copies"):
+        FilePageStore.open(path)
+
+
+def test_a_damaged_manifest_copy_is_written_anew(path: Path) -> None:
+    """Goal: one manifest copy is enough and is doubled again; with none the version is gone."""
+    shape = Geometry(small_config()).table
+    copies = [copy_offset(shape, place, copy) for place in range(2) for copy in range(2)]
+    for copy in (0, 1):
+        for offset in copies[copy::2]:
+            overwrite(path / "meta.dat", offset + 100, b"\0\1\2\3\4")
+        with FilePageStore.open(path) as store:
+            assert f"copy {copy} of the manifest of version 3" in " ".join(store.notes)
+            assert contents(store, 3) == [record(store, page, 3) for page in range(7)]
+    for offset in copies:
+        overwrite(path / "meta.dat", offset + 100, b"\0\1\2\3\4")
+    with pytest.raises(PageCorruptError, match=r"manifest of version 3.*in both copies"):
+        FilePageStore.open(path)
+
+
+def test_a_file_of_the_wrong_size_is_refused(path: Path) -> None:
+    """Goal: a cut or missing file is found at opening, with both numbers."""
+    size = (path / "side0.dat").stat().st_size
+    with (path / "side0.dat").open("r+b") as opened:
+        opened.truncate(size - 1)
+    with pytest.raises(StateError, match=f"has {size - 1} bytes, expected {size}"):
+        FilePageStore.open(path)
+    (path / "side0.dat").unlink()
+    with pytest.raises(StateError, match="is missing"):
+        FilePageStore.open(path)
