@@ -50,6 +50,10 @@ class Shell:
         """Give a message to the core."""
         raise NotImplementedError
 
+    def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
+        """A connection is there, or there again."""
+        return ()
+
     def do_own(self, action: Any) -> None:
         """Do an action that only this shell knows."""
         raise NotImplementedError
@@ -140,6 +144,7 @@ class Shell:
                 self._progress_ns = SYSTEM_CLOCK.now_ns()
                 self._delivered(item)
             case PeerUp(peer):
+                self.do(self.peer_up(SYSTEM_CLOCK.now_ns(), peer))
                 self.recorder.event("peer.up", level="DEBUG", peer=peer)
             case PeerDown(peer, reason):
                 self.recorder.event("peer.down", level="DEBUG", peer=peer, reason=reason)

@@ -63,6 +63,12 @@ class Outstanding(Generic[RequestT]):
         forgotten = [key for key in self._entries if not keep(key)]
         return [self._entries.pop(key).request for key in forgotten]
 
+    def hurry(self, now_ns: int) -> None:
+        """Everything is due now: a lost connection is back."""
+        for key, entry in self._entries.items():
+            entry.due_ns, entry.pause_ns = now_ns, self._policy.first_ns
+            self._plan(key, entry)
+
     def due(self, now_ns: int) -> list[RequestT]:
         """The requests to send again now; each is planned anew with a doubled pause."""
         requests: list[RequestT] = []

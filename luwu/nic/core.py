@@ -167,6 +167,7 @@ class NicCore:
         """A `Begin` that waits for the verdict of the step before."""
         self._commits: list[tuple[int, str, int, bytes]] = []
         """Steps whose commit waits for the decision of the step before; the first is asked for."""
+        self._leaving = False
         self.stale_count = 0
 
     # ---------------------------------------------------------------------- what the script asks
@@ -246,8 +247,8 @@ class NicCore:
 
     def leave(self, now_ns: int) -> list[Action]:
         """Say goodbye."""
-        leave = self._ours(Leave, contributors=1 << self._rank)
-        self._uplink.ask(now_ns, "leave", leave)
+        self._leaving = True
+        self._say_leave(now_ns)
         return self._take()
 
     # ---------------------------------------------------------------------- events
@@ -263,11 +264,11 @@ class NicCore:
         elif isinstance(m, Refuse):
             self._actions.append(Refused(m.text))
         elif isinstance(m, Welcome):
-            self._welcomed(m)
+            self._welcomed(now_ns, m)
         elif not self._joined or m.generation < self._generation or m.attempt < self._attempt:
             self._stale(m, payload)
         elif isinstance(m, Abort):
-            self._abort(m, m.text, m.loaded)
+            self._abort(now_ns, m, m.text)
         elif isinstance(m, Verdict):
             self._verdict(now_ns, m)
         elif isinstance(m, Decided):
@@ -280,6 +281,12 @@ class NicCore:
             self._received(now_ns, m)
         else:
             self._stale(m, payload)
+        return self._take()
+
+    def reconnected(self, now_ns: int) -> list[Action]:
+        """The connection to the parent, or to its successor, is back."""
+        if self._hello is not None:
+            self._say_hello(now_ns)
         return self._take()
 
     def tick(self, now_ns: int) -> list[Action]:
@@ -303,18 +310,20 @@ class NicCore:
             return f"the decision of step {self._commits[0][0]}"
         return "the script"
 
-    def _welcomed(self, m: Welcome) -> None:
+    def _welcomed(self, now_ns: int, m: Welcome) -> None:
         asked = self._uplink.answered("hello")
         self._uplink.window_bytes = m.push_window_bytes
-        if self._joined:
-            self._abort(m, "a peer was started again", m.loaded)
+        if self._joined and m.attempt > self._attempt:
+            self._abort(now_ns, m, "a peer was started again")
+        elif self._joined:
+            self._uplink.hurry(now_ns)
         elif asked:
             self._joined, self._attempt, self._step = True, m.attempt, m.step
             self._epoch, self._generation = m.epoch, m.generation
             self._judged = m.step - 1
             self._actions.append(Joined(m.step, m.loaded))
 
-    def _abort(self, m: Abort | Welcome, text: str, loaded: bool) -> None:
+    def _abort(self, now_ns: int, m: Abort | Welcome, text: str) -> None:
         if m.attempt <= self._attempt:
             return
         self._epoch, self._generation = m.epoch, m.generation
@@ -322,10 +331,14 @@ class NicCore:
         self._judged = m.step - 1
         self._open.clear()
         self._handle_of.clear()
-        self._commits.clear()
+        self._commits = [commit for commit in self._commits if commit[0] < m.step]
         self._begin = None
         self._uplink.forget()
-        self._actions.append(Aborted(m.step, text, loaded))
+        self._actions.append(Aborted(m.step, text, m.loaded))
+        if self._leaving:
+            self._say_leave(now_ns)
+        if self._commits:  # it was decided and we were not told: ask how it came out
+            self._ask_for_decision(now_ns)
 
     def _verdict(self, now_ns: int, m: Verdict) -> None:
         if not self._commits or m.step != self._commits[0][0] or m.step <= self._judged:
@@ -413,6 +426,10 @@ class NicCore:
             return
         del self._open[handle]
         self._actions.append(Done(handle))
+
+    def _say_leave(self, now_ns: int) -> None:
+        leave = self._ours(Leave, contributors=1 << self._rank)
+        self._uplink.ask(now_ns, "leave", leave)
 
     def _say_begin(self, now_ns: int) -> None:
         """Not before the verdict of the step before, which may open a new attempt."""

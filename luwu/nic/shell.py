@@ -68,23 +68,21 @@ class StepHandle:
     """A committed step: its verdict, and its decision."""
 
     def __init__(self, nic_shell: Nic, step: int, era: int) -> None:
-        self._nic, self.step, self._era = nic_shell, step, era
+        self._nic, self.step, self.era = nic_shell, step, era
         self.outcome: tuple[bool, float] | None = None
         self.is_settled = False
 
     def verdict(self) -> tuple[bool, float]:
         """(applied, norm of the mean gradient); blocks. Raises StepAborted if the step is lost."""
         self._nic.wait_until(
-            lambda: self.outcome is not None, f"the verdict of step {self.step}", self._era
+            lambda: self.outcome is not None, f"the verdict of step {self.step}", self.era
         )
         assert self.outcome is not None
         return self.outcome
 
     def settled(self) -> tuple[bool, float]:
         """The same, once the step is decided; blocks. Raises StepAborted if the step is lost."""
-        self._nic.wait_until(
-            lambda: self.is_settled, f"the decision of step {self.step}", self._era
-        )
+        self._nic.wait_until(lambda: self.is_settled, f"the decision of step {self.step}", self.era)
         assert self.outcome is not None
         return self.outcome
 
@@ -260,7 +258,11 @@ class Nic:
     def leave(self) -> None:
         """Say goodbye and wait until the parent knows."""
         self._command(self._core.leave)
-        self.wait_until(lambda: self._left, "the parent to take note that we leave", None)
+        while not self._left:
+            try:
+                self.wait_until(lambda: self._left, "the parent to take note that we leave", None)
+            except StepAborted:
+                continue  # nothing of ours can be lost any more
 
     def close(self) -> None:
         """Stop the I/O thread and let go of the transport; may be repeated."""
@@ -393,6 +395,8 @@ class Nic:
             case Delivery():
                 self._received(item)
             case PeerUp():
+                if self._connected:
+                    self._do(self._core.reconnected(SYSTEM_CLOCK.now_ns()))
                 self._connected, self._trouble = True, ""
                 self._notify()
             case PeerDown(_, reason):
@@ -487,7 +491,10 @@ class Nic:
                     self._abort = action
                     self._joined = nic.Joined(step, loaded)
                     self._handles.clear()
-                    self._steps.clear()
+                    # Those before were decided; how they came out is being asked for.
+                    self._steps = {n: kept for n, kept in self._steps.items() if n < step}
+                    for kept in self._steps.values():
+                        kept.era = self._era
                     self.counters.aborts_count += 1
                 case nic.Refused(text):
                     self._error = ConfigError(f"worker {self.rank} was refused: {text}")

@@ -91,6 +91,10 @@ class Uplink:
         self._window_used = 0
         self._asked.clear(keep)
 
+    def hurry(self, now_ns: int) -> None:
+        """Repeat everything at the next tick: the connection was lost and is back."""
+        self._asked.hurry(now_ns)
+
     def tick(self, now_ns: int) -> None:
         """Repeat what is due."""
         self._actions.extend(self._asked.due(now_ns))

@@ -24,6 +24,10 @@ class StoreFacts:
     job: int
     version: int | None
     """Count of decided steps; None while the initial weights are not complete."""
+    applied: bool = True
+    """Of the last decided step."""
+    grad_norm: float = 0.0
+    """Of the last decided step."""
 
 
 @dataclass(frozen=True, slots=True)

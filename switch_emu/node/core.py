@@ -184,6 +184,10 @@ class NodeCore:
         self._generation, self._attempt = facts.generation, facts.attempt
         self._epoch = facts.epoch if facts.job == self._me["job"] else facts.epoch + 1
         self._step, self._loaded = facts.version or 0, facts.version is not None
+        if self._step > 0:
+            self._decided = self._ours(
+                Decided, step=self._step - 1, applied=facts.applied, grad_norm=facts.grad_norm
+            )
         if self._hello is not None:
             (peer, hello), self._hello = self._hello, None
             self._join(peer, hello, facts.description)

@@ -8,6 +8,7 @@ with what is left. A budget that cannot work is refused with the one that would.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import CHUNK_BYTES_STEP
@@ -71,7 +72,8 @@ def plan_node(
     *, budget_bytes: int, chunk_bytes: int, world_size: int, has_switch: bool
 ) -> NodePlan:
     """Divide the budget. Raises ConfigError, with the least that would do."""
-    least = _least_bytes(chunk_bytes, world_size, has_switch)
+    leasts = _leasts(chunk_bytes, world_size, has_switch)
+    least = _pipeline_bytes(chunk_bytes, 1, 1) + leasts.total
     if budget_bytes < least:
         raise ConfigError(
             f"memory_budget: {format_bytes(budget_bytes)} is too small for chunks of "
@@ -80,21 +82,21 @@ def plan_node(
         )
     updates_count, reads_count = 1, 1
     for count in (4, 2):
-        if _pipeline_bytes(chunk_bytes, count, 2) <= budget_bytes // 3:
+        pipeline_bytes = _pipeline_bytes(chunk_bytes, count, 2)
+        if pipeline_bytes <= min(budget_bytes // 3, budget_bytes - leasts.total):
             updates_count, reads_count = count, 2
             break
     pipeline_bytes = _pipeline_bytes(chunk_bytes, updates_count, reads_count)
-    rest = budget_bytes - pipeline_bytes
-    two = 2 * chunk_bytes
-    window_bytes = _share(rest, 0.15, two, 32 * _MIB)
-    outgoing_bytes = _share(rest, 0.15, two, 32 * _MIB)
+    spare = budget_bytes - pipeline_bytes - leasts.total
+    window_bytes = _share(spare, 0.15, leasts.window, 32 * _MIB)
+    outgoing_bytes = _share(spare, 0.15, leasts.outgoing, 32 * _MIB)
     slots_bytes = copies_bytes = 0
     if not has_switch:
-        slots_bytes = _share(rest, 0.2, world_size * chunk_bytes, 256 * _MIB)
-        copies_bytes = _share(rest, 0.1, two, 256 * _MIB)
-    sums_bytes = _share(rest, 0.25, two, 1024 * _MIB)
-    resident_bytes = rest - (
-        window_bytes + outgoing_bytes + slots_bytes + copies_bytes + sums_bytes
+        slots_bytes = _share(spare, 0.2, leasts.slots, 256 * _MIB)
+        copies_bytes = _share(spare, 0.1, leasts.copies, 256 * _MIB)
+    sums_bytes = _share(spare, 0.25, leasts.sums, 1024 * _MIB)
+    resident_bytes = budget_bytes - (
+        pipeline_bytes + window_bytes + outgoing_bytes + slots_bytes + copies_bytes + sums_bytes
     )
     assert resident_bytes >= 0
     return NodePlan(
@@ -115,10 +117,28 @@ def _pipeline_bytes(chunk_bytes: int, updates_count: int, reads_count: int) -> i
     return (updates_count * _UPDATE_CHUNKS + reads_count * _READ_CHUNKS) * chunk_bytes
 
 
-def _least_bytes(chunk_bytes: int, world_size: int, has_switch: bool) -> int:
-    own_switch = 0 if has_switch else world_size + 2
-    return (_UPDATE_CHUNKS + _READ_CHUNKS + 6 + own_switch) * chunk_bytes
+class _Leasts(NamedTuple):
+    """Bytes without which a use cannot work, beside the pipeline."""
+
+    window: int
+    outgoing: int
+    sums: int
+    slots: int
+    copies: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
 
 
-def _share(rest: int, ratio: float, least: int, most: int) -> int:
-    return max(least, min(int(rest * ratio), most))
+def _leasts(chunk_bytes: int, world_size: int, has_switch: bool) -> _Leasts:
+    two = 2 * chunk_bytes
+    if has_switch:
+        return _Leasts(window=two, outgoing=two, sums=two, slots=0, copies=0)
+    all_ranks = world_size * chunk_bytes  # each worker may have a chunk under way, and in a slot
+    return _Leasts(window=max(two, all_ranks), outgoing=two, sums=two, slots=all_ranks, copies=two)
+
+
+def _share(spare: int, ratio: float, least: int, most: int) -> int:
+    """The least, and a share of what no use needs at least, up to `most`."""
+    return max(least, min(least + int(spare * ratio), most))

@@ -99,6 +99,8 @@ class NodeShell(Shell):
             epoch=decided.epoch if decided is not None else 0,
             job=decided.job if decided is not None else self._job,
             version=None if decided is None else decided.version,
+            applied=decided is None or decided.applied,
+            grad_norm=0.0 if decided is None or decided.grad_norm is None else decided.grad_norm,
         )
         self.recorder.event(
             "node.opened", generation=store.generation, attempt=store.attempt,

@@ -147,6 +147,13 @@ class SwitchCore:
             self._push_sum(done.key, payload, payload_bytes)
         return self._take()
 
+    def reconnected(self, now_ns: int) -> list[Action]:
+        """The connection to the parent, or to its successor, is back."""
+        self._now_ns = now_ns
+        if self._members.complete and not self._gone:
+            self._say_hello()
+        return self._take()
+
     def tick(self, now_ns: int) -> list[Action]:
         """Repeat what is due."""
         self._now_ns = now_ns
@@ -360,7 +367,11 @@ class SwitchCore:
             self._uplink.ask(self._now_ns, ("begin", m.step), begin, self._begins[m.step].payload)
 
     def _commit(self, peer: str, member: Member, m: Commit, hyper: bytes) -> None:
-        if self._answer_commit(peer, m.step) or m.step != self._step:
+        if self._answer_commit(peer, m.step):
+            return
+        if m.step == self._step - 1 and not self._uplink.asks("late-commit"):
+            self._uplink.ask(self._now_ns, "late-commit", self._empty_commit(m.step), b"")
+        if m.step != self._step:
             return
         if member.ranks in self._fold(self._commits, m).statements:
             return
@@ -422,9 +433,13 @@ class SwitchCore:
     def _welcomed(self, m: Welcome) -> None:
         if not self._uplink.answered("hello"):
             return
+        is_same = m.attempt == self._attempt and m.generation == self._generation
         self._joined, self._loaded = True, m.loaded
         self._epoch, self._generation = m.epoch, m.generation
         self._uplink.window_bytes = m.push_window_bytes
+        if is_same:  # only the connection was lost: nothing else is
+            self._uplink.hurry(self._now_ns)
+            return
         self._adopt(m.attempt, m.step)
         self._announce(self._welcome())
 
@@ -451,16 +466,18 @@ class SwitchCore:
             fold = self._commits[m.step]
             self._skipped_attempt = self._attempt
             self._adopt(m.attempt, m.step)
-            commit = self._ours(
-                Commit, step=m.step, contributors=self._members.ranks, hyper_hash="", parts=0
-            )
-            self._uplink.ask(self._now_ns, "commit", commit, fold.payload)
+            self._uplink.ask(self._now_ns, "commit", self._empty_commit(m.step), fold.payload)
         self._verdict = self._ours(Verdict, step=m.step, applied=m.applied, grad_norm=m.grad_norm)
         if not m.applied:
             self._skip = self._verdict
         self._announce(self._verdict)
 
     def _step_decided(self, m: Decided) -> None:
+        if m.step == self._step - 1 and self._uplink.answered("late-commit"):
+            self._decided = self._ours(
+                Decided, step=m.step, applied=m.applied, grad_norm=m.grad_norm
+            )
+            self._announce(self._decided)
         if m.step != self._step:
             return
         self._judged(m)
@@ -510,6 +527,12 @@ class SwitchCore:
         )  # fmt: skip
         self._uplink.ask(self._now_ns, "hello", hello, self._members.description)
 
+    def _empty_commit(self, step: int) -> Commit:
+        """Asks for the decision of a step whose commit the parent has already."""
+        return self._ours(
+            Commit, step=step, contributors=self._members.ranks, hyper_hash="", parts=0
+        )
+
     def _welcome(self) -> Welcome:
         return self._ours(
             Welcome, loaded=self._loaded, push_window_bytes=self._limits.push_window_bytes
@@ -537,8 +560,9 @@ class SwitchCore:
         return kind(**{**self._me, **stamped, **fields})
 
     def _tell(self, peer: str, message: Message) -> None:
-        if message.attempt != self._attempt:
-            message = replace(message, attempt=self._attempt)
+        if message.attempt != self._attempt or message.generation != self._generation:
+            now = {"attempt": self._attempt, "generation": self._generation}
+            message = replace(message, epoch=self._epoch, **now)  # told before, under an older one
         self._actions.append(Send((peer,), message))
 
     def _announce(self, message: Message) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.transport.interface import Transport
+from luwu.wire.actions import PARENT
 from luwu.wire.messages import Message
 from switch_emu.payload import Payload
 from switch_emu.shell import Shell
@@ -41,6 +42,9 @@ class SwitchShell(Shell):
         self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
     ) -> Sequence[Any]:
         return self.core.received(now_ns, peer, message, payload, payload_bytes)
+
+    def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
+        return self.core.reconnected(now_ns) if peer == PARENT else ()
 
     def do_own(self, action: Any) -> None:
         assert isinstance(action, Sum), action

@@ -180,7 +180,7 @@ class Worker:
                 case nic.Aborted():
                     self._facts = action
                     self.aborts_count += 1
-                    if self._script is not None and self._wanted != "joined":
+                    if self._script is not None and self._wanted not in ("joined", "left"):
                         self._throw(StepAborted(action.step, action.text))
                 case nic.Left():
                     self._left = True
@@ -313,6 +313,8 @@ class Switch:
 
     def __init__(self, world: World, job: Job, *, incarnation: int, name: str = "switch") -> None:
         self.name, self._parent, self._world = name, "node", world
+        self.parent_side = name
+        """The name by which the node knows it."""
         self.alive = True
         self.core = SwitchCore(
             job=JOB,
@@ -341,7 +343,8 @@ class Switch:
                 case Send(peers, message, payload):
                     for peer in peers:
                         receiver = self._parent if peer == PARENT else peer
-                        self._world.send(self.name, receiver, message, payload)
+                        sender = self.parent_side if peer == PARENT else self.name
+                        self._world.send(sender, receiver, message, payload)
                 case Drop(payload):
                     payload.drop()  # type: ignore[attr-defined]
                 case Sum():
@@ -365,6 +368,7 @@ class Disk:
     generation: int = 0
     attempt: int = 0
     version: int | None = None
+    applied: bool = True
     pages: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
     """Decided: chunk -> (version, weights, momentum)."""
     tentative: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
@@ -402,6 +406,7 @@ class Node:
             epoch=0,
             job=JOB,
             version=disk.version,
+            applied=disk.applied,
         )
 
     def kill(self) -> None:
@@ -504,6 +509,7 @@ class Node:
     def _decide(self, action: node_actions.Decide) -> Any:
         disk = self.disk
         assert action.version not in disk.ledger, "a step was decided twice"
+        disk.applied = action.version - 1 != self._job.poison_step
         disk.pages.update(disk.tentative)
         disk.tentative.clear()
         disk.version = action.version
@@ -546,6 +552,22 @@ class Cluster:
         self.world.at(
             30_000_000, lambda: setattr(self, "node", Node(self.world, self.job, self.disk))
         )
+
+    def reconnect(self, rank: int) -> None:
+        """A worker's connection is lost; it comes back under another name."""
+        worker = self.workers[rank]
+        self.world.silence(worker.name)
+        worker.name += "'"
+        self.world.listen(worker.name, worker._received)
+        worker._do(worker.core.reconnected(self.world.now_ns))
+
+    def reconnect_switch(self) -> None:
+        """The switch's connection to the node is lost and comes back under another name."""
+        switch = self.switch
+        if switch.alive:
+            switch.parent_side += "'"
+            self.world.listen(switch.parent_side, switch._received)
+            switch._do(switch.core.reconnected(self.world.now_ns))
 
     def cancel(self, rank: int) -> None:
         """A rank asks for the attempt to be given up."""

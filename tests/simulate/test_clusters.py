@@ -6,6 +6,7 @@ import pytest
 
 from switch_emu.node.core import NodeLimits
 from switch_emu.switch.core import SwitchLimits
+from tests.simulate.chaos import chaotic_job, start_chaos
 from tests.simulate.cluster import Cluster, Job, make_layout
 from tests.simulate.world import Faults
 
@@ -91,6 +92,20 @@ def test_restarts(seed: int, role: str) -> None:
     cluster.run()
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_lost_connections(seed: int) -> None:
+    """I1. Goal: a connection that is lost and comes back loses nothing and aborts nothing."""
+    cluster = Cluster(seed, Job(make_layout(), update="streaming"), ROUGH)
+    for count in range(6):
+        delay_ns = cluster.world.random.randrange(2 * 10**9)
+        if count % 2:
+            cluster.world.at(delay_ns, cluster.reconnect_switch)
+        else:
+            cluster.world.at(delay_ns, lambda: cluster.reconnect(rank=seed % 3))
+    cluster.run()
+    assert all(worker.aborts_count == 0 for worker in cluster.workers)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_small_windows(seed: int) -> None:
     """Goal: with room for one chunk at a time everything still arrives."""
@@ -100,3 +115,11 @@ def test_small_windows(seed: int) -> None:
         node_limits=NodeLimits(updates_max=1, reads_max=1, push_window_bytes=1),
     )
     Cluster(seed, job, ROUGH).run()
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_everything_at_once(seed: int) -> None:
+    """I1, I2, I3. Goal: restarts, lost connections, cancels and a skipped step in one history."""
+    cluster = Cluster(seed, chaotic_job(seed), ROUGH)
+    start_chaos(cluster, seed)
+    cluster.run()

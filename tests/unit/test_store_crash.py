@@ -91,7 +91,7 @@ def check_image(path: Path, expected: Expected, known: Known) -> int:
 
     Everything of that version must be there, and the store must be able to go on.
     """
-    with FilePageStore.open(path, durability="process") as store:
+    with FilePageStore.open(path, durability="process", direct_io=False) as store:
         found = -1 if store.decided is None else store.decided.version
         assert found in (known.decided, known.decided + 1)
         assert store.attempt >= known.attempt
@@ -345,7 +345,7 @@ def power_cuts(
     *,
     durability: str,
 ) -> tuple[list[tuple[str, Path, Known]], Expected]:
-    """Images of power cuts at every failpoint of the story: nothing, half and most is kept."""
+    """Images of power cuts at every failpoint of the story: nothing and a random part is kept."""
     path = tmp_path / "store"
     store = FilePageStore.create(path, small_config(), durability=durability)  # type: ignore[arg-type]
     cut = cut_of(path)
@@ -353,8 +353,8 @@ def power_cuts(
     image_numbers = count()
 
     def take_images(place: str) -> list[Path]:
-        images = [tmp_path / f"cut-{next(image_numbers)}" for _ in range(3)]
-        for image, share in zip(images, (0.0, 0.5, 0.9), strict=True):
+        images = [tmp_path / f"cut-{next(image_numbers)}" for _ in range(2)]
+        for image, share in zip(images, (0.0, 0.6), strict=True):
             cut.image(image, lambda share=share: rng.random() < share)  # type: ignore[misc]
         return images
 
@@ -373,7 +373,7 @@ def test_a_power_cut_leaves_a_whole_version(
     """P2. Goal: at level `step`, no cut loses a decided step or mixes two, seed 11.
     Method: at every failpoint keep a random part of the sectors not yet flushed."""
     images, expected = power_cuts(tmp_path, monkeypatch, cut_of, durability="step")
-    assert len(images) > 300
+    assert len(images) > 200
     for _, image, known in images:
         check_image(image, expected, known)
 

@@ -1,0 +1,42 @@
+"""A history with everything in it, as a pure function of its seed."""
+
+from __future__ import annotations
+
+from luwu.base.seeds import derive
+from switch_emu.switch.core import SwitchLimits
+from tests.simulate.cluster import Cluster, Job, make_layout
+
+
+def chaotic_job(seed: int) -> Job:
+    """A job whose shape follows from the seed."""
+    return Job(
+        make_layout(units=2 + seed % 3, frozen=seed % 2 == 0),
+        world_size=1 + seed % 4,
+        steps=5,
+        update="at_step" if seed % 3 == 0 else "streaming",
+        backwards=2 if seed % 6 == 0 else 1,
+        poison_step=2 if seed % 5 == 0 else None,
+        absent_unit=1 if seed % 7 == 0 else None,
+        switch_limits=SwitchLimits(
+            slot_bytes_max=150_000 if seed % 4 == 0 else 10_000_000,
+            copies_bytes_max=50_000 if seed % 5 == 1 else 10_000_000,
+            push_window_bytes=60_000,
+        ),
+    )
+
+
+def start_chaos(cluster: Cluster, seed: int) -> None:
+    """Plan six interruptions within the first virtual seconds."""
+    ranks = cluster.job.world_size
+    for count in range(6):
+        delay_ns = derive(seed, "when", count) % (3 * 10**9)
+        rank = derive(seed, "rank", count) % ranks
+        interruptions = (
+            cluster.restart_switch,
+            cluster.restart_node,
+            cluster.reconnect_switch,
+            lambda rank=rank: cluster.reconnect(rank),
+            lambda rank=rank: cluster.cancel(rank),
+        )
+        what = interruptions[derive(seed, "what", count) % len(interruptions)]
+        cluster.world.at(delay_ns, what)
