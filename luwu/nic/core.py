@@ -25,17 +25,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.base.outstanding import RetryPolicy
-from luwu.wire.actions import Drop, Note, Payload, Send
+from luwu.nic.actions import (
+    Aborted,
+    Action,
+    Done,
+    Fill,
+    Gradient,
+    Joined,
+    Judged,
+    Left,
+    Refused,
+    Settled,
+)  # fmt: skip
+from luwu.wire.actions import Drop, Payload
 from luwu.wire.messages import (
     Abort,
     Begin,
     Cancel,
     Commit,
-    DataMessage,
     Decided,
     Hello,
     Leave,
@@ -52,86 +63,8 @@ from luwu.wire.messages import (
     Weights,
     Welcome,
 )  # fmt: skip
+from luwu.wire.speaker import Speaker
 from luwu.wire.uplink import Cargo, Uplink
-
-MessageT = TypeVar("MessageT", bound=Message)
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """We are a member. `loaded`: the state has weights; else rank 0 must load them."""
-
-    step: int
-    loaded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Fill:
-    """Copy these weights to their place in the unit; the payload is dropped right after."""
-
-    handle: int
-    chunk: int
-    payload: Payload
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The push, pull or load of this handle is complete."""
-
-    handle: int
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """The verdict of a step."""
-
-    step: int
-    applied: bool
-    grad_norm: float
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The step is decided."""
-
-    step: int
-    applied: bool
-    grad_norm: float
-
-
-@dataclass(frozen=True, slots=True)
-class Aborted:
-    """All open handles are void; go back to `step`."""
-
-    step: int
-    text: str
-    loaded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The parent will never have us."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """The parent knows that we are done."""
-
-
-Action = Send | Drop | Note | Joined | Fill | Done | Judged | Settled | Aborted | Refused | Left
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradient:
-    """One chunk to push."""
-
-    chunk: int
-    payload: Payload | None
-    """None: this rank has no gradient for it."""
-    payload_bytes: int
-    dtype: str
 
 
 @dataclass(slots=True)
@@ -144,20 +77,18 @@ class _Open:
     chunks: tuple[int, ...] = ()
 
 
-class NicCore:
+class NicCore(Speaker):
     """See the module."""
 
     def __init__(
         self, *, job: int, rank: int, world_size: int, incarnation: int,
         role: Role = Role.WORKER, retry: RetryPolicy | None = None,
     ) -> None:  # fmt: skip
-        self._me = {"job": job, "role": role, "rank": rank, "incarnation": incarnation}
+        super().__init__(job=job, role=role, rank=rank, incarnation=incarnation)
         self._rank, self._world_size = rank, world_size
-        self._actions: list[Action] = []
         self._uplink = Uplink(self._actions, retry or RetryPolicy())
         self._hello: tuple[bytes, str] | None = None
         self._joined = False
-        self._epoch = self._generation = self._attempt = self._step = 0
         self._open: dict[int, _Open] = {}
         self._handle_of: dict[tuple[Any, ...], int] = {}
         """What a chunk's answer belongs to: ("pull"|"push"|"load", step, part, chunk) -> handle."""
@@ -450,17 +381,4 @@ class NicCore:
 
     def _stale(self, m: Message, payload: Any) -> None:
         self.stale_count += 1
-        if isinstance(m, DataMessage) and payload is not None:
-            self._actions.append(Drop(payload))
-
-    def _ours(self, kind: type[MessageT], **fields: Any) -> MessageT:
-        stamped = {
-            "epoch": self._epoch, "step": self._step, "attempt": self._attempt,
-            "generation": self._generation,
-        }  # fmt: skip
-        return kind(**{**self._me, **stamped, **fields})
-
-    def _take(self) -> list[Action]:
-        taken = self._actions[:]
-        self._actions.clear()
-        return taken
+        self._refuse(m, payload)

@@ -31,7 +31,8 @@ from luwu.base.errors import (
 )
 from luwu.base.events import Recorder
 from luwu.layout import DTYPE_BYTES, Layout
-from luwu.nic import core as nic
+from luwu.nic import actions as nic
+from luwu.nic.core import NicCore
 from luwu.transport.interface import (
     Delivery,
     PeerDown,
@@ -121,7 +122,7 @@ class Nic:
         self._endpoint = endpoint
         self._connect_timeout_s, self._grace_s = connect_timeout_s, grace_s
         self._transport = transport
-        self._core = nic.NicCore(
+        self._core = NicCore(
             job=job, rank=rank, world_size=world_size,
             incarnation=SYSTEM_CLOCK.now_ns() if incarnation is None else incarnation,
         )  # fmt: skip

@@ -1,1 +1,45 @@
-"""Moves messages between processes; the only package that imports zmq."""
+"""Links between processes: one interface, over ZeroMQ or inside one process.
+
+Only `luwu.transport` imports zmq; nothing here knows messages or the layout of a model.
+"""
+
+from luwu.transport.inprocess import InProcessNetwork, InProcessTransport
+from luwu.transport.interface import (
+    BUFFERS_COUNT_MAX,
+    CREDIT_BYTES_DEFAULT,
+    LISTENER,
+    Buffer,
+    Counters,
+    CreditExceeded,
+    Delivery,
+    PeerDown,
+    PeerFailed,
+    PeerGone,
+    PeerUp,
+    Received,
+    SendHandle,
+    Transport,
+)
+from luwu.transport.sockets import ZeroMqTiming
+from luwu.transport.zeromq import ZeroMqTransport
+
+__all__ = [
+    "BUFFERS_COUNT_MAX",
+    "CREDIT_BYTES_DEFAULT",
+    "LISTENER",
+    "Buffer",
+    "Counters",
+    "CreditExceeded",
+    "Delivery",
+    "InProcessNetwork",
+    "InProcessTransport",
+    "PeerDown",
+    "PeerFailed",
+    "PeerGone",
+    "PeerUp",
+    "Received",
+    "SendHandle",
+    "Transport",
+    "ZeroMqTiming",
+    "ZeroMqTransport",
+]

@@ -21,10 +21,12 @@ from luwu.base.limits import (
     TEXT_CHARS_MAX,
     WORLD_SIZE_MAX,
 )
+from luwu.layout import DTYPE_BYTES
 from luwu.wire.messages import MESSAGE_TYPES, Message, PayloadRule, Role, Verb
 
 _BITMAP_BYTES_MAX = WORLD_SIZE_MAX // 8
 _FIELDS_MAX = 32
+_HASH_CHARS_MAX = 64  # SHA-256 in hex
 
 
 def encode(message: Message) -> bytes:
@@ -88,33 +90,55 @@ def decode(header: bytes | memoryview, payload_count: int) -> Message:
 _COUNTS = {PayloadRule.NONE: (0,), PayloadRule.ONE: (1,), PayloadRule.OPTIONAL: (0, 1)}
 
 
+def _shown(value: object) -> str:
+    """A peer's value for a message; the repr of a deeply nested list would raise RecursionError."""
+    return type(value).__name__ if isinstance(value, list | dict) else f"{value!r:.40}"
+
+
 def _natural(value: object) -> int:
     if type(value) is not int or not 0 <= value <= INT64_MAX:
-        raise ValueError(f"{value!r:.40} is not an integer in [0, 2**63)")
+        raise ValueError(f"{_shown(value)} is not an integer in [0, 2**63)")
     return value
 
 
 def _number(value: object) -> float:
     if type(value) is not float:
-        raise ValueError(f"{value!r:.40} is not a float")
+        raise ValueError(f"{_shown(value)} is not a float")
     return value
 
 
 def _flag(value: object) -> bool:
     if type(value) is not bool:
-        raise ValueError(f"{value!r:.40} is not a boolean")
+        raise ValueError(f"{_shown(value)} is not a boolean")
     return value
 
 
 def _text(value: object) -> str:
     if type(value) is not str or len(value) > TEXT_CHARS_MAX:
-        raise ValueError(f"{value!r:.40} is not a text of at most {TEXT_CHARS_MAX} characters")
+        raise ValueError(f"{_shown(value)} is not a text of at most {TEXT_CHARS_MAX} characters")
     return value
+
+
+def _text_to_wire(value: str) -> str:
+    assert len(value) <= TEXT_CHARS_MAX, value
+    return value
+
+
+def _hash(value: object) -> str:
+    if type(value) is not str or len(value) > _HASH_CHARS_MAX:
+        raise ValueError(f"{_shown(value)} is not a hash of at most {_HASH_CHARS_MAX} digits")
+    return value
+
+
+def _dtype(value: object) -> str:
+    if _text(value) not in DTYPE_BYTES:
+        raise ValueError(f"{_shown(value)} is not one of {', '.join(DTYPE_BYTES)}")
+    return str(value)
 
 
 def _bitmap(value: object) -> int:
     if type(value) is not bytes or len(value) > _BITMAP_BYTES_MAX or value[-1:] == b"\0":
-        raise ValueError(f"{value!r:.40} is not a bitmap of at most {WORLD_SIZE_MAX} ranks")
+        raise ValueError(f"{_shown(value)} is not a bitmap of at most {WORLD_SIZE_MAX} ranks")
     return int.from_bytes(value, "little")
 
 
@@ -133,11 +157,18 @@ def _verb(value: object) -> Verb:
 _ToWire = Callable[[Any], object]
 _FromWire = Callable[[object], Any]
 
+_OF_NAME: dict[str, tuple[_ToWire, _FromWire]] = {
+    "contributors": (_bitmap_to_wire, _bitmap),
+    "dtype": (str, _dtype),
+    "hyper_hash": (str, _hash),
+    "description_hash": (str, _hash),
+}
+
 _CONVERTERS: dict[str, tuple[_ToWire, _FromWire]] = {
     "int": (int, _natural),
     "float": (float, _number),
     "bool": (bool, _flag),
-    "str": (str, _text),
+    "str": (_text_to_wire, _text),
     "Role": (int, _role),
     "Verb": (int, _verb),
 }
@@ -154,11 +185,7 @@ class _Spec:
         self.bytes_max = DATA_HEADER_BYTES_MAX if message_type.IS_DATA else CONTROL_HEADER_BYTES_MAX
         self.fields: list[tuple[str, _ToWire, _FromWire]] = []
         for entry in fields(message_type):
-            to_wire, from_wire = (
-                (_bitmap_to_wire, _bitmap)
-                if entry.name == "contributors"
-                else _CONVERTERS[str(entry.type)]
-            )
+            to_wire, from_wire = _OF_NAME.get(entry.name) or _CONVERTERS[str(entry.type)]
             self.fields.append((entry.name, to_wire, from_wire))
 
 

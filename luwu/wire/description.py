@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from luwu.base.errors import ConfigError, RemoteProtocolError
+from luwu.base.limits import INT64_MAX
 from luwu.layout import Layout, Parameter, Unit
 
 DIFFERENCES_SHOWN_MAX = 6
+DIMENSIONS_MAX = 64
+"""Of one parameter: what torch allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +71,11 @@ def parse_description(encoded: bytes | memoryview) -> Description:
         layout = Layout(
             parameters=tuple(_parameter(row) for row in _rows(document, "parameters")),
             units=tuple(
-                Unit(name=_typed(name, str), parameters=tuple(_typed(i, int) for i in members))
+                Unit(name=_name(name), parameters=tuple(_natural(i) for i in _typed(members, list)))
                 for name, members in _rows(document, "units")
             ),
-            chunk_bytes=_typed(document["chunk_bytes"], int),
-            node_count=_typed(document["node_count"], int),
+            chunk_bytes=_natural(document["chunk_bytes"]),
+            node_count=_natural(document["node_count"]),
         )
         found = Description(
             layout=layout,
@@ -84,7 +87,7 @@ def parse_description(encoded: bytes | memoryview) -> Description:
                 for k, v in _typed(document["agreement"], dict).items()
             },
         )
-    except (ConfigError, KeyError, TypeError, ValueError, RecursionError) as exc:
+    except (ConfigError, LookupError, TypeError, ValueError, RecursionError) as exc:
         raise RemoteProtocolError(f"the job description of a peer cannot be read: {exc}") from exc
     if found.update not in ("at_step", "streaming"):
         raise RemoteProtocolError(f"the job description asks for update={found.update!r:.40}")
@@ -92,11 +95,17 @@ def parse_description(encoded: bytes | memoryview) -> Description:
 
 
 def differences(found: bytes | memoryview, expected: bytes | memoryview) -> list[str]:
-    """What differs between two descriptions, a line each, for people; the first few only."""
-    ours, theirs = json.loads(bytes(expected)), json.loads(bytes(found))
+    """What differs between two descriptions, a line each, for people; the first few only.
+
+    Never raises: either may be anything a peer sent.
+    """
     lines: list[str] = []
-    for key in sorted(set(ours) | set(theirs)):
-        lines.extend(_differences_at(key, theirs.get(key), ours.get(key)))
+    try:
+        ours, theirs = json.loads(bytes(expected)), json.loads(bytes(found))
+        for key in sorted(set(ours) | set(theirs)):
+            lines.extend(_differences_at(key, theirs.get(key), ours.get(key)))
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return ["a job description cannot be read"]
     if len(lines) > DIFFERENCES_SHOWN_MAX:
         more = len(lines) - DIFFERENCES_SHOWN_MAX
         lines = [*lines[:DIFFERENCES_SHOWN_MAX], f"and {more} more"]
@@ -129,15 +138,30 @@ def _brief(value: object) -> str:
 
 
 def _parameter(row: Any) -> Parameter:
-    name, shape, dtype, wire_dtype, trainable, group = row
+    name, shape, dtype, wire_dtype, trainable, group = _typed(row, list)
+    if len(_typed(shape, list)) > DIMENSIONS_MAX:
+        raise ValueError(f"a parameter has {len(shape)} dimensions")
     return Parameter(
-        name=_typed(name, str),
-        shape=tuple(_typed(extent, int) for extent in shape),
+        name=_name(name),
+        shape=tuple(_natural(extent) for extent in shape),
         dtype=_typed(dtype, str),
         wire_dtype=_typed(wire_dtype, str),
         trainable=_typed(trainable, bool),
-        group=_typed(group, int),
+        group=_natural(group),
     )
+
+
+def _natural(value: Any) -> int:
+    number: int = _typed(value, int)
+    if not 0 <= number <= INT64_MAX:
+        raise ValueError(f"{number!r:.40} is not an integer in [0, 2**63)")
+    return number
+
+
+def _name(value: Any) -> str:
+    name: str = _typed(value, str)
+    name.encode()  # JSON can spell half a character, which no message of ours could carry
+    return name
 
 
 def _rows(document: Any, key: str) -> list[Any]:

@@ -13,6 +13,18 @@ from switch_emu.switch.slots import Contribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLimits:
+    """What a node may hold and have under way."""
+
+    sum_bytes_max: int = 256 * 1024 * 1024
+    """Sums in RAM; beyond, they are spilled."""
+    updates_max: int = 4
+    reads_max: int = 4
+    push_window_bytes: int = 32 * 1024 * 1024
+    """Credit of the child."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFacts:
     """What an open store says of itself."""
 

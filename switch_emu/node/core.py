@@ -23,11 +23,9 @@ whose sums are not finite is skipped: nothing of it stays, and a new attempt voi
 from __future__ import annotations
 
 import math
-from collections import deque
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
-from luwu.base.limits import INT64_MAX
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.wire.actions import Drop, Note, Payload, Send
 from luwu.wire.description import Description, differences, parse_description
@@ -36,7 +34,6 @@ from luwu.wire.messages import (
     Begin,
     Cancel,
     Commit,
-    DataMessage,
     Decided,
     Hello,
     Leave,
@@ -53,11 +50,13 @@ from luwu.wire.messages import (
     Weights,
     Welcome,
 )  # fmt: skip
+from luwu.wire.speaker import Speaker
 from switch_emu.node.actions import (
     Decide,
     Discard,
     Fold,
     LoadPage,
+    NodeLimits,
     OpenStore,
     Prepare,
     ReadWeights,
@@ -66,123 +65,216 @@ from switch_emu.node.actions import (
     StoreFacts,
     Update,
 )  # fmt: skip
-from switch_emu.node.sums import ChunkSum, StepSums
+from switch_emu.node.held import HeldSums
+from switch_emu.node.publisher import Publisher
+from switch_emu.node.step import Step
+from switch_emu.node.sums import StepSums
 from switch_emu.switch.members import Members, RefusedError, ranks_text
 from switch_emu.switch.slots import Contribution, OverlapError
 
-MessageT = TypeVar("MessageT", bound=Message)
 Action = (
     Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
     | ReadWeights | Prepare | Decide
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLimits:
-    """What a node may hold and have under way."""
-
-    sum_bytes_max: int = 256 * 1024 * 1024
-    """Sums in RAM; beyond, they are spilled."""
-    updates_max: int = 4
-    reads_max: int = 4
-    push_window_bytes: int = 32 * 1024 * 1024
-    """Credit of the child."""
-
-
-@dataclass(slots=True)
-class _Step:
-    """What is known of an undecided step."""
-
-    number: int
-    sums: StepSums
-    hyper: bytes | None = None
-    parts: int | None = None
-    """Backward passes; known from `Commit`."""
-    pulled: dict[int, None] = field(default_factory=dict)
-    """Chunks in the order of their first pull: the forward order."""
-    ready: deque[int] = field(default_factory=deque)
-    """Chunks whose update may start."""
-    updated: set[int] = field(default_factory=set)
-    written: set[int] = field(default_factory=set)
-    """Of the trainable chunks: page written, or left as it is because no rank had a gradient."""
-    unchanged: set[int] = field(default_factory=set)
-    verdict: Verdict | None = None
-    preparing: bool = False
-
-
-class NodeCore:
-    """See the module."""
+class NodeCore(Speaker):
+    """See the module. `ranks` is the bitmap of all ranks of the job."""
 
     def __init__(
         self, *, job: int, incarnation: int, ranks: int, rank: int = 0,
         limits: NodeLimits | None = None,
     ) -> None:  # fmt: skip
+        super().__init__(job=job, role=Role.NODE, rank=rank, incarnation=incarnation)
         self._limits = limits or NodeLimits()
-        self._ranks = ranks
-        self._actions: list[Action] = []
-        self._me = {"job": job, "role": Role.NODE, "rank": rank, "incarnation": incarnation}
+        self._job, self._ranks = job, ranks
         self._members = Members(job=job, children=[ranks])
         self._hello: tuple[str, Hello] | None = None
         """A child that waits for the store to be opened."""
-        self._facts: StoreFacts | None = None
         self._description: Description | None = None
+        self._description_bytes = b""
         self._trainable: tuple[int, ...] = ()
-        self._epoch = self._generation = self._attempt = self._step = 0
         self._loaded = False
         self._loading: set[int] = set()
         self._pages_loaded: set[int] = set()
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[int, Step] = {}
+        self._decided: Decided | None = None
         self._skip: Verdict | None = None
         """The last verdict that skipped a step, and the attempt it ended."""
         self._skipped_attempt = -1
-        self._decided: Decided | None = None
         self._abort_text: str | None = None
         """An abort that waits for the step to be decided."""
         self._updates: dict[tuple[int, int], Update] = {}
         """Under way, of any attempt: (attempt, chunk)."""
-        self._folds: set[tuple[int, int]] = set()
         self._discard = False
-        self._pulls: dict[tuple[int, int], set[int]] = {}
-        """(step, chunk) -> uses that were asked for and cannot be served yet."""
-        self._reads: deque[ReadWeights] = deque()
-        self._reads_under_way: set[ReadWeights] = set()
-        self._ram: dict[int, int] = {}
-        self._ram_bytes = 0
-        self.spilled_count = 0
+        self._publisher = Publisher(self._limits.reads_max)
+        self.held = HeldSums(self._limits.sum_bytes_max)
 
-    # ---------------------------------------------------------------------- events
+    # ---------------------------------------------------------------------- messages
 
     def received(
         self, now_ns: int, peer: str, message: Message, payload: Any = None, payload_bytes: int = 0
     ) -> list[Action]:
         """A message came. Data payloads are opaque, those of control messages are bytes."""
-        member = self._members.of(peer, message.incarnation)
-        if isinstance(message, Hello):
-            self._hello_came(peer, message, payload)
-        elif member is None:
-            self._refuse_data(message, payload)
+        m = message
+        if isinstance(m, Hello):
+            self._hello_came(peer, m, payload)
+        elif self._members.of(peer, m.incarnation) is None:
+            self._refuse(m, payload)
             self._tell(peer, self._ours(Rejoin))
-        elif message.attempt > self._attempt:
-            self._refuse_data(message, payload)  # nobody can know of it before we do
-        elif message.attempt < self._attempt or message.generation != self._generation:
-            self._refuse_data(message, payload)
-            if message.attempt == self._skipped_attempt and self._skip is not None:
-                self._tell(peer, replace(self._skip, attempt=self._attempt))
-            elif not (isinstance(message, Commit) and self._answer_commit(message.step)):
-                text = f"attempt {message.attempt} is over, {self._attempt} counts"
-                self._tell(peer, self._ours(Abort, loaded=self._loaded, text=text))
+        elif m.attempt > self._attempt:
+            self._refuse(m, payload)  # nobody can know of it before we do
+        elif m.attempt < self._attempt or m.generation != self._generation:
+            self._refuse(m, payload)
+            self._answer_stale(peer, m)
+        elif isinstance(m, Push):
+            self._push(m, payload, payload_bytes)
+        elif isinstance(m, Pull):
+            self._pull(m)
+        elif isinstance(m, Load):
+            self._load(m, payload)
+        elif isinstance(m, Begin):
+            self._begin(m, payload)
+        elif isinstance(m, Commit):
+            self._commit(m, payload)
+        elif isinstance(m, Cancel):
+            self._request_abort(m.text)
+        elif isinstance(m, Leave):
+            self._members.leave(peer)
+            self._receipt(Verb.LEAVE, m.step)
         else:
-            self._handle(message, payload, payload_bytes)
+            self._refuse(m, payload)
         return self._take()
+
+    def _answer_stale(self, peer: str, m: Message) -> None:
+        if m.attempt == self._skipped_attempt and self._skip is not None:
+            self._tell(peer, self._skip)  # nothing of it is lost but weights that streamed ahead
+        elif not (isinstance(m, Commit) and self._answer_commit(m.step)):
+            text = f"attempt {m.attempt} is over, {self._attempt} counts"
+            self._tell(peer, self._ours(Abort, loaded=self._loaded, text=text))
+
+    def _hello_came(self, peer: str, hello: Hello, description: bytes) -> None:
+        if self._description is not None:
+            self._join(peer, hello, description)
+            return
+        if self._hello is None:
+            self._actions.append(OpenStore(description))
+        self._hello = (peer, hello)
+
+    def _join(self, peer: str, hello: Hello, description: bytes) -> None:
+        try:
+            if description != self._description_bytes:
+                lines = "; ".join(differences(description, self._description_bytes))
+                raise RefusedError(
+                    f"the state is that of another job: {lines}"[:880]
+                    + "; give the right --state, or a new directory"
+                )
+            replaced = self._members.join(peer, hello, description)
+        except RefusedError as exc:
+            self._note("node.refused", level="WARNING", peer=peer, text=str(exc))
+            self._tell(peer, self._ours(Refuse, text=str(exc)))
+            return
+        if replaced:
+            self._request_abort("the switch was started again")
+        window_bytes = self._limits.push_window_bytes
+        self._tell(peer, self._ours(Welcome, loaded=self._loaded, push_window_bytes=window_bytes))
+
+    def _load(self, m: Load, payload: Payload) -> None:
+        if m.chunk in self._pages_loaded or self._loaded:
+            self._receipt(Verb.LOAD, 0, m.chunk)
+            self._drop(payload)
+        elif m.chunk in self._loading or m.chunk >= len(self._layout.chunks):
+            self._drop(payload)
+        else:
+            self._loading.add(m.chunk)
+            self._actions.append(LoadPage(m.chunk, payload))
+
+    def _push(self, m: Push, payload: Payload | None, payload_bytes: int) -> None:
+        is_open = self._is_open(m.step)
+        if not is_open or not self._fits(m, payload_bytes):
+            self._drop(payload)
+            if m.step < self._step:  # a repetition of what is in the state
+                self._receipt(Verb.PUSH, m.step, m.chunk, m.part, m.contributors)
+            return
+        step = self._step_of(m.step)
+        said = Contribution(m.contributors, m.weight, m.last, m.dtype, payload, payload_bytes)
+        try:
+            is_new = step.sums.add(m.chunk, m.part, said)
+        except OverlapError as exc:
+            self._drop(payload)
+            self._request_abort(f"chunk {m.chunk}: {exc}")
+            return
+        self._receipt(Verb.PUSH, m.step, m.chunk, m.part, m.contributors)
+        if not is_new:
+            self._drop(payload)
+            return
+        self._hold(payload, payload_bytes)
+        part = step.sums.chunks[m.chunk].parts[m.part]
+        if not part.complete:
+            return
+        if not self._streaming:
+            self._advance_fold(step, m.chunk)
+        elif m.part == 0 and part.contributions[0].last:
+            self._make_ready(step, m.chunk)
+        self._settle()
+
+    def _fits(self, m: Push, payload_bytes: int) -> bool:
+        """Whether a gradient belongs to the layout; one that does not is nobody's."""
+        chunks = self._layout.chunks
+        is_known = m.chunk < len(chunks) and chunks[m.chunk].trainable and m.dtype in DTYPE_BYTES
+        if is_known and payload_bytes in (0, chunks[m.chunk].elems * DTYPE_BYTES[m.dtype]):
+            return True
+        self._note(
+            "node.misfit", level="WARNING", chunk=m.chunk, dtype=m.dtype, bytes=payload_bytes
+        )
+        return False
+
+    def _begin(self, m: Begin, hyper: bytes) -> None:
+        if self._is_open(m.step):
+            step = self._step_of(m.step)
+            step.hyper = hyper if step.hyper is None else step.hyper
+        self._receipt(Verb.BEGIN, m.step)
+        self._settle()
+
+    def _commit(self, m: Commit, hyper: bytes) -> None:
+        if self._answer_commit(m.step) or not self._loaded or m.step != self._step:
+            return
+        step = self._step_of(m.step)
+        if step.parts is None:
+            step.parts = m.parts
+            if not self._streaming:
+                step.hyper = hyper
+        self._settle()
+
+    def _answer_commit(self, number: int) -> bool:
+        """Say again how a step came out; False if it is not known yet."""
+        step = self._steps.get(number)
+        said: Message | None = None if step is None else step.verdict
+        if said is None and self._decided is not None and self._decided.step == number:
+            said = self._decided
+        for peer in self._members.peers if said is not None else ():
+            assert said is not None
+            self._tell(peer, said)
+        return said is not None
+
+    def _pull(self, m: Pull) -> None:
+        if not self._step <= m.step <= self._step + 1 or m.chunk >= len(self._layout.chunks):
+            return
+        if m.step == self._step:
+            self._step_of(m.step).pulled.setdefault(m.chunk)
+        self._publisher.ask(m.step, m.chunk, m.part)
+        self._serve(m.step, m.chunk)
+
+    # ---------------------------------------------------------------------- what was done
 
     def store_opened(self, facts: StoreFacts) -> list[Action]:
         """The store is open: at the start, or because `OpenStore` asked for it."""
-        self._facts = facts
+        self._description_bytes = facts.description
         self._description = parse_description(facts.description)
-        chunks = self._description.layout.chunks
+        chunks = self._layout.chunks
         self._trainable = tuple(chunk.index for chunk in chunks if chunk.trainable)
         self._generation, self._attempt = facts.generation, facts.attempt
-        self._epoch = facts.epoch if facts.job == self._me["job"] else facts.epoch + 1
+        self._epoch = facts.epoch if facts.job == self._job else facts.epoch + 1
         self._step, self._loaded = facts.version or 0, facts.version is not None
         if self._step > 0:
             self._decided = self._ours(
@@ -203,29 +295,27 @@ class NodeCore:
     def page_loaded(self, chunk: int) -> list[Action]:
         """Initial weights are in their page; when all are, version 0 is decided."""
         self._pages_loaded.add(chunk)
-        self._announce(self._receipt(Verb.LOAD, 0, chunk, 0))
+        self._receipt(Verb.LOAD, 0, chunk)
         if len(self._pages_loaded) == len(self._layout.chunks):
-            self._prepare(-1, Verdict(**self._stamp(step=0), applied=True, grad_norm=0.0))
+            self._prepare(0, applied=True, grad_norm=0.0, hyper=b"")
         return self._take()
 
     def folded(
         self, fold: Fold, squares: tuple[float, ...], payload: Payload, payload_bytes: int
     ) -> list[Action]:
         """A part was added to a chunk's total; `payload` is the new total."""
-        self._folds.discard((fold.attempt, fold.chunk))
         for said in (fold.total, *fold.contributions):
-            if said is not None:
-                self._drop_sum(said.payload)
+            self._let_go(None if said is None else said.payload)
         if fold.attempt != self._attempt:
             self._drop(payload)
         else:
-            entry = self._steps[fold.step].sums.chunks[fold.chunk]
+            step = self._steps[fold.step]
+            entry = step.sums.chunks[fold.chunk]
             entry.squares, entry.folding = squares, False
-            self._hold(payload, payload_bytes)
-            weight = entry.parts[fold.part].contributions[0].weight
-            entry.total = Contribution(self._ranks, weight, True, "float32", payload, payload_bytes)
+            entry.total = Contribution(self._ranks, 0.0, True, "float32", payload, payload_bytes)
             entry.folded_count += 1
-            self._advance_fold(self._steps[fold.step], fold.chunk)
+            self._hold(payload, payload_bytes)
+            self._advance_fold(step, fold.chunk)
         self._settle()
         return self._take()
 
@@ -234,18 +324,14 @@ class NodeCore:
     ) -> list[Action]:
         """A page has its new values; `weights` are there if `update.publish` asked for them."""
         for said in update.contributions:
-            self._drop_sum(said.payload)
+            self._let_go(said.payload)
         if update.attempt == self._attempt:
             step = self._steps[update.step]
-            entry = step.sums.chunks[update.chunk]
             if self._streaming:
-                entry.squares = squares
+                step.sums.chunks[update.chunk].squares = squares
             step.updated.add(update.chunk)
-            parts = self._pulls.pop((update.step + 1, update.chunk), set())
-            if weights is None:
-                if parts:
-                    self._pulls[update.step + 1, update.chunk] = parts
-            elif step.verdict is None or step.verdict.applied:
+            if weights is not None:
+                parts = self._publisher.take(update.step + 1, update.chunk)
                 self._send_weights(update.step + 1, update.chunk, parts, weights)
         self._drop(weights)
         self._settle()
@@ -262,11 +348,12 @@ class NodeCore:
 
     def weights_read(self, read: ReadWeights, payload: Payload | None) -> list[Action]:
         """The weights that `read` asked for; None if that version has gone meanwhile."""
-        self._reads_under_way.discard(read)
+        self._publisher.ended(read)
         if payload is not None and read.attempt == self._attempt:
-            self._send_weights(read.step, read.chunk, set(read.parts), payload)
+            self._send_weights(read.step, read.chunk, read.parts, payload)
         self._drop(payload)
-        self._schedule_reads()
+        self._actions.extend(self._publisher.start())
+        self._settle()
         return self._take()
 
     def prepared(self, prepare: Prepare) -> list[Action]:
@@ -276,38 +363,178 @@ class NodeCore:
 
     def decided(self, decide: Decide) -> list[Action]:
         """The step is decided: announce it and go on with the next."""
-        if not self._loaded:
-            self._loaded = True
-            self._note("node.loaded", chunk_count=len(self._layout.chunks))
-        else:
+        if self._loaded:
             step = self._steps.pop(self._step)
-            assert step.verdict is not None
-            for payload in step.sums.payloads():
-                self._drop_sum(payload)
             self._step += 1
-            self._decided = self._ours(
-                Decided, step=step.number, applied=step.verdict.applied,
-                grad_norm=step.verdict.grad_norm,
-            )  # fmt: skip
-            self._announce(self._decided)
-            self._note(
-                "node.step", step=step.number, applied=step.verdict.applied,
-                grad_norm=step.verdict.grad_norm, attempt=self._attempt,
-            )  # fmt: skip
-            self._pulls = {key: parts for key, parts in self._pulls.items() if key[0] >= self._step}
-            self._reads = deque(read for read in self._reads if read.step >= self._step)
+            self._announce_decided(step)
+        self._loaded = True
         if self._abort_text is not None:
             text, self._abort_text = self._abort_text, None
             self._abort(text)
-        for chunk in [chunk for version, chunk in self._pulls if version == self._step]:
+        for chunk in self._publisher.advance(self._step):
             self._serve(self._step, chunk)
         self._settle()
         return self._take()
 
+    def _announce_decided(self, step: Step) -> None:
+        assert step.verdict is not None
+        for payload in step.sums.payloads():
+            self._let_go(payload)
+        applied, norm = step.verdict.applied, step.verdict.grad_norm
+        self._decided = self._ours(Decided, step=step.number, applied=applied, grad_norm=norm)
+        self._announce(self._members.peers, self._decided)
+        self._note("node.step", step=step.number, applied=applied, grad_norm=norm)
+
+    # ---------------------------------------------------------------------- the course of a step
+
+    def _settle(self) -> None:
+        """Do what has become possible: judge, discard, start updates, prepare."""
+        step = self._steps.get(self._step)
+        if step is not None and step.verdict is None and step.is_measured(self._trainable):
+            self._judge(step)
+        if self._discard and not self._updates:
+            self._discard = False
+            self._actions.append(Discard(self._attempt))
+        if step is None or step.preparing:
+            return
+        self._start_updates(step)
+        if step.verdict is None or self._updates or self._discard:
+            return
+        if not step.verdict.applied or len(step.written) == len(self._trainable):
+            step.preparing = True
+            hyper = step.hyper or b""
+            verdict = step.verdict
+            self._prepare(step.number + 1, verdict.applied, verdict.grad_norm, hyper)
+
+    def _judge(self, step: Step) -> None:
+        """verdict(t): every sum complete, measured and finite; or the step is skipped."""
+        norm = step.norm(self._trainable)
+        applied = math.isfinite(norm)
+        if not applied:
+            self._skipped_attempt = self._attempt
+            self._raise_attempt()
+        step.verdict = self._ours(Verdict, step=step.number, applied=applied, grad_norm=norm)
+        self._announce(self._members.peers, step.verdict)
+        if not applied:
+            self._skip = step.verdict
+            step.ready.clear()
+            self._publisher.clear(waiting=False)
+            self._note("node.skipped", level="WARNING", step=step.number, grad_norm=norm)
+        elif not self._streaming:
+            for chunk in step.forward_order(self._trainable):
+                self._make_ready(step, chunk)
+
+    def _make_ready(self, step: Step, chunk: int) -> None:
+        if not step.make_ready(chunk):
+            self._serve(step.number + 1, chunk)
+
+    def _start_updates(self, step: Step) -> None:
+        if self._discard or step.hyper is None or self._publisher.reads_before(step.number):
+            return  # a read for step t - 1 must end before its side is written again
+        while step.ready and len(self._updates) < self._limits.updates_max:
+            chunk = step.ready.popleft()
+            weight = step.sums.chunks[chunk].weight
+            update = Update(
+                chunk=chunk,
+                step=step.number,
+                attempt=self._attempt,
+                contributions=step.take_gradient(chunk),
+                divisor=weight,
+                grad_norm=None if step.verdict is None else step.verdict.grad_norm,
+                hyper=step.hyper,
+                publish=self._publisher.awaits(step.number + 1, chunk),
+            )
+            self._updates[self._attempt, chunk] = update
+            self._actions.append(update)
+
+    def _advance_fold(self, step: Step, chunk: int) -> None:
+        """Fold the next part of a chunk, if it is complete and none is being folded."""
+        entry = step.sums.chunks[chunk]
+        while not entry.folding and entry.complete_up_to(entry.folded_count + 1):
+            number, part = entry.folded_count, entry.parts[entry.folded_count]
+            present = tuple(part.payloads())
+            if not present:
+                entry.folded_count += 1
+                continue
+            entry.folding = True
+            part.contributions = [replace(c, payload=None) for c in part.contributions]
+            total, entry.total = entry.total, None
+            self._actions.append(Fold(chunk, step.number, self._attempt, number, total, present))
+
+    def _serve(self, number: int, chunk: int) -> None:
+        """Read the weights that were asked for, if they are there to be read."""
+        if not self._loaded or not self._publisher.awaits(number, chunk):
+            return
+        version: int | None = number
+        if number == self._step + 1:
+            step = self._steps.get(self._step)
+            if not self._layout.chunks[chunk].trainable or (step and chunk in step.unchanged):
+                version = None  # the same in both versions
+            elif (
+                step is None
+                or chunk not in step.written
+                or (step.verdict is not None and not step.verdict.applied)
+            ):
+                return
+        self._publisher.queue(number, chunk, version, self._attempt)
+        self._actions.extend(self._publisher.start())
+
+    def _send_weights(
+        self, step: int, chunk: int, parts: tuple[int, ...], payload: Payload
+    ) -> None:
+        dtype = self._layout.chunks[chunk].wire_dtype
+        for part in parts:
+            weights = self._ours(Weights, step=step, chunk=chunk, part=part, dtype=dtype)
+            self._announce(self._members.peers, weights, payload)
+
+    def _prepare(self, version: int, applied: bool, grad_norm: float, hyper: bytes) -> None:
+        self._actions.append(
+            Prepare(
+                version=version,
+                attempt=self._attempt,
+                epoch=self._epoch,
+                contributors=self._ranks,
+                applied=applied,
+                grad_norm=grad_norm,
+                hyper=hyper,
+            )
+        )
+
+    # ---------------------------------------------------------------------- aborts
+
+    def _request_abort(self, text: str) -> None:
+        step = self._steps.get(self._step)
+        if not self._loaded:
+            return  # nothing was pushed yet
+        if step is not None and step.verdict is not None:
+            self._abort_text = text
+            return
+        self._abort(text)
+        self._settle()
+
+    def _abort(self, text: str) -> None:
+        self._raise_attempt()
+        for step in self._steps.values():
+            for payload in step.sums.payloads():
+                self._let_go(payload)
+        self._steps.clear()
+        self._publisher.clear(waiting=True)
+        self._note("node.abort", level="WARNING", step=self._step, attempt=self._attempt, text=text)
+        abort = self._ours(Abort, loaded=self._loaded, text=text[:1000])
+        self._announce(self._members.peers, abort)
+
+    def _raise_attempt(self) -> None:
+        self._attempt += 1
+        self._discard = True
+        self._actions.append(RecordAttempt(self._attempt))
+
+    # ---------------------------------------------------------------------- state
+
     @property
     def finished(self) -> bool:
         """The child has left and nothing is under way."""
-        return self._members.all_left and not self._updates and not self._steps_open
+        committed = any(step.parts is not None for step in self._steps.values())
+        return self._members.all_left and not self._updates and not committed
 
     @property
     def next_step(self) -> int:
@@ -322,371 +549,9 @@ class NodeCore:
             missing = len(self._layout.chunks) - len(self._pages_loaded)
             return f"initial weights of {missing} chunks from rank 0"
         step = self._steps.get(self._step)
-        if step is None:
-            return f"step {self._step}: the first gradient"
-        for chunk in self._trainable:
-            late = step.sums.missing_ranks(chunk)
-            if late:
-                return f"step {step.number}: chunk {chunk} of ranks {ranks_text([late])}"
-        if step.parts is None:
-            return f"step {step.number}: commit"
-        return f"step {step.number}: {len(self._trainable) - len(step.written)} pages to be written"
-
-    # ---------------------------------------------------------------------- membership
-
-    def _hello_came(self, peer: str, hello: Hello, description: bytes) -> None:
-        if self._facts is None:
-            if self._hello is None:
-                self._actions.append(OpenStore(description))
-            self._hello = (peer, hello)
-            return
-        self._join(peer, hello, description)
-
-    def _join(self, peer: str, hello: Hello, description: bytes) -> None:
-        assert self._facts is not None
-        was_complete = self._members.complete
-        try:
-            if description != self._facts.description:
-                lines = "; ".join(differences(description, self._facts.description))
-                raise RefusedError(
-                    f"the state is that of another job: {lines}"[:880]
-                    + "; give the right --state, or a new directory"
-                )
-            replaced = self._members.join(peer, hello, description)
-        except RefusedError as exc:
-            self._note("node.refused", level="WARNING", peer=peer, text=str(exc))
-            self._tell(peer, self._ours(Refuse, text=str(exc)))
-            return
-        if was_complete and replaced:
-            self._request_abort("the switch was started again")
-        self._tell(
-            peer,
-            self._ours(
-                Welcome, loaded=self._loaded, push_window_bytes=self._limits.push_window_bytes
-            ),
+        return f"step {self._step}: " + (
+            "the first gradient" if step is None else step.waits_for(self._trainable)
         )
-
-    # ---------------------------------------------------------------------- messages
-
-    def _handle(self, m: Message, payload: Any, payload_bytes: int) -> None:
-        if isinstance(m, Push):
-            self._push(m, payload, payload_bytes)
-        elif isinstance(m, Pull):
-            self._pull(m)
-        elif isinstance(m, Load):
-            self._load(m, payload)
-        elif isinstance(m, Begin):
-            if self._is_open(m.step):
-                step = self._step_of(m.step)
-                step.hyper = step.hyper if step.hyper is not None else payload
-            self._announce(self._receipt(Verb.BEGIN, m.step, 0, 0))
-            self._settle()
-        elif isinstance(m, Commit):
-            self._commit(m, payload)
-        elif isinstance(m, Cancel):
-            self._request_abort(m.text)
-        elif isinstance(m, Leave):
-            for peer in self._members.peers:
-                member = self._members.of(peer, m.incarnation)
-                if member is not None:
-                    member.left = True
-            self._announce(self._receipt(Verb.LEAVE, m.step, 0, 0))
-        else:
-            self._refuse_data(m, payload)
-
-    def _is_open(self, step: int) -> bool:
-        return self._loaded and self._step <= step <= self._step + 1
-
-    def _step_of(self, number: int) -> _Step:
-        return self._steps.setdefault(number, _Step(number, StepSums(self._ranks)))
-
-    def _load(self, m: Load, payload: Payload) -> None:
-        if m.chunk in self._pages_loaded or self._loaded:
-            self._announce(self._receipt(Verb.LOAD, 0, m.chunk, 0))
-            self._drop(payload)
-        elif m.chunk in self._loading or m.chunk >= len(self._layout.chunks):
-            self._drop(payload)
-        else:
-            self._loading.add(m.chunk)
-            self._actions.append(LoadPage(m.chunk, payload))
-
-    def _push(self, m: Push, payload: Payload | None, payload_bytes: int) -> None:
-        receipt = self._receipt(Verb.PUSH, m.step, m.chunk, m.part, m.contributors)
-        if not self._is_open(m.step):
-            self._drop(payload)
-            if m.step < self._step:
-                self._announce(receipt)
-            return
-        if not self._fits(m, payload_bytes):
-            self._drop(payload)
-            return
-        step = self._step_of(m.step)
-        said = Contribution(m.contributors, m.weight, m.last, m.dtype, payload, payload_bytes)
-        try:
-            is_new = step.sums.add(m.chunk, m.part, said)
-        except OverlapError as exc:
-            self._drop(payload)
-            self._request_abort(f"chunk {m.chunk}: {exc}")
-            return
-        self._announce(receipt)
-        if not is_new:
-            self._drop(payload)
-            return
-        if payload is not None:
-            self._hold(payload, payload_bytes)
-        entry = step.sums.chunks[m.chunk]
-        if not entry.parts[m.part].complete:
-            return
-        if not self._streaming:
-            self._advance_fold(step, m.chunk)
-        elif m.part == 0 and entry.parts[0].contributions[0].last:
-            self._ready(step, m.chunk)
-        self._settle()
-
-    def _fits(self, m: Push, payload_bytes: int) -> bool:
-        """Whether a gradient belongs to the layout; one that does not is nobody's."""
-        chunks = self._layout.chunks
-        is_known = m.chunk < len(chunks) and chunks[m.chunk].trainable and m.dtype in DTYPE_BYTES
-        if is_known and payload_bytes in (0, chunks[m.chunk].elems * DTYPE_BYTES[m.dtype]):
-            return True
-        self._note(
-            "node.misfit", level="WARNING", chunk=m.chunk, dtype=m.dtype, bytes=payload_bytes
-        )
-        return False
-
-    def _ready(self, step: _Step, chunk: int) -> None:
-        entry = step.sums.chunks[chunk]
-        if self._gradient_of(entry):
-            step.ready.append(chunk)
-            return
-        for chunks in (step.unchanged, step.updated, step.written):
-            chunks.add(chunk)
-        self._serve(step.number + 1, chunk)
-
-    def _gradient_of(self, entry: ChunkSum) -> tuple[Contribution, ...]:
-        """What an update adds: the one part's contributions, or the total of the folded parts."""
-        if self._streaming:
-            return tuple(entry.parts[0].payloads())
-        return () if entry.total is None else (entry.total,)
-
-    def _advance_fold(self, step: _Step, chunk: int) -> None:
-        """Fold the next part of a chunk, if it is complete and none is being folded."""
-        entry = step.sums.chunks[chunk]
-        while not entry.folding and entry.complete_up_to(entry.folded_count + 1):
-            part = entry.parts[entry.folded_count]
-            present = part.payloads()
-            if not present:
-                entry.folded_count += 1
-                continue
-            entry.folding = True
-            fold = Fold(
-                chunk, step.number, self._attempt, entry.folded_count, entry.total, tuple(present)
-            )
-            part.contributions = [
-                Contribution(c.contributors, c.weight, c.last, c.dtype, None)
-                for c in part.contributions
-            ]  # the fold has their payloads now
-            entry.total = None
-            self._folds.add((self._attempt, chunk))
-            self._actions.append(fold)
-
-    def _commit(self, m: Commit, hyper: bytes) -> None:
-        if self._answer_commit(m.step) or not self._is_open(m.step) or m.step != self._step:
-            return
-        step = self._step_of(m.step)
-        if step.parts is None:
-            step.parts = m.parts
-            if not self._streaming:
-                step.hyper = hyper
-        self._settle()
-
-    def _answer_commit(self, number: int) -> bool:
-        step = self._steps.get(number)
-        if step is not None and step.verdict is not None:
-            self._announce(self._ours(
-                Verdict, step=number, applied=step.verdict.applied,
-                grad_norm=step.verdict.grad_norm,
-            ))  # fmt: skip
-            return True
-        if self._decided is not None and self._decided.step == number:
-            self._announce(self._ours(
-                Decided, step=number, applied=self._decided.applied,
-                grad_norm=self._decided.grad_norm,
-            ))  # fmt: skip
-            return True
-        return False
-
-    # ---------------------------------------------------------------------- pulls
-
-    def _pull(self, m: Pull) -> None:
-        if not self._step <= m.step <= self._step + 1 or m.chunk >= len(self._layout.chunks):
-            return
-        if m.step == self._step:
-            self._step_of(m.step).pulled.setdefault(m.chunk)
-        self._pulls.setdefault((m.step, m.chunk), set()).add(m.part)
-        self._serve(m.step, m.chunk)
-
-    def _serve(self, number: int, chunk: int) -> None:
-        """Read the weights that were asked for, if they are there to be read."""
-        if not self._loaded or (number, chunk) not in self._pulls:
-            return
-        version: int | None = number
-        if number == self._step + 1:
-            step = self._steps.get(self._step)
-            skipped = step is not None and step.verdict is not None and not step.verdict.applied
-            is_written = step is not None and chunk in step.written
-            is_unchanged = step is not None and chunk in step.unchanged
-            if not self._layout.chunks[chunk].trainable or is_unchanged:
-                version = None  # the same in both versions
-            elif not is_written or skipped:
-                return
-        parts = tuple(sorted(self._pulls.pop((number, chunk))))
-        self._reads.append(ReadWeights(chunk, number, version, self._attempt, parts))
-        self._schedule_reads()
-
-    def _schedule_reads(self) -> None:
-        while self._reads and len(self._reads_under_way) < self._limits.reads_max:
-            read = self._reads.popleft()
-            if read.attempt == self._attempt:
-                self._reads_under_way.add(read)
-                self._actions.append(read)
-
-    def _send_weights(self, step: int, chunk: int, parts: set[int], payload: Payload) -> None:
-        dtype = self._layout.chunks[chunk].wire_dtype
-        for part in sorted(parts):
-            weights = self._ours(Weights, step=step, chunk=chunk, part=part, dtype=dtype)
-            self._actions.append(Send(self._members.peers, weights, payload))
-
-    # ---------------------------------------------------------------------- the course of a step
-
-    def _settle(self) -> None:
-        """Do what has become possible: discard, start updates, judge, prepare."""
-        step = self._steps.get(self._step)
-        if step is not None and step.verdict is None and step.parts is not None:
-            self._judge(step, step.parts)
-        if self._discard and not self._updates:
-            self._discard = False
-            self._actions.append(Discard(self._attempt))
-        if step is None or step.preparing:
-            return
-        self._schedule_updates(step)
-        verdict = step.verdict
-        if verdict is None or self._updates or self._discard:
-            return
-        if not verdict.applied or len(step.written) == len(self._trainable):
-            step.preparing = True
-            self._prepare(step.number, verdict)
-
-    def _schedule_updates(self, step: _Step) -> None:
-        late_reads = any(read.step < step.number for read in self._reads_under_way)
-        if self._discard or step.hyper is None or late_reads:
-            return  # a read of version t must end before t + 2 takes its side
-        while step.ready and len(self._updates) < self._limits.updates_max:
-            chunk = step.ready.popleft()
-            entry = step.sums.chunks[chunk]
-            update = Update(
-                chunk=chunk,
-                step=step.number,
-                attempt=self._attempt,
-                contributions=self._gradient_of(entry),
-                divisor=entry.weight,
-                grad_norm=None if step.verdict is None else step.verdict.grad_norm,
-                hyper=step.hyper,
-                publish=(step.number + 1, chunk) in self._pulls,
-            )
-            entry.total = None
-            for part in entry.parts.values():
-                part.contributions = [
-                    Contribution(c.contributors, c.weight, c.last, c.dtype, None)
-                    for c in part.contributions
-                ]  # the update has their payloads now
-            self._updates[self._attempt, chunk] = update
-            self._actions.append(update)
-
-    def _judge(self, step: _Step, parts: int) -> None:
-        """verdict(t): every sum complete, measured and finite; or the step is skipped."""
-        sums = step.sums.chunks
-        for chunk in self._trainable:
-            entry = sums.get(chunk)
-            if entry is None or not entry.complete_up_to(parts):
-                return
-            if self._streaming and chunk not in step.updated:
-                return
-            if not self._streaming and entry.folded_count < parts:
-                return
-        norm = self._norm(sums)
-        applied = math.isfinite(norm)
-        if not applied:
-            self._skipped_attempt = self._attempt
-            self._raise_attempt()
-        step.verdict = self._ours(Verdict, step=step.number, applied=applied, grad_norm=norm)
-        self._announce(step.verdict)
-        if not applied:
-            self._skip = step.verdict
-            step.ready.clear()
-            self._reads.clear()
-            self._note("node.skipped", level="WARNING", step=step.number, grad_norm=norm)
-        elif not self._streaming:
-            for chunk in self._forward_order(step):
-                self._ready(step, chunk)
-
-    def _forward_order(self, step: _Step) -> list[int]:
-        trainable = set(self._trainable)
-        pulled = [chunk for chunk in step.pulled if chunk in trainable]
-        return [*pulled, *(chunk for chunk in self._trainable if chunk not in step.pulled)]
-
-    def _norm(self, sums: dict[int, ChunkSum]) -> float:
-        """Global norm of the mean gradient: exact sums of block squares, per divisor."""
-        blocks: dict[float, list[float]] = {}
-        for chunk in self._trainable:
-            blocks.setdefault(sums[chunk].weight, []).extend(sums[chunk].squares)
-        if not all(math.isfinite(square) for squares in blocks.values() for square in squares):
-            return math.inf
-        return math.sqrt(math.fsum(math.fsum(s) / (w * w) for w, s in sorted(blocks.items())))
-
-    def _prepare(self, number: int, verdict: Verdict) -> None:
-        step = self._steps.get(number)
-        hyper = b"" if step is None or step.hyper is None else step.hyper
-        self._actions.append(
-            Prepare(
-                version=number + 1,
-                attempt=self._attempt,
-                epoch=self._epoch,
-                contributors=self._ranks,
-                applied=verdict.applied,
-                grad_norm=verdict.grad_norm,
-                hyper=hyper,
-            )
-        )
-
-    # ---------------------------------------------------------------------- aborts
-
-    def _request_abort(self, text: str) -> None:
-        step = self._steps.get(self._step)
-        if (step is not None and step.verdict is not None) or not self._loaded:
-            self._abort_text = text if self._loaded else None
-            return
-        self._abort(text)
-        self._settle()
-
-    def _abort(self, text: str) -> None:
-        self._raise_attempt()
-        for step in self._steps.values():
-            for payload in step.sums.payloads():
-                self._drop_sum(payload)
-        self._steps.clear()
-        self._pulls.clear()
-        self._reads.clear()
-        self._note("node.abort", level="WARNING", step=self._step, attempt=self._attempt, text=text)
-        self._announce(self._ours(Abort, loaded=self._loaded, text=text[:1000]))
-
-    def _raise_attempt(self) -> None:
-        self._attempt += 1
-        assert self._attempt < INT64_MAX
-        self._discard = True
-        self._actions.append(RecordAttempt(self._attempt))
-
-    # ---------------------------------------------------------------------- helpers
 
     @property
     def _layout(self) -> Layout:
@@ -698,59 +563,27 @@ class NodeCore:
         assert self._description is not None
         return self._description.update == "streaming"
 
-    @property
-    def _steps_open(self) -> bool:
-        return any(step.parts is not None for step in self._steps.values())
+    def _is_open(self, step: int) -> bool:
+        return self._loaded and self._step <= step <= self._step + 1
 
-    def _hold(self, payload: Payload, payload_bytes: int) -> None:
-        """Count a sum's bytes; beyond the budget it goes to the spill file."""
-        if self._ram_bytes + payload_bytes > self._limits.sum_bytes_max:
-            self.spilled_count += 1
+    def _step_of(self, number: int) -> Step:
+        if number not in self._steps:
+            self._steps[number] = Step(number, StepSums(self._ranks), self._streaming)
+        return self._steps[number]
+
+    def _hold(self, payload: Payload | None, payload_bytes: int) -> None:
+        if payload is not None and not self.held.add(payload, payload_bytes):
             self._actions.append(Spill(payload))
-            return
-        self._ram[id(payload)] = payload_bytes
-        self._ram_bytes += payload_bytes
 
-    def _drop_sum(self, payload: Payload | None) -> None:
+    def _let_go(self, payload: Payload | None) -> None:
         if payload is not None:
-            self._ram_bytes -= self._ram.pop(id(payload), 0)
-            self._drop(payload)
-
-    def _drop(self, payload: Payload | None) -> None:
-        if payload is not None:
-            self._actions.append(Drop(payload))
-
-    def _refuse_data(self, m: Message, payload: Any) -> None:
-        if isinstance(m, DataMessage):
+            self.held.remove(payload)
             self._drop(payload)
 
     def _receipt(
-        self, verb: Verb, step: int, chunk: int, part: int, contributors: int = 0
-    ) -> Received:
-        return self._ours(
+        self, verb: Verb, step: int, chunk: int = 0, part: int = 0, contributors: int = 0
+    ) -> None:
+        receipt = self._ours(
             Received, step=step, chunk=chunk, part=part, verb=verb, contributors=contributors
         )
-
-    def _stamp(self, **fields: Any) -> dict[str, Any]:
-        stamped = {
-            "epoch": self._epoch, "step": self._step, "attempt": self._attempt,
-            "generation": self._generation,
-        }  # fmt: skip
-        return {**self._me, **stamped, **fields}
-
-    def _ours(self, kind: type[MessageT], **fields: Any) -> MessageT:
-        return kind(**self._stamp(**fields))
-
-    def _tell(self, peer: str, message: Message) -> None:
-        self._actions.append(Send((peer,), message))
-
-    def _announce(self, message: Message) -> None:
-        self._actions.append(Send(self._members.peers, message))
-
-    def _note(self, name: str, level: str = "INFO", **fields: object) -> None:
-        self._actions.append(Note(name, tuple(fields.items()), level))
-
-    def _take(self) -> list[Action]:
-        taken = self._actions[:]
-        self._actions.clear()
-        return taken
+        self._announce(self._members.peers, receipt)

@@ -15,7 +15,8 @@ from luwu.base.quantities import format_bytes
 from luwu.transport.interface import Transport
 from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire.description import Description
-from switch_emu.node.core import NodeCore, NodeLimits
+from switch_emu.node.actions import NodeLimits
+from switch_emu.node.core import NodeCore
 from switch_emu.node.pages import store_config, weights_digest
 from switch_emu.node.plan import NodePlan, plan_node
 from switch_emu.node.shell import NodeShell
@@ -216,7 +217,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         "memory_budget_bytes": spec.memory_budget_bytes,
         "resident_bytes": plan.resident_bytes,
         "chunk_bytes": spec.chunk_bytes,
-        "spilled_count": shell.core.spilled_count,
+        "spilled_count": shell.core.held.spilled_count,
     }
     partial = spec.summary.with_suffix(".partial")
     partial.write_text(json.dumps(summary, indent=1), encoding="utf-8")

@@ -28,7 +28,11 @@ class SpillFile:
         os.unlink(name)
         self.bytes_written = 0
         self.bytes_read = 0
-        self._grow()
+        try:
+            self._grow()
+        except StoreFullError:
+            self.close()
+            raise
 
     @property
     def disk_bytes(self) -> int:

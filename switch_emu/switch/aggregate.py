@@ -36,7 +36,13 @@ def sum_in_order(
     """Write payload 0 + payload 1 + ... into `out`, from left to right.
 
     Shapes: W payloads of C elements each -> float32 [C]; the payloads are not modified.
+    Raises: ValueError unless each payload has C elements (numpy would spread a single one).
     """
-    np.copyto(out, as_float32(payloads[0], dtypes[0]))
-    for payload, dtype in zip(payloads[1:], dtypes[1:], strict=True):
-        out += as_float32(payload, dtype)
+    for index, (payload, dtype) in enumerate(zip(payloads, dtypes, strict=True)):
+        values_C = as_float32(payload, dtype)
+        if values_C.shape != out.shape:
+            raise ValueError(f"payload {index} has {values_C.size} elements, expected {out.size}")
+        if index == 0:
+            np.copyto(out, values_C)
+        else:
+            out += values_C

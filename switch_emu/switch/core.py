@@ -23,8 +23,8 @@ window to the parent, so what a child may send is bounded by what the parent tak
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from luwu.base.outstanding import RetryPolicy
 from luwu.wire.actions import PARENT, Drop, Note, Payload, Send
@@ -50,13 +50,12 @@ from luwu.wire.messages import (
     Weights,
     Welcome,
 )  # fmt: skip
+from luwu.wire.speaker import Speaker
 from luwu.wire.uplink import Cargo, Uplink
 from switch_emu.switch.copies import WeightsCopies
 from switch_emu.switch.folds import DisagreementError, Fold
 from switch_emu.switch.members import Member, Members, RefusedError, ranks_text
 from switch_emu.switch.slots import Contribution, OverlapError, SlotKey, SlotPool, rank_order
-
-MessageT = TypeVar("MessageT", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +82,21 @@ class SwitchLimits:
     """Credit of each child."""
 
 
-class SwitchCore:
+class SwitchCore(Speaker):
     """See the module. `children` are bitmaps of the ranks each child speaks for."""
 
     def __init__(
         self, *, job: int, incarnation: int, children: Sequence[int], rank: int = 0,
         limits: SwitchLimits | None = None, retry: RetryPolicy | None = None,
     ) -> None:  # fmt: skip
+        super().__init__(job=job, role=Role.SWITCH, rank=rank, incarnation=incarnation)
         self._limits = limits or SwitchLimits()
         self._now_ns = 0
-        self._actions: list[Action] = []
         self._uplink = Uplink(self._actions, retry or RetryPolicy())
         self._members = Members(job=job, children=children)
         self._joined = False
         self._loaded = False
         self._gone = False
-        self._me = {"job": job, "role": Role.SWITCH, "rank": rank, "incarnation": incarnation}
-        self._epoch = self._generation = self._attempt = self._step = 0
         self._pool = SlotPool(
             ranks=self._members.ranks,
             child_count=len(children),
@@ -198,12 +195,12 @@ class SwitchCore:
         if isinstance(m, Hello):
             self._hello(peer, m, payload)
         elif member is None:
-            self._refuse_data(m, payload)
+            self._refuse(m, payload)
             self._tell(peer, self._ours(Rejoin))
         elif not self._is_current(peer, m):
-            self._refuse_data(m, payload)
+            self._refuse(m, payload)
         elif isinstance(m, Push):
-            self._push(peer, m, payload, payload_bytes)
+            self._push(peer, member, m, payload, payload_bytes)
         elif isinstance(m, Pull):
             self._pull(peer, m)
         elif isinstance(m, Load):
@@ -220,7 +217,7 @@ class SwitchCore:
             if self._members.all_left and not self._gone and not self._uplink.asks("leave"):
                 self._leave()
         else:
-            self._refuse_data(m, payload)
+            self._refuse(m, payload)
             self._note("switch.unexpected", peer=peer, message=type(m).__name__)
 
     def _is_current(self, peer: str, m: Message) -> bool:
@@ -250,8 +247,14 @@ class SwitchCore:
         elif self._members.complete and not self._uplink.asks("hello"):
             self._say_hello()
 
-    def _push(self, peer: str, m: Push, payload: Any, payload_bytes: int) -> None:
+    def _push(self, peer: str, member: Member, m: Push, payload: Any, payload_bytes: int) -> None:
         key = (m.step, m.part, m.chunk)
+        if not m.contributors or m.contributors & ~member.ranks:
+            self._drop(payload)  # a member speaks for its own ranks only, whatever its header says
+            self._note(
+                "switch.misfit", level="WARNING", peer=peer, ranks=ranks_text([m.contributors])
+            )
+            return
         if m.step > self._step + 1:
             self._drop(payload)
             return
@@ -264,7 +267,7 @@ class SwitchCore:
         slot = self._pool.get(key)
         if slot is None and key not in self._raw_seen and not m.raw:
             slot = self._pool.open(key, payload_bytes)
-        if slot is None or m.raw:
+        if slot is None or m.raw or not self._pool.grow(slot, payload_bytes):
             self._hand_on_raw(peer, key, said, receipt)
             return
         try:
@@ -391,7 +394,7 @@ class SwitchCore:
         try:
             return fold.state(member.ranks, statement, payload)
         except DisagreementError as exc:
-            self._announce(self._ours(Refuse, text=str(exc)))
+            self._tell_all(self._ours(Refuse, text=str(exc)))
             return False
 
     def _answer_commit(self, peer: str, step: int) -> bool:
@@ -409,16 +412,16 @@ class SwitchCore:
                 self._joined = False
                 self._say_hello()
         elif isinstance(m, Refuse):
-            self._announce(self._ours(Refuse, text=m.text))
+            self._tell_all(self._ours(Refuse, text=m.text))
         elif isinstance(m, Welcome):
             self._welcomed(m)
         elif not self._joined or m.generation != self._generation or m.attempt < self._attempt:
-            self._refuse_data(m, payload)
+            self._refuse(m, payload)
         elif isinstance(m, Abort):
             self._loaded = m.loaded
             if m.attempt > self._attempt:
                 self._adopt(m.attempt, m.step)
-                self._announce(self._ours(Abort, loaded=self._loaded, text=m.text))
+                self._tell_all(self._ours(Abort, loaded=self._loaded, text=m.text))
         elif isinstance(m, Verdict):
             self._judged(m)
         elif isinstance(m, Decided):
@@ -428,7 +431,7 @@ class SwitchCore:
         elif isinstance(m, Received):
             self._parent_received(m)
         else:
-            self._refuse_data(m, payload)
+            self._refuse(m, payload)
 
     def _welcomed(self, m: Welcome) -> None:
         if not self._uplink.answered("hello"):
@@ -441,7 +444,7 @@ class SwitchCore:
             self._uplink.hurry(self._now_ns)
             return
         self._adopt(m.attempt, m.step)
-        self._announce(self._welcome())
+        self._tell_all(self._welcome())
 
     def _adopt(self, attempt: int, step: int) -> None:
         """A new attempt: forget all that was computed or fetched under the older one."""
@@ -462,7 +465,7 @@ class SwitchCore:
     def _judged(self, m: Verdict | Decided) -> None:
         if m.step != self._step or (self._verdict is not None and self._verdict.step == m.step):
             return
-        if m.attempt > self._attempt:  # skipped: weights that streamed ahead are void
+        if m.attempt > self._attempt and not m.applied:  # weights that streamed ahead are void
             fold = self._commits[m.step]
             self._skipped_attempt = self._attempt
             self._adopt(m.attempt, m.step)
@@ -470,14 +473,14 @@ class SwitchCore:
         self._verdict = self._ours(Verdict, step=m.step, applied=m.applied, grad_norm=m.grad_norm)
         if not m.applied:
             self._skip = self._verdict
-        self._announce(self._verdict)
+        self._tell_all(self._verdict)
 
     def _step_decided(self, m: Decided) -> None:
         if m.step == self._step - 1 and self._uplink.answered("late-commit"):
             self._decided = self._ours(
                 Decided, step=m.step, applied=m.applied, grad_norm=m.grad_norm
             )
-            self._announce(self._decided)
+            self._tell_all(self._decided)
         if m.step != self._step:
             return
         self._judged(m)
@@ -491,7 +494,7 @@ class SwitchCore:
                 del seen[key]
         self._drop_all(self.copies.forget(step_max=m.step))
         self._decided = self._ours(Decided, step=m.step, applied=m.applied, grad_norm=m.grad_norm)
-        self._announce(self._decided)
+        self._tell_all(self._decided)
 
     def _weights(self, m: Weights, payload: Payload, payload_bytes: int) -> None:
         key = (m.step, m.part, m.chunk)
@@ -510,7 +513,7 @@ class SwitchCore:
             self._uplink.arrived(self._now_ns, name)
         elif m.verb is Verb.LOAD:
             if self._uplink.arrived(self._now_ns, ("load", m.chunk)):
-                self._announce(self._receipt(m, Verb.LOAD))
+                self._tell_all(self._receipt(m, Verb.LOAD))
         elif m.verb is Verb.BEGIN:
             self._uplink.answered(("begin", m.step))
         elif m.verb is Verb.LEAVE:
@@ -552,37 +555,8 @@ class SwitchCore:
             Received, step=m.step, chunk=chunk, part=part, verb=verb, contributors=contributors
         )
 
-    def _ours(self, kind: type[MessageT], **fields: Any) -> MessageT:
-        stamped = {
-            "epoch": self._epoch, "step": self._step, "attempt": self._attempt,
-            "generation": self._generation,
-        }  # fmt: skip
-        return kind(**{**self._me, **stamped, **fields})
-
-    def _tell(self, peer: str, message: Message) -> None:
-        if message.attempt != self._attempt or message.generation != self._generation:
-            now = {"attempt": self._attempt, "generation": self._generation}
-            message = replace(message, epoch=self._epoch, **now)  # told before, under an older one
-        self._actions.append(Send((peer,), message))
-
-    def _announce(self, message: Message) -> None:
-        self._actions.append(Send(self._members.peers, message))
-
-    def _refuse_data(self, m: Message, payload: Any) -> None:
-        if isinstance(m, DataMessage):
-            self._drop(payload)
-
-    def _drop(self, payload: Payload | None) -> None:
-        if payload is not None:
-            self._actions.append(Drop(payload))
+    def _tell_all(self, message: Message) -> None:
+        self._announce(self._members.peers, message)
 
     def _drop_all(self, payloads: list[Payload]) -> None:
         self._actions.extend(Drop(payload) for payload in payloads)
-
-    def _note(self, name: str, level: str = "INFO", **fields: object) -> None:
-        self._actions.append(Note(name, tuple(fields.items()), level))
-
-    def _take(self) -> list[Action]:
-        taken = self._actions[:]
-        self._actions.clear()
-        return taken

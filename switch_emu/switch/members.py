@@ -13,13 +13,19 @@ from luwu.base.limits import PROTOCOL_VERSION
 from luwu.wire.description import description_hash, differences
 from luwu.wire.messages import Hello
 
+RANKS_SHOWN_MAX = 16
+"""So that no refusal outgrows its message, however many ranks it is about."""
+
 
 def ranks_text(bitmaps: Iterable[int]) -> str:
-    """Ranks of some bitmaps, for people: `0, 2, 3`."""
+    """Ranks of some bitmaps, for people: `0, 2, 3`; of many, the first few and how many more."""
     union = 0
     for bitmap in bitmaps:
         union |= bitmap
-    return ", ".join(str(rank) for rank in range(union.bit_length()) if union >> rank & 1)
+    ranks = [str(rank) for rank in range(union.bit_length()) if union >> rank & 1]
+    text = ", ".join(ranks[:RANKS_SHOWN_MAX])
+    more = len(ranks) - RANKS_SHOWN_MAX
+    return f"{text} and {more} more" if more > 0 else text
 
 
 class RefusedError(Exception):
@@ -73,6 +79,12 @@ class Members:
         """The member behind a connection, if this incarnation of it has joined."""
         member = self._by_peer.get(peer)
         return member if member is not None and member.incarnation == incarnation else None
+
+    def leave(self, peer: str) -> None:
+        """The child behind a connection is done."""
+        member = self._by_peer.get(peer)
+        if member is not None:
+            member.left = True
 
     def missing(self, present: Iterable[int] | None = None) -> str:
         """Ranks of the children not among `present` (default: not in at all), for people."""

@@ -15,8 +15,8 @@ Invariants; the tests cite them by number:
     S1  A rank counts once in a slot, however often its message arrives.
     S2  Contributions of different (step, part, chunk) never meet.
     S3  What a full slot hands out is in rank order, whatever the order of arrival.
-    S4  The bytes of all open slots, counted when each is opened as if it were full, stay within
-        the pool.
+    S4  The bytes of all open slots, each counted as if every child contributed as much as the
+        largest contribution to it, stay within the pool.
 """
 
 from __future__ import annotations
@@ -107,6 +107,17 @@ class SlotPool:
         self.bytes_used += reserved_bytes
         slot = self._slots[key] = Slot(reserved_bytes)
         return slot
+
+    def grow(self, slot: Slot, contribution_bytes: int) -> bool:
+        """Reserve for a contribution larger than the first (which had no gradient); S4 or False."""
+        more_bytes = contribution_bytes * self._child_count - slot.reserved_bytes
+        if more_bytes <= 0:
+            return True
+        if self.bytes_used + more_bytes > self._bytes_max:
+            return False
+        self.bytes_used += more_bytes
+        slot.reserved_bytes += more_bytes
+        return True
 
     def contribute(self, slot: Slot, contribution: Contribution) -> bool:
         """Add a child's contribution; False if it was there already (S1). Raises OverlapError."""

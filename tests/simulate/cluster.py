@@ -17,12 +17,14 @@ import numpy as np
 from luwu.base.errors import StepAborted
 from luwu.base.outstanding import RetryPolicy
 from luwu.layout import Layout, Parameter, Unit
-from luwu.nic import core as nic
+from luwu.nic import actions as nic
+from luwu.nic.core import NicCore
 from luwu.wire.actions import PARENT, Drop, Note, Send
 from luwu.wire.description import Description
 from luwu.wire.messages import Message
 from switch_emu.node import actions as node_actions
-from switch_emu.node.core import NodeCore, NodeLimits
+from switch_emu.node.actions import NodeLimits
+from switch_emu.node.core import NodeCore
 from switch_emu.switch.aggregate import sum_in_order
 from switch_emu.switch.core import Sum, SwitchCore, SwitchLimits
 from tests.simulate.world import Faults, Payload, World
@@ -128,7 +130,7 @@ class Worker:
     def __init__(self, world: World, job: Job, rank: int, parent: str) -> None:
         self.name = f"worker-{rank}"
         self._world, self._job, self._rank, self._parent = world, job, rank, parent
-        self.core = nic.NicCore(
+        self.core = NicCore(
             job=JOB, rank=rank, world_size=job.world_size, incarnation=100 + rank, retry=RETRY
         )
         self._handle = 0

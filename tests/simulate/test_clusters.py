@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from switch_emu.node.core import NodeLimits
+from switch_emu.node.actions import NodeLimits
 from switch_emu.switch.core import SwitchLimits
 from tests.simulate.chaos import chaotic_job, start_chaos
 from tests.simulate.cluster import Cluster, Job, make_layout

@@ -1,0 +1,84 @@
+"""What the worker's core tells its shell beside `Send`, `Drop` and `Note`, and what it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.wire.actions import Drop, Note, Payload, Send
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """We are a member. `loaded`: the state has weights; else rank 0 must load them."""
+
+    step: int
+    loaded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Copy these weights to their place in the unit; the payload is dropped right after."""
+
+    handle: int
+    chunk: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The push, pull or load of this handle is complete."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verdict of a step."""
+
+    step: int
+    applied: bool
+    grad_norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The step is decided."""
+
+    step: int
+    applied: bool
+    grad_norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """All open handles are void; go back to `step`."""
+
+    step: int
+    text: str
+    loaded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The parent will never have us."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The parent knows that we are done."""
+
+
+Action = Send | Drop | Note | Joined | Fill | Done | Judged | Settled | Aborted | Refused | Left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """One chunk to push."""
+
+    chunk: int
+    payload: Payload | None
+    """None: this rank has no gradient for it."""
+    payload_bytes: int
+    dtype: str

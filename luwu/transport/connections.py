@@ -1,0 +1,323 @@
+"""The two kinds of ZeroMQ sockets: a ROUTER that peers find, and a DEALER for each peer we dial.
+
+Each dialling socket is used for one connection. libzmq would reconnect it by itself, and does in
+the moments before we notice the loss; but then messages of two connections would come out of one
+socket. So a DEALER says an empty message first (ZMQ_PROBE_ROUTER), once for each socket, and a
+ROUTER lets nobody in who begins otherwise.
+
+A ROUTER knows its peers by routing ids, the monitor knows connections by file descriptors, and
+descriptors are used again. They are matched at the empty message: its descriptor is read from the
+message, and an empty answer, sent with ROUTER_MANDATORY, finds out whether that connection still
+lives or the descriptor is already another one's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import zmq
+
+from luwu.base.errors import RemoteProtocolError
+from luwu.transport.interface import LISTENER, PeerDown, PeerFailed, PeerUp, Received
+from luwu.transport.lanes import Lane, delivery_of
+from luwu.transport.monitor import (
+    DIAL_EVENTS,
+    LISTEN_EVENTS,
+    LOST,
+    DialStory,
+    SocketMonitor,
+    stranger_error,
+)
+from luwu.transport.sockets import (
+    ZeroMqTiming,
+    new_router,
+    new_socket,
+    read_frames,
+    set_heartbeats,
+)
+
+_PASSED_OVER_COUNT = 64
+"""A turn may be skipped when another connection ends (measured), hence not 2."""
+
+_OWN_ROUTING_ID_BYTES = 5  # a zero and a number: what libzmq gives to those who bring no name
+
+
+class Hub(Protocol):
+    """What a connection needs of its transport."""
+
+    context: zmq.Context[Any]
+    timing: ZeroMqTiming
+    credit_bytes: int
+    received: deque[Received]
+
+    def watch(self, socket: zmq.Socket[Any], call: Callable[[], None]) -> None:
+        """Call `call` when the socket has something."""
+
+    def unwatch(self, socket: zmq.Socket[Any]) -> None:
+        """Undo `watch`."""
+
+    def readable(self, side: Side) -> None:
+        """The side may have messages: take them until there are none."""
+
+    def attach(self, lane: Lane) -> None:
+        """Messages to `lane.peer` go there from now on."""
+
+    def detach(self, lane: Lane) -> None:
+        """The peer is gone."""
+
+
+class Side(Protocol):
+    """A socket that gives messages."""
+
+    def take(self) -> bool:
+        """Read one message, if there is one, into `Hub.received`; False if there was none."""
+
+
+@dataclass(eq=False, slots=True)
+class _Route:
+    """One connection that a ROUTER let in, or refused to listen to (`lane` None)."""
+
+    routing_id: bytes
+    lane: Lane | None
+    others_heard: Counter[bytes] = field(default_factory=Counter)
+    """Messages of others since the connection ended and its last message was read."""
+
+
+class Listener:
+    """The ROUTER of a transport, with all endpoints it listens at."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._endpoints: list[str] = []
+        self._socket = new_router(hub.context, hub.timing)
+        self._monitor = SocketMonitor(hub.context, self._socket, LISTEN_EVENTS)
+        self._routes: dict[bytes, _Route] = {}
+        self._ending: list[_Route] = []
+        self._by_fd: dict[int, _Route | None] = {}
+        self._handshake_fault = 0
+        self._unmet_ends: list[int] = []  # connections that ended and were not met (yet): why
+        hub.watch(self._socket, lambda: hub.readable(self))
+        hub.watch(self._monitor.socket, self._read_monitor)
+
+    def bind(self, endpoint: str, *, heartbeats: bool, ipv6: bool) -> str:
+        """Listen at one more endpoint; returns it with the port chosen. Raises zmq.ZMQError."""
+        set_heartbeats(self._socket, self._hub.timing, on=heartbeats)
+        self._socket.ipv6 = ipv6
+        self._socket.bind(endpoint)
+        bound = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        self._endpoints.append(bound)
+        return bound
+
+    def take(self) -> bool:
+        """Read one message into `Hub.received`; False if there was none."""
+        message = read_frames(self._socket)
+        if message is None:
+            for route in tuple(self._ending):
+                self._end(route)
+            for fault in self._unmet_ends:
+                error = stranger_error(fault, ", ".join(self._endpoints))
+                self._hub.received.append(PeerFailed(LISTENER, error, final=False))
+            self._unmet_ends.clear()
+            return False
+        frames, frames_count = message
+        routing_id = frames[0].bytes
+        if routing_id not in self._routes:
+            self._meet(routing_id, frames, frames_count)
+            return True
+        route = self._routes[routing_id]
+        if self._ending:
+            self._note_heard(route)
+        if route.lane is not None:
+            received = delivery_of(route.lane, frames[1:], frames_count - 1)
+            if received is not None:
+                self._hub.received.append(received)
+        return True
+
+    def close(self) -> None:
+        """Close the socket; libzmq sends what is queued, for the linger time at most."""
+        self._hub.unwatch(self._socket)
+        self._hub.unwatch(self._monitor.socket)
+        self._monitor.close()
+        self._socket.close()
+
+    def _meet(self, routing_id: bytes, frames: list[zmq.Frame], frames_count: int) -> None:
+        """The first message of a connection: let it in, or not."""
+        # Whatever ended before this connection began is in the monitor by now, so what `_by_fd`
+        # says of the descriptor is about this connection or a later one.
+        self._read_monitor()
+        fault = _stranger_fault(routing_id, frames, frames_count)
+        peer = f"p-{routing_id[1:].hex()}"
+        lane = None
+        if fault is None:
+            lane = Lane(peer, self._socket, routing_id, self._hub.credit_bytes)
+        route = self._routes[routing_id] = _Route(routing_id, lane)
+        fd = _descriptor(frames[-1])
+        if self._is_alive(routing_id) and fd in self._by_fd and self._by_fd[fd] is None:
+            self._by_fd[fd] = route
+        else:
+            self._begin_end(route)
+            if 0 in self._unmet_ends:
+                self._unmet_ends.remove(0)
+        if lane is not None:
+            self._hub.attach(lane)
+            self._hub.received.append(PeerUp(peer))
+        else:
+            error = RemoteProtocolError(
+                f"something at {', '.join(self._endpoints)} {fault}. It is not of this run, and is "
+                f"not listened to; stop it, or correct the address it uses."
+            )
+            self._hub.received.append(PeerFailed(LISTENER, error, final=False))
+
+    def _is_alive(self, routing_id: bytes) -> bool:
+        try:
+            self._socket.send_multipart([routing_id, b""], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def _read_monitor(self) -> None:
+        for event, value in self._monitor.read():
+            if event == zmq.EVENT_ACCEPTED:
+                self._by_fd[value] = None
+            elif event == zmq.EVENT_DISCONNECTED:
+                route = self._by_fd.pop(value, None)
+                if route is not None:
+                    self._begin_end(route)
+                else:
+                    self._unmet_ends.append(self._handshake_fault)
+                    self._hub.readable(self)
+                self._handshake_fault = 0
+            else:
+                self._handshake_fault = event  # the end of its connection follows
+
+    def _begin_end(self, route: _Route) -> None:
+        """The connection is over; its last messages may still be in the socket."""
+        self._ending.append(route)
+        self._hub.readable(self)
+
+    def _note_heard(self, heard: _Route) -> None:
+        """A ROUTER serves its connections in turn: whoever is passed over has no more."""
+        for route in tuple(self._ending):
+            if route is heard:
+                route.others_heard.clear()
+                continue
+            route.others_heard[heard.routing_id] += 1
+            if route.others_heard[heard.routing_id] == _PASSED_OVER_COUNT:
+                self._end(route)
+
+    def _end(self, route: _Route) -> None:
+        self._ending.remove(route)
+        del self._routes[route.routing_id]
+        if route.lane is not None:
+            self._hub.detach(route.lane)
+            self._hub.received.append(PeerDown(route.lane.peer, LOST))
+
+
+def _stranger_fault(routing_id: bytes, frames: list[zmq.Frame], frames_count: int) -> str | None:
+    """Why whoever sent this first message is none of ours; None if it is."""
+    if len(routing_id) != _OWN_ROUTING_ID_BYTES or routing_id[0] != 0:
+        return "chose a name for itself, or does not speak ZeroMQ"
+    if frames_count < 2 or _socket_type(frames[1]) != "DEALER":
+        return "speaks an old ZeroMQ, or another socket's part"
+    if frames_count != 2 or len(frames[1]) != 0:
+        return "did not begin with an empty message (or repeats what a lost connection left over)"
+    return None
+
+
+def _descriptor(frame: zmq.Frame) -> int:
+    try:
+        return int(frame.get(zmq.MessageOption.SRCFD))
+    except zmq.ZMQError:
+        return -1
+
+
+def _socket_type(frame: zmq.Frame) -> str:
+    try:
+        return str(frame.get("Socket-Type"))
+    except zmq.ZMQError:  # ZMTP 1.0, or what looks like it, has no properties
+        return ""
+
+
+class Dialled:
+    """One peer that we dial: a DEALER for each connection, one after the other."""
+
+    def __init__(self, hub: Hub, peer: str, endpoint: str, *, heartbeats: bool, ipv6: bool) -> None:
+        self._hub = hub
+        self._peer = peer
+        self._endpoint = endpoint
+        self._heartbeats = heartbeats
+        self._ipv6 = ipv6
+        self._open()
+
+    def take(self) -> bool:
+        """Read one message into `Hub.received`; False if there was none."""
+        if self._story.failed:
+            return False
+        message = read_frames(self._socket)
+        if message is None:
+            if self._story.ended:
+                self._replace()
+            return False
+        if self._lane is None:
+            self._read_monitor()  # the handshake is in the monitor before the first message
+        if self._lane is not None:  # else it is not ZeroMQ that speaks; the monitor reports it
+            received = delivery_of(self._lane, *message)
+            if received is not None:
+                self._hub.received.append(received)
+        return True
+
+    def close(self) -> None:
+        """Close the socket; libzmq sends what is queued, for the linger time at most."""
+        if self._story.failed:
+            return
+        if not self._story.up:
+            self._socket.linger = 0  # nobody to send to
+        self._close_socket()
+
+    def _open(self) -> None:
+        timing = self._hub.timing
+        self._story = DialStory(self._peer, self._endpoint)
+        self._lane: Lane | None = None
+        self._socket = new_socket(self._hub.context, zmq.DEALER, timing)
+        self._socket.probe_router = 1
+        self._socket.reconnect_ivl = timing.reconnect_ms
+        self._socket.reconnect_ivl_max = timing.reconnect_ms_max
+        self._socket.connect_timeout = timing.handshake_ms
+        self._socket.ipv6 = self._ipv6
+        set_heartbeats(self._socket, timing, on=self._heartbeats)
+        self._monitor = SocketMonitor(self._hub.context, self._socket, DIAL_EVENTS)
+        self._hub.watch(self._socket, lambda: self._hub.readable(self))
+        self._hub.watch(self._monitor.socket, self._read_monitor)
+        self._socket.connect(self._endpoint)
+
+    def _read_monitor(self) -> None:
+        for event, _value in self._monitor.read():
+            told = self._story.tell(event)
+            if isinstance(told, PeerUp):
+                self._lane = Lane(self._peer, self._socket, None, self._hub.credit_bytes)
+                self._hub.attach(self._lane)
+            if told is not None:
+                self._hub.received.append(told)
+        if self._story.ended:
+            assert self._lane is not None
+            self._hub.detach(self._lane)  # nothing more can be sent, messages may still be read
+            self._hub.readable(self)
+        elif self._story.failed:
+            self._socket.linger = 0
+            self._close_socket()
+
+    def _replace(self) -> None:
+        """The last message was read: say so, and seek the peer again with a new socket."""
+        self._hub.received.append(self._story.lost())
+        self._socket.linger = 0
+        self._close_socket()
+        self._open()
+
+    def _close_socket(self) -> None:
+        self._hub.unwatch(self._socket)
+        self._hub.unwatch(self._monitor.socket)
+        self._monitor.close()
+        self._socket.close()

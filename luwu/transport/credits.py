@@ -1,0 +1,58 @@
+"""Credit of one peer, in bytes: what may be queued to it. Pure; the transports keep the sums.
+
+ZeroMQ's marks count messages, and a message here is anything from 50 bytes to 64 MiB.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Final
+
+from luwu.base.errors import ConfigError
+from luwu.transport.interface import CreditExceeded
+
+HEADER_RESERVE_BYTES: Final = 1024 * 1024
+"""What messages without buffers may queue beyond a used-up credit: answers never wait for data."""
+
+
+class CreditLedger:
+    """How many bytes are queued to one peer, and how many may be."""
+
+    __slots__ = ("limit_bytes", "peer", "queued_bytes")
+
+    def __init__(self, peer: str, limit_bytes: int) -> None:
+        self.peer = peer
+        self.limit_bytes = limit_bytes
+        self.queued_bytes = 0
+
+    @property
+    def credit_bytes(self) -> int:
+        """Bytes that may be queued now."""
+        return max(0, self.limit_bytes - self.queued_bytes)
+
+    def check(self, header_bytes: int, payload_bytes: int) -> None:
+        """Raise CreditExceeded if a message of this size may not be queued now."""
+        limit = self.limit_bytes if payload_bytes else self.limit_bytes + HEADER_RESERVE_BYTES
+        if self.queued_bytes + header_bytes + payload_bytes > limit:
+            raise CreditExceeded(
+                f"{header_bytes} + {payload_bytes} bytes for peer {self.peer!r}, which has "
+                f"{self.queued_bytes} bytes queued of {limit}; ask credit() before sending, or "
+                f"raise credit_bytes"
+            )
+
+
+def check_limit(credit_bytes: int) -> int:
+    """The limit itself. Raises ConfigError."""
+    if credit_bytes <= 0:
+        raise ConfigError(f"credit_bytes must be > 0, got {credit_bytes!r}")
+    return credit_bytes
+
+
+def anonymous_memory(nbytes: int) -> memoryview:
+    """Private page-aligned memory of this process, exactly `nbytes` long."""
+    if nbytes < 0:
+        raise ValueError(f"cannot reserve {nbytes} bytes")
+    if nbytes == 0:
+        return memoryview(bytearray())  # an empty mapping does not exist
+    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return memoryview(mapping)

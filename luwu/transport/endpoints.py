@@ -1,0 +1,209 @@
+"""Endpoints as users write them, checked before a socket sees them.
+
+    tcp://HOST:PORT    port 0 when listening: the system chooses
+    ipc://PATH         a Unix socket; ipc://auto: a private directory of ours, removed at close
+
+libzmq would take an ipc path over from a live process without a word, and a host that does not
+resolve would be tried for ever; both are found here.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from luwu.base.errors import ConfigError, ConnectionFailed
+
+IPC_PATH_BYTES_MAX: Final = 107
+"""sockaddr_un holds 108 bytes with the final zero."""
+
+_AUTO_PREFIX = "luwu-ipc-"
+_SOCKET_NAME = "s"
+_AUTO_PARENT_BYTES_MAX = IPC_PATH_BYTES_MAX - len(f"/{_AUTO_PREFIX}1234567-12345678/{_SOCKET_NAME}")
+
+
+@dataclass(frozen=True, slots=True)
+class TcpEndpoint:
+    """tcp://HOST:PORT; an IPv6 address stands in brackets in the text, not here."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port}"
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the host is an IPv6 address."""
+        return ":" in self.host
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether this means every address of the machine."""
+        return self.host in ("*", "0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class IpcEndpoint:
+    """ipc://PATH."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"ipc://{self.path}"
+
+
+def parse(endpoint: str) -> TcpEndpoint | IpcEndpoint:
+    """The parts of an endpoint. Raises ConfigError."""
+    scheme, separator, rest = endpoint.partition("://")
+    if scheme == "tcp" and separator:
+        host, colon, port = rest.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        if host and colon and port.isdecimal() and int(port) < 65536:
+            return TcpEndpoint(host, int(port))
+    elif scheme == "ipc" and rest:
+        path = Path(rest)
+        if len(os.fsencode(path)) > IPC_PATH_BYTES_MAX:
+            raise ConfigError(
+                f"{endpoint}: the path has {len(os.fsencode(path))} bytes, a Unix socket's may "
+                f"have {IPC_PATH_BYTES_MAX}; use a shorter one, or ipc://auto"
+            )
+        return IpcEndpoint(path)
+    raise ConfigError(f"{endpoint!r} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
+
+
+def address_of(endpoint: TcpEndpoint) -> str:
+    """The numeric address of the host. Raises ConnectionFailed."""
+    family = socket.AF_INET6 if endpoint.is_ipv6 else socket.AF_INET
+    try:
+        found = socket.getaddrinfo(endpoint.host, endpoint.port, family, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as exc:
+        raise ConnectionFailed(
+            f"cannot resolve the host {endpoint.host!r} of {endpoint}: {exc}. "
+            f"Check its spelling, or give its address."
+        ) from exc
+    return str(found[0][4][0])
+
+
+def listening_endpoint(endpoint: TcpEndpoint, *, insecure: bool, advertise: bool) -> TcpEndpoint:
+    """What to bind, numeric. Raises ConfigError where listening would be unsafe or unreachable."""
+    if endpoint.is_wildcard:
+        bound = TcpEndpoint("0.0.0.0" if endpoint.host == "*" else endpoint.host, endpoint.port)
+        loopback = False
+    else:
+        try:
+            bound = TcpEndpoint(address_of(endpoint), endpoint.port)
+        except ConnectionFailed as exc:
+            raise ConfigError(str(exc)) from exc
+        loopback = ipaddress.ip_address(bound.host.partition("%")[0]).is_loopback
+    if not loopback and not insecure:
+        raise ConfigError(
+            f"{endpoint} can be reached from other machines, and connections carry no keys yet. "
+            f"Listen on 127.0.0.1, or pass --insecure on a network you trust."
+        )
+    if endpoint.is_wildcard and not advertise:
+        raise ConfigError(
+            f"{endpoint} means every address of this machine, so nobody knows which one to dial. "
+            f"Say which with advertise."
+        )
+    return bound
+
+
+def advertised(advertise: str, bound: TcpEndpoint) -> TcpEndpoint:
+    """`advertise` (HOST, HOST:PORT or tcp://HOST:PORT), with the bound port where it has none."""
+    text = advertise.removeprefix("tcp://")
+    has_port = text.rpartition(":")[2].isdecimal() and (text.count(":") == 1 or "]:" in text)
+    if not has_port:
+        is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
+        text = f"[{text}]:{bound.port}" if is_bare_ipv6 else f"{text}:{bound.port}"
+    endpoint = parse(f"tcp://{text}")
+    assert isinstance(endpoint, TcpEndpoint)
+    if endpoint.is_wildcard:
+        raise ConfigError(f"advertise {advertise!r}: nobody can dial that; give one address")
+    return endpoint if endpoint.port else TcpEndpoint(endpoint.host, bound.port)
+
+
+def bind_error(endpoint: TcpEndpoint | IpcEndpoint, code: int, text: str) -> ConfigError:
+    """Why the system refused to listen, and what to do."""
+    if code == errno.EADDRINUSE:
+        return ConfigError(
+            f"{endpoint} is in use by another process; stop it, choose another port, or port 0 "
+            f"for a free one"
+        )
+    if code == errno.EADDRNOTAVAIL:
+        return ConfigError(f"{endpoint} is not an address of this machine; listen on one that is")
+    return ConfigError(f"cannot listen at {endpoint}: {text}; check the address and your rights")
+
+
+def private_ipc_endpoint() -> IpcEndpoint:
+    """A socket path in a new directory that only this user may enter; `remove_socket` ends it."""
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
+    if (
+        not os.access(runtime, os.W_OK | os.X_OK)
+        or len(os.fsencode(runtime)) > _AUTO_PARENT_BYTES_MAX
+    ):
+        runtime = Path("/tmp")
+    _sweep(runtime)
+    directory = tempfile.mkdtemp(prefix=f"{_AUTO_PREFIX}{os.getpid()}-", dir=runtime)  # mode 0700
+    return IpcEndpoint(Path(directory) / _SOCKET_NAME)
+
+
+def remove_socket(endpoint: IpcEndpoint) -> None:
+    """Remove a socket's file, and the directory made for it by `private_ipc_endpoint`.
+
+    To be called while the socket still listens: afterwards the file may be a successor's.
+    """
+    endpoint.path.unlink(missing_ok=True)
+    if endpoint.path.parent.name.startswith(_AUTO_PREFIX):
+        shutil.rmtree(endpoint.path.parent, ignore_errors=True)
+
+
+def clear_stale_socket(endpoint: IpcEndpoint) -> None:
+    """Remove the socket of a dead process. Raises ConfigError for a live one, or for no socket."""
+    path = endpoint.path
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        if path.parent.is_dir():
+            return
+        raise ConfigError(
+            f"{endpoint}: no directory {path.parent}; make it, or use ipc://auto"
+        ) from None
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"{endpoint}: {path} exists and is not a socket; choose another path")
+    if _answers(path):
+        raise ConfigError(
+            f"{endpoint} is in use by a live process; stop it, or choose another path, "
+            f"or ipc://auto"
+        )
+    path.unlink(missing_ok=True)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove our directories of processes that were killed: I8 holds from the next start on."""
+    for directory in parent.glob(f"{_AUTO_PREFIX}*-*"):
+        pid_text = directory.name.removeprefix(_AUTO_PREFIX).partition("-")[0]
+        try:
+            if directory.stat().st_uid != os.getuid() or Path(f"/proc/{pid_text}").exists():
+                continue
+            # Another container may share the directory and not the process numbers.
+            if (directory / _SOCKET_NAME).is_socket() and not _answers(directory / _SOCKET_NAME):
+                shutil.rmtree(directory, ignore_errors=True)
+        except OSError:
+            continue

@@ -1,0 +1,97 @@
+"""ZeroMQ sockets as we want them: every option is set here, and nowhere else."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from luwu.base.errors import ConfigError
+from luwu.base.limits import PAYLOAD_BYTES_MAX
+from luwu.transport.interface import BUFFERS_COUNT_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroMqTiming:
+    """How patient the sockets are, in milliseconds, which is libzmq's unit."""
+
+    reconnect_ms: int = 50
+    """Pause before the second attempt to connect; it doubles up to the next value."""
+
+    reconnect_ms_max: int = 1_000
+
+    handshake_ms: int = 5_000
+    """What connects and does not speak ZeroMQ is dropped after this."""
+
+    heartbeat_ms: int = 1_000
+    """Pause between heartbeats of tcp connections; ipc needs none, the system reports the end."""
+
+    heartbeat_timeout_ms: int = 10_000
+    """A tcp peer silent for this long is lost. Must exceed the time one buffer takes on the link,
+    for only whole frames count as a sign of life: 64 MiB in 10 s need 54 Mbit/s."""
+
+    linger_ms: int = 1_000
+    """How long `close` may take to send what is queued."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"timing.{name} must be > 0, got {getattr(self, name)!r}")
+        if self.heartbeat_timeout_ms <= self.heartbeat_ms:
+            raise ConfigError(
+                f"timing.heartbeat_timeout_ms {self.heartbeat_timeout_ms} must exceed "
+                f"heartbeat_ms {self.heartbeat_ms}, or every pause is a loss"
+            )
+
+
+def new_socket(context: zmq.Context[Any], kind: int, timing: ZeroMqTiming) -> zmq.Socket[Any]:
+    """A socket that is bounded in time and size, and in nothing else."""
+    socket: zmq.Socket[Any] = context.socket(kind)
+    socket.linger = timing.linger_ms
+    socket.maxmsgsize = PAYLOAD_BYTES_MAX  # of one frame; whoever exceeds it is disconnected
+    socket.handshake_ivl = timing.handshake_ms
+    # No marks. Sending is bounded by our credits. A mark on receiving would stop libzmq's I/O
+    # thread at a full queue, heartbeats with it: measured, a receiver busy for longer than the
+    # heartbeat timeout then loses every healthy peer.
+    socket.sndhwm = 0
+    socket.rcvhwm = 0
+    return socket
+
+
+def new_router(context: zmq.Context[Any], timing: ZeroMqTiming) -> zmq.Socket[Any]:
+    """A ROUTER whose peers' routing ids cannot be guessed.
+
+    libzmq counts them from rand(), which nobody seeds: they are the same in every process, and it
+    aborts (tried with 4.3.5) when a peer has taken the name that the next one is to get.
+    """
+    ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
+    socket = new_socket(context, zmq.ROUTER, timing)
+    socket.router_mandatory = 1
+    socket.router_handover = 0  # nobody takes over another's connection by its name
+    return socket
+
+
+def set_heartbeats(socket: zmq.Socket[Any], timing: ZeroMqTiming, *, on: bool) -> None:
+    """For what is bound or connected from now on."""
+    socket.heartbeat_ivl = timing.heartbeat_ms if on else 0
+    socket.heartbeat_timeout = timing.heartbeat_timeout_ms
+    socket.heartbeat_ttl = timing.heartbeat_timeout_ms
+
+
+def read_frames(socket: zmq.Socket[Any]) -> tuple[list[zmq.Frame], int] | None:
+    """The next message: frames that may be looked at, and the count of all it had."""
+    try:
+        frame = socket.recv(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    frames = [frame]
+    frames_count = 1
+    while frame.more:
+        frame = socket.recv(copy=False)
+        frames_count += 1
+        if len(frames) < BUFFERS_COUNT_MAX + 2:  # a routing id and a header
+            frames.append(frame)
+    return frames, frames_count

@@ -1,0 +1,252 @@
+"""Transport over ZeroMQ: tcp between hosts, ipc inside one.
+
+    children ---> ROUTER + monitor --+
+                                     +--> one poller --> receive()
+    DEALER + monitor, a peer each ---+         ^
+                                 wake(): eventfd
+
+Everything happens inside the calls of one thread, except libzmq's own I/O threads. What a peer may
+make us hold: one frame of PAYLOAD_BYTES_MAX at a time is read, but neither libzmq nor we bound what
+arrives before `receive` is called; the credits that the protocol above grants do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import zmq
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import ConfigError
+from luwu.transport import endpoints
+from luwu.transport.connections import Dialled, Listener, Side
+from luwu.transport.credits import anonymous_memory, check_limit
+from luwu.transport.interface import (
+    CREDIT_BYTES_DEFAULT,
+    Buffer,
+    Counters,
+    Received,
+    SendHandle,
+    Transport,
+    checked_views,
+)
+from luwu.transport.lanes import Lane, gone
+from luwu.transport.sockets import ZeroMqTiming
+
+LIBZMQ_VERSION_MIN: Final = (4, 3, 3)
+"""Before it, a peer could crash a listener without a key (CVE-2020-15166)."""
+
+_TAKES_UNTIL_POLL = 32
+"""Messages read in a row before monitors and `wake` are looked at."""
+
+
+class ZeroMqTransport(Transport):
+    """tcp:// and ipc:// links of one process role."""
+
+    def __init__(
+        self,
+        *,
+        credit_bytes: int = CREDIT_BYTES_DEFAULT,
+        insecure: bool = False,
+        io_threads: int = 1,
+        timing: ZeroMqTiming | None = None,
+    ) -> None:
+        check_libzmq()
+        self.credit_bytes = check_limit(credit_bytes)
+        self.timing = timing if timing is not None else ZeroMqTiming()
+        self.received: deque[Received] = deque()
+        self.context: zmq.Context[Any] = zmq.Context(io_threads)
+        self._insecure = insecure
+        self._listener: Listener | None = None
+        self._dialled: dict[str, Dialled] = {}
+        self._ipc: list[endpoints.IpcEndpoint] = []
+        self._lanes: dict[str, Lane] = {}
+        self._departed = Counters()
+        self._poller = zmq.Poller()
+        self._calls: dict[Any, Callable[[], None]] = {}
+        self._readable: deque[Side] = deque()
+        self._wake_lock = threading.Lock()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller.register(self._wake_fd, zmq.POLLIN)
+        self._woken = False
+        self._takes_until_poll = _TAKES_UNTIL_POLL
+        self._closed = False
+
+    def listen(self, endpoint: str, *, advertise: str | None = None) -> str:
+        """Accept peers; see `Transport.listen`. Off loopback only with `insecure`."""
+        if endpoint == "ipc://auto":
+            private = endpoints.private_ipc_endpoint()
+            try:
+                return self._bind(private)
+            except ConfigError:
+                endpoints.remove_socket(private)
+                raise
+        wanted = endpoints.parse(endpoint)
+        if isinstance(wanted, endpoints.IpcEndpoint):
+            endpoints.clear_stale_socket(wanted)
+            return self._bind(wanted)
+        bound = endpoints.listening_endpoint(
+            wanted, insecure=self._insecure, advertise=advertise is not None
+        )
+        if advertise is not None:
+            endpoints.advertised(advertise, bound)  # before anything is open
+        chosen = endpoints.parse(self._bind(bound))
+        assert isinstance(chosen, endpoints.TcpEndpoint)
+        return str(chosen if advertise is None else endpoints.advertised(advertise, chosen))
+
+    def dial(self, peer: str, endpoint: str) -> None:
+        """Connect to a peer; see `Transport.dial`."""
+        if not peer or peer.startswith("p-") or peer in self._dialled:
+            raise ValueError(f"cannot call a peer {peer!r}: empty, a listener's name, or taken")
+        target = endpoints.parse(endpoint)
+        is_tcp = isinstance(target, endpoints.TcpEndpoint)
+        if isinstance(target, endpoints.TcpEndpoint):
+            if target.is_wildcard or target.port == 0:
+                raise ConfigError(
+                    f"{endpoint} cannot be dialled; give the address and port that it listens at"
+                )
+            endpoints.address_of(target)  # libzmq would try an unknown host for ever, in silence
+        ipv6 = isinstance(target, endpoints.TcpEndpoint) and target.is_ipv6
+        # The name goes to libzmq, which looks it up again at each attempt: addresses move.
+        self._dialled[peer] = Dialled(self, peer, str(target), heartbeats=is_tcp, ipv6=ipv6)
+
+    def reserve(self, nbytes: int) -> memoryview:
+        """Ordinary memory: ZeroMQ sends from any."""
+        return anonymous_memory(nbytes)
+
+    def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
+        """Queue one message; see `Transport.send`. Buffers of 64 KiB or more are not copied."""
+        return self._lane(peer).send(header, checked_views(header, buffers))
+
+    def credit(self, peer: str) -> int:
+        """Bytes that may be queued now; see `Transport.credit`."""
+        return self._lane(peer).credit_bytes()
+
+    def receive(self, timeout_ns: int | None) -> Received | None:
+        """The next message or event; see `Transport.receive`."""
+        until_ns = None if timeout_ns is None else SYSTEM_CLOCK.now_ns() + timeout_ns
+        last_round = False
+        while True:
+            self._take_messages()
+            if self.received:
+                return self.received.popleft()
+            if last_round:
+                self._woken = False
+                return None
+            left_ns = None if until_ns is None else max(0, until_ns - SYSTEM_CLOCK.now_ns())
+            wait_ms = None if left_ns is None else -(-left_ns // 1_000_000)
+            self._poll(0 if self._readable or self._woken else wait_ms)
+            last_round = self._woken or left_ns == 0
+
+    def wake(self) -> None:
+        """End a blocked `receive`; see `Transport.wake`."""
+        with self._wake_lock:
+            if not self._closed:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def counters(self, peer: str | None = None) -> Counters:
+        """Bytes so far; see `Transport.counters`."""
+        total = Counters()
+        if peer is not None:
+            total.add(self._lane(peer).counters)
+            return total
+        total.add(self._departed)
+        for lane in self._lanes.values():
+            total.add(lane.counters)
+        return total
+
+    def close(self) -> None:
+        """Close everything; takes `linger_ms` at most."""
+        with self._wake_lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._poller.unregister(self._wake_fd)
+            os.close(self._wake_fd)
+        for endpoint in self._ipc:
+            endpoints.remove_socket(endpoint)  # libzmq leaves the file
+        for dialled in self._dialled.values():
+            dialled.close()
+        if self._listener is not None:
+            self._listener.close()
+        self.context.term()  # waits for libzmq's threads
+        self._lanes.clear()
+        self.received.clear()
+
+    def watch(self, socket: zmq.Socket[Any], call: Callable[[], None]) -> None:
+        """For connections: call `call` when the socket has something."""
+        self._poller.register(socket, zmq.POLLIN)
+        self._calls[socket] = call
+
+    def unwatch(self, socket: zmq.Socket[Any]) -> None:
+        """For connections: undo `watch`."""
+        self._poller.unregister(socket)
+        del self._calls[socket]
+
+    def readable(self, side: Side) -> None:
+        """For connections: the side may have messages."""
+        if side not in self._readable:
+            self._readable.append(side)
+
+    def attach(self, lane: Lane) -> None:
+        """For connections: a peer is there."""
+        self._lanes[lane.peer] = lane
+
+    def detach(self, lane: Lane) -> None:
+        """For connections: a peer is gone."""
+        if self._lanes.get(lane.peer) is lane:
+            del self._lanes[lane.peer]
+            self._departed.add(lane.counters)
+
+    def _bind(self, endpoint: endpoints.TcpEndpoint | endpoints.IpcEndpoint) -> str:
+        is_tcp = isinstance(endpoint, endpoints.TcpEndpoint)
+        ipv6 = isinstance(endpoint, endpoints.TcpEndpoint) and endpoint.is_ipv6
+        if self._listener is None:
+            self._listener = Listener(self)
+        try:
+            bound = self._listener.bind(str(endpoint), heartbeats=is_tcp, ipv6=ipv6)
+        except zmq.ZMQError as exc:
+            raise endpoints.bind_error(endpoint, exc.errno or 0, exc.strerror) from exc
+        if isinstance(endpoint, endpoints.IpcEndpoint):
+            self._ipc.append(endpoint)
+        return bound
+
+    def _lane(self, peer: str) -> Lane:
+        lane = self._lanes.get(peer)
+        if lane is None:
+            raise gone(peer)
+        return lane
+
+    def _take_messages(self) -> None:
+        """Read from the sides in turn until there is something to return."""
+        while self._readable and not self.received:
+            self._takes_until_poll -= 1
+            if self._takes_until_poll == 0:
+                self._poll(0)
+            side = self._readable.popleft()
+            if side.take() and side not in self._readable:
+                self._readable.append(side)
+
+    def _poll(self, timeout_ms: int | None) -> None:
+        self._takes_until_poll = _TAKES_UNTIL_POLL
+        for socket, _ in self._poller.poll(timeout_ms):
+            if socket == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
+                self._woken = True
+            elif socket in self._calls:  # an earlier call may have closed it
+                self._calls[socket]()
+
+
+def check_libzmq() -> None:
+    """Refuse a libzmq with known holes. Raises ConfigError."""
+    found = zmq.zmq_version_info()
+    if found < LIBZMQ_VERSION_MIN:
+        raise ConfigError(
+            f"libzmq {'.'.join(map(str, found))} is older than "
+            f"{'.'.join(map(str, LIBZMQ_VERSION_MIN))} and can be crashed from outside; "
+            f"upgrade pyzmq"
+        )

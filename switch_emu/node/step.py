@@ -1,0 +1,103 @@
+"""One undecided step at the node: its sums, how far its pages are, and its verdict. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from luwu.wire.messages import Verdict
+from switch_emu.node.sums import ChunkSum, StepSums
+from switch_emu.switch.members import ranks_text
+from switch_emu.switch.slots import Contribution
+
+
+@dataclass(slots=True)
+class Step:
+    """What is known of a step that is not decided yet."""
+
+    number: int
+    sums: StepSums
+    streaming: bool
+    hyper: bytes | None = None
+    """Hyper-parameters: from `Begin` when streaming, else from `Commit`."""
+    parts: int | None = None
+    """Backward passes; known from `Commit`."""
+    pulled: dict[int, None] = field(default_factory=dict)
+    """Chunks in the order of their first pull: the forward order."""
+    ready: deque[int] = field(default_factory=deque)
+    """Chunks whose update may start."""
+    updated: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+    unchanged: set[int] = field(default_factory=set)
+    """Also among updated and written: no rank had a gradient, so the page stays as it is."""
+    verdict: Verdict | None = None
+    preparing: bool = False
+
+    def make_ready(self, chunk: int) -> bool:
+        """All of a chunk's gradient is there. False if it is empty: the page stays as it is."""
+        if self._gradient(self.sums.chunks[chunk]):
+            self.ready.append(chunk)
+            return True
+        for chunks in (self.unchanged, self.updated, self.written):
+            chunks.add(chunk)
+        return False
+
+    def take_gradient(self, chunk: int) -> tuple[Contribution, ...]:
+        """Hand a chunk's gradient out; its payloads belong to the caller from now on."""
+        entry = self.sums.chunks[chunk]
+        gradient = self._gradient(entry)
+        entry.total = None
+        for part in entry.parts.values():
+            part.contributions = [replace(c, payload=None) for c in part.contributions]
+        return gradient
+
+    def is_measured(self, trainable: Sequence[int]) -> bool:
+        """Whether every sum of the step is complete and its squares are known."""
+        if self.parts is None:
+            return False
+        for chunk in trainable:
+            entry = self.sums.chunks.get(chunk)
+            if entry is None or not entry.complete_up_to(self.parts):
+                return False
+            if self.streaming and chunk not in self.updated:
+                return False
+            if not self.streaming and entry.folded_count < self.parts:
+                return False
+        return True
+
+    def norm(self, trainable: Sequence[int]) -> float:
+        """Global norm of the mean gradient, from exact sums of block squares; inf if not finite.
+
+        Squares are those of the undivided sums; chunks of equal total weight are added together
+        and divided once.
+        """
+        blocks: dict[float, list[float]] = {}
+        for chunk in trainable:
+            entry = self.sums.chunks[chunk]
+            blocks.setdefault(entry.weight, []).extend(entry.squares)
+        if not all(math.isfinite(square) for squares in blocks.values() for square in squares):
+            return math.inf
+        return math.sqrt(math.fsum(math.fsum(s) / (w * w) for w, s in sorted(blocks.items())))
+
+    def forward_order(self, trainable: Sequence[int]) -> list[int]:
+        """The chunks in the order in which the next forward will want them."""
+        wanted = set(trainable)
+        first = [chunk for chunk in self.pulled if chunk in wanted]
+        return [*first, *(chunk for chunk in trainable if chunk not in self.pulled)]
+
+    def waits_for(self, trainable: Sequence[int]) -> str:
+        """What must happen next, for people."""
+        for chunk in trainable:
+            late = self.sums.missing_ranks(chunk)
+            if late:
+                return f"chunk {chunk} of ranks {ranks_text([late])}"
+        if self.parts is None:
+            return "commit"
+        return f"{len(trainable) - len(self.written)} pages to be written"
+
+    def _gradient(self, entry: ChunkSum) -> tuple[Contribution, ...]:
+        if self.streaming:
+            return tuple(entry.parts[0].payloads())
+        return () if entry.total is None else (entry.total,)

@@ -1,0 +1,47 @@
+"""The transport inside one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from luwu.transport import InProcessNetwork, Transport
+from tests.suites.transport_suite import Make, TransportSuite, message
+
+
+class TestInProcessTransport(TransportSuite):
+    @pytest.fixture
+    def make(self) -> Iterator[Make]:
+        network = InProcessNetwork()
+        made: list[Transport] = []
+
+        def new(**options: int) -> Transport:
+            made.append(network.transport(**options))
+            return made[-1]
+
+        yield new
+        for transport in made:
+            transport.close()
+        assert not network.listeners
+        assert not network.seekers
+
+    @pytest.fixture
+    def endpoint(self) -> str:
+        return "inproc://auto"
+
+    def test_done_when_released_and_not_before(self, make: Make, endpoint: str) -> None:
+        """T4. Goal: the receiver sees the sender's memory; handle and credit wait for it."""
+        listener, dialler, _child = self.pair(make, endpoint)
+        view = dialler.reserve(100)
+        handle = dialler.send("parent", b"h", [view])
+        delivery = message(listener)
+        view[0] = 7  # what the interface forbids, to see that nothing was copied
+        assert delivery.buffers[0][0] == 7
+        assert not handle.done
+        assert dialler.credit("parent") == 256 * 1024 * 1024 - 101
+
+        delivery.release()
+
+        assert handle.done
+        assert dialler.credit("parent") == 256 * 1024 * 1024
