@@ -1,0 +1,209 @@
+"""The training script's own arms as real processes: the same losses and weights from each."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from luwu.base.digest import WeightsDigest
+from luwu.base.errors import StepAborted
+from workers.arms import SingleArm
+from workers.data import Batches, load_corpus
+from workers.gpt import GPT, init_weights
+from workers.options import parse_options
+from workers.train import main
+from workers.train import train as run_loop
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKERS = 2
+STEPS = 3
+DEADLINE_S = 60
+
+MODEL = ["--steps", str(STEPS), "--layers", "2", "--width", "32", "--context", "16"]
+JOB = [*MODEL, "--batch", "2", "--log-every", "1"]
+
+
+def train(arm: str, folder: Path, *options: str) -> list[dict[str, Any]]:
+    """Run an arm to its end; returns the results of its ranks."""
+    command = [sys.executable]
+    if arm == "single":
+        options = ("--global-workers", str(WORKERS), *options)
+    else:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORKERS)]
+    command += ["-m", "workers.train", "--arm", arm, *JOB, *options]
+    command += ["--result", str(folder / f"{arm}.json")]
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",  # the GPU suite has its own tests
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    }
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the launcher and its ranks
+            raise
+    assert process.returncode == 0, output
+    ranks = 1 if arm == "single" else WORKERS
+    return [json.loads((folder / f"{arm}.rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def mean_loss(results: list[dict[str, Any]]) -> list[float]:
+    return [float(np.mean(losses)) for losses in zip(*(r["loss"] for r in results), strict=True)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="plain"),
+        pytest.param(
+            ("--tied", "--dropout", "0.1", "--checkpointing", "nonreentrant"),
+            id="tied-dropout-checkpointing",
+        ),
+    ],
+)
+def test_arms_compute_the_same(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """I4. Goal: fsdp, ddp and single are three ways to one result.
+    Method: train each in real processes. With two workers the mean is a + b over 2, exact in any
+    order, and shards of width 32 are whole vectors of the update kernel; so not only losses
+    agree: the weights are the same bits."""
+    single = train("single", tmp_path, *options)
+    fsdp = train("fsdp", tmp_path, *options)
+    ddp = train("ddp", tmp_path, *options)
+
+    for results in (fsdp, ddp):
+        np.testing.assert_allclose(mean_loss(results), mean_loss(single), rtol=0, atol=1e-5)
+        assert results[0]["weights_digest"] == single[0]["weights_digest"]
+        assert results[1]["weights_digest"] is None
+        assert results[0]["grad_norm"]["0"] == pytest.approx(single[0]["grad_norm"]["0"], rel=1e-5)
+        # each fsdp rank holds its half of the moments, each ddp rank all of them
+        share = 2 if results is fsdp else 1
+        assert results[0]["worker_optimizer_bytes"] * share == pytest.approx(
+            single[0]["worker_optimizer_bytes"], rel=0.01
+        )
+        assert sum(r["tokens"] for r in results) == single[0]["tokens"] == 2 * 2 * 16 * STEPS
+    for result in (*single, *fsdp, *ddp):
+        assert len(result["step_seconds"]) == STEPS
+        assert result["peak_rss_bytes"] > result["private_bytes_max"] > 0
+        assert result["compute_threads"] == 1
+        assert result["data_digest"] == load_corpus(None).digest
+
+
+def test_bfloat16_arms_agree_within_rounding(tmp_path: Path) -> None:
+    """The arms round sums of bfloat16 gradients in different places: 8 bits of mantissa."""
+    options = ("--dtype", "bfloat16", "--max-grad-norm", "1.0")
+    single = mean_loss(train("single", tmp_path, *options))
+    for arm in ("fsdp", "ddp"):
+        losses = mean_loss(train(arm, tmp_path, *options))
+        assert losses[0] == single[0]  # nothing is summed before the first update
+        np.testing.assert_allclose(losses, single, rtol=2**-8)
+
+
+def test_digest_is_that_of_the_definition(tmp_path: Path) -> None:
+    """I3. Goal: the script's digest is the definition applied to the weights it holds.
+    Method: train with a step that is zero in float32, then hash the first
+    weights by hand."""
+    line = [*MODEL, "--lr", "1e-60", "--result", str(tmp_path / "r.json")]
+    assert main(["--arm", "single", *line]) == 0
+    result = json.loads((tmp_path / "r.rank0.json").read_text())
+
+    model = GPT(parse_options(["--arm", "single", *line]).gpt(vocab=256))
+    digest = WeightsDigest()
+    for module in model.modules():
+        init_weights(module, seed=0)
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == torch.float32
+        digest.update(name, "float32", tuple(parameter.shape), parameter.detach().numpy())
+    assert result["weights_digest"] == digest.hexdigest()
+
+
+def test_fsdp_may_start_alone_and_single_may_not_start_in_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["--arm", "fsdp", *JOB, "--result", str(tmp_path / "f.json")]) == 0
+    assert main(["--arm", "single", *JOB, "--result", str(tmp_path / "s.json")]) == 0
+    fsdp, single = (json.loads((tmp_path / f"{x}.rank0.json").read_text()) for x in "fs")
+    assert fsdp["loss"] == single["loss"]
+    assert fsdp["weights_digest"] == single["weights_digest"]
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    capsys.readouterr()
+    assert main(["--arm", "single", *JOB]) == 2
+    assert "one process, but 2 were started; start it alone" in capsys.readouterr().err
+
+
+def test_too_little_data_ends_with_code_2_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    assert main(["--arm", "single", *JOB, "--data", str(tmp_path / "short.txt")]) == 2
+    assert capsys.readouterr().err.startswith("ConfigError: the data has 5 tokens, too few")
+    tokens = load_corpus(tmp_path / "short.txt").tokens
+    assert Batches(tokens, context=4, seed=0).sample(0)[0].tolist() == list(b"shor")
+
+
+def test_lost_step_is_replayed_from_where_the_error_says(tmp_path: Path) -> None:
+    """Goal: the loop goes back to `error.step`, also when the loss shows at the end of the run.
+    Method: an arm that undoes its last update when told to lose it."""
+
+    class ForgetfulArm(SingleArm):
+        """Loses step 1 in `step`, once, and step 2 in `finish`, once."""
+
+        lose_in_step, lose_in_finish = True, True
+
+        def step(self, *, want_norm: bool) -> float | None:
+            self.step_number = getattr(self, "step_number", -1) + 1
+            if self.step_number == 1 and self.lose_in_step:
+                self.lose_in_step, self.step_number = False, 0
+                self.optimizer.zero_grad()
+                raise StepAborted(1, "test")
+            self.before = [p.detach().clone() for p in self.module.parameters()]
+            self.optimizer_before = copy.deepcopy(self.optimizer.state_dict())
+            return super().step(want_norm=want_norm)
+
+        def finish(self) -> None:
+            if self.lose_in_finish:
+                self.lose_in_finish, self.step_number = False, STEPS - 2
+                with torch.no_grad():
+                    for parameter, values in zip(
+                        self.module.parameters(), self.before, strict=True
+                    ):
+                        parameter.copy_(values)
+                self.optimizer.load_state_dict(self.optimizer_before)
+                raise StepAborted(STEPS - 1, "test")
+
+    options = parse_options(["--arm", "single", *JOB, "--dropout", "0.1", "--log-every", "0"])
+    corpus = load_corpus(None)
+    runs = []
+    for kind in (SingleArm, ForgetfulArm):
+        arm = kind(options)
+        arm.build(options.gpt(corpus.vocab))
+        batches = Batches(corpus.tokens, context=options.context, seed=options.seed)
+        progress = run_loop(arm, batches, options)
+        runs.append((progress.loss, progress.aborts_count, arm.weights_digest()))
+    assert runs[0][1] == 0
+    assert runs[1][1] == 2
+    assert runs[0][0] == runs[1][0]
+    assert runs[0][2] == runs[1][2]

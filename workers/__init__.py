@@ -1,0 +1,1 @@
+"""Programs that train: one script for every arm, and the built-in GPT and its data."""

@@ -1,0 +1,346 @@
+"""Everything in which the arms differ; the training loop and the model are the same for all.
+
+    arm      who keeps the weights               who sums the gradients
+    luwu     an optimizer node, out of core      the SmartSwitch
+    fsdp     every rank its shard (FSDP2)        reduce-scatter: NCCL on GPUs, gloo on CPUs
+    ddp      every rank all of them              all-reduce: NCCL on GPUs, gloo on CPUs
+    single   one process that computes every worker's batch, one after the other
+
+All start from the same weights, bit for bit, and update them with AdamW on the mean gradient. The
+single arm adds in rank order and divides once, as an optimizer node does.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from luwu.base.digest import WeightsDigest
+from luwu.base.errors import ConfigError
+from workers.gpt import GPT, GPTConfig, init_weights, initial_values
+from workers.options import DTYPES, Options, env_int
+from workers.pace import pace_units
+
+
+class Arm(ABC):
+    """One way to train. The constructor joins the other workers; nothing else is done before."""
+
+    rank: int
+    world_size: int
+    """Workers whose batches make up a step."""
+
+    device: torch.device
+    first_step: int = 0
+    """The step to go on with: 0, or what a resumed state says."""
+
+    module: nn.Module
+    """What the loop calls; set by `build`."""
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    @property
+    def batch_ranks(self) -> range:
+        """The ranks whose batches this process computes in a step."""
+        return range(self.rank, self.rank + 1)
+
+    @abstractmethod
+    def build(self, config: GPTConfig) -> None:
+        """Make the model with its first weights, and its optimizer."""
+
+    def step(self, *, want_norm: bool) -> float | None:
+        """Update the weights; the gradient's norm before clipping, if it is wanted or needed."""
+        norm = self._clip_or_measure(want_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
+
+    def finish(self) -> None:  # noqa: B027 - most arms have nothing to wait for
+        """Return when the last step is final."""
+
+    def leave(self) -> None:
+        """Part from the other workers, after the results are collected."""
+        # The model goes first: if DDP's reducer is the last to hold the process group (seen with
+        # torch 2.13 and gloo), Python's lock is held while a thread that needs it is joined.
+        del self.module, self.optimizer
+        gc.collect()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def weights_digest(self) -> str | None:
+        """Fingerprint of the weights, on rank 0; all ranks must call it."""
+        digest = WeightsDigest()
+        for name, parameter in _model_of(self.module).named_parameters():
+            full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            if self.rank == 0:
+                values: np.ndarray[Any, Any] = full.detach().cpu().numpy()
+                digest.update(name, _dtype_name(parameter.dtype), tuple(parameter.shape), values)
+        return digest.hexdigest() if self.rank == 0 else None
+
+    def measurements(self) -> dict[str, Any]:
+        """What this arm alone can tell of a worker, for the result file."""
+        state = (value for each in self.optimizer.state.values() for value in each.values())
+        return {"worker_optimizer_bytes": sum(_local_bytes(value) for value in state)}
+
+    def _clip_or_measure(self, want_norm: bool) -> float | None:
+        limit = self.options.max_grad_norm
+        if limit is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
+        elif want_norm:
+            gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
+        else:
+            return None
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def _fused_adamw(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.module.parameters(), lr=self.options.lr, fused=True)
+
+
+class LuwuArm(Arm):
+    """Weights and optimizer state live in the network; see `luwu`."""
+
+    def __init__(self, options: Options, *, data_digest: str) -> None:
+        super().__init__(options)
+        luwu = self._luwu = _import_luwu()
+        luwu.init(
+            agree={
+                "data": data_digest,
+                "seed": str(options.seed),
+                "batch": str(options.batch),
+                "context": str(options.context),
+            }
+        )
+        self._session = luwu.session()  # still there to be read after `finish`
+        self.rank, self.world_size = luwu.rank(), luwu.world_size()
+        self.device = luwu.device()
+
+    def build(self, config: GPTConfig) -> None:
+        luwu, options = self._luwu, self.options
+        with torch.device("meta"):
+            model = GPT(config)
+        pace_units(model, options.compute_ms)
+        for block in model.blocks:
+            luwu.fully_shard(
+                block,
+                reshard_after_forward=options.reshard_after_forward,
+                **_precision(options),
+            )
+        luwu.fully_shard(model, **_precision(options))
+        luwu.init_weights(model, functools.partial(init_weights, seed=options.seed))
+        self.module = model
+        # Streaming updates a page before the norm of the whole gradient is known.
+        optimizer = luwu.optim.AdamW(
+            model.parameters(),
+            lr=options.lr,
+            update="streaming" if options.max_grad_norm is None else "at_step",
+            max_grad_norm=options.max_grad_norm,
+        )
+        self.optimizer = optimizer
+        self.first_step = optimizer.next_step
+
+    def step(self, *, want_norm: bool) -> float | None:
+        result: Any = self.optimizer.step()
+        self.optimizer.zero_grad()
+        # Reading the norm waits for the step, so only the rank that prints it does.
+        return result.grad_norm if want_norm and self.rank == 0 else None
+
+    def finish(self) -> None:
+        self._luwu.finish()
+
+    def weights_digest(self) -> None:
+        """None: the weights are not here; the optimizer node's store gives their digest."""
+        return None
+
+    def measurements(self) -> dict[str, Any]:
+        session = self._session
+        early_ratio = session.pull_before_use_ratio
+        counters = session.nic.counters
+        return {
+            "network_bytes": {"push": counters.push_bytes, "pull": counters.pull_bytes},
+            "worker_optimizer_bytes": session.optimizer_bytes,
+            "worker_parameter_bytes_peak": session.parameter_bytes_peak,
+            "unit_bytes_max": session.unit_bytes_max,
+            "prefetch_units": session.prefetch_units,
+            "pull_before_use_ratio": None if math.isnan(early_ratio) else early_ratio,
+        }
+
+
+class FsdpArm(Arm):
+    """PyTorch's own sharded data parallel, FSDP2: the path a user would otherwise take."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.rank, self.world_size, self.device = _join_process_group(options.arm)
+
+    def build(self, config: GPTConfig) -> None:
+        options = self.options
+        mesh = init_device_mesh(self.device.type, (self.world_size,))
+        with torch.device("meta"):
+            model = GPT(config)
+        pace_units(model, options.compute_ms)
+        for block in model.blocks:
+            fully_shard(
+                block,
+                mesh=mesh,
+                reshard_after_forward=options.reshard_after_forward,
+                **_precision(options),
+            )
+        fully_shard(model, mesh=mesh, **_precision(options))
+        model.to_empty(device=self.device)
+        for module in model.modules():
+            _init_shards(module, options.seed)
+        self.module = model
+        self.optimizer = self._fused_adamw()
+
+
+class DdpArm(Arm):
+    """PyTorch's replicated data parallel: every rank holds everything."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.rank, self.world_size, self.device = _join_process_group(options.arm)
+
+    def build(self, config: GPTConfig) -> None:
+        model = _initialised(config, self.options, self.device)
+        devices = [self.device] if self.device.type == "cuda" else None
+        replica = DistributedDataParallel(model, device_ids=devices)
+        if DTYPES[self.options.dtype] == torch.bfloat16:
+            # The lambda hides the hook's name, which torch refuses on gloo; gloo can sum bfloat16.
+            replica.register_comm_hook(
+                replica.process_group,
+                lambda group, bucket: bf16_compress_hook(group, bucket),  # noqa: PLW0108
+            )
+        self.module = replica
+        self.optimizer = self._fused_adamw()
+
+
+class SingleArm(Arm):
+    """One process with the whole batch: no exchange at all, and the reference for losses."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        launched = env_int("WORLD_SIZE", 1)
+        if launched != 1:
+            raise ConfigError(
+                f"--arm single is one process, but {launched} were started; start it alone, "
+                "with --global-workers for the batches of several"
+            )
+        self.rank, self.world_size = 0, options.global_workers or 1
+        self.device = _local_device()
+
+    @property
+    def batch_ranks(self) -> range:
+        return range(self.world_size)
+
+    def build(self, config: GPTConfig) -> None:
+        self.module = _initialised(config, self.options, self.device)
+        self.optimizer = self._fused_adamw()
+
+    def step(self, *, want_norm: bool) -> float | None:
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        torch._foreach_div_(gradients, float(self.world_size))
+        return super().step(want_norm=want_norm)
+
+
+def make_arm(options: Options, *, data_digest: str) -> Arm:
+    """Join the run as a worker of the chosen arm."""
+    if options.arm == "luwu":
+        return LuwuArm(options, data_digest=data_digest)
+    if options.arm == "fsdp":
+        return FsdpArm(options)
+    if options.arm == "ddp":
+        return DdpArm(options)
+    return SingleArm(options)
+
+
+def _import_luwu() -> Any:
+    """The public API; imported here so that the baselines run without it."""
+    return importlib.import_module("luwu")
+
+
+def _precision(options: Options) -> dict[str, Any]:
+    """The same policy for both sharded arms; none for float32, which needs no casts."""
+    dtype = DTYPES[options.dtype]
+    if dtype == torch.float32:
+        return {}
+    return {"mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)}
+
+
+def _initialised(config: GPTConfig, options: Options, device: torch.device) -> GPT:
+    with device:
+        model = GPT(config)
+    for module in model.modules():
+        init_weights(module, options.seed)
+    pace_units(model, options.compute_ms)
+    return model
+
+
+@torch.no_grad()
+def _init_shards(module: nn.Module, seed: int) -> None:
+    """`init_weights` for FSDP2's sharded parameters: every rank keeps its part of the values."""
+    for parameter, values in initial_values(module, seed):
+        assert isinstance(parameter, DTensor)
+        # src_data_rank=None: all ranks have drawn the same values, so nothing need be sent
+        parameter.copy_(
+            distribute_tensor(
+                values.to(parameter.device),
+                parameter.device_mesh,
+                parameter.placements,
+                src_data_rank=None,
+            )
+        )
+
+
+def _join_process_group(arm: str) -> tuple[int, int, torch.device]:
+    """Join what torchrun started, or make a group of one: (rank, world_size, device)."""
+    device = _local_device()
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if env_int("WORLD_SIZE", 0):
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    return dist.get_rank(), dist.get_world_size(), device
+
+
+def _local_device() -> torch.device:
+    """The GPU of this process, one process each; the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local_rank, count = env_int("LOCAL_RANK", 0), torch.cuda.device_count()
+    if local_rank >= count:
+        raise ConfigError(
+            f"local rank {local_rank} has no GPU: this host has {count}, one for each process; "
+            "start fewer processes, or set CUDA_VISIBLE_DEVICES= to train on CPUs"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _model_of(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def _local_bytes(value: object) -> int:
+    local = value.to_local() if isinstance(value, DTensor) else value
+    return local.nbytes if isinstance(local, torch.Tensor) else 0
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
