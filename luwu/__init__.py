@@ -1,1 +1,70 @@
-"""LuWu: an in-network optimizer in software."""
+"""LuWu: an in-network optimizer in software.
+
+    luwu.init()                                          join the run this process was started in
+    luwu.fully_shard_each(model, Block)                  every Block, then the model
+    optimizer = luwu.optim.AdamW(model.parameters())     weights go to the optimizer node
+
+The rest of a training script stays as it was. Names are imported when they are first used, so that
+programs which only need `luwu.wire` or the command line never load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from luwu import optim as optim
+    from luwu.base.errors import ConfigError as ConfigError
+    from luwu.base.errors import LuwuError as LuwuError
+    from luwu.base.errors import StepAborted as StepAborted
+    from luwu.base.errors import StepOrderError as StepOrderError
+    from luwu.training.clip import clip_grad_norm_ as clip_grad_norm_
+    from luwu.training.fully_shard import fully_shard as fully_shard
+    from luwu.training.fully_shard import fully_shard_each as fully_shard_each
+    from luwu.training.fully_shard import register_forward_method as register_forward_method
+    from luwu.training.initialise import init_weights as init_weights
+    from luwu.training.module import LuwuModule as LuwuModule
+    from luwu.training.run import device as device
+    from luwu.training.run import finish as finish
+    from luwu.training.run import init as init
+    from luwu.training.run import rank as rank
+    from luwu.training.run import session as session
+    from luwu.training.run import world_size as world_size
+
+_HOME = {
+    "ConfigError": "luwu.base.errors",
+    "LuwuError": "luwu.base.errors",
+    "LuwuModule": "luwu.training.module",
+    "StepAborted": "luwu.base.errors",
+    "StepOrderError": "luwu.base.errors",
+    "clip_grad_norm_": "luwu.training.clip",
+    "device": "luwu.training.run",
+    "finish": "luwu.training.run",
+    "fully_shard": "luwu.training.fully_shard",
+    "fully_shard_each": "luwu.training.fully_shard",
+    "init": "luwu.training.run",
+    "init_weights": "luwu.training.initialise",
+    "rank": "luwu.training.run",
+    "register_forward_method": "luwu.training.fully_shard",
+    "session": "luwu.training.run",
+    "world_size": "luwu.training.run",
+}
+"""Public name -> the module that defines it."""
+
+__all__ = sorted([*_HOME, "optim"])  # noqa: PLE0605 - one list of names, not two
+
+
+def __getattr__(name: str) -> Any:
+    if name == "optim":
+        value: Any = importlib.import_module("luwu.optim")
+    elif name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    else:
+        raise AttributeError(f"module 'luwu' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,1 +1,10 @@
-"""The optimizers a training script constructs."""
+"""The optimizers a training script constructs; the update itself runs on the optimizer node.
+
+Same names, arguments and defaults as in `torch.optim`, whose `Optimizer` they derive from, so that
+learning rate schedulers and parameter groups work.
+"""
+
+from luwu.optim.adamw import AdamW
+from luwu.optim.sgd import SGD
+
+__all__ = ["SGD", "AdamW"]

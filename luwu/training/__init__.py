@@ -1,1 +1,14 @@
-"""Everything that knows torch modules."""
+"""Everything that knows torch modules: `fully_shard`, its hooks, initial weights, clipping.
+
+run.py           init, finish and the current session: what a script calls
+fully_shard.py   which parameters form a unit; they become placeholders (`placeholder.py`)
+model.py         the layout of the whole model, made when the optimizer is constructed
+initialise.py    first weights, streamed to the node unit by unit
+session.py       one worker's training: steps, aborts, and what is pulled now
+hooks.py         what happens before and after a unit's forward and backward
+backward.py      one backward pass: when a unit's gradient is final, and its push
+unit.py          a unit's parameters between pull and free (`weights.py`: their storage)
+prefetch.py      pulls ahead of use, in the order of the last step
+gradients.py     gradients as flat vectors, in a bounded number of buffers
+clip.py          clipping by the global norm
+"""

@@ -1,0 +1,174 @@
+"""What every optimizer here shares: parameter groups go out, steps come back.
+
+`param_groups` is the source of truth: each step sends the groups' hyper-parameters as they are then
+(`luwu.wire.hyper`).
+
+Nothing of the state is here: `state_dict()` has the groups and no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from luwu.base.errors import ConfigError, StepAborted
+from luwu.training.clip import checked_max_norm
+from luwu.training.placeholder import Placeholder
+from luwu.training.result import StepResult
+from luwu.training.session import Session
+from luwu.wire.hyper import Number, StepHyper, encode_hyper
+
+MEANINGLESS = {
+    "amsgrad": "the node keeps no maximum of the second moments",
+    "capturable": "no update runs on this worker, so there is nothing to capture",
+    "differentiable": "no update runs on this worker, so autograd cannot follow it",
+    "foreach": "the update runs on the optimizer node, with its own kernel",
+    "fused": "the update runs on the optimizer node, with its own kernel",
+}
+
+SWITCHES = ("maximize", "nesterov")
+"""Hyper-parameters that are on or off."""
+
+
+class NetworkOptimizer(torch.optim.Optimizer):
+    """An optimizer whose weights, state and update are in the network."""
+
+    name: ClassVar[str]
+    """What the job description calls the update."""
+    hyper_names: ClassVar[tuple[str, ...]]
+    """Names of a group's hyper-parameters, as torch has them."""
+
+    def __init__(
+        self, params: Iterable[Any], defaults: dict[str, Any], *, update: str,
+        max_grad_norm: float | None, not_taken: Mapping[str, object],
+    ) -> None:  # fmt: skip
+        for argument, value in not_taken.items():
+            if argument not in MEANINGLESS:
+                raise TypeError(f"luwu.optim.{type(self).__name__} takes no {argument}=")
+            if value not in (None, False):
+                raise ConfigError(
+                    f"luwu.optim.{type(self).__name__}: {argument}={value!r} means nothing here: "
+                    f"{MEANINGLESS[argument]}; leave it out"
+                )
+        self.max_grad_norm = None if max_grad_norm is None else checked_max_norm(max_grad_norm)
+        if update == "streaming" and max_grad_norm is not None:
+            raise ConfigError(
+                'max_grad_norm with update="streaming": gradients are applied before the norm of '
+                'all of them is known; use update="at_step"'
+            )
+        self._session: Session | None = None
+        super().__init__(params, defaults)
+        for group in self.param_groups:
+            self._check_group(group)
+        session = _session_of(self.param_groups)
+        session.finalise(
+            [group["params"] for group in self.param_groups],
+            optimizer=self.name,
+            update=update,
+            state_fields=self.state_fields(),
+            hyper=self._hyper,
+        )
+        self._session = session
+
+    def state_fields(self) -> tuple[str, ...]:
+        """What an updated page holds beside its weights."""
+        raise NotImplementedError
+
+    @property
+    def next_step(self) -> int:
+        """The step to compute next: 0, or what a resumed state says."""
+        return self._running().step
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Any] | None = None
+    ) -> StepResult:
+        """Commit the step; returns when the network has received every gradient of this rank.
+
+        With a closure, which runs forward and backward and may run several times: computes the
+        step, returns when it is decided, and computes it again if it was lost. What the closure
+        returned is the result's `loss`.
+        Raises: StepAborted if a step was lost: go back to `error.step`.
+        """
+        session = self._running()
+        if closure is None:
+            return session.commit()
+        while True:
+            number = session.step
+            try:
+                with torch.enable_grad():
+                    loss = closure()
+                session.commit().wait()
+            except StepAborted as error:
+                if error.step < number:
+                    raise  # an earlier step was lost, which another closure computed
+                if error.step == number:
+                    continue
+                # What was lost is of the next step: this one is decided.
+            result = session.last_result
+            assert result is not None
+            assert result.number == number
+            result.loss = loss
+            return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients since the last step. After `step()` there are none.
+
+        Between backward and `step()` they are in the network already: the step is aborted on all
+        ranks, and a call that follows (or this one) raises StepAborted on each of them.
+        """
+        self._running().zero_grad()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises after construction: the layout of the model is fixed by then."""
+        if self._session is not None:
+            raise ConfigError(
+                "add_param_group after the optimizer was made: the groups are part of the layout "
+                "all ranks agreed on; pass all groups to the constructor"
+            )
+        super().add_param_group(param_group)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Whether the hyper-parameters of a group make sense. Raises ConfigError."""
+        for name in self.hyper_names:
+            if name in SWITCHES:
+                continue
+            values = group[name] if name == "betas" else [group[name]]
+            for value in map(float, values):
+                if not value >= 0:  # also catches NaN
+                    raise ConfigError(f"{name} must not be below 0, got {group[name]!r}")
+
+    def _hyper(self) -> bytes:
+        clip = None if self._session is None else self._session.clip
+        hyper = StepHyper(
+            groups=tuple(self._numbers(group) for group in self.param_groups),
+            max_grad_norm=self.max_grad_norm if clip is None else clip.max_norm,
+        )
+        return encode_hyper(hyper)
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, Number]:
+        numbers: dict[str, Number] = {}
+        for name in self.hyper_names:
+            value = group[name]
+            if name == "betas":
+                numbers["beta1"], numbers["beta2"] = map(float, value)
+            else:
+                numbers[name] = bool(value) if name in SWITCHES else float(value)
+        return numbers
+
+    def _running(self) -> Session:
+        assert self._session is not None
+        return self._session
+
+
+def _session_of(groups: list[dict[str, Any]]) -> Session:
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    sessions = {p.luwu_session if isinstance(p, Placeholder) else None for p in parameters}
+    session = sessions.pop() if len(sessions) == 1 else None
+    if session is None:
+        raise ConfigError(
+            "the optimizer got parameters that are not in the network, so it could not update "
+            "them; call luwu.fully_shard on the model before, and pass only its parameters"
+        )
+    return session

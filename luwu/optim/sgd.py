@@ -1,0 +1,52 @@
+"""SGD with momentum, as `torch.optim.SGD`; the momentum is on the optimizer node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from luwu.base.errors import ConfigError
+from luwu.optim.base import NetworkOptimizer
+
+
+class SGD(NetworkOptimizer):
+    """Stochastic gradient descent, torch's arguments; for `update`, `max_grad_norm` see AdamW."""
+
+    name = "sgd"
+    hyper_names = ("dampening", "lr", "maximize", "momentum", "nesterov", "weight_decay")
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.0,
+        dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, *,
+        maximize: bool = False, update: str = "at_step", max_grad_norm: float | None = None,
+        **not_taken: object,
+    ) -> None:  # fmt: skip
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
+        super().__init__(
+            params, defaults, update=update, max_grad_norm=max_grad_norm, not_taken=not_taken
+        )
+        self._has_momentum = bool(self.state_fields())
+
+    def state_fields(self) -> tuple[str, ...]:
+        """The momentum, if any group has one."""
+        return ("momentum",) if any(g["momentum"] for g in self.param_groups) else ()
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
+            raise ConfigError("nesterov needs a momentum and no dampening")
+
+    def _hyper(self) -> bytes:
+        if self._session is not None and self.state_fields() and not self._has_momentum:
+            raise ConfigError(
+                "a group's momentum was changed from 0, but the optimizer was made without, so "
+                "the node has no place for it; give a momentum to the constructor"
+            )
+        return super()._hyper()

@@ -1,0 +1,149 @@
+"""`fully_shard`, with the shape of FSDP2's: which parameters are pulled and freed together.
+
+    for block in model.blocks:
+        luwu.fully_shard(block)      bottom-up: the parts first,
+    luwu.fully_shard(model)          then the model, which gets what is left
+
+Each call makes one unit of the parameters in `module.parameters()` that no earlier call took. They
+become placeholders at once; the weights they had are uploaded when the optimizer is made.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from luwu.base.errors import ConfigError
+from luwu.training import hooks, run
+from luwu.training.module import LuwuModule, become_sharded, class_name
+from luwu.training.placeholder import Placeholder
+from luwu.training.session import Session
+from luwu.training.unit import Unit
+
+ModuleT = TypeVar("ModuleT", nn.Module, list[nn.Module])
+
+_NOT_TAKEN = {
+    "mesh": "the weights live in the network, not on a mesh of ranks",
+    "dp_mesh_dims": "the weights live in the network, not on a mesh of ranks",
+    "shard_placement_fn": "no rank owns a shard: the optimizer node owns all of it",
+    "offload_policy": "nothing is left to offload: the weights are not on the worker",
+}
+
+
+def fully_shard(
+    module: ModuleT, *, reshard_after_forward: bool | None = None,
+    mp_policy: MixedPrecisionPolicy | None = None,
+    ignored_params: Iterable[nn.Parameter] | None = None, session: Session | None = None,
+    **not_taken: object,
+) -> ModuleT:  # fmt: skip
+    """Make one unit of a module's parameters (or of several modules'); returns the module.
+
+    `reshard_after_forward`: free the weights after forward and pull them again for backward; None:
+    yes, except for the root. `mp_policy.param_dtype` is the dtype of compute and of what travels.
+    Raises: ConfigError if the module cannot be a unit; TypeError for FSDP2's other arguments.
+    """
+    for name in not_taken:
+        reason = _NOT_TAKEN.get(name, "no such argument")
+        raise TypeError(f"luwu.fully_shard takes no {name}=: {reason}")
+    session = session or run.session()
+    modules = _checked_modules(module)
+    if reshard_after_forward not in (None, True, False):
+        raise TypeError(
+            f"reshard_after_forward={reshard_after_forward!r}: give True, False or None; no group "
+            "of ranks holds shards, so there is no size to reshard to"
+        )
+    unit = Unit(
+        session,
+        modules,
+        policy=_checked_policy(mp_policy or MixedPrecisionPolicy()),
+        reshard_after_forward=reshard_after_forward,
+    )
+    session.ignored.update(id(parameter) for parameter in ignored_params or ())
+    session.add_unit(unit)
+    _take_parameters(session, modules)
+    for each in modules:
+        hooks.register(unit, each)
+        become_sharded(each, unit)
+    return module
+
+
+def fully_shard_each(model: nn.Module, *classes: type[nn.Module], **arguments: Any) -> nn.Module:
+    """`fully_shard` every submodule of these classes, then the model; returns the model.
+
+    Raises: ConfigError if the model has none of them: then the whole model would be one unit.
+    """
+    found = [module for module in model.modules() if isinstance(module, classes)]
+    if not found:
+        names = ", ".join(each.__name__ for each in classes) or "no class"
+        raise ConfigError(
+            f"fully_shard_each: the model has no module of {names}, so all of it would be pulled "
+            "at once; name the class of its repeated blocks"
+        )
+    for module in reversed(found):  # an inner one before the outer one
+        if module is not model:
+            fully_shard(module, **arguments)
+    return fully_shard(model, **arguments)
+
+
+def register_forward_method(module: nn.Module, name: str) -> None:
+    """Let another method than `forward`, such as `generate`, pull and free the unit too."""
+    if not isinstance(module, LuwuModule):
+        raise ConfigError(f"register_forward_method: call luwu.fully_shard on the module of {name}")
+    method = getattr(module, name, None)
+    if not callable(method):
+        raise ConfigError(f"register_forward_method: {class_name(module)} has no method {name}")
+    unit = module.luwu_unit
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = hooks.before_forward(unit, module, args, kwargs)
+        return hooks.after_forward(unit, module, args, method(*args, **kwargs))
+
+    module.__dict__[name] = wrapped
+
+
+def _checked_modules(module: nn.Module | list[nn.Module]) -> list[nn.Module]:
+    modules = list(module) if isinstance(module, (list, tuple)) else [module]
+    if not modules:
+        raise ConfigError("fully_shard: the list of modules is empty")
+    for each in modules:
+        if not isinstance(each, nn.Module):
+            raise TypeError(f"fully_shard takes modules, got {type(each).__name__}")
+        if isinstance(each, LuwuModule):
+            raise ConfigError(f"fully_shard was called twice on the same {class_name(each)}")
+        if type(each).forward is nn.Module.forward:
+            raise ConfigError(
+                f"fully_shard: a {class_name(each)} has no forward, so nothing says when its "
+                "weights are needed; shard the modules in it, or the one around it"
+            )
+    return modules
+
+
+def _checked_policy(policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
+    if policy.reduce_dtype not in (None, policy.param_dtype):
+        raise ConfigError(
+            f"mp_policy: reduce_dtype={policy.reduce_dtype} differs from "
+            f"param_dtype={policy.param_dtype}; gradients travel in the dtype of compute, and are "
+            "summed in float32 whatever it is"
+        )
+    return policy
+
+
+def _take_parameters(session: Session, modules: list[nn.Module]) -> None:
+    """Replace what no earlier call took by placeholders."""
+    for module in modules:
+        for inner in module.modules():
+            for name, parameter in inner._parameters.items():
+                if parameter is None or id(parameter) in session.ignored:
+                    continue
+                if not isinstance(parameter, Placeholder):
+                    inner._parameters[name] = session.placeholders.get(parameter, session)
+                elif parameter.luwu_session is not session:
+                    raise ConfigError(
+                        f"fully_shard: a parameter of {class_name(inner)} belongs to another "
+                        "session"
+                    )

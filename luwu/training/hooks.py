@@ -1,0 +1,190 @@
+"""What happens around a unit's forward, and what it leaves in the graph for backward.
+
+    before forward   pull, wait; a node on the inputs that closes the call in backward
+    after forward    a hook on the outputs that opens the call in backward; free
+
+In backward a forward may run again (activation checkpointing). A non-reentrant checkpoint wants the
+activations alone: the first forward's graph is the one that counts, so no hooks are set, and the
+weights stay for it. A reentrant one had no graph until now, so this forward gets the hooks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import LuwuError
+from luwu.training.backward import in_backward
+from luwu.training.module import class_name
+from luwu.training.unit import Call, Unit
+
+
+def register(unit: Unit, module: nn.Module) -> None:
+    """Put the hooks on one of the unit's modules."""
+    module.register_forward_pre_hook(
+        functools.partial(before_forward, unit), prepend=True, with_kwargs=True
+    )
+    module.register_forward_hook(functools.partial(after_forward, unit))
+
+
+@torch.compiler.disable
+def before_forward(
+    unit: Unit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Pull the unit; returns the inputs to use."""
+    session = unit.session
+    repeated = in_backward()
+    if repeated:
+        session.backward.enter()
+    else:
+        session.begin_forward(unit)
+    session.acquire(unit)
+    args, kwargs = _cast_inputs(unit, args, kwargs)
+    call = None
+    if not torch.is_grad_enabled():
+        if module.training and not repeated:
+            unit.hidden_calls += 1
+    elif not repeated or unit.hidden_calls > 0:
+        unit.hidden_calls -= repeated
+        unit.calls += 1
+        call = Call(unit, step=session.step, aborts=session.aborts_count)
+        args, kwargs = _close_on_inputs(call, args, kwargs)
+    unit.current[module] = (call, SYSTEM_CLOCK.now_ns())
+    return args, kwargs
+
+
+@torch.compiler.disable
+def after_forward(unit: Unit, module: nn.Module, args: Any, output: Any) -> Any:
+    """Free the unit; returns the output to use."""
+    session = unit.session
+    call, start_ns = unit.current.pop(module, (None, 0))
+    end_ns = SYSTEM_CLOCK.now_ns()
+    session.nic.recorder.span("forward", start_ns, end_ns, step=session.step, unit=unit.name)
+    if call is not None:
+        output = _open_on_outputs(call, module, output)
+    unit.modules_run.add(module)
+    is_complete = len(unit.modules_run) == len(unit.modules)
+    if unit.reshard_after_forward and is_complete and not in_backward():
+        session.release(unit)
+    dtype = unit.policy.output_dtype
+    return output if dtype is None else _map(functools.partial(_cast, dtype), output)
+
+
+def _cast_inputs(
+    unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    policy = unit.policy
+    if policy.param_dtype is None or not policy.cast_forward_inputs:
+        return args, kwargs
+    cast = functools.partial(_cast, policy.param_dtype)
+    return _map(cast, args), _map(cast, kwargs)
+
+
+def _cast(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _close_on_inputs(
+    call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    inputs: dict[int, Tensor] = {}
+
+    def collect(tensor: Tensor) -> Tensor:
+        if tensor.requires_grad:
+            inputs[id(tensor)] = tensor
+        return tensor
+
+    _map(collect, (args, kwargs))
+    if not inputs:
+        return args, kwargs
+    outputs = _Close.apply(call, *inputs.values())
+    marked: dict[int, Tensor] = dict(zip(inputs, outputs, strict=True))
+    # One for one: a module may ask whether two of its inputs are the same tensor.
+    return _map(lambda tensor: marked.get(id(tensor), tensor), (args, kwargs))
+
+
+def _open_on_outputs(call: Call, module: nn.Module, output: Any) -> Any:
+    seen = 0
+
+    def mark(tensor: Tensor) -> Tensor:
+        nonlocal seen
+        if not tensor.requires_grad:
+            return tensor
+        seen += 1
+        if tensor._is_view():
+            # An operation in place on a view drops its hooks; on this it is refused by torch.
+            marked: Tensor = _Open.apply(call, tensor)
+            return marked
+        tensor.register_hook(functools.partial(_open, call))
+        return tensor
+
+    output = _map(mark, output, refuse_hidden=class_name(module))
+    if not seen:
+        call.unit.calls -= 1  # no backward can reach it
+    return output
+
+
+def _open(call: Call, grad: Tensor) -> None:
+    call.unit.session.backward.open(call)
+
+
+class _Close(torch.autograd.Function):
+    """Passes inputs on; in backward it runs after everything the unit did with them."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.call.unit.session.backward.close(ctx.call)
+        return (None, *grads)
+
+
+class _Open(torch.autograd.Function):
+    """Passes an output on; in backward it runs before everything the unit did for it."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, output: Tensor) -> Tensor:
+        ctx.call = call
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        ctx.call.unit.session.backward.open(ctx.call)
+        return None, grad
+
+
+def _map(fn: Callable[[Tensor], Any], tree: Any, *, refuse_hidden: str | None = None) -> Any:
+    """`tree` with `fn` applied to its tensors: in tuples, lists, dicts and dataclasses.
+
+    With `refuse_hidden`, the name of a module, another object that holds a tensor with a graph
+    raises: its backward would read weights that nobody pulled.
+    """
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return fn(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+            return dataclasses.replace(value, **_map(fn, fields, refuse_hidden=refuse_hidden))
+        if refuse_hidden is not None:
+            hidden = [*getattr(value, "__dict__", {}).values()]
+            if any(isinstance(item, Tensor) and item.requires_grad for item in hidden):
+                raise LuwuError(
+                    f"{refuse_hidden}.forward returned a {type(value).__name__} that holds "
+                    "tensors; return a tensor, tuple, list, dict or dataclass, so that its weights "
+                    "can be pulled before its backward"
+                )
+        return value
+
+    return pytree.tree_map(leaf, tree)

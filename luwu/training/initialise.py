@@ -1,0 +1,196 @@
+"""The first weights of a model: made on rank 0 and streamed to the node, one unit at a time.
+
+    parameters with values     uploaded as they are, and freed
+    parameters on `meta`       made on the CPU for one unit, filled, uploaded, freed
+
+A module that directly owns parameters or buffers is filled by the function given to
+`luwu.init_weights(model, fn)`, called as `fn(module)` without gradients; without one, a module on
+`meta` is filled by its `reset_parameters()`. What is to be filled holds NaN before, so a parameter
+that was left out is found. A module whose parameters belong to two units (a tied weight) is filled
+once for each; what belongs to the other is thrown away.
+
+Buffers stay with the worker. Those on `meta` are filled on every rank, also by `fn(module)`, which
+then gets the module with scratch parameters: an `fn` that draws random numbers should seed them
+from names, as `workers/gpt.py` does, not from the order of calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from luwu.base.errors import ConfigError
+from luwu.training.module import LuwuModule, class_name
+from luwu.training.placeholder import Placeholder
+from luwu.training.unit import Unit
+
+if TYPE_CHECKING:
+    from luwu.training.session import Session
+
+
+def init_weights(model: nn.Module, fn: Callable[[nn.Module], object]) -> None:
+    """Fill the model's first weights with `fn(module)`, unit by unit, when they are needed.
+
+    `fn` is called for every module that directly owns parameters, and fills those in place. If the
+    run continues from a state that has weights, it is not called (but see buffers, above).
+    """
+    if not isinstance(model, LuwuModule):
+        raise ConfigError("init_weights: call luwu.fully_shard(model) first")
+    session = model.luwu_unit.session
+    if session.is_final:
+        raise ConfigError("init_weights was called after the optimizer was made; call it before")
+    session.initialiser = fn
+
+
+def check(session: Session) -> None:
+    """Whether every module on `meta` can be filled. Raises ConfigError on all ranks alike."""
+    assert session.root is not None
+    for module in session.root.modules():
+        if _is_on_meta(module):
+            _filler(session, module)
+
+
+def chunks(session: Session) -> Iterator[tuple[int, memoryview]]:
+    """(chunk, float32 bytes) of the whole model; at most one unit is made at a time."""
+    layout = session.layout
+    assert layout is not None
+    for unit in session.units:
+        flat = _values(session, unit, layout.unit_elems[unit.index]).numpy()
+        for index in layout.unit_chunks[unit.index]:
+            chunk = layout.chunks[index]
+            part = flat[chunk.start : chunk.start + chunk.elems]
+            yield index, part.view(np.uint8).data
+
+
+@torch.no_grad()
+def fill_buffers(session: Session) -> None:
+    """Make the buffers that are on `meta`, on every rank."""
+    assert session.root is not None
+    for module in session.root.modules():
+        on_meta = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
+        if not on_meta:
+            continue
+        for name, buffer in on_meta.items():
+            module._buffers[name] = _unfilled(buffer, session.device)
+        scratch = {
+            id(p): nn.Parameter(torch.empty(p.shape, dtype=p.dtype), False)
+            for p in module._parameters.values()
+            if isinstance(p, Placeholder)
+        }
+        with _registered([module], scratch):
+            _filler(session, module)(module)
+        for name in on_meta:
+            filled = module._buffers[name]
+            assert filled is not None
+            if filled.is_floating_point() and bool(filled.isnan().any()):
+                raise ConfigError(
+                    f"buffer {name} of {class_name(module)} was not filled; the function given "
+                    "to luwu.init_weights must fill buffers too"
+                )
+
+
+@torch.no_grad()
+def _values(session: Session, unit: Unit, elems: int) -> torch.Tensor:
+    """The unit's flat vector in float32, padded with zeros."""
+    flat = torch.zeros(elems)
+    made: dict[int, nn.Parameter] = {}
+    for member in unit.members:
+        placeholder = member.placeholder
+        place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
+        value = placeholder.luwu_value
+        assert value is not None
+        if not value.is_meta:
+            place.copy_(value)
+        elif placeholder.dtype == torch.float32:
+            made[id(placeholder)] = nn.Parameter(place.fill_(torch.nan), False)
+        else:
+            made[id(placeholder)] = nn.Parameter(_unfilled(value, torch.device("cpu")), False)
+    _fill(session, unit, made, flat)
+    for member in unit.members:
+        placeholder = member.placeholder
+        place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
+        parameter = made.get(id(placeholder))
+        if parameter is None:
+            continue
+        if parameter.dtype != torch.float32:
+            place.copy_(parameter)
+        if bool(place.isnan().any()):
+            raise ConfigError(
+                f"parameter {placeholder.luwu_name} was not filled (or with NaN); the function "
+                "given to luwu.init_weights must fill every parameter in place"
+            )
+    return flat
+
+
+def _fill(session: Session, unit: Unit, made: dict[int, nn.Parameter], flat: torch.Tensor) -> None:
+    """Let the modules fill the unit's parameters."""
+    assert session.root is not None
+    if session.initialiser is not None:  # it may replace values that are there already
+        for member in unit.members:
+            p = member.placeholder
+            if id(p) not in made:
+                place = flat[member.start : member.start + p.numel()].view(p.shape)
+                made[id(p)] = nn.Parameter(place.to(p.dtype), False)  # a view if float32
+    owners = {module for m in unit.members if id(m.placeholder) in made for module, _ in m.places}
+    for module in session.root.modules():
+        if module not in owners:
+            continue
+        scratch = {
+            id(p): _scratch(p)
+            for p in module._parameters.values()
+            if isinstance(p, Placeholder) and id(p) not in made
+        }
+        with _registered([module], {**scratch, **made}):
+            _filler(session, module)(module)
+
+
+def _filler(session: Session, module: nn.Module) -> Callable[[nn.Module], object]:
+    if session.initialiser is not None:
+        return session.initialiser
+    reset = getattr(type(module), "reset_parameters", None)
+    if not callable(reset):
+        raise ConfigError(
+            f"a {class_name(module)} is on the meta device and has no reset_parameters(); "
+            "call luwu.init_weights(model, fn) with a function that fills it"
+        )
+    return reset
+
+
+def _is_on_meta(module: nn.Module) -> bool:
+    parameters = (p for p in module._parameters.values() if isinstance(p, Placeholder))
+    values = [p.luwu_value for p in parameters]
+    tensors = [*values, *module._buffers.values()]
+    return any(tensor is not None and tensor.is_meta for tensor in tensors)
+
+
+def _scratch(placeholder: Placeholder) -> nn.Parameter:
+    """What another unit's parameter looks like for the moment; nobody keeps it."""
+    value = placeholder.luwu_value
+    if value is None or value.is_meta:
+        value = torch.empty(placeholder.shape, dtype=placeholder.dtype)
+    return nn.Parameter(value.detach().cpu().clone(), False)
+
+
+def _unfilled(like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    empty = torch.zeros(like.shape, dtype=like.dtype, device=device)
+    return empty.fill_(torch.nan) if like.is_floating_point() else empty
+
+
+@contextmanager
+def _registered(modules: list[nn.Module], parameters: dict[int, nn.Parameter]) -> Iterator[None]:
+    """The modules hold these parameters in place of their placeholders."""
+    before = [(module, dict(module._parameters)) for module in modules]
+    try:
+        for module, registered in before:
+            for name, placeholder in registered.items():
+                if id(placeholder) in parameters:
+                    module._parameters[name] = parameters[id(placeholder)]
+        yield
+    finally:
+        for module, registered in before:
+            module._parameters.update(registered)

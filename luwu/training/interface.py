@@ -1,0 +1,109 @@
+"""What training needs of the layer below: `luwu.nic.shell.Nic`, or a test's stand-in.
+
+Every call and every wait raises `StepAborted(step, reason)` once if the attempt was aborted since
+the last raise; from then on work of the new attempt is accepted, from `step` on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from luwu.base.events import Recorder
+from luwu.wire.description import Description
+
+
+class Handle(Protocol):
+    """A push or a pull under way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it is complete; cheap, never waits."""
+        ...
+
+
+class StepHandle(Protocol):
+    """A committed step."""
+
+    def verdict(self) -> tuple[bool, float]:
+        """Wait; (applied, norm of the gradient before clipping)."""
+        ...
+
+    def settled(self) -> Any:
+        """Wait until the step is decided."""
+        ...
+
+
+class Joined(Protocol):
+    """The answer to `join`."""
+
+    @property
+    def step(self) -> int:
+        """The next step to compute."""
+        ...
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the state has weights; else rank 0 loads them."""
+        ...
+
+
+class Nic(Protocol):
+    """One worker's way to the network; blocking calls wait in the caller's thread."""
+
+    rank: int
+    world_size: int
+    chunk_bytes: int
+    prefetch_units: int
+    reshard_after_forward: bool | None
+    """What `fully_shard` does where the script leaves it open; None: free all but the root."""
+    recorder: Recorder
+    counters: Any
+    """Payload bytes so far: `push_bytes`, `pull_bytes`."""
+
+    def join(self, description: Description) -> Joined:
+        """Become a member of the job."""
+        ...
+
+    def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
+        """Send the float32 weights of every chunk; rank 0, before step 0."""
+        ...
+
+    def pull(self, step: int, part: int, unit: int, into: memoryview) -> Handle:
+        """Ask for a unit's weights; `part` counts this rank's uses of it within the step."""
+        ...
+
+    def forget(self, handle: Any) -> None:
+        """Give up a pull; its memory is not written after the return."""
+        ...
+
+    def push(
+        self, step: int, part: int, unit: int, gradient: memoryview | None, dtype: str, *,
+        last: bool, weight: float = 1.0,
+    ) -> Handle:  # fmt: skip
+        """Send the trainable part of a unit's gradient; None: this rank has none."""
+        ...
+
+    def begin(self, step: int, hyper: bytes) -> None:
+        """State a streaming step's hyper-parameters before its first push."""
+        ...
+
+    def commit(self, step: int, parts: int, hyper: bytes) -> StepHandle:
+        """Every push of the step has been handed over."""
+        ...
+
+    def cancel(self, text: str) -> None:
+        """Give up what was pushed in this step, on all ranks."""
+        ...
+
+    def wait(self, handle: Any) -> None:
+        """Block until a push or pull is complete."""
+        ...
+
+    def leave(self) -> None:
+        """Say goodbye."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...

@@ -1,0 +1,218 @@
+"""The layout of a model: made once, when the optimizer is constructed and knows the groups.
+
+The *root* is the unit whose module contains all others (`fully_shard(model)`, called last). Names
+are full names from the root. Parameters stand in the order of `root.named_parameters()`, a tied one
+under its first name; units stand in the order of `root.named_modules()`, so the root is first, as
+it is in forward. A unit without parameters of its own has no place in the layout.
+
+A parameter belongs to the lowest unit that contains every module in which it is registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from luwu.base.errors import ConfigError
+from luwu.layout import Layout, Parameter
+from luwu.layout import Unit as LayoutUnit
+from luwu.training.placeholder import Placeholder
+from luwu.training.unit import Member, Unit
+
+if TYPE_CHECKING:
+    from luwu.training.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What `describe` found."""
+
+    root: nn.Module
+    layout: Layout
+    units: list[Unit]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One place where a parameter is registered."""
+
+    parameter: nn.Parameter
+    full_name: str
+    module: nn.Module
+    name: str
+    chain: tuple[Unit, ...]
+    """The units around the module, outermost first."""
+
+
+def describe(session: Session, groups: Sequence[Sequence[Placeholder]]) -> Model:
+    """Lay out the session's model. Raises ConfigError if it cannot be trained as it is."""
+    root_unit = _find_root(session)
+    root = root_unit.modules[0]
+    unit_of = {module: unit for unit in session.added_units for module in unit.modules}
+    members: dict[Placeholder, Member] = {}
+    owners: dict[Placeholder, list[tuple[Unit, ...]]] = {}
+    for place in _places(root, "", (), unit_of):
+        if not isinstance(place.parameter, Placeholder):
+            _check_ignored(session, place)
+            continue
+        placeholder = place.parameter
+        if placeholder not in members:
+            members[placeholder] = Member(placeholder)
+            placeholder.luwu_name = place.full_name
+        members[placeholder].places.append((place.module, place.name))
+        owners.setdefault(placeholder, []).append(place.chain)
+    group_of = _groups(groups, members)
+    for placeholder, chains in owners.items():
+        owner = next(u for u in reversed(chains[0]) if all(u in chain for chain in chains))
+        owner.members.append(members[placeholder])
+
+    _name_units(session, root)
+    order = list(members)
+    units = [unit for unit in _in_order(root, unit_of) if unit.members]
+    for unit in units:
+        unit.wire_dtype = _wire_dtype(unit)
+    wire_dtypes = {m.placeholder: unit.wire_dtype for unit in units for m in unit.members}
+    index_of = {placeholder: index for index, placeholder in enumerate(order)}
+    layout = Layout(
+        parameters=tuple(
+            Parameter(
+                name=p.luwu_name,
+                shape=tuple(p.shape),
+                dtype=dtype_name(p.dtype),
+                wire_dtype=wire_dtypes[p],
+                trainable=p.requires_grad,
+                group=group_of[p],
+            )
+            for p in order
+        ),
+        units=tuple(
+            LayoutUnit(
+                name=unit.name,
+                parameters=tuple(sorted(index_of[m.placeholder] for m in unit.members)),
+            )
+            for unit in units
+        ),
+        chunk_bytes=session.chunk_bytes,
+        node_count=getattr(session.nic, "node_count", 1),
+    )
+    for index, unit in enumerate(units):
+        unit.index = index
+        for member in unit.members:
+            member.start = layout.placements[index_of[member.placeholder]].start
+            member.trainable = member.placeholder.requires_grad
+        chunks = (layout.chunks[i] for i in layout.trainable_chunks(index))
+        unit.trainable_elems = sum(chunk.elems for chunk in chunks)
+    return Model(root, layout, units)
+
+
+def fill_units(session: Session) -> None:
+    """Make the units' storages; they stay empty until they are pulled."""
+    assert session.layout is not None
+    for unit in session.units:
+        unit.make_weights(session.layout.unit_elems[unit.index], getattr(torch, unit.wire_dtype))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` of `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _find_root(session: Session) -> Unit:
+    """The unit that contains all others; the others learn that they are not the root."""
+    if not session.added_units:
+        raise ConfigError("call luwu.fully_shard(model) before the optimizer is made")
+    everything = {module for unit in session.added_units for module in unit.modules}
+    candidate = next(
+        (
+            unit
+            for unit in reversed(session.added_units)
+            if len(unit.modules) == 1 and everything <= set(unit.modules[0].modules())
+        ),
+        None,
+    )
+    if candidate is None:
+        raise ConfigError(
+            "no unit contains the whole model; call luwu.fully_shard(model) on the model itself, "
+            "after the calls on its parts"
+        )
+    candidate.is_root = True
+    for unit in session.added_units:
+        if unit.reshard_after_forward is None:
+            default = session.nic.reshard_after_forward
+            unit.reshard_after_forward = not unit.is_root and default is not False
+    return candidate
+
+
+def _places(
+    module: nn.Module, prefix: str, chain: tuple[Unit, ...], unit_of: dict[nn.Module, Unit]
+) -> Iterator[_Place]:
+    """Every place of every parameter, in the order of `named_parameters`, shared modules again."""
+    unit = unit_of.get(module)
+    if unit is not None and unit not in chain:
+        chain = (*chain, unit)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield _Place(parameter, prefix + name, module, name, chain)
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _places(child, f"{prefix}{name}.", chain, unit_of)
+
+
+def _check_ignored(session: Session, place: _Place) -> None:
+    if id(place.parameter) not in session.ignored:
+        raise ConfigError(
+            f"parameter {place.full_name} was added after luwu.fully_shard; add it before, or "
+            "name it in ignored_params"
+        )
+
+
+def _groups(
+    groups: Sequence[Sequence[Placeholder]], members: dict[Placeholder, Member]
+) -> dict[Placeholder, int]:
+    group_of: dict[Placeholder, int] = {}
+    for index, group in enumerate(groups):
+        for placeholder in group:
+            if placeholder not in members:
+                raise ConfigError(
+                    f"group {index} of the optimizer has a parameter of shape "
+                    f"{tuple(placeholder.shape)} that is not part of the model any more"
+                )
+            group_of[placeholder] = index
+    for placeholder in members:
+        if placeholder.requires_grad and placeholder not in group_of:
+            raise ConfigError(
+                f"parameter {placeholder.luwu_name} requires a gradient but is in no group of the "
+                "optimizer; pass it, or freeze it with requires_grad_(False)"
+            )
+        group_of.setdefault(placeholder, 0)
+    if not any(placeholder.requires_grad for placeholder in members):
+        raise ConfigError("no parameter of the model requires a gradient: nothing to train")
+    return group_of
+
+
+def _in_order(root: nn.Module, unit_of: dict[nn.Module, Unit]) -> list[Unit]:
+    return list(dict.fromkeys(unit_of[m] for m in root.modules() if m in unit_of))
+
+
+def _name_units(session: Session, root: nn.Module) -> None:
+    names = {module: name for name, module in root.named_modules()}
+    for unit in session.added_units:
+        unit.name = "+".join(names[module] or "root" for module in unit.modules)
+
+
+def _wire_dtype(unit: Unit) -> str:
+    """The one dtype the unit is computed in. Raises ConfigError if there are several."""
+    if unit.policy.param_dtype is not None:
+        return dtype_name(unit.policy.param_dtype)
+    found = {dtype_name(member.placeholder.dtype): member for member in unit.members}
+    if len(found) > 1:
+        examples = ", ".join(f"{m.placeholder.luwu_name} is {name}" for name, m in found.items())
+        raise ConfigError(
+            f"unit {unit.name} has parameters of several dtypes ({examples}), but travels in one; "
+            "choose it with mp_policy=MixedPrecisionPolicy(param_dtype=...)"
+        )
+    return next(iter(found))

@@ -1,0 +1,177 @@
+"""What stands in a module for a parameter whose weights are not here.
+
+A `Placeholder` is an `nn.Parameter` with shape, dtype, device and `requires_grad`, and no storage.
+Names, parameter groups and counts work as ever. Whatever would read or write a value raises, and
+so does `.grad`: the gradient is pushed inside backward, and a `.grad` of None would let
+`torch.nn.utils.clip_grad_norm_` clip nothing without a word.
+
+Two nets, one below the other: `__torch_function__` lets only the names in `_ALLOWED` through, and
+`__torch_dispatch__` refuses whatever reaches an operator nevertheless. (Some methods of a tensor
+without storage, such as `share_memory_`, crash the interpreter where they are not refused.)
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from luwu.base.errors import LuwuError
+
+if TYPE_CHECKING:
+    from luwu.training.session import Session
+
+
+class PlaceholderError(LuwuError):
+    """The script asked a placeholder for what only the real parameter has."""
+
+
+def _getter(name: str) -> Any:
+    return getattr(Tensor, name).__get__
+
+
+def _setter(name: str) -> Any:
+    return getattr(Tensor, name).__set__
+
+
+_ALLOWED = frozenset(
+    [
+        *(
+            _getter(name)
+            for name in (
+                "device", "dtype", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta",
+                "is_mkldnn", "is_mps", "is_nested", "is_quantized", "is_sparse", "itemsize",
+                "layout", "nbytes", "ndim", "output_nr", "requires_grad",
+                "retains_grad", "shape",
+            )
+        ),
+        Tensor.__hash__, Tensor.__len__, Tensor.dim, Tensor.element_size, Tensor.get_device,
+        Tensor.is_complex, Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_inference,
+        Tensor.is_signed, Tensor.ndimension, Tensor.nelement, Tensor.numel, Tensor.requires_grad_,
+ _setter("requires_grad"), Tensor.size, Tensor.storage_offset, Tensor.stride,
+        torch.is_complex, torch.is_floating_point, torch.is_inference, torch.numel,
+    ]
+)  # fmt: skip
+"""What may be asked without a value."""
+
+
+class Placeholder(nn.Parameter):
+    """See the module."""
+
+    luwu_session: Session
+    luwu_name: str
+    """Full name, as soon as the optimizer is made."""
+    luwu_value: Tensor | None
+    """The parameter as the script made it, until its values are uploaded."""
+
+    @staticmethod
+    def __new__(cls, parameter: nn.Parameter, session: Session) -> Placeholder:
+        """Stand in for `parameter` on the session's device."""
+        self: Placeholder = torch.Tensor._make_wrapper_subclass(
+            cls,
+            parameter.shape,
+            dtype=parameter.dtype,
+            device=session.device,
+            requires_grad=parameter.requires_grad,
+        )
+        self.luwu_session = session
+        self.luwu_name = "?"
+        keeps_value = parameter.is_meta or session.rank == 0
+        self.luwu_value = parameter if keeps_value else None
+        return self
+
+    def __init__(self, parameter: nn.Parameter, session: Session) -> None:
+        pass
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _ALLOWED:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        _refuse(args, kwargs, getattr(func, "__name__", str(func)))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> NoReturn:
+        _refuse(args, kwargs, str(func))
+
+    @property
+    def grad(self) -> NoReturn:
+        """Raises: gradients are pushed inside backward."""
+        raise PlaceholderError(
+            f"the gradient of parameter {self.luwu_name} is not here: it is pushed to the network "
+            "inside backward. To clip, call luwu.clip_grad_norm_ or pass max_grad_norm= to the "
+            "optimizer; to drop gradients, call zero_grad() of the optimizer"
+        )
+
+    @grad.setter
+    def grad(self, value: object) -> NoReturn:
+        raise PlaceholderError(
+            f"the gradient of parameter {self.luwu_name} cannot be set here: it is pushed to the "
+            "network inside backward. To drop gradients, call zero_grad() of the optimizer"
+        )
+
+    @property
+    def data(self) -> NoReturn:
+        """Raises: there are no values."""
+        _refuse((self,), None, "data")
+
+    @data.setter
+    def data(self, value: object) -> NoReturn:
+        _refuse((self,), None, "data")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"Placeholder({self.luwu_name}, shape={tuple(self.shape)}, dtype={dtype})"
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise PlaceholderError(
+            f"parameter {self.luwu_name} cannot be copied: its weights are in the network. Copy "
+            "the model before luwu.fully_shard"
+        )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise PlaceholderError(
+            f"parameter {self.luwu_name} cannot be saved: its weights are in the network; "
+            "luwu.get_model_state_dict collects them"
+        )
+
+
+def _refuse(args: Any, kwargs: Any, what: str) -> NoReturn:
+    values = [*args, *(kwargs or {}).values()]
+    flat = [entry for value in values for entry in _entries(value)]
+    name = next((v.luwu_name for v in flat if isinstance(v, Placeholder)), "?")
+    raise PlaceholderError(
+        f"{what}: the weights of parameter {name} are in the network, not in this process. They "
+        "are here only inside the forward and backward of the module that fully_shard was called "
+        "on; call that module itself, or luwu.register_forward_method for another method than "
+        "forward. To read weights use luwu.get_model_state_dict"
+    )
+
+
+def _entries(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+class Placeholders:
+    """The placeholders of one session: a parameter has one, however often it is tied."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[weakref.ref[nn.Parameter], Placeholder]] = {}
+
+    def get(self, parameter: nn.Parameter, session: Session) -> Placeholder:
+        """The stand-in of this parameter; made when it is first seen."""
+        known = self._of.get(id(parameter))
+        if known is not None and known[0]() is parameter:  # an id may be used again
+            return known[1]
+        placeholder = Placeholder(parameter, session)
+        self._of[id(parameter)] = (weakref.ref(parameter), placeholder)
+        return placeholder

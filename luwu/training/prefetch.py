@@ -1,0 +1,141 @@
+"""Pulls ahead of use, in the order in which the last step used its units.
+
+A step uses a unit by pulling it: in forward and, if it was freed, again in backward. `Prefetcher`
+writes down the order and, in the next step, keeps `window` pulls under way beyond the unit that is
+used. When a unit is wanted that the order did not foresee, the pulls nobody used are given up
+first, so that the memory bound holds; then the order is taken up again at that unit.
+
+At most `window` units are pulled and unused, one is used and the root stays: `(window + 2)` units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.training.interface import Handle, Nic
+from luwu.training.unit import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class _Pull:
+    handle: Handle
+    unit: Unit
+
+
+class Prefetcher:
+    """Asks for weights; `units` are those of the layout, by index."""
+
+    def __init__(
+        self, nic: Nic, units: list[Unit], *, window: int, streaming: bool, step: int
+    ) -> None:
+        self._nic = nic
+        self._units = units
+        self._window = window
+        self._streaming = streaming
+        self._step = step
+        self._order: list[int] = []
+        """Uses of the last step."""
+        self._cursor = 0
+        """What the order foresees next."""
+        self._record: list[int] = []
+        self._record_has_backward = False
+        self._pulls: dict[int, _Pull] = {}
+        """Asked for and not used, by unit."""
+        self.use_count = 0
+        self.early_count = 0
+        """Uses whose weights had come before they were needed."""
+
+    def use(self, unit: Unit) -> None:
+        """Return when the unit's weights are in its storage."""
+        index = unit.index
+        self._record.append(index)
+        pull = self._pulls.get(index)
+        if pull is None:
+            self.forget_all()
+            pull = self._ask(unit)
+        self._cursor = self._after(index)
+        early = pull.handle.done
+        self.use_count += 1
+        self.early_count += early
+        self.top_up(wanted=index)
+        if not early:
+            start_ns = SYSTEM_CLOCK.now_ns()
+            self._nic.wait(pull.handle)
+            end_ns = SYSTEM_CLOCK.now_ns()
+            self._nic.recorder.span("pull_wait", start_ns, end_ns, step=self._step, unit=unit.name)
+        del self._pulls[index]
+        unit.uses += 1
+        assert unit.weights is not None
+        unit.weights.publish()
+
+    def top_up(self, wanted: int = -1) -> None:
+        """Ask for what comes next, as far as the window allows; `wanted` is being waited for."""
+        under_way = len(self._pulls) - (wanted in self._pulls)
+        foreseen = {wanted}
+        for index in self._order[self._cursor :]:
+            unit = self._units[index]
+            if under_way >= self._window or index in foreseen or unit.is_installed:
+                return  # a unit that is here must be used and freed before it is pulled again
+            if self._streaming and unit.was_pushed:
+                return
+            foreseen.add(index)
+            if index not in self._pulls:
+                self._ask(unit)
+                under_way += 1
+
+    def begin_forward(self) -> None:
+        """The root begins a forward: one that no backward follows is not worth remembering."""
+        if not self._record_has_backward:
+            self._record.clear()
+
+    def begin_backward(self) -> None:
+        """A backward begins."""
+        self._record_has_backward = True
+
+    def next_step(self, step: int) -> None:
+        """The step is committed: foresee the next one as this one was."""
+        self.forget_all()
+        if self._record_has_backward:
+            self._order = self._record
+        self._rewind(step)
+        self.top_up()
+
+    def restart(self, step: int) -> None:
+        """The step was lost: its weights are given up, the order of the last whole one holds."""
+        self.forget_all()
+        self._rewind(step)
+
+    def forget_all(self) -> None:
+        """Give up every pull nobody used."""
+        for index, pull in list(self._pulls.items()):
+            self._nic.forget(pull.handle)
+            del self._pulls[index]
+            assert pull.unit.weights is not None
+            pull.unit.weights.free()
+
+    def _rewind(self, step: int) -> None:
+        self._step = step
+        self._record = []
+        self._record_has_backward = False
+        self._cursor = 0
+
+    def _ask(self, unit: Unit) -> _Pull:
+        assert unit.weights is not None
+        into = unit.weights.open()
+        try:
+            handle = self._nic.pull(self._step, unit.uses, unit.index, into)
+        except BaseException:
+            unit.weights.free()
+            raise
+        pull = self._pulls[unit.index] = _Pull(handle, unit)
+        return pull
+
+    def _after(self, index: int) -> int:
+        """Where the order goes on after this use; its end if it was never seen."""
+        for start in (self._cursor, 0):
+            try:
+                return self._order.index(index, start) + 1
+            except ValueError:
+                continue
+        return len(self._order)

@@ -1,0 +1,115 @@
+"""`luwu.init`, `luwu.finish` and the session a script is in.
+
+A session is current in the thread that called `init`; other threads of a process that has only one
+see that one. (Tests run several workers as threads of one process.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+
+import torch
+
+from luwu.base.errors import ConfigError
+from luwu.training.interface import Nic
+from luwu.training.session import Session
+
+_here = threading.local()
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def init(
+    agree: Mapping[str, str] | None = None, nic: Nic | None = None,
+    device: torch.device | str | None = None,
+) -> Session:  # fmt: skip
+    """Join the run this process was started in; call it once, before fully_shard.
+
+    `agree`: what else must be equal on all ranks, such as a digest of the data; a difference is
+    refused when the ranks join. `nic` and `device` are for tests: without them, the environment
+    says which run (LUWU_CONNECT), and the worker's GPU is used if there is one.
+    """
+    if getattr(_here, "session", None) is not None:
+        raise ConfigError("luwu.init() was called before; call it once, or luwu.finish() between")
+    if nic is None:
+        with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
+            faulthandler.enable()
+        nic = _open_nic()
+    where = _local_device() if device is None else torch.device(device)
+    made = Session(nic, agree=agree or {}, device=where)
+    _here.session = made
+    _sessions.add(made)
+    return made
+
+
+def session() -> Session:
+    """The current session. Raises ConfigError before `init`."""
+    found: Session | None = getattr(_here, "session", None)
+    running = list(_sessions)
+    if found is None and len(running) == 1:
+        found = running[0]
+    if found is None:
+        raise ConfigError("call luwu.init() first")
+    return found
+
+
+def finish() -> None:
+    """Return when the last step is decided; then leave the run.
+
+    Raises: StepAborted if a step was lost: go back to it, then call `finish` again.
+    """
+    ending = session()
+    ending.finish()
+    if getattr(_here, "session", None) is ending:
+        _here.session = None
+    _sessions.discard(ending)
+
+
+def rank() -> int:
+    """This worker's number, from 0."""
+    return session().rank
+
+
+def world_size() -> int:
+    """Number of workers."""
+    return session().world_size
+
+
+def device() -> torch.device:
+    """Where this worker computes: its GPU, or the CPU."""
+    return session().device
+
+
+def _open_nic() -> Nic:
+    from luwu.nic.open import open_nic  # a test with a NIC of its own needs no transport
+
+    opened: Nic = open_nic(_environment("RANK"), _environment("WORLD_SIZE"))
+    return opened
+
+
+def _environment(name: str) -> int:
+    text = os.environ.get(name, "")
+    if not text.isdigit():
+        raise ConfigError(
+            f"the environment says {name}={text!r}, but a number is needed; start the script with "
+            "`luwu run`, or with torchrun and LUWU_CONNECT"
+        )
+    return int(text)
+
+
+def _local_device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"local rank {local_rank} has no GPU: this host has {torch.cuda.device_count()}; "
+            "start fewer workers, or set CUDA_VISIBLE_DEVICES= to train on CPUs"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)

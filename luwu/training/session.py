@@ -1,0 +1,367 @@
+"""One worker's training: which step it computes, what of the model is here, what was lost.
+
+    fully_shard     `Session.add_unit`     units are collected; parameters become placeholders
+    optimizer made  `Session.finalise`     layout, join, first weights; nothing may change any more
+    forward         `acquire`, `release`   a unit's weights come and go
+    backward        `begin_backward`, `push`, `end_backward`
+    step()          `commit`               the next step begins
+    StepAborted     `attempt`              everything of the lost attempt is dropped, then it is
+                                           raised: the script goes on at `error.step`
+
+The order of work (`update`) decides what a step may do. With `at_step` every backward is a part of
+its own, and hyper-parameters count at `step()`. With `streaming` the only part is the last, and
+hyper-parameters are stated when the backward begins.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
+from luwu.layout import Layout
+from luwu.training import initialise
+from luwu.training.backward import Backward
+from luwu.training.clip import ClippedNorm
+from luwu.training.gradients import GradientBuffers, bytes_of
+from luwu.training.interface import Handle, Nic
+from luwu.training.model import describe, fill_units
+from luwu.training.placeholder import Placeholder, Placeholders
+from luwu.training.prefetch import Prefetcher
+from luwu.training.result import StepResult
+from luwu.training.unit import Unit
+from luwu.training.weights import ByteCount
+from luwu.wire.description import Description
+
+
+class Session:
+    """See the module; made by `luwu.init`."""
+
+    def __init__(self, nic: Nic, *, agree: Mapping[str, str], device: torch.device) -> None:
+        self.nic = nic
+        self.agree = dict(agree)
+        self.device = device
+        self.rank, self.world_size = nic.rank, nic.world_size
+        self.chunk_bytes = nic.chunk_bytes
+        self.prefetch_units = nic.prefetch_units
+        """Pulls kept under way ahead of use; may be changed until the optimizer is made."""
+        self.initialiser: Callable[[nn.Module], object] | None = None
+
+        self.added_units: list[Unit] = []
+        """In the order of the calls of fully_shard."""
+        self.placeholders = Placeholders()
+        self.ignored: set[int] = set()
+        """Ids of parameters that the script keeps for itself."""
+        self.root: nn.Module | None = None
+        self.layout: Layout | None = None
+        self.units: list[Unit] = []
+        """Those with parameters, in the order of the layout."""
+
+        self.step = 0
+        """The step to compute next, or being computed."""
+        self.aborts_count = 0
+        self.parts = 0
+        """Backwards of this step that are complete."""
+        self.parameter_bytes = ByteCount()
+        self.backward = Backward(self)
+        self.clip: ClippedNorm | None = None
+        """Clipping asked for in this step."""
+        self.is_finished = False
+        self._streaming = False
+        self._state_hyper: Callable[[], bytes] = lambda: b""
+        self._stated_hyper: bytes | None = None
+        self._pushes: list[Handle] = []
+        self._buffers = GradientBuffers(0)
+        self._prefetcher: Prefetcher | None = None
+        self.last_result: StepResult | None = None
+        """Of the last step that was committed and not lost."""
+        self._results: weakref.WeakSet[StepResult] = weakref.WeakSet()
+
+    # ---------------------------------------------------------------------- before training
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the optimizer is made."""
+        return self._prefetcher is not None
+
+    def add_unit(self, unit: Unit) -> None:
+        """A call of fully_shard."""
+        if self.is_final:
+            raise ConfigError("fully_shard was called after the optimizer was made; call it before")
+        self.added_units.append(unit)
+
+    def finalise(
+        self, groups: Sequence[Sequence[Placeholder]], *, optimizer: str, update: str,
+        state_fields: tuple[str, ...], hyper: Callable[[], bytes],
+    ) -> None:  # fmt: skip
+        """The optimizer is made: lay out the model, join the job, load the first weights."""
+        if self.is_final:
+            raise ConfigError("this session has an optimizer already; use its parameter groups")
+        if update not in ("at_step", "streaming"):
+            raise ConfigError(f"update={update!r}: choose 'at_step' or 'streaming'")
+        self._streaming = update == "streaming"
+        self._state_hyper = hyper
+        model = describe(self, groups)
+        self.root, self.layout, self.units = model.root, model.layout, model.units
+        initialise.check(self)
+        initialise.fill_buffers(self)
+        description = Description(
+            layout=self.layout,
+            optimizer=optimizer,
+            update=update,
+            state_fields=state_fields,
+            agreement=self.agree,
+        )
+        self._join(description)
+        for unit in self.units:
+            for member in unit.members:
+                member.placeholder.luwu_value = None
+        fill_units(self)
+        largest_push = max(u.trainable_elems * _itemsize(u) for u in self.units)
+        self._buffers = GradientBuffers((self.prefetch_units + 1) * largest_push)
+        self._prefetcher = Prefetcher(
+            self.nic,
+            self.units,
+            window=self.prefetch_units,
+            streaming=self._streaming,
+            step=self.step,
+        )
+
+    def _join(self, description: Description) -> None:
+        """Become a member; rank 0 loads the first weights if the state has none."""
+        while True:
+            try:
+                joined = self.nic.join(description)
+                self.step = joined.step
+                if self.rank == 0 and not joined.loaded:
+                    self.nic.load(initialise.chunks(self))
+            except StepAborted:
+                continue  # nothing was decided: at most the load is lost
+            return
+
+    # ---------------------------------------------------------------------- what can be looked at
+
+    @property
+    def unit_bytes_max(self) -> int:
+        """Bytes of the largest unit's weights."""
+        return max((unit.nbytes for unit in self.units), default=0)
+
+    @property
+    def parameter_bytes_peak(self) -> int:
+        """Most bytes of weights that were here at once, prefetched ones included."""
+        return self.parameter_bytes.peak
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of optimizer state in this process: none."""
+        return 0
+
+    @property
+    def pull_before_use_ratio(self) -> float:
+        """Share of pulls that had come before they were needed; NaN before the first."""
+        prefetcher = self._prefetcher
+        if prefetcher is None or prefetcher.use_count == 0:
+            return float("nan")
+        return prefetcher.early_count / prefetcher.use_count
+
+    # ---------------------------------------------------------------------- one step
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Around whatever may raise StepAborted: what the attempt left is dropped first."""
+        try:
+            yield
+        except StepAborted as error:
+            latest = self._drop_attempt(error)
+            if latest is not error:
+                raise latest from error
+            raise
+
+    def acquire(self, unit: Unit) -> None:
+        """Return when the unit's modules hold its weights."""
+        if unit.is_installed or unit.index < 0:
+            return
+        if self._streaming and unit.was_pushed:
+            raise StepOrderError(
+                f"unit {unit.name} was pulled again in step {self.step} after its gradient had "
+                'been pushed; with update="streaming" its weights may be those of the next step. '
+                'Evaluate after step(), or use update="at_step"'
+            )
+        unit.check_unchanged()
+        with self.attempt():
+            self._running().use(unit)
+        unit.install()
+
+    def release(self, unit: Unit) -> None:
+        """The unit's weights are not needed for now."""
+        if unit.is_installed:
+            unit.check_unwritten()
+            unit.remove()
+            with self.attempt():
+                self._running().top_up()
+
+    def begin_forward(self, unit: Unit) -> None:
+        """A forward of this unit's module begins, outside of backward."""
+        if self.is_finished:
+            raise LuwuError("luwu.finish() was called; the weights cannot be pulled any more")
+        if not self.is_final:
+            raise ConfigError(
+                "the model was called before its optimizer was made; construct "
+                "luwu.optim.AdamW or SGD first: only then its weights can be pulled"
+            )
+        self.backward.check_closed()
+        if unit.is_root:
+            self._running().begin_forward()
+
+    def begin_backward(self) -> None:
+        """The first hook of a backward runs."""
+        if self._streaming:
+            if self.parts:
+                raise StepOrderError(
+                    f'step {self.step} has had a backward, and with update="streaming" its '
+                    'gradients are applied already; call step(), or use update="at_step" to '
+                    "accumulate several backwards"
+                )
+            self._stated_hyper = self._state_hyper()
+            with self.attempt():
+                self.nic.begin(self.step, self._stated_hyper)
+        self._running().begin_backward()
+
+    def take_buffer(self, elems: int, dtype: torch.dtype) -> torch.Tensor:
+        """Host memory for one unit's gradient."""
+        with self.attempt():
+            pinned = self.device.type == "cuda"
+            return self._buffers.take(elems, dtype, pinned=pinned, wait=self.nic.wait)
+
+    def push(self, unit: Unit, buffer: torch.Tensor | None) -> None:
+        """Send a unit's gradient of this backward; None: it got none."""
+        data = None if buffer is None else bytes_of(buffer)
+        with self.attempt():
+            handle = self.nic.push(
+                self.step,
+                self.parts,
+                unit.index,
+                data,
+                unit.wire_dtype,
+                last=self._streaming,
+            )
+        if buffer is not None and data is not None:
+            self._buffers.lend(handle, buffer, data)
+        self._pushes.append(handle)
+        unit.was_pushed = True
+
+    def end_backward(self) -> None:
+        """Everything of the backward is handed over."""
+        self.parts += 1
+
+    def commit(self) -> StepResult:
+        """The step is complete: returns when every push is received; the next step begins."""
+        self.backward.check_closed()
+        if self.parts == 0:
+            raise StepOrderError(
+                f"step() of step {self.step} without a backward since the last one; every rank "
+                "must run backward before it calls step()"
+            )
+        hyper = self._state_hyper()
+        if self._streaming and hyper != self._stated_hyper:
+            raise StepOrderError(
+                f"the hyper-parameters of step {self.step} were changed after its backward began; "
+                'with update="streaming" they count from there. Change them after step(), or use '
+                'update="at_step"'
+            )
+        number, pushes = self.step, self._pushes
+        with self.attempt():
+            result = StepResult(self, number, self.nic.commit(number, self.parts, hyper))
+            self._results.add(result)
+            self.last_result = result
+            clip = self.clip
+            self._forget_step(number + 1)
+            self._running().next_step(self.step)
+            for handle in pushes:
+                if not handle.done:
+                    self.nic.wait(handle)
+        if clip is not None:
+            clip.resolve(result)
+        return result
+
+    def zero_grad(self) -> None:
+        """Drop what was pushed since the last step, on all ranks; nothing to do if nothing was."""
+        if self.parts == 0 and not self.backward.is_open:
+            return
+        with self.attempt():
+            self.nic.cancel(f"rank {self.rank} called zero_grad() before step()")
+        self._free_everything()
+        self._forget_step(self.step)
+        with self.attempt():
+            self._running().restart(self.step)
+
+    def finish(self) -> None:
+        """Return when the last step is decided; then part from the job."""
+        if self.is_finished:
+            return
+        with self.attempt():
+            if self.last_result is not None:
+                self.last_result.wait()
+            if self._prefetcher is not None:
+                self._free_everything()
+                self._prefetcher.forget_all()
+            self.nic.leave()
+        self.nic.close()
+        self.is_finished = True
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether gradients are applied behind the backward."""
+        return self._streaming
+
+    # ---------------------------------------------------------------------- helpers
+
+    def _running(self) -> Prefetcher:
+        assert self._prefetcher is not None, "the optimizer is made before anything is pulled"
+        return self._prefetcher
+
+    def _forget_step(self, next_step: int) -> None:
+        self._free_everything()
+        for unit in self.units:
+            unit.end_step()
+        self.step = next_step
+        self.parts = 0
+        self.clip = None
+        self._stated_hyper = None
+        self._pushes = []
+        self.backward.reset()
+
+    def _free_everything(self) -> None:
+        for unit in self.units:
+            if unit.is_installed:
+                unit.remove()
+            unit.drop_gradients()
+
+    def _drop_attempt(self, error: StepAborted) -> StepAborted:
+        """Forget everything of the lost attempt; the latest error, if another one came."""
+        self.aborts_count += 1
+        while True:
+            try:
+                if self._prefetcher is not None:
+                    self._prefetcher.restart(error.step)
+                break
+            except StepAborted as newer:
+                error = newer
+        self._buffers.clear()
+        self._forget_step(error.step)
+        for result in list(self._results):
+            if result.number >= error.step:
+                result.is_lost = True
+        if self.last_result is not None and self.last_result.is_lost:
+            self.last_result = None
+        return error
+
+
+def _itemsize(unit: Unit) -> int:
+    dtype: Any = getattr(torch, unit.wire_dtype)
+    return int(dtype.itemsize)

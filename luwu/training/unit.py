@@ -1,0 +1,181 @@
+"""A unit: the parameters of one `fully_shard` call, between pull and free.
+
+    away       the modules hold placeholders, the storage has no bytes
+    pulled     the storage is being filled, or full and unused (`prefetch.py` keeps it)
+    installed  the modules hold parameters that are views of the storage
+
+`Unit` knows its modules and what happened to it in this step; it asks the network for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from luwu.base.errors import ConfigError, LuwuError
+from luwu.training.module import class_name
+from luwu.training.placeholder import Placeholder
+from luwu.training.weights import UnitWeights
+
+if TYPE_CHECKING:
+    from luwu.training.session import Session
+
+
+@dataclass(slots=True)
+class Member:
+    """One parameter of a unit, and every place where it is registered (several if tied)."""
+
+    placeholder: Placeholder
+    places: list[tuple[nn.Module, str]] = field(default_factory=list)
+    start: int = 0
+    """First element in the unit's flat vector."""
+    trainable: bool = False
+
+    def register(self, parameter: nn.Parameter) -> None:
+        """Put this parameter into the modules."""
+        for module, name in self.places:
+            module._parameters[name] = parameter
+
+
+class Call:
+    """One forward of a unit whose graph may be run backward."""
+
+    __slots__ = ("aborts", "is_open", "opened_ns", "step", "unit")
+
+    def __init__(self, unit: Unit, *, step: int, aborts: int) -> None:
+        self.unit = unit
+        self.step = step
+        """The step whose weights it saw."""
+        self.aborts = aborts
+        """Aborts before it; a graph does not outlive one."""
+        self.is_open = False
+        """Between the gradient of its outputs and that of its inputs."""
+        self.opened_ns = 0
+
+
+class Unit:
+    """See the module."""
+
+    def __init__(
+        self, session: Session, modules: Sequence[nn.Module], *, policy: MixedPrecisionPolicy,
+        reshard_after_forward: bool | None,
+    ) -> None:  # fmt: skip
+        self.session = session
+        self.modules = tuple(modules)
+        self.policy = policy
+        self.reshard_after_forward = reshard_after_forward
+        """None: as the session has it; settled when the model is complete."""
+        self.name = ""
+        self.is_root = False
+        self.index = -1
+        """Its place in the layout; -1 while it has none, and for a unit without parameters."""
+        self.members: list[Member] = []
+        self.weights: UnitWeights | None = None
+        self.wire_dtype = "float32"
+        self.trainable_elems = 0
+        """Length of the part of the flat vector that is pushed; it comes first."""
+
+        self.is_installed = False
+        self.uses = 0
+        """Pulls within the step that were used."""
+        self.was_pushed = False
+        """In this step; while a backward runs: in this backward."""
+        self.calls = 0
+        """Forwards with a graph that have not been run backward."""
+        self.hidden_calls = 0
+        """Forwards without a graph that a reentrant checkpoint may repeat in backward."""
+        self.open_calls: set[Call] = set()
+        self.modules_run: set[nn.Module] = set()
+        """Of a unit of several modules: those that ran since it was pulled."""
+        self.current: dict[nn.Module, tuple[Call | None, int]] = {}
+        """Forwards under way: their graph, and when they began."""
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether anything of it is pushed."""
+        return self.trainable_elems > 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights here, while they are."""
+        return 0 if self.weights is None else self.weights.nbytes
+
+    def make_weights(self, elems: int, dtype: torch.dtype) -> None:
+        """The layout is known: make the storage, empty."""
+        self.weights = UnitWeights(
+            elems=elems,
+            dtype=dtype,
+            device=self.session.device,
+            live_bytes=self.session.parameter_bytes,
+            places=[(m.start, m.placeholder.shape, m.trainable) for m in self.members],
+        )
+
+    def install(self) -> None:
+        """The weights have come: let the modules see them."""
+        assert self.weights is not None
+        assert not self.is_installed
+        for member, parameter in zip(self.members, self.weights.parameters, strict=True):
+            member.register(parameter)
+        self.is_installed = True
+
+    def remove(self) -> None:
+        """Put the placeholders back and free the weights, wherever they were."""
+        if self.weights is None:
+            return
+        if self.is_installed:
+            for member in self.members:
+                member.register(member.placeholder)
+            self.is_installed = False
+        self.modules_run.clear()
+        self.weights.free()
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """What backward left, in order of members."""
+        assert self.weights is not None
+        return [parameter.grad for parameter in self.weights.parameters]
+
+    def drop_gradients(self) -> None:
+        """Forget what backward left."""
+        if self.weights is not None:
+            for parameter in self.weights.parameters:
+                parameter.grad = None
+
+    def end_step(self) -> None:
+        """Forget what happened in the step."""
+        self.uses = 0
+        self.was_pushed = False
+        self.calls = self.hidden_calls = 0
+        self.open_calls.clear()
+        self.current.clear()
+
+    def check_unchanged(self) -> None:
+        """Whether the model is still the one of the layout. Raises ConfigError before a pull."""
+        for member in self.members:
+            placeholder = member.placeholder
+            if placeholder.requires_grad != member.trainable:
+                raise ConfigError(
+                    f"parameter {placeholder.luwu_name}: requires_grad was changed to "
+                    f"{placeholder.requires_grad} after the optimizer was made, which fixes what "
+                    "is pushed; freeze parameters before"
+                )
+            for module, name in member.places:
+                if module._parameters.get(name) is not placeholder:
+                    raise ConfigError(
+                        f"parameter {placeholder.luwu_name} of {class_name(module)} was replaced "
+                        "after the optimizer was made; change the model before luwu.fully_shard"
+                    )
+
+    def check_unwritten(self) -> None:
+        """Whether the script left the weights alone. Raises LuwuError before they are freed."""
+        assert self.weights is not None
+        if self.weights.was_written():
+            raise LuwuError(
+                f"unit {self.name}: a weight was changed in place between its pull and its free; "
+                "the change would be lost, because the weights live in the network. Only the "
+                "optimizer changes them"
+            )

@@ -1,0 +1,419 @@
+"""A network in one process: what `luwu.nic.shell.Nic` does, with threads in place of peers.
+
+`FakeNetwork` is the switch and the node; `FakeNic` is one rank's way to it. Contributions are added
+in rank order and pages are updated by the node's own `update_page`, so the arithmetic is the real
+one; there is no protocol. Weights have two versions: the last decided, and the one being made. A
+step is decided with its verdict.
+
+Weights arrive when they are asked for (`eager`), or only when they are waited for: as late as they
+may. `fail_at` loses the attempt at a chosen call.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from luwu.base.errors import LuwuError, StepAborted
+from luwu.base.events import Recorder
+from luwu.layout import Layout
+from luwu.wire.description import Description
+from luwu.wire.hyper import decode_hyper
+from switch_emu.node.update import block_squares, clip_scale, kernel_for, to_wire, update_page
+from switch_emu.switch.aggregate import F32Array
+
+WAIT_S_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    step: int
+    loaded: bool
+
+
+class FakeHandle:
+    """A push or a pull."""
+
+    def __init__(self, attempt: int, key: tuple[int, int, int], into: memoryview | None) -> None:
+        self.attempt, self.key, self.into = attempt, key, into
+        self.done = False
+
+
+@dataclass
+class _Page:
+    weights: F32Array
+    state: tuple[F32Array, ...]
+    updates_count: int = 0
+
+    def copy(self) -> _Page:
+        state = tuple(array.copy() for array in self.state)
+        return _Page(self.weights.copy(), state, self.updates_count)
+
+
+@dataclass
+class _Step:
+    """What came for the undecided step."""
+
+    pushes: dict[tuple[int, int], dict[int, tuple[memoryview, str] | None]] = field(
+        default_factory=dict
+    )
+    """(part, unit) -> rank -> gradient of the trainable part: the worker's own memory."""
+    weights_of_ranks: dict[int, float] = field(default_factory=dict)
+    begun: dict[int, bytes] = field(default_factory=dict)
+    commits: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    made: dict[int, _Page] = field(default_factory=dict)
+    """Pages of the version being made."""
+    squares: dict[int, tuple[float, ...]] = field(default_factory=dict)
+
+
+class FakeNetwork:
+    """See the module. `world_size` nics share one."""
+
+    def __init__(self, world_size: int, *, chunk_bytes: int = 16384, eager: bool = True) -> None:
+        self.world_size, self.chunk_bytes, self.eager = world_size, chunk_bytes, eager
+        self.changed = threading.Condition()
+        self.description: Description | None = None
+        self.joined: set[int] = set()
+        self.left: set[int] = set()
+        self.loaded: set[int] = set()
+        self.pages: dict[int, _Page] = {}
+        self.step = 0
+        self.attempt = 0
+        self.outcomes: dict[int, tuple[bool, float]] = {}
+        self.now = _Step()
+        self.log: list[tuple[str, int, int, int, int]] = []
+        """(verb, rank, step, part, unit) in order of arrival."""
+        self.counts: Counter[str] = Counter()
+        self._failures: list[tuple[str, int | None, int | None, int | None]] = []
+
+    def fail_at(
+        self, verb: str, *, rank: int | None = None, step: int | None = None,
+        unit: int | None = None,
+    ) -> None:  # fmt: skip
+        """Lose the attempt at the next such call: pull, push, commit (of the last rank)."""
+        self._failures.append((verb, rank, step, unit))
+
+    @property
+    def layout(self) -> Layout:
+        assert self.description is not None
+        return self.description.layout
+
+    def master(self, name: str) -> torch.Tensor:
+        """Master weights of one parameter at the last decided step."""
+        layout = self.layout
+        index = next(i for i, p in enumerate(layout.parameters) if p.name == name)
+        place = layout.placements[index]
+        values = np.concatenate([self.pages[i].weights for i in layout.unit_chunks[place.unit]])[
+            place.start : place.start + place.elems
+        ]
+        return torch.from_numpy(values.copy()).view(layout.parameters[index].shape)
+
+    def masters(self) -> dict[str, torch.Tensor]:
+        """All of them, in the order of registration."""
+        return {p.name: self.master(p.name) for p in self.layout.parameters}
+
+    # ---------------------------------------------------------------------- called with the lock
+
+    def note(self, verb: str, rank: int, step: int, part: int, unit: int) -> None:
+        """A call came; lose the attempt if a test asked for it."""
+        self.log.append((verb, rank, step, part, unit))
+        self.counts[verb] += 1
+        for failure in self._failures:
+            asked_verb, asked_rank, asked_step, asked_unit = failure
+            if (
+                verb == asked_verb
+                and asked_rank in (None, rank)
+                and asked_step in (None, step)
+                and asked_unit in (None, unit)
+            ):
+                if verb == "commit" and len(self.now.commits) < self.world_size - 1:
+                    continue  # the last rank's
+                self._failures.remove(failure)
+                self.abort()
+                return
+
+    def abort(self) -> None:
+        """Give up the attempt: the state is that of the last decided step."""
+        self.attempt += 1
+        self.now = _Step()
+        self.changed.notify_all()
+
+    def advance(self) -> None:
+        """Do what can be done with what has come."""
+        if self.description is None:
+            return
+        if self.description.update == "streaming" and len(self.now.begun) == self.world_size:
+            for part, unit in list(self.now.pushes):
+                self._stream(part, unit)
+        if len(self.now.commits) == self.world_size and self._all_pushed():
+            self._decide()
+        self.changed.notify_all()
+
+    def _stream(self, part: int, unit: int) -> None:
+        whole = len(self.now.pushes[part, unit]) == self.world_size
+        chunks = self.layout.trainable_chunks(unit)
+        if whole and chunks and chunks[0] not in self.now.made:
+            total = self._sums(unit, 1)
+            for index in chunks:
+                self._update(index, total, scale=1.0)
+
+    def _all_pushed(self) -> bool:
+        parts = {parts for parts, _ in self.now.commits.values()}
+        assert len(parts) == 1, f"ranks ran different numbers of backwards: {parts}"
+        return all(
+            len(self.now.pushes.get((part, unit), {})) == self.world_size
+            for part in range(parts.pop())
+            for unit in range(len(self.layout.units))
+            if self.layout.trainable_chunks(unit)
+        )
+
+    def _decide(self) -> None:
+        parts, hyper = self.now.commits[0]
+        assert all(other == (parts, hyper) for other in self.now.commits.values())
+        units = range(len(self.layout.units))
+        sums = {unit: self._sums(unit, parts) for unit in units}
+        norm = self._norm(sums)
+        applied = math.isfinite(norm)
+        if applied:  # else the weights stay those of the step before, and nobody goes back
+            if not self.now.made:
+                scale = clip_scale(decode_hyper(hyper), norm)
+                for unit in units:
+                    for index in self.layout.trainable_chunks(unit):
+                        self._update(index, sums[unit], scale=scale)
+            self.pages.update(self.now.made)
+        self.outcomes[self.step] = (applied, norm)
+        self.step += 1
+        self.now = _Step()
+
+    def _norm(self, sums: dict[int, F32Array | None]) -> float:
+        squares: list[float] = []
+        for total in sums.values():
+            if total is not None:
+                squares.extend(block_squares(total / np.float32(self._divisor())))
+        return math.sqrt(math.fsum(squares)) if np.isfinite(squares).all() else float("nan")
+
+    def _divisor(self) -> float:
+        return sum(self.now.weights_of_ranks.values())
+
+    def _sums(self, unit: int, parts: int) -> F32Array | None:
+        """Sum over parts of the sum over ranks, in order; None if no rank had a gradient."""
+        total: F32Array | None = None
+        for part in range(parts):
+            of_part: F32Array | None = None
+            for _, gradient in sorted(self.now.pushes.get((part, unit), {}).items()):
+                if gradient is not None:
+                    floats = _floats(*gradient)
+                    of_part = floats if of_part is None else of_part + floats
+            if of_part is not None:
+                total = of_part if total is None else total + of_part
+        return total
+
+    def _update(self, index: int, total: F32Array | None, *, scale: float) -> None:
+        page = self.pages[index].copy()
+        if total is not None:
+            assert self.description is not None
+            chunk = self.layout.chunks[index]
+            hyper = next(iter(self.now.begun.values()), None) or self.now.commits[0][1]
+            update_page(
+                kernel=kernel_for(self.description.optimizer, self.description.state_fields),
+                weights=page.weights,
+                state=page.state,
+                grad=total[chunk.start : chunk.start + chunk.elems].copy(),
+                runs=self.layout.group_runs(index),
+                hyper=decode_hyper(hyper),
+                divisor=self._divisor(),
+                scale=scale,
+                updates_count=page.updates_count,
+            )
+            page.updates_count += 1
+        self.now.made[index] = page
+
+
+class FakeNic:
+    """One rank's way to a `FakeNetwork`."""
+
+    def __init__(
+        self, network: FakeNetwork, rank: int, *, prefetch_units: int = 2,
+        reshard_after_forward: bool | None = None,
+    ) -> None:  # fmt: skip
+        self.network, self.rank, self.world_size = network, rank, network.world_size
+        self.chunk_bytes = network.chunk_bytes
+        self.prefetch_units = prefetch_units
+        self.reshard_after_forward = reshard_after_forward
+        self.recorder = Recorder(role="worker", printed=None)
+        self.closed = False
+        self._attempt = 0
+
+    def join(self, description: Description) -> Joined:
+        network = self.network
+        with network.changed:
+            self._check()
+            if network.description is None:
+                network.description = description
+            if network.description.hash != description.hash:
+                raise LuwuError("the ranks have different job descriptions")
+            network.joined.add(self.rank)
+            network.changed.notify_all()
+            self._wait(lambda: len(network.joined) == self.world_size)
+            return Joined(network.step, bool(network.pages) and self._is_loaded())
+
+    def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
+        assert self.rank == 0
+        assert self.network.description is not None
+        fields = self.network.description.state_fields
+        layout = self.network.layout
+        for index, data in chunks:
+            values = np.frombuffer(data, np.float32).copy()
+            assert values.size == layout.chunks[index].elems
+            page = _Page(values, tuple(np.zeros_like(values) for _ in fields))
+            with self.network.changed:
+                self._check()
+                self.network.pages[index] = page
+                self.network.loaded.add(index)
+                self.network.note("load", self.rank, 0, 0, layout.chunks[index].unit)
+                self.network.changed.notify_all()
+                self._check()
+
+    def pull(self, step: int, part: int, unit: int, into: memoryview) -> FakeHandle:
+        assert into.nbytes == self.network.layout.unit_wire_bytes(unit)
+        assert not into.readonly
+        with self.network.changed:
+            self._check()
+            handle = FakeHandle(self._attempt, (step, part, unit), into)
+            self.network.note("pull", self.rank, step, part, unit)
+            self._check()
+            if self.network.eager:
+                self._fill(handle)
+            return handle
+
+    def forget(self, handle: FakeHandle) -> None:
+        with self.network.changed:
+            self._check()
+            self.network.note("forget", self.rank, *handle.key)
+            handle.into = None
+
+    def push(
+        self, step: int, part: int, unit: int, gradient: memoryview | None, dtype: str, *,
+        last: bool, weight: float = 1.0,
+    ) -> FakeHandle:  # fmt: skip
+        network = self.network
+        with network.changed:
+            self._check()
+            network.note("push", self.rank, step, part, unit)
+            self._check()
+            assert step == network.step, f"push of step {step}, undecided is {network.step}"
+            streaming = network.description and network.description.update == "streaming"
+            assert last == bool(streaming)
+            assert not streaming or self.rank in network.now.begun, "push before begin"
+            came = network.now.pushes.setdefault((part, unit), {})
+            assert self.rank not in came, f"unit {unit}, part {part} was pushed twice"
+            came[self.rank] = None if gradient is None else (gradient, dtype)
+            network.now.weights_of_ranks[self.rank] = weight
+            handle = FakeHandle(self._attempt, (step, part, unit), None)
+            handle.done = network.eager
+            network.advance()
+            return handle
+
+    def begin(self, step: int, hyper: bytes) -> None:
+        with self.network.changed:
+            self._wait(lambda: self.network.step >= step)
+            self.network.now.begun[self.rank] = hyper
+            self.network.advance()
+
+    def commit(self, step: int, parts: int, hyper: bytes) -> FakeStepHandle:
+        with self.network.changed:
+            self._check()
+            self.network.note("commit", self.rank, step, parts, 0)
+            self._check()
+            self.network.now.commits[self.rank] = (parts, hyper)
+            self.network.advance()
+            return FakeStepHandle(self, step)
+
+    def cancel(self, text: str) -> None:
+        with self.network.changed:
+            self._check()
+            self.network.abort()
+
+    def wait(self, handle: FakeHandle) -> None:
+        with self.network.changed:
+            self._check()
+            if handle.into is None:
+                handle.done = True
+            self._wait(lambda: handle.done or self._fill(handle))
+
+    def leave(self) -> None:
+        with self.network.changed:
+            self._check()
+            self.network.left.add(self.rank)
+
+    def close(self) -> None:
+        self.closed = True
+
+    # ---------------------------------------------------------------------- called with the lock
+
+    def _check(self) -> None:
+        if self._attempt != self.network.attempt:
+            self._attempt = self.network.attempt
+            raise StepAborted(self.network.step, "the test lost the attempt")
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        def reached() -> bool:
+            return self._attempt != self.network.attempt or condition()
+
+        if not self.network.changed.wait_for(reached, timeout=WAIT_S_MAX):
+            raise TimeoutError(f"rank {self.rank} waited in vain")
+        if not condition():
+            self._check()
+
+    def _is_loaded(self) -> bool:
+        return len(self.network.loaded) == len(self.network.layout.chunks)
+
+    def _fill(self, handle: FakeHandle) -> bool:
+        step, _, unit = handle.key
+        network = self.network
+        layout = network.layout
+        chunks = layout.unit_chunks[unit]
+        if network.step < step or not network.loaded.issuperset(chunks):
+            return False
+        assert network.step == step, f"pull of step {step}, undecided is {network.step}"
+        made = [index for index in chunks if index in network.now.made]
+        assert not made, f"unit {unit} was pulled after its update in step {step}"
+        assert handle.into is not None
+        at = 0
+        for index in chunks:
+            chunk = layout.chunks[index]
+            wire = to_wire(network.pages[index].weights, chunk.wire_dtype)
+            handle.into[at : at + chunk.wire_bytes] = wire
+            at += chunk.wire_bytes
+        handle.into = None
+        handle.done = True
+        return True
+
+
+class FakeStepHandle:
+    """A committed step."""
+
+    def __init__(self, nic: FakeNic, step: int) -> None:
+        self._nic, self._step = nic, step
+
+    def verdict(self) -> tuple[bool, float]:
+        network = self._nic.network
+        with network.changed:
+            if self._step not in network.outcomes:
+                self._nic._wait(lambda: self._step in network.outcomes)
+            return network.outcomes[self._step]
+
+    def settled(self) -> None:
+        self.verdict()
+
+
+def _floats(gradient: memoryview, dtype: str) -> F32Array:
+    tensor = torch.frombuffer(bytearray(gradient), dtype=getattr(torch, dtype))
+    values: F32Array = tensor.float().numpy().copy()
+    return values
