@@ -22,8 +22,8 @@ from typing import Any
 
 from luwu.base.config import suggestion
 from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.json_file import read_json, write_json
 from luwu.launch.lifeline import watch
-from luwu.launch.run_directory import read_json, write_json
 
 ORPHAN_PATIENCE_S = 1.5
 

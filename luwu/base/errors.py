@@ -9,6 +9,7 @@
     RemoteProtocolError   a peer broke the protocol: refuse the peer, our state is untouched
     StepAborted           a step was lost before it was decided: go back and replay it
     StepOrderError        the script asked for what the chosen order of work cannot honour
+    Interrupted           somebody asked us to stop                            exit code 130
     DeadlineError         a wait came to its end; says what it waited for
 
 Every message names the peer or place, what was found, what was expected and what to do next.
@@ -65,6 +66,12 @@ class DeadlineError(LuwuError):
     """A wait came to its end; the message says what it waited for."""
 
     exit_code = 3
+
+
+class Interrupted(LuwuError):
+    """Somebody asked us to stop."""
+
+    exit_code = 130
 
 
 class StepOrderError(LuwuError):

@@ -87,4 +87,4 @@ def _short(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)
-    return json.dumps(text) if " " in text else text
+    return json.dumps(text) if " " in text or not text.isprintable() else text

@@ -34,10 +34,14 @@ def parse_failpoints(text: str) -> dict[str, _Armed]:
     for item in filter(None, (part.strip() for part in text.split(";"))):
         place, _, what = item.partition("=")
         action, _, number = what.partition("@")
-        if action not in ("kill", "raise") or (number and not number.isdigit()):
+        is_numbered = number.isdecimal() and int(number) > 0
+        if not place or action not in ("kill", "raise") or not (is_numbered or "@" not in what):
             raise ConfigError(
-                f"LUWU_FAILPOINTS: {item!r} is not PLACE=kill|raise[@N]; fix it or unset it"
+                f"LUWU_FAILPOINTS: {item!r} is not PLACE=kill|raise[@N], N from 1; "
+                "fix it or unset it"
             )
+        if place in armed:
+            raise ConfigError(f"LUWU_FAILPOINTS: {place!r} stands there twice; name it once")
         armed[place] = _Armed(action, int(number) if number else None)
     return armed
 

@@ -19,8 +19,8 @@ CHUNK_COUNT_MAX: Final = 4 * 1024 * 1024
 WORLD_SIZE_MAX: Final = 1024
 """Ranks in one job; contributor sets are bitmaps of this many bits."""
 
-TEXT_CHARS_MAX: Final = 1024
-"""Reasons and refusals; kept short enough for a control header."""
+TEXT_CHARS_MAX: Final = 1000
+"""Reasons and refusals; four bytes each and with all other fields they fit a control header."""
 
 ALIGN_ELEMS: Final = 64
 """Every parameter starts on a multiple of this: vectorised kernels treat a tail differently."""

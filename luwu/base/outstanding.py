@@ -18,10 +18,11 @@ RequestT = TypeVar("RequestT")
 class RetryPolicy:
     """How patient a sender is."""
 
-    first_ns: int = 2_000_000_000
-    """Pause before the first repetition; far above a round trip on a link that loses nothing."""
+    first_ns: int = 10_000_000_000
+    """Pause before the first repetition. On links that lose nothing while they are up, as ZeroMQ's,
+    repetition is a last resort: a connection that comes back makes everything due at once."""
 
-    most_ns: int = 10_000_000_000
+    most_ns: int = 60_000_000_000
     """The pause doubles up to this."""
 
 
@@ -30,6 +31,8 @@ class _Entry(Generic[RequestT]):
     request: RequestT
     due_ns: int
     pause_ns: int
+    order: int = 0
+    """Of its place in the queue; older places of the same key are ghosts."""
 
 
 class Outstanding(Generic[RequestT]):
@@ -73,9 +76,9 @@ class Outstanding(Generic[RequestT]):
         """The requests to send again now; each is planned anew with a doubled pause."""
         requests: list[RequestT] = []
         while self._due and self._due[0][0] <= now_ns:
-            due_ns, _, key = heapq.heappop(self._due)
+            _, order, key = heapq.heappop(self._due)
             entry = self._entries.get(key)
-            if entry is None or entry.due_ns != due_ns:
+            if entry is None or entry.order != order:
                 continue  # answered, or planned anew, since
             requests.append(entry.request)
             entry.pause_ns = min(entry.pause_ns * 2, self._policy.most_ns)
@@ -86,13 +89,17 @@ class Outstanding(Generic[RequestT]):
     def next_due_ns(self) -> int | None:
         """When to call `due` next; None while nothing waits."""
         while self._due:
-            due_ns, _, key = self._due[0]
+            due_ns, order, key = self._due[0]
             entry = self._entries.get(key)
-            if entry is not None and entry.due_ns == due_ns:
+            if entry is not None and entry.order == order:
                 return due_ns
             heapq.heappop(self._due)
         return None
 
     def _plan(self, key: Hashable, entry: _Entry[RequestT]) -> None:
         self._order += 1
+        entry.order = self._order
         heapq.heappush(self._due, (entry.due_ns, self._order, key))
+        if len(self._due) > 2 * len(self._entries) + 64:  # mostly ghosts of what was answered
+            live = ((e.due_ns, e.order, key) for key, e in self._entries.items())
+            self._due = sorted(live)

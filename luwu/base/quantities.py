@@ -10,10 +10,11 @@ A bare number is refused, except 0: `--chunk 4` could mean anything.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from luwu.base.errors import ConfigError
 
-_NUMBER = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]*)\s*$")
+_NUMBER = re.compile(r"^\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z/]*)\s*$")
 
 _BYTES = {
     "b": 1,
@@ -60,7 +61,7 @@ def _scaled(text: str, units: dict[str, int], name: str, examples: str) -> int:
     if match is None:
         raise ConfigError(f"{name}: {text!r} is not a number with a unit; write {examples}")
     number, unit = match.groups()
-    if unit == "" and float(number) == 0:
+    if unit == "" and Fraction(number) == 0:
         return 0
     scale = units.get(unit.lower())
     if scale is None:
@@ -68,7 +69,7 @@ def _scaled(text: str, units: dict[str, int], name: str, examples: str) -> int:
             f"{name}: {text!r} has {'no unit' if not unit else f'the unknown unit {unit!r}'}; "
             f"write {examples}"
         )
-    value = float(number) * scale
-    if value != int(value):
+    value = Fraction(number) * scale  # in floats, 0.07us would be no whole number of ns
+    if value.denominator != 1:
         raise ConfigError(f"{name}: {text!r} is not a whole number of the smallest unit")
     return int(value)

@@ -99,6 +99,8 @@ class NicCore(Speaker):
         self._commits: list[tuple[int, str, int, bytes]] = []
         """Steps whose commit waits for the decision of the step before; the first is asked for."""
         self._leaving = False
+        self._cancelling: str | None = None
+        """Why we asked for the attempt to be given up, until it is."""
         self.stale_count = 0
 
     # ---------------------------------------------------------------------- what the script asks
@@ -163,7 +165,8 @@ class NicCore(Speaker):
 
     def cancel(self, now_ns: int, text: str) -> list[Action]:
         """Give up what was pushed in this step, on all ranks."""
-        self._uplink.ask(now_ns, "cancel", self._ours(Cancel, text=text[:900]))
+        self._cancelling = text[:900]
+        self._say_cancel(now_ns)
         return self._take()
 
     def forget(self, handle: int) -> list[Action]:
@@ -263,7 +266,7 @@ class NicCore(Speaker):
         self._open.clear()
         self._handle_of.clear()
         self._commits = [commit for commit in self._commits if commit[0] < m.step]
-        self._begin = None
+        self._begin = self._cancelling = None
         self._uplink.forget()
         self._actions.append(Aborted(m.step, text, m.loaded))
         if self._leaving:
@@ -291,6 +294,9 @@ class NicCore(Speaker):
         self._actions.append(Settled(m.step, m.applied, m.grad_norm))
         if self._commits:
             self._ask_for_decision(now_ns)
+        for handle, entry in self._open.items():
+            if entry.pull is not None and entry.pull[0] == self._step + 1:
+                self._ask_for_weights(now_ns, handle)
 
     def _judge(self, now_ns: int, m: Verdict | Decided) -> None:
         self._judged = m.step
@@ -309,6 +315,10 @@ class NicCore(Speaker):
                 self._ask_for_weights(now_ns, handle)
         if self._commits:
             self._ask_for_decision(now_ns)
+        if self._cancelling is not None:
+            self._say_cancel(now_ns)
+        if self._leaving:
+            self._say_leave(now_ns)
 
     def _weights(self, m: Weights, payload: Payload) -> None:
         name = ("pull", m.step, m.part, m.chunk)
@@ -336,9 +346,12 @@ class NicCore(Speaker):
     # ---------------------------------------------------------------------- helpers
 
     def _ask_for_weights(self, now_ns: int, handle: int) -> None:
+        """Not before the step before the last is decided: the parent could not serve it."""
         entry = self._open[handle]
         assert entry.pull is not None
         step, part = entry.pull
+        if step > self._step + 1:
+            return
         for chunk in entry.chunks:
             name = ("pull", step, part, chunk)
             self._handle_of[name] = handle
@@ -357,6 +370,9 @@ class NicCore(Speaker):
             return
         del self._open[handle]
         self._actions.append(Done(handle))
+
+    def _say_cancel(self, now_ns: int) -> None:
+        self._uplink.ask(now_ns, "cancel", self._ours(Cancel, text=self._cancelling or ""))
 
     def _say_leave(self, now_ns: int) -> None:
         leave = self._ours(Leave, contributors=1 << self._rank)

@@ -257,7 +257,9 @@ class Nic:
         self.wait_until(lambda: handle.done, what, handle.era)
 
     def leave(self) -> None:
-        """Say goodbye and wait until the parent knows."""
+        """Say goodbye and wait until the parent knows; may be repeated."""
+        if self._left:
+            return
         self._command(self._core.leave)
         while not self._left:
             try:
@@ -370,6 +372,7 @@ class Nic:
             error.__cause__ = exc
             self._fail(error)
         finally:
+            self._fail(ConnectionFailed(f"the NIC of worker {self.rank} was closed"))
             counters = self._transport.counters()
             self.counters.header_bytes = counters.header_bytes_sent + counters.header_bytes_received
             self._transport.close()
@@ -396,8 +399,7 @@ class Nic:
             case Delivery():
                 self._received(item)
             case PeerUp():
-                if self._connected:
-                    self._do(self._core.reconnected(SYSTEM_CLOCK.now_ns()))
+                self._do(self._core.reconnected(SYSTEM_CLOCK.now_ns()))
                 self._connected, self._trouble = True, ""
                 self._notify()
             case PeerDown(_, reason):

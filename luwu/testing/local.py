@@ -39,6 +39,7 @@ class LocalCluster:
         chunk_bytes: int = 16 * 1024, transport: str = "inproc", has_switch: bool = True,
         resume: bool = False, switch_limits: SwitchLimits | None = None,
         reshard_after_forward: bool | None = None, prefetch_units: int = 2, summary: Path,
+        grace_s: float = 60.0,
     ) -> None:  # fmt: skip
         self.world_size, self._transport_name = world_size, transport
         self._network = InProcessNetwork()
@@ -47,6 +48,7 @@ class LocalCluster:
         self._nics: list[Nic] = []
         self._reshard_after_forward = reshard_after_forward
         self._prefetch_units = prefetch_units
+        self._grace_s = grace_s
         self.job = SYSTEM_CLOCK.now_ns()
         self.spec = NodeSpec(
             job=self.job,
@@ -94,7 +96,7 @@ class LocalCluster:
             chunk_bytes=self.spec.chunk_bytes,
             reshard_after_forward=self._reshard_after_forward,
             prefetch_units=self._prefetch_units,
-            grace_s=60.0,
+            grace_s=self._grace_s,
         )
         self._nics.append(nic)
         return nic

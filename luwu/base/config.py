@@ -1,0 +1,413 @@
+"""What a run is asked to do: one table of keys, read from four places in one order.
+
+    defaults  <  preset  <  TOML file (`--config FILE` or LUWU_CONFIG)  <  LUWU_<KEY>  <  flags
+
+A key has one name everywhere: `memory_budget` in the file, LUWU_MEMORY_BUDGET in the environment,
+`--memory-budget` on the command line. Its value is a text with the same units in all of them, read
+by the same parser. A key that nobody knows is an error wherever it stands, and an unset key is not
+the same as one set to its default: `Resolved.origins` says who set what.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.limits import CHUNK_BYTES_STEP, PAYLOAD_BYTES_MAX, WORLD_SIZE_MAX
+from luwu.base.quantities import parse_bytes, parse_ns
+
+ENVIRONMENT_PREFIX: Final = "LUWU_"
+ENVIRONMENT_ONLY: Final = {
+    "LUWU_CONFIG": "TOML file to read when --config is not given",
+    "LUWU_CONNECT": "connection file or URL; the launcher sets it for workers",
+    "LUWU_EVENTS": "directory for a worker's events; the launcher sets it",
+    "LUWU_FAILPOINTS": "places where a test makes a process fail",
+    "LUWU_RUN_ID": "marks the processes of a run; the launcher sets it",
+}
+"""Variables that are no keys."""
+
+ARM_NAMES: Final = ("luwu", "fsdp", "ddp", "single")
+EVERYWHERE: Final = ("compare", "run", "up")
+SERVING: Final = ("compare", "run", "up")
+TRAINING: Final = ("compare", "run")
+COMPARING: Final = ("compare",)
+
+Parser = Callable[[str, str], Any]
+"""(text, name of the key for messages) -> value. Raises ConfigError."""
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for a misspelt name, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+# ---------------------------------------------------------------------- parsers of one value
+
+
+def whole(least: int, most: int | None = None) -> Parser:
+    """A whole number within limits."""
+
+    def parse(text: str, name: str) -> int:
+        digits = text.strip().replace("_", "")
+        if not digits.isdecimal() or int(digits) < least or (most and int(digits) > most):
+            limits = f"from {least} to {most}" if most else f"of at least {least}"
+            raise ConfigError(f"{name}: {text!r} is not a whole number {limits}")
+        return int(digits)
+
+    return parse
+
+
+def number(*, above_zero: bool) -> Parser:
+    """A finite number, above zero or at least zero."""
+
+    def parse(text: str, name: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
+            kind = "a number above 0" if above_zero else "a number of at least 0"
+            raise ConfigError(f"{name}: {text!r} is not {kind}")
+        return value
+
+    return parse
+
+
+def one_of(*choices: str) -> Parser:
+    """One of some words."""
+
+    def parse(text: str, name: str) -> str:
+        if text not in choices:
+            raise ConfigError(
+                f"{name}: {text!r} is not one of {', '.join(choices)}{suggestion(text, choices)}"
+            )
+        return text
+
+    return parse
+
+
+def boolean(text: str, name: str) -> bool:
+    """`true` or `false`."""
+    if text not in ("true", "false"):
+        raise ConfigError(f"{name}: {text!r} is neither true nor false")
+    return text == "true"
+
+
+def size(text: str, name: str) -> int:
+    """Bytes with a unit, above zero."""
+    count = parse_bytes(text, name=name)
+    if count == 0:
+        raise ConfigError(f"{name}: {text!r} must be more than nothing")
+    return count
+
+
+def size_or_auto(text: str, name: str) -> int | None:
+    """Bytes with a unit; None for `auto`."""
+    return None if text == "auto" else size(text, name)
+
+
+def chunk_size(text: str, name: str) -> int | None:
+    """Bytes of a chunk; None for `auto`."""
+    count = size_or_auto(text, name)
+    if count is not None and (count % CHUNK_BYTES_STEP or count > PAYLOAD_BYTES_MAX):
+        nearest = max(1, min(count, PAYLOAD_BYTES_MAX) // CHUNK_BYTES_STEP) * CHUNK_BYTES_STEP
+        raise ConfigError(
+            f"{name}: {text} is not a multiple of {exact_size(CHUNK_BYTES_STEP)} up to "
+            f"{exact_size(PAYLOAD_BYTES_MAX)}; give {exact_size(nearest)}"
+        )
+    return count
+
+
+def seconds(text: str, name: str) -> float:
+    """Seconds of a time with a unit, above zero."""
+    value = parse_ns(text, name=name) / 1e9
+    if value == 0:
+        raise ConfigError(f"{name}: a wait of {text} would fail at once; give at least 1s")
+    return value
+
+
+def words(text: str, name: str) -> str:
+    """Any text but none at all."""
+    if not text.strip():
+        raise ConfigError(f"{name} is empty; give a value, or leave it out")
+    return text
+
+
+def path(text: str, name: str) -> Path:
+    """A path; `~` is the home directory."""
+    return Path(words(text, name)).expanduser()
+
+
+def arm_names(text: str, name: str) -> tuple[str, ...]:
+    """Different arms, separated by commas."""
+    parse = one_of(*ARM_NAMES)
+    arms = tuple(parse(part.strip(), name) for part in text.split(","))
+    if len(set(arms)) != len(arms):
+        raise ConfigError(f"{name}: {text!r} names an arm twice; name each once")
+    return arms
+
+
+def _key(default: object, parse: Parser, shape: str, verbs: tuple[str, ...], text: str) -> Any:
+    metadata = {"parse": parse, "shape": shape, "verbs": verbs, "text": text}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+# ---------------------------------------------------------------------- the keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Every key of `luwu compare`, `run` and `up`; None where the program decides, and says so."""
+
+    workers: int = _key(
+        2, whole(1, WORLD_SIZE_MAX), "N", EVERYWHERE, "training processes of the job"
+    )
+    steps: int | None = _key(
+        None, whole(1), "N", COMPARING, "optimizer updates; workers/train.py's own unless given"
+    )
+    arms: tuple[str, ...] = _key(
+        ("luwu", "fsdp"), arm_names, "A,B", COMPARING,
+        "who keeps weights and sums gradients: luwu, fsdp, ddp, single",
+    )  # fmt: skip
+    json: str | None = _key(
+        None, words, "FILE|-", COMPARING, "write the results there too; - prints them"
+    )
+    data: Path | None = _key(  # noqa: RUF009 - it makes a field
+        None, path, "FILE", COMPARING,
+        "text, or .bin of uint16 tokens; the source of Python's library unless given",
+    )  # fmt: skip
+    seed: int = _key(0, whole(0), "N", COMPARING, "every random number derives from it")
+    dtype: str = _key(
+        "float32", one_of("float32", "bfloat16"), "float32|bfloat16", COMPARING,
+        "dtype of compute, weights and gradients on the wire",
+    )  # fmt: skip
+    layers: int | None = _key(None, whole(1), "N", COMPARING, "blocks of the built-in GPT")
+    width: int | None = _key(None, whole(1), "N", COMPARING, "width of its residual stream")
+    batch: int | None = _key(None, whole(1), "N", COMPARING, "samples of one worker in a step")
+    context: int | None = _key(None, whole(1), "N", COMPARING, "tokens in a sample")
+    max_grad_norm: float | None = _key(
+        None, number(above_zero=True), "X", COMPARING, "clip the gradient to this norm"
+    )
+    compute_ms: float | None = _key(
+        None, number(above_zero=False), "X", COMPARING,
+        "least milliseconds of each unit's forward, and of its backward",
+    )  # fmt: skip
+    reshard_after_forward: bool | None = _key(
+        None, boolean, "true|false", EVERYWHERE,
+        "free a unit's weights between forward and backward; FSDP2's rule unless given",
+    )  # fmt: skip
+    transport: str = _key(
+        "auto", one_of("auto", "tcp", "ipc"), "auto|tcp|ipc", SERVING,
+        "how processes talk; auto: ipc on one host",
+    )  # fmt: skip
+    chunk: int | None = _key(
+        None, chunk_size, "SIZE|auto", SERVING,
+        "float32 gradient bytes that travel and are stored together; auto follows the budget",
+    )  # fmt: skip
+    memory_budget: int | None = _key(
+        None, size_or_auto, "SIZE|auto", SERVING,
+        "all the optimizer node may allocate; auto: half of the free memory",
+    )  # fmt: skip
+    durability: str = _key(
+        "step", one_of("step", "process", "none"), "step|process|none", SERVING,
+        "what a decided step survives: power loss, the end of processes, nothing",
+    )  # fmt: skip
+    no_switch: bool = _key(
+        False, boolean, "true|false", SERVING, "workers talk to the node itself; one host only"
+    )
+    state: Path | None = _key(  # noqa: RUF009 - it makes a field
+        None, path, "DIR", SERVING,
+        "where the node keeps the training state; luwu-state, or the run directory of compare",
+    )  # fmt: skip
+    resume: bool = _key(
+        False, boolean, "true|false", SERVING, "go on with the steps that --state holds"
+    )
+    restarts: int = _key(
+        3, whole(0), "N", SERVING, "times a switch or node that died is started again, in all"
+    )
+    on_worker_loss: str = _key(
+        "stop", one_of("stop"), "stop", TRAINING, "what a lost worker means for the run"
+    )
+    run_dir: Path | None = _key(  # noqa: RUF009 - it makes a field
+        None, path, "DIR", EVERYWHERE, "directory of this run; luwu-runs/<time>-<id> unless given"
+    )
+    join: str | None = _key(
+        None, words, "FILE|URL", ("run", "up"), "connection file or URL of what runs already"
+    )
+    bind: str | None = _key(
+        None, words, "ENDPOINT", ("up",), "where to listen, such as tcp://127.0.0.1:0"
+    )
+    advertise: str | None = _key(
+        None, words, "HOST[:PORT]", ("up",), "what others dial, where it differs from --bind"
+    )
+    insecure: bool = _key(
+        False, boolean, "true|false", ("up",), "listen off loopback, on a network you trust"
+    )
+    connect_timeout: float = _key(
+        60.0, seconds, "TIME", EVERYWHERE, "how long to wait for a process or a connection file"
+    )
+    grace: float = _key(
+        600.0, seconds, "TIME", EVERYWHERE, "how long a silent member is waited for"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A row of the table."""
+
+    name: str
+    default: Any
+    parse: Parser
+    shape: str
+    verbs: tuple[str, ...]
+    text: str
+
+    @property
+    def flag(self) -> str:
+        """Its spelling on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_boolean(self) -> bool:
+        """Whether `--x` alone and `--no-x` mean something."""
+        return self.parse is boolean
+
+
+KEYS: Final[Mapping[str, Key]] = {
+    each.name: Key(name=each.name, default=each.default, **each.metadata)
+    for each in dataclasses.fields(RunConfig)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A configuration, and who set each key."""
+
+    config: RunConfig
+    origins: Mapping[str, str]
+
+    def is_default(self, name: str) -> bool:
+        """Whether nobody set it."""
+        return self.origins[name] == "default"
+
+    def document(self) -> dict[str, Any]:
+        """For `resolved.json`: each key's value as a text one could give, and its origin."""
+        return {
+            "schema": 1,
+            "keys": {
+                name: {"value": value_text(name, value), "origin": self.origins[name]}
+                for name, value in as_mapping(self.config).items()
+            },
+        }
+
+
+def as_mapping(config: RunConfig) -> dict[str, Any]:
+    """The values by key, in the order of the table."""
+    return {name: getattr(config, name) for name in KEYS}
+
+
+def value_text(name: str, value: object) -> str | None:
+    """A value as one would write it; None for what the program decides."""
+    if value is None:
+        return "auto" if KEYS[name].shape.endswith("|auto") else None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if KEYS[name].parse in (size_or_auto, chunk_size) and isinstance(value, int):
+        return exact_size(value)
+    if KEYS[name].parse is seconds:
+        return f"{value:g}s"
+    return str(value)
+
+
+def exact_size(count: int) -> str:
+    """Bytes in the largest binary unit that leaves no remainder: `512KiB`."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count % scale == 0:
+            return f"{count // scale}{unit}"
+    return f"{count}B"
+
+
+# ---------------------------------------------------------------------- where values come from
+
+
+def resolve(
+    *,
+    flags: Mapping[str, str],
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    preset: Mapping[str, str] | None = None,
+    preset_name: str = "",
+) -> Resolved:
+    """Read all places, in order. Raises ConfigError.
+
+    `flags` and `preset` map keys to texts; `file` is that of `--config`.
+    """
+    environ = os.environ if environ is None else environ
+    if file is None and environ.get("LUWU_CONFIG"):
+        file = Path(environ["LUWU_CONFIG"]).expanduser()
+    texts: dict[str, tuple[str, str, str]] = {}  # key -> (text, name for messages, origin)
+    for name, text in (preset or {}).items():
+        texts[name] = (text, f"preset {preset_name}: {name}", f"preset {preset_name}")
+    for name, text in (_read_file(file) if file is not None else {}).items():
+        texts[name] = (text, f"{file}: {name}", f"file {file}")
+    for name, text in _read_environment(environ).items():
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        texts[name] = (text, variable, f"environment {variable}")
+    for name, text in flags.items():
+        texts[name] = (text, KEYS[name].flag, f"flag {KEYS[name].flag}")
+    values = {name: KEYS[name].parse(text, where) for name, (text, where, _) in texts.items()}
+    origins = {name: texts[name][2] if name in texts else "default" for name in KEYS}
+    return Resolved(RunConfig(**values), origins)
+
+
+def _read_file(file: Path) -> dict[str, str]:
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"cannot read the configuration {file}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{file} is not TOML: {exc}") from exc
+    texts = {}
+    for written, value in document.items():
+        name = written.replace("-", "_")
+        if name not in KEYS:
+            raise ConfigError(f"{file}: unknown key {written!r}{suggestion(name, KEYS)}")
+        texts[name] = _text_of(value, f"{file}: {written}")
+    return texts
+
+
+def _text_of(value: object, where: str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ",".join(value)
+    raise ConfigError(f"{where}: {value!r:.60} is no value of a key; write a text, number or list")
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    texts = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in ENVIRONMENT_ONLY:
+            continue
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if name not in KEYS:
+            known = [ENVIRONMENT_PREFIX + key.upper() for key in KEYS] + [*ENVIRONMENT_ONLY]
+            raise ConfigError(
+                f"the environment has {variable}, which no key is called; unset it, or fix its name"
+                f"{suggestion(variable, known)}"
+            )
+        texts[name] = text
+    return texts

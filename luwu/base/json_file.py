@@ -1,0 +1,39 @@
+"""JSON files that are written whole or not at all, and read with a clear word when they are not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from luwu.base.errors import ConfigError
+
+
+def write_json(path: Path, document: object, *, mode: int = 0o644) -> None:
+    """Write a JSON file whole or not at all."""
+    text = json.dumps(document, indent=1) + "\n"
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}.partial")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None if there is no such file. Raises ConfigError."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot read {path}: {exc}; it was not written by luwu") from exc
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} holds no JSON object; it was not written by luwu")
+    return document

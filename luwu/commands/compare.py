@@ -1,0 +1,191 @@
+"""`luwu compare`: the same job by several arms, then a table and a report."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Any, Final
+
+from luwu.base.clock import utc_text
+from luwu.base.config import Resolved, RunConfig
+from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.json_file import write_json
+from luwu.base.quantities import format_bytes
+from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+from luwu.launch.arm import run_arm, with_budget
+from luwu.launch.comparison import comparison
+from luwu.launch.console import Console
+from luwu.launch.run_directory import RunDirectory
+from luwu.launch.serving import decide_sizes
+from luwu.launch.stopping import stop_requests
+from luwu.report.page import write_report
+from luwu.report.table import table_text
+
+VERB: Final = Verb(
+    name="compare",
+    usage="luwu compare [--preset demo] [flags]",
+    text="Train the built-in GPT with each arm, on the same data and seed, and compare.",
+    flags=(
+        Flag(
+            name="preset", shape="demo", text="luwu, fsdp and single; an eighth of the state in RAM"
+        ),
+        Flag(name="open", text="open the report in a browser at the end"),
+    ),
+    presets={"demo": {"arms": "luwu,fsdp,single"}},
+)
+DEMO_BUDGET_SHARE: Final = 8
+"""The demo keeps one part in so many of the state in memory."""
+STATE_BYTES_PER_PARAMETER: Final = 12
+DEMO_LOSS_MAX: Final = 2.6
+DEMO_LOSS_STEPS: Final = 20
+
+
+def run(parsed: Parsed) -> int:
+    """Run the verb; the exit code."""
+    resolved = resolve_parsed(VERB, parsed)
+    config = resolved.config
+    is_demo = parsed.flags.get("preset") == "demo"
+    _check(config)
+    console = Console(sys.stderr)
+    if is_demo and "luwu" in config.arms and resolved.is_default("memory_budget"):
+        config = with_budget(config, demo_budget_bytes(config))
+    sizes = decide_sizes(config, config.state)
+    run_directory = RunDirectory.create(config.run_dir)
+    write_resolved(run_directory, resolved, "compare")
+    console.say(f"run directory {run_directory.path}")
+    with stop_requests() as should_stop:
+        try:
+            arms = [
+                run_arm(name, config, sizes, run_directory, console, should_stop)
+                for name in config.arms
+            ]
+        except LuwuError as error:
+            write_outcome(run_directory, error.exit_code, str(error))
+            raise
+    document = comparison(config, arms)
+    code = _finish(run_directory, document, config, console, is_demo=is_demo)
+    write_outcome(run_directory, code, "finished" if code == 0 else "a loss is too high")
+    if parsed.has("open"):
+        webbrowser.open(run_directory.file("report.html").as_uri())
+    return code
+
+
+def write_resolved(
+    run_directory: RunDirectory, resolved: Resolved, verb: str, role: str | None = None
+) -> None:
+    """Keep what the run, or one role of it, was asked to do."""
+    document = {**resolved.document(), "verb": verb, "started": utc_text()}
+    name = "resolved.json" if role is None else f"resolved-{role}.json"
+    write_json(run_directory.file(name), document)
+
+
+def write_outcome(run_directory: RunDirectory, exit_code: int, reason: str) -> None:
+    """Keep how the run ended."""
+    write_json(
+        run_directory.file("outcome.json"),
+        {"schema": 1, "exit_code": exit_code, "reason": reason, "ended": utc_text()},
+    )
+
+
+def demo_budget_bytes(config: RunConfig) -> int:
+    """An eighth of the optimizer state of the model that will be trained."""
+    return parameters_count(config) * STATE_BYTES_PER_PARAMETER // DEMO_BUDGET_SHARE
+
+
+def parameters_count(config: RunConfig) -> int:
+    """Parameters of the built-in GPT for this job, counted without storage."""
+    import torch
+
+    from workers.data import load_corpus
+    from workers.gpt import GPT
+    from workers.options import Options
+
+    asked = {
+        name: value
+        for name in ("layers", "width", "context")
+        if (value := getattr(config, name)) is not None
+    }
+    options = Options(arm="luwu", dtype=config.dtype, **asked)
+    with torch.device("meta"):
+        model = GPT(options.gpt(load_corpus(config.data).vocab))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _check(config: RunConfig) -> None:
+    if config.resume and config.arms != ("luwu",):
+        raise ConfigError(
+            "resume: only luwu has a state to go on with, so the other arms would train other "
+            "steps; give --arms luwu, or leave --resume out"
+        )
+    if config.data is not None and not config.data.is_file():
+        raise ConfigError(f"data: there is no file {config.data}; name a text or a .bin of uint16")
+    if config.json not in (None, "-") and not Path(str(config.json)).absolute().parent.is_dir():
+        raise ConfigError(f"json: no directory for {config.json}; make it first")
+
+
+def _finish(
+    run_directory: RunDirectory,
+    document: dict[str, Any],
+    config: RunConfig,
+    console: Console,
+    *,
+    is_demo: bool,
+) -> int:
+    write_json(run_directory.file("result.json"), document)
+    report = write_report(run_directory.file("report.html"), document)
+    text = json.dumps(document, indent=1)
+    if config.json == "-":
+        print(text)
+    elif config.json is not None:
+        write_json(Path(config.json).absolute(), document)
+    table = table_text(document)
+    if config.json == "-":
+        console.say(table)
+    else:
+        print(table)
+    code = 0
+    if is_demo:
+        _say_disk(document, console)
+        code = _check_losses(document, console)
+    console.say(f"report  {report}")
+    relative = _short(run_directory.path)
+    console.say("next    luwu compare --arms luwu,fsdp,ddp --layers 6 --width 384 --steps 60")
+    console.say(f"        luwu report {relative} --open")
+    console.say("        luwu run --workers 2 -m workers.train --arm luwu --steps 60")
+    return code
+
+
+def _say_disk(document: dict[str, Any], console: Console) -> None:
+    for arm in document["arms"]:
+        ours, kernel = arm["disk_bytes"], arm["disk_bytes_kernel"]
+        if not ours or not kernel:
+            continue
+        for way in ("read", "written"):
+            console.say(
+                f"node, bytes {way}: {format_bytes(ours[way])} by our count, "
+                f"{format_bytes(kernel[way])} by the kernel's (/proc/PID/io)"
+            )
+
+
+def _check_losses(document: dict[str, Any], console: Console) -> int:
+    code = 0
+    for arm in document["arms"]:
+        last = arm["loss"][-DEMO_LOSS_STEPS:]
+        mean = math.fsum(last) / len(last)
+        is_low = mean < DEMO_LOSS_MAX
+        console.say(
+            f"{arm['name']:<6} mean loss of the last {len(last)} steps {mean:.3f}: "
+            f"{'below' if is_low else 'NOT below'} {DEMO_LOSS_MAX}"
+        )
+        code = code if is_low else 1
+    return code
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,46 @@
+"""`luwu config`: every key with its value, and who set it."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from luwu.base.config import ENVIRONMENT_ONLY, KEYS
+from luwu.base.errors import ConfigError
+from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+
+VERB: Final = Verb(
+    name="config",
+    usage="luwu config [show] [--origin] [--json] [flags]",
+    text="Show the keys as a run with the same file, environment and flags would see them.",
+    flags=(
+        Flag(name="origin", text="say who set each key"),
+        Flag(name="json", text="print JSON, as in resolved.json"),
+    ),
+    has_all_keys=True,
+    rest="one",
+)
+
+
+def run(parsed: Parsed) -> int:
+    """Run the verb; the exit code."""
+    if parsed.rest not in ([], ["show"]):
+        raise ConfigError(f"luwu config: {parsed.rest[0]!r} is unknown; usage: {VERB.usage}")
+    resolved = resolve_parsed(VERB, parsed)
+    document = resolved.document()
+    if parsed.has("json"):
+        print(json.dumps(document, indent=1))
+        return 0
+    width = max(len(name) for name in KEYS)
+    for name, entry in document["keys"].items():
+        value = entry["value"]
+        shown = "# unset" if value is None else json.dumps(value)
+        line = f"{name:<{width}} = {shown}" if value is not None else f"# {name}"
+        if parsed.has("origin"):
+            line = f"{line:<{width + 24}}  # {entry['origin']}"
+        print(line)
+    if parsed.has("origin"):
+        print("\n# variables that are no keys")
+        for variable, text in ENVIRONMENT_ONLY.items():
+            print(f"# {variable:<{width}} {text}")
+    return 0

@@ -1,0 +1,174 @@
+"""`luwu doctor`: what this machine has, what is missing, and a block to paste into an issue."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.quantities import format_bytes
+from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.launch.comparison import cpu_name
+from luwu.launch.serving import STATE_DIRECTORY, free_memory_bytes
+
+VERB: Final = Verb(
+    name="doctor",
+    usage="luwu doctor [--disk DIR]",
+    text="Look at versions, processor, memory, disk and ports; say what is missing.",
+    flags=(
+        Flag(name="disk", shape="DIR", text=f"where the state would be (beside {STATE_DIRECTORY})"),
+    ),
+    has_keys=False,
+)
+PACKAGES: Final = (
+    "torch", "pyzmq", "numpy", "msgpack", "xxhash", "safetensors", "jinja2",
+)  # fmt: skip
+DISK_TEST_BYTES: Final = 32 * 1024 * 1024
+FREE_DISK_WANTED_BYTES: Final = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's."""
+
+    name: str
+    text: str
+    advice: str = ""
+    """What to do; empty where all is well."""
+
+
+def run(parsed: Parsed) -> int:
+    """Run the verb: 0 if nothing is missing, 2 if something is."""
+    disk = Path(parsed.flags.get("disk", ".")).expanduser()
+    if not disk.is_dir():
+        raise ConfigError(f"--disk: there is no directory {disk}")
+    findings = list(examine(disk))
+    print("```")
+    for each in findings:
+        print(f"{'!!' if each.advice else 'ok'}  {each.name:<10} {each.text}")
+    print("```")
+    wanting = [each for each in findings if each.advice]
+    for each in wanting:
+        print(f"{each.name}: {each.advice}")
+    if not wanting:
+        print("Nothing is missing. Paste the block above into an issue; next: luwu compare")
+    return 2 if wanting else 0
+
+
+def examine(disk: Path) -> Iterator[Finding]:
+    """All findings, one after the other; a check that fails is a finding too."""
+    checks: list[tuple[str, Callable[[], Finding]]] = [
+        ("luwu", _luwu),
+        ("python", _python),
+        *((name, lambda name=name: _package(name)) for name in PACKAGES),
+        ("device", _device),
+        ("cpu", _cpu),
+        ("memory", _memory),
+        ("disk", lambda: _disk(disk)),
+        ("tcp", lambda: _listens("tcp", "tcp://127.0.0.1:0")),
+        ("ipc", lambda: _listens("ipc", "ipc://auto")),
+    ]
+    for name, check in checks:
+        try:
+            yield check()
+        except (LuwuError, OSError, ImportError) as exc:
+            yield Finding(name, f"{type(exc).__name__}: {exc}", "see the message above")
+
+
+def _luwu() -> Finding:
+    try:
+        return Finding("luwu", metadata.version("luwu"))
+    except metadata.PackageNotFoundError:
+        return Finding("luwu", f"from {Path(__file__).parents[2]}, not installed")
+
+
+def _python() -> Finding:
+    where = f"{platform.system()} {platform.release()}"
+    return Finding("python", f"{platform.python_version()} on {where}")
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding(name, "not installed", f"pip install {name}")
+
+
+def _device() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return Finding("device", ", ".join(names))
+    return Finding("device", "cpu only")
+
+
+def _cpu() -> Finding:
+    import torch
+
+    count = len(os.sched_getaffinity(0))
+    capability = torch.backends.cpu.get_cpu_capability()
+    threads = os.environ.get("OMP_NUM_THREADS", "unset")
+    return Finding(
+        "cpu", f"{cpu_name()}, {count} processors, {capability}, OMP_NUM_THREADS {threads}"
+    )
+
+
+def _memory() -> Finding:
+    free = free_memory_bytes()
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = f"{format_bytes(free)} free of {format_bytes(total)}"
+    if free < 1024**3:
+        return Finding("memory", text, "less than 1 GiB is free: each process takes 0.3 GiB")
+    return Finding("memory", text)
+
+
+def _disk(folder: Path) -> Finding:
+    from switch_emu.store.direct_io import BlockFile, IoCounter, aligned_buffer, probe_direct_io
+
+    free = shutil.disk_usage(folder).free
+    with tempfile.TemporaryDirectory(prefix=".luwu-doctor-", dir=folder) as name:
+        path = Path(name) / "probe"
+        with path.open("wb") as file:
+            file.truncate(DISK_TEST_BYTES)
+        direct = probe_direct_io(path)
+        tested = BlockFile(path, direct, IoCounter(), synced=False)
+        try:
+            block = aligned_buffer(DISK_TEST_BYTES)
+            block[:] = os.urandom(4096) * (DISK_TEST_BYTES // 4096)
+            started_ns = SYSTEM_CLOCK.now_ns()
+            tested.write(0, block)
+            tested.flush()
+            written_s = (SYSTEM_CLOCK.now_ns() - started_ns) / 1e9
+            back = aligned_buffer(DISK_TEST_BYTES)
+            started_ns = SYSTEM_CLOCK.now_ns()
+            tested.read(0, back)
+            read_s = (SYSTEM_CLOCK.now_ns() - started_ns) / 1e9
+            is_same = back == block
+        finally:
+            tested.close()
+    text = (
+        f"{format_bytes(free)} free in {folder.absolute()}; {direct.reason}; writes "
+        f"{format_bytes(DISK_TEST_BYTES / written_s)}/s, reads "
+        f"{format_bytes(DISK_TEST_BYTES / read_s)}/s"
+    )
+    if not is_same:
+        return Finding("disk", text, "what was read is not what was written: check this disk")
+    if free < FREE_DISK_WANTED_BYTES:
+        return Finding("disk", text, "less than 1 GiB is free; the state takes 24 B a parameter")
+    return Finding("disk", text)
+
+
+def _listens(name: str, endpoint: str) -> Finding:
+    from luwu.transport.zeromq import ZeroMqTransport
+
+    with ZeroMqTransport() as transport:
+        return Finding(name, f"can listen, for instance at {transport.listen(endpoint)}")

@@ -1,0 +1,84 @@
+"""The `luwu` command: finds the verb, runs it, and turns errors into one message and an exit code.
+
+    0 ok    2 bad configuration    3 cannot connect    4 a worker failed    5 state damaged
+
+A verb's module is imported when it is called, so `luwu --help` loads little.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Final
+
+from luwu.base.config import suggestion
+from luwu.base.errors import LuwuError
+from luwu.commands import flags
+
+VERBS: Final = {
+    "compare": "train the built-in GPT with LuWu and with FSDP2, DDP or alone, and compare",
+    "run": "start a training script, with a switch and an optimizer node",
+    "up": "start a switch and an optimizer node, and wait for workers",
+    "status": "what the processes of a run are doing",
+    "doctor": "what this machine has and what is missing",
+    "report": "make a run's report again",
+    "config": "show every key, its value and who set it",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit code."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    if not tokens or tokens[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if tokens[0] == "--version":
+        from importlib import metadata
+
+        print(f"luwu {metadata.version('luwu')}")
+        return 0
+    name = tokens.pop(0)
+    if name not in VERBS:
+        print(f"luwu: no verb {name!r}{suggestion(name, VERBS)}", file=sys.stderr)
+        print(f"the verbs are {', '.join(VERBS)}; luwu --help", file=sys.stderr)
+        return 2
+    return _run_verb(name, tokens)
+
+
+def usage() -> str:
+    """What `luwu --help` prints."""
+    lines = ["usage: luwu VERB ...", ""]
+    lines += [f"  {name:<9} {text}" for name, text in VERBS.items()]
+    lines += ["", "luwu VERB --help tells more. Keys of the configuration: luwu config."]
+    return "\n".join(lines)
+
+
+def _run_verb(name: str, tokens: list[str]) -> int:
+    is_debug = False
+    try:
+        module = importlib.import_module(f"luwu.commands.{name}")
+        parsed = flags.parse(module.VERB, tokens)
+        is_debug = parsed.has("debug")
+        if parsed.has("help"):
+            print(flags.help_text(module.VERB))
+            return 0
+        code: int = module.run(parsed)
+        return code
+    except LuwuError as error:
+        if is_debug:
+            traceback.print_exc()
+        else:
+            print(f"luwu {name}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"luwu {name}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has had enough
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""`luwu report`: a run's page again, from its `result.json`."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.json_file import read_json
+from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.launch.run_directory import RunDirectory
+from luwu.report.page import write_report
+from luwu.report.table import table_text
+
+VERB: Final = Verb(
+    name="report",
+    usage="luwu report [--open] [RUN]",
+    text="Write report.html of a comparison again; of the latest run unless one is named.",
+    flags=(Flag(name="open", text="open it in a browser"),),
+    has_keys=False,
+    rest="one",
+)
+
+
+def run(parsed: Parsed) -> int:
+    """Run the verb; the exit code."""
+    found = RunDirectory.find(Path(parsed.rest[0]) if parsed.rest else None)
+    document = read_json(found.file("result.json"))
+    if document is None:
+        raise ConfigError(
+            f"{found.path} has no result.json: a report is of a finished luwu compare; "
+            f"its state: luwu status {found.path}"
+        )
+    path = write_report(found.file("report.html"), document)
+    print(table_text(document))
+    print(f"report  {path}")
+    if parsed.has("open"):
+        webbrowser.open(path.as_uri())
+    return 0

@@ -1,0 +1,109 @@
+"""`luwu run`: start a training script as workers, with a switch and a node, or join them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from luwu.base.config import Resolved
+from luwu.base.errors import ConfigError, LuwuError
+from luwu.commands.compare import write_outcome, write_resolved
+from luwu.commands.flags import Parsed, Verb, resolve_parsed
+from luwu.launch.console import Console
+from luwu.launch.run_directory import RunDirectory
+from luwu.launch.serving import STATE_DIRECTORY, decide_sizes, serve, state_directory
+from luwu.launch.stopping import stop_requests
+from luwu.launch.supervisor import Supervisor, threads_per_worker
+from luwu.nic.connection import join
+
+VERB: Final = Verb(
+    name="run",
+    usage="luwu run [flags] SCRIPT ...     or     luwu run [flags] -m MODULE ...",
+    text="Start SCRIPT in every worker; with --join only workers. What follows SCRIPT is its own.",
+    rest="script",
+)
+SERVING_KEYS: Final = (
+    "chunk", "durability", "memory_budget", "no_switch", "reshard_after_forward", "restarts",
+    "resume", "state", "transport",
+)  # fmt: skip
+"""Keys that belong to whoever started what --join names."""
+
+
+def run(parsed: Parsed) -> int:
+    """Run the verb; the exit code."""
+    resolved = resolve_parsed(VERB, parsed)
+    config = resolved.config
+    script = parsed.rest
+    _check_script(script)
+    if config.join is not None:
+        _check_join(resolved)
+    console = Console(sys.stderr)
+    run_directory = RunDirectory.create(config.run_dir)
+    write_resolved(run_directory, resolved, "run")
+    console.say(f"run directory {run_directory.path}")
+    with stop_requests() as should_stop:
+        supervisor = Supervisor(
+            run_directory,
+            console,
+            restarts_max=config.restarts,
+            should_stop=should_stop,
+            connect_timeout_s=config.connect_timeout,
+        )
+        try:
+            with supervisor:
+                if config.join is None:
+                    state = state_directory(config, STATE_DIRECTORY)
+                    sizes = decide_sizes(config, state)
+                    serve(supervisor, config, state=state, sizes=sizes, say=console.say)
+                    connect, workers = str(run_directory.connect_file), config.workers
+                else:
+                    connect, workers = _join(resolved, console, should_stop)
+                threads = threads_per_worker(workers)
+                console.say(f"{workers} workers, {threads} compute threads each (OMP_NUM_THREADS)")
+                supervisor.train(script, workers=workers, connect=connect, on_line=_print)
+                supervisor.wait()
+        except LuwuError as error:
+            write_outcome(run_directory, error.exit_code, str(error))
+            raise
+    write_outcome(run_directory, 0, "finished")
+    return 0
+
+
+def _join(resolved: Resolved, console: Console, should_stop: Callable[[], bool]) -> tuple[str, int]:
+    """(LUWU_CONNECT, number of workers) of what runs already."""
+    config = resolved.config
+    assert config.join is not None
+    connection = join(
+        config.join, timeout_s=config.connect_timeout, say=console.say, should_stop=should_stop
+    )
+    if not resolved.is_default("workers") and config.workers != connection.world_size:
+        raise ConfigError(
+            f"workers: {config.workers} asked for, but the job at {connection.endpoint} has "
+            f"{connection.world_size}; leave --workers out, or start luwu up with it"
+        )
+    if "://" in config.join:
+        return config.join, connection.world_size
+    path = Path(config.join).expanduser().absolute()
+    return str(path / "connect.json" if path.is_dir() else path), connection.world_size
+
+
+def _check_join(resolved: Resolved) -> None:
+    for name in SERVING_KEYS:
+        if not resolved.is_default(name):
+            raise ConfigError(
+                f"{name} ({resolved.origins[name]}) belongs to whoever runs the switch and the "
+                f"node; give it to luwu up, and leave it out where you --join"
+            )
+
+
+def _check_script(script: list[str]) -> None:
+    if not script or (script[0] == "-m" and len(script) < 2):
+        raise ConfigError(f"no script to run; usage: {VERB.usage}")
+    if script[0] != "-m" and not Path(script[0]).is_file():
+        raise ConfigError(f"there is no script {script[0]}; name a Python file, or -m MODULE")
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,104 @@
+"""`luwu status`: what the processes of a run are doing, read from its directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from luwu.base.json_file import read_json
+from luwu.base.quantities import format_bytes
+from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.launch.children import is_alive, private_bytes
+from luwu.launch.console import tail
+from luwu.launch.run_directory import ProcessEntry, RunDirectory
+
+VERB: Final = Verb(
+    name="status",
+    usage="luwu status [--json] [RUN]",
+    text="Show the processes of a run and how far it is; the latest run unless one is named.",
+    flags=(Flag(name="json", text="print JSON"),),
+    has_keys=False,
+    rest="one",
+)
+
+
+def run(parsed: Parsed) -> int:
+    """Run the verb; the exit code."""
+    found = RunDirectory.find(Path(parsed.rest[0]) if parsed.rest else None)
+    document = status(found)
+    if parsed.has("json"):
+        print(json.dumps(document, indent=1))
+    else:
+        print(status_text(document))
+    return 0
+
+
+def status(found: RunDirectory) -> dict[str, Any]:
+    """What is known of a run now."""
+    entries = [entry for path in _process_files(found) for entry in _entries(path)]
+    outcome = read_json(found.file("outcome.json"))
+    processes = [
+        {
+            "role": entry.role,
+            "rank": entry.rank,
+            "pid": entry.pid,
+            "started": entry.started,
+            "alive": is_alive(entry.pid),
+            "memory_bytes": private_bytes(entry.pid) if is_alive(entry.pid) else None,
+        }
+        for entry in entries
+    ]
+    return {
+        "schema": 1,
+        "run": str(found.path),
+        "state": _state(processes, outcome),
+        "outcome": outcome,
+        "processes": processes,
+        "progress": progress(found),
+    }
+
+
+def progress(found: RunDirectory) -> dict[str, str] | None:
+    """The fields of the last step that a rank 0 printed."""
+    logs = sorted((found.path / "logs").glob("*worker-0.log"), key=lambda p: p.stat().st_mtime)
+    for log in reversed(logs):
+        for line in reversed(tail(log, lines_max=200).splitlines()):
+            if "train.step " in line:
+                return dict(part.split("=", 1) for part in line.split() if "=" in part)
+    return None
+
+
+def status_text(document: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [f"run     {document['run']}", f"state   {document['state']}"]
+    for each in document["processes"]:
+        memory = "gone" if not each["alive"] else format_bytes(each["memory_bytes"] or 0)
+        lines.append(
+            f"{each['role']:<7} {each['rank']:<3} pid {each['pid']:<8} since {each['started']}  "
+            f"{memory}"
+        )
+    if document["progress"]:
+        fields = "  ".join(f"{name} {value}" for name, value in document["progress"].items())
+        lines.append(f"last    {fields}")
+    return "\n".join(lines)
+
+
+def _process_files(found: RunDirectory) -> list[Path]:
+    return sorted(found.path.glob("processes*.json"))
+
+
+def _entries(path: Path) -> list[ProcessEntry]:
+    document = read_json(path) or {"processes": []}
+    return [ProcessEntry(**row) for row in document["processes"]]
+
+
+def _state(processes: list[dict[str, Any]], outcome: dict[str, Any] | None) -> str:
+    if any(each["alive"] for each in processes):
+        return "running"
+    if outcome is None:
+        return "gone: no process is left and none said how it ended" if processes else "starting"
+    if outcome["exit_code"] == 0:
+        return f"finished at {outcome['ended']}"
+    reason = str(outcome["reason"]).partition("\n")[0]
+    return f"ended at {outcome['ended']} with exit code {outcome['exit_code']}: {reason}"

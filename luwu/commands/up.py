@@ -1,0 +1,173 @@
+"""`luwu up`: switch and node, on one host or each on its own, and the line to join them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from luwu.base.clock import sleep
+from luwu.base.config import Resolved, RunConfig
+from luwu.base.errors import ConfigError, Interrupted, LuwuError
+from luwu.commands.compare import write_outcome, write_resolved
+from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+from luwu.launch.console import Console
+from luwu.launch.roles import node_spec
+from luwu.launch.run_directory import RunDirectory
+from luwu.launch.serving import (
+    LOOPBACK,
+    STATE_DIRECTORY,
+    add_switch,
+    connection_of,
+    decide_sizes,
+    new_job,
+    serve,
+    state_directory,
+)
+from luwu.launch.stopping import stop_requests
+from luwu.launch.supervisor import POLL_S, Supervisor
+from luwu.nic.connection import Connection, join, write_connection
+
+VERB: Final = Verb(
+    name="up",
+    usage="luwu up [--role switch|node] [flags]",
+    text=(
+        "Start a switch and an optimizer node, print how to join them, and serve one job.\n"
+        "For separate hosts: luwu up --role node, then luwu up --role switch --join FILE|URL\n"
+        "(or both with one --run-dir). They may start in any order."
+    ),
+    flags=(Flag(name="role", shape="switch|node", text="only this one"),),
+)
+NODE_FILE: Final = "connect-node.json"
+"""Where the node is, for its switch; workers read connect.json, which the switch writes."""
+
+
+def run(parsed: Parsed) -> int:
+    """Run the verb; the exit code."""
+    resolved = resolve_parsed(VERB, parsed)
+    role = parsed.flags.get("role")
+    _check(resolved.config, role)
+    console = Console(sys.stderr)
+    run_directory = RunDirectory.create(resolved.config.run_dir, is_shared=role is not None)
+    write_resolved(run_directory, resolved, "up", role)
+    console.say(f"run     {run_directory.path}")
+    with stop_requests() as should_stop:
+        supervisor = Supervisor(
+            run_directory,
+            console,
+            restarts_max=resolved.config.restarts,
+            should_stop=should_stop,
+            connect_timeout_s=resolved.config.connect_timeout,
+            records=f"processes-{role}.json" if role else "processes.json",
+        )
+        written = [run_directory.connect_file]
+        if role == "node":
+            written = [run_directory.file(NODE_FILE), *written[: resolved.config.no_switch]]
+        for path in written:
+            path.unlink(missing_ok=True)  # an earlier one, of a process that was killed
+        try:
+            with supervisor:
+                connection = _start(supervisor, resolved, role, console, should_stop)
+                _say_how_to_join(console, run_directory, connection, role, resolved.config)
+                while not supervisor.roles_done:
+                    supervisor.poll()
+                    sleep(POLL_S)
+        except Interrupted:
+            console.say("stopped")
+            return 0
+        except LuwuError as error:
+            write_outcome(run_directory, error.exit_code, str(error))
+            raise
+        finally:
+            for path in written:
+                path.unlink(missing_ok=True)  # nobody can join any more
+    write_outcome(run_directory, 0, "finished")
+    console.say("the job is finished")
+    return 0
+
+
+def _start(
+    supervisor: Supervisor,
+    resolved: Resolved,
+    role: str | None,
+    console: Console,
+    should_stop: Callable[[], bool],
+) -> Connection:
+    config, directory = resolved.config, supervisor.run
+    state = state_directory(config, STATE_DIRECTORY)
+    if role is None:
+        sizes = decide_sizes(config, state)
+        return serve(supervisor, config, state=state, sizes=sizes, say=console.say)
+    if role == "switch":
+        where = config.join or str(directory.file(NODE_FILE))
+        node = join(
+            where, timeout_s=config.connect_timeout, say=console.say, should_stop=should_stop
+        )
+        if not resolved.is_default("workers") and config.workers != node.world_size:
+            raise ConfigError(
+                f"workers: {config.workers} asked for, but the node at {node.node} serves "
+                f"{node.world_size}; leave --workers out"
+            )
+        connection = add_switch(supervisor, config, node, listen=config.bind or LOOPBACK)
+        write_connection(directory.connect_file, connection)
+        return connection
+    sizes = decide_sizes(config, state)
+    for line in sizes.lines:
+        console.say(line)
+    job = new_job()
+    spec = node_spec(
+        config,
+        directory,
+        job=job,
+        listen=config.bind or LOOPBACK,
+        memory_budget_bytes=sizes.memory_budget_bytes,
+        chunk_bytes=sizes.chunk_bytes,
+        state=state,
+        advertise=config.advertise,
+    )
+    endpoint = supervisor.add_role("node", spec)
+    connection = connection_of(config, job=job, node=endpoint, chunk_bytes=sizes.chunk_bytes)
+    write_connection(directory.file(NODE_FILE), connection)
+    if config.no_switch:
+        write_connection(directory.connect_file, connection)
+    return connection
+
+
+def _say_how_to_join(
+    console: Console,
+    run_directory: RunDirectory,
+    connection: Connection,
+    role: str | None,
+    config: RunConfig,
+) -> None:
+    console.say(f"job     {connection.job}, {connection.world_size} workers")
+    console.say(f"node    {connection.node}")
+    if connection.switch is not None:
+        console.say(f"switch  {connection.switch}")
+    if role == "node" and not config.no_switch:
+        console.say(f"file    {run_directory.file(NODE_FILE)} (mode 600)")
+        console.say(f"join    luwu up --role switch --join {run_directory.file(NODE_FILE)}")
+        console.say(f"or      luwu up --role switch --join '{connection.url()}'")
+        return
+    console.say(f"file    {run_directory.connect_file} (mode 600)")
+    console.say(f"join    luwu run --join {run_directory.connect_file} SCRIPT")
+    if connection.endpoint.startswith("tcp://"):
+        console.say(f"or      luwu run --join '{connection.url()}' SCRIPT")
+
+
+def _check(config: RunConfig, role: str | None) -> None:
+    if role not in (None, "switch", "node"):
+        raise ConfigError(f"--role: {role!r} is neither switch nor node")
+    if role is not None and config.transport == "ipc":
+        raise ConfigError("transport: separate roles talk over tcp; leave --transport out")
+    if role == "switch" and config.no_switch:
+        raise ConfigError("no_switch: there is no switch to start; leave --no-switch out")
+    if role == "switch" and config.join is None and config.run_dir is None:
+        raise ConfigError(
+            "the switch must be told of its node: --join FILE|URL as luwu up --role node printed "
+            "it, or the same --run-dir for both"
+        )
+    if role != "switch" and config.join is not None:
+        raise ConfigError("join: only luwu up --role switch joins something; leave it out")
+    if config.bind is not None and config.transport == "ipc":
+        raise ConfigError("bind: with --transport ipc the sockets are in a directory of our own")

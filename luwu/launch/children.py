@@ -1,0 +1,187 @@
+"""Processes we start: each ends when we do, however we end, and nothing of it is left.
+
+A child's standard input is a pipe whose other end we alone hold. When we are gone, even by SIGKILL,
+it reads the end of the file and exits (`lifeline.py`). It has a session of its own, so Ctrl-C in
+our terminal reaches us alone, and we stop the others in order.
+
+The kernel's account of a process can be read until it is reaped, so an exited child is first
+looked at (`waitid` with WNOWAIT), its bytes are noted, and only then is it collected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep, utc_text
+from luwu.base.errors import ConfigError
+
+
+@dataclass(slots=True)
+class DiskBytes:
+    """The kernel's count of what a process read from and wrote to block devices."""
+
+    read: int = 0
+    written: int = 0
+
+
+class Child:
+    """One process, with its log."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, log: Path, environ: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.started = utc_text()
+        self.disk = DiskBytes()
+        with log.open("ab") as output:
+            try:
+                self._process = subprocess.Popen(
+                    list(command),
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    env=dict(environ),
+                    start_new_session=True,
+                )
+            except OSError as exc:
+                raise ConfigError(f"cannot start {name} ({command[0]}): {exc}") from exc
+
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        if self._process.returncode is None and self._has_exited():
+            self.note_disk()
+            self._process.wait()
+            self._close_lifeline()
+        return self._process.returncode
+
+    def note_disk(self) -> None:
+        """Keep what the kernel has counted so far."""
+        found = disk_bytes(self.pid)
+        if found is not None:
+            self.disk = found
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, or None if it still runs after `timeout_s`."""
+        end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
+        while self.poll() is None and SYSTEM_CLOCK.now_ns() < end_ns:
+            sleep(0.01)
+        return self.poll()
+
+    def _has_exited(self) -> bool:
+        try:
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, self.pid, options) is not None
+        except ChildProcessError:
+            return True
+
+    def _close_lifeline(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+def stop_all(children: Sequence[Child], *, patience_s: float) -> None:
+    """Ask each to stop, wait a little for all, then kill."""
+    for child in children:
+        child.signal(signal.SIGTERM)
+    end_ns = SYSTEM_CLOCK.now_ns() + int(patience_s * 1e9)
+    for child in children:
+        child.wait(max(0.0, (end_ns - SYSTEM_CLOCK.now_ns()) / 1e9))
+    for child in children:
+        child.signal(signal.SIGKILL)
+    for child in children:
+        child.wait(5.0)
+
+
+def exit_text(code: int) -> str:
+    """`exit code 3`, or `signal SIGKILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+# ---------------------------------------------------------------------- what /proc tells
+
+
+def disk_bytes(pid: int) -> DiskBytes | None:
+    """The kernel's count for a process; None where it does not tell."""
+    try:
+        text = Path(f"/proc/{pid}/io").read_text(encoding="ascii")
+    except OSError:
+        return None
+    rows = dict(line.split(": ", 1) for line in text.splitlines())
+    return DiskBytes(int(rows["read_bytes"]), int(rows["write_bytes"]))
+
+
+def private_bytes(pid: int) -> int | None:
+    """Memory of a process that is no file's: RssAnon + RssShmem; None if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    found = 0
+    for line in text.splitlines():
+        if line.startswith(("RssAnon:", "RssShmem:")):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def marked_processes(run_id: str) -> list[int]:
+    """Processes whose environment carries the mark of a run; ourselves excepted."""
+    mark = f"LUWU_RUN_ID={run_id}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                variables = file.read().split(b"\0")
+        except OSError:
+            continue
+        if mark in variables and is_alive(int(entry)):
+            found.append(int(entry))
+    return found
+
+
+def kill_marked(run_id: str, *, sparing: Sequence[int] = (), limit_s: float = 5.0) -> int:
+    """Kill every process that carries the mark; how many there were."""
+    count = 0
+    end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+    while SYSTEM_CLOCK.now_ns() < end_ns:  # one that forks while we look is found the next time
+        pids = [pid for pid in marked_processes(run_id) if pid not in sparing]
+        if not pids:
+            break
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                count += 1
+        sleep(0.01)
+    return count

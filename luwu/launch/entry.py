@@ -1,0 +1,106 @@
+"""What torchrun starts for each worker: the user's script, with its output and errors kept.
+
+    python -m luwu.launch.entry RUN_DIR PREFIX SCRIPT ...      or     ... PREFIX -m MODULE ...
+
+Output of rank r goes to `logs/worker-r.log`, its process number to `roles/worker-r.json`, and what
+ends it early, with the traceback, to `errors/worker-r.json`: the launcher shows the first of them
+in full. The script runs as `__main__`, as if it had been started by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from luwu.base.clock import unix_ns, utc_text
+from luwu.base.errors import LuwuError
+from luwu.base.json_file import write_json
+from luwu.launch.run_directory import RunDirectory
+
+_OURS = {__file__, runpy.run_path.__code__.co_filename}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the script; ends as it ends."""
+    run = RunDirectory(Path(arguments[0]))
+    prefix, script = arguments[1], list(arguments[2:])
+    rank = int(os.environ.get("RANK") or 0)
+    process = f"{prefix}worker-{rank}"
+    _redirect_output(run.log(process))
+    write_json(
+        run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()}
+    )
+    try:
+        _run(script)
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+        if code:
+            _write_error(run, process, rank, exc, exit_code=code)
+        raise
+    except BaseException as exc:
+        code = exc.exit_code if isinstance(exc, LuwuError) else 1
+        text = _write_error(run, process, rank, exc, exit_code=code)
+        print(text, file=sys.stderr, flush=True)
+        sys.exit(code)
+    finally:
+        write_json(run.role(f"{process}.ended"), {"rank": rank, "ended": utc_text()})
+
+
+def _run(script: Sequence[str]) -> None:
+    if script[0] == "-m":
+        sys.argv = list(script[1:])
+        sys.path[0] = os.getcwd()
+        runpy.run_module(script[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(script)
+        sys.path[0] = str(Path(script[0]).resolve().parent)
+        runpy.run_path(script[0], run_name="__main__")
+
+
+def _redirect_output(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _write_error(
+    run: RunDirectory, process: str, rank: int, error: BaseException, *, exit_code: int
+) -> str:
+    """Keep what ended the script; its traceback, from the script on."""
+    lines = traceback.format_exception(_without_launcher(error))
+    text = "" if isinstance(error, SystemExit) else "".join(lines).rstrip()
+    document = {
+        "schema": 1,
+        "role": "worker",
+        "rank": rank,
+        "pid": os.getpid(),
+        "unix_ns": unix_ns(),
+        "type": type(error).__name__,
+        "message": str(error),
+        "exit_code": exit_code,
+        "traceback": text,
+    }
+    write_json(run.error(process), document)
+    return text
+
+
+def _without_launcher(error: BaseException) -> BaseException:
+    """The error without the frames of this file and of runpy."""
+    trace = error.__traceback__
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename == __file__
+        or "runpy" in trace.tb_frame.f_code.co_filename
+    ):
+        trace = trace.tb_next
+    return error.with_traceback(trace) if trace is not None else error
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

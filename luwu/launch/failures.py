@@ -1,0 +1,88 @@
+"""What a user is told when a run ends badly: the first failure in full, the others in a line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from luwu.base.errors import (
+    ConfigError,
+    ConnectionFailed,
+    LuwuError,
+    StateError,
+    WorkerFailed,
+)
+from luwu.base.json_file import read_json
+from luwu.launch.children import exit_text
+from luwu.launch.console import tail
+from luwu.launch.run_directory import RunDirectory
+
+FINAL_CODES = {2: ConfigError, 3: ConnectionFailed, 5: StateError}
+"""Exit codes that starting again would not mend."""
+
+_TORCHRUN_ENDED = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+
+
+def error_of_code(code: int, text: str) -> LuwuError:
+    """The error whose exit code this is; a failed worker where it is none of ours."""
+    return FINAL_CODES.get(code, WorkerFailed)(text)
+
+
+def role_failure(
+    run: RunDirectory, role: str, code: int, document: dict[str, Any], advice: str = ""
+) -> LuwuError:
+    """The switch or the node ended for good."""
+    log = run.log(role)
+    if document and document["exit_code"] in FINAL_CODES:
+        return FINAL_CODES[document["exit_code"]](f"{role}: {document['message']}{advice}")
+    text = document.get("traceback") or tail(log) or "(its log is empty)"
+    error = LuwuError(f"the {role} ended with {exit_text(code)}{advice}; log {log}\n{text}")
+    return error
+
+
+def worker_failure(run: RunDirectory, prefix: str, code: int) -> LuwuError:
+    """The workers ended with `code`: why, as far as they or torchrun said."""
+    found = [read_json(path) for path in run.path.glob(f"errors/{prefix}worker-*.json")]
+    records = sorted((each for each in found if each), key=lambda each: each["unix_ns"])
+    if not records:
+        return WorkerFailed(_unexplained(run, prefix, code))
+    first, *others = records
+    process = f"{prefix}worker-{first['rank']}"
+    log = run.log(process)
+    shown = first["traceback"] or tail(log) or "(its log is empty)"
+    lines = [
+        f"worker {first['rank']} failed with {first['type']} "
+        f"(exit code {first['exit_code']}); log {log}",
+        shown,
+        *(f"worker {each['rank']}: {each['type']}: {_first_line(each)}" for each in others),
+    ]
+    return error_of_code(first["exit_code"], "\n".join(lines))
+
+
+def _unexplained(run: RunDirectory, prefix: str, code: int) -> str:
+    """No worker could say what happened: torchrun saw how they ended."""
+    log = run.log(f"{prefix}torchrun")
+    ended = [
+        (int(rank), int(pid), int(exit_code))
+        for exit_code, rank, pid in _TORCHRUN_ENDED.findall(_whole(log))
+    ]
+    if ended:
+        rank, pid, exit_code = ended[0]
+        return (
+            f"worker {rank} (pid {pid}) was lost: {exit_text(exit_code)}; on_worker_loss is stop, "
+            f"so the run ended. Log {run.log(f'{prefix}worker-{rank}')}"
+        )
+    text = tail(log)
+    return f"the workers ended with {exit_text(code)}; log {log}" + (f"\n{text}" if text else "")
+
+
+def _first_line(record: dict[str, Any]) -> str:
+    return str(record["message"]).partition("\n")[0]
+
+
+def _whole(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

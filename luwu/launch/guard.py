@@ -1,0 +1,69 @@
+"""Stands over a command so that none of its processes outlives the launcher.
+
+    python -m luwu.launch.guard RUN_ID COMMAND ...
+
+torchrun gives each worker a session of its own, so no signal to a group reaches them all. The guard
+finds them by the mark in their environment, and kills them when it is asked to stop, when the
+launcher is gone, and when the command has ended and left some behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Final
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.launch.children import kill_marked, marked_processes
+from luwu.launch.lifeline import watch
+
+MARK_SUFFIX: Final = ".workers"
+"""Workers bear the run's mark with this at its end, so that stopping them spares the roles."""
+PATIENCE_S: Final = 0.6
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; its exit code, 128 + N for signal N."""
+    run_id, command = arguments[0], list(arguments[1:])
+    mark = run_id + MARK_SUFFIX
+    stopping = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+
+    def orphaned() -> None:
+        kill_marked(mark)
+        os._exit(1)
+
+    watch(orphaned)
+    environ = {**os.environ, "LUWU_RUN_ID": mark}
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environ)
+    while process.poll() is None and not stopping.is_set():
+        sleep(0.02)
+    if stopping.is_set():
+        _ask_to_stop(mark)
+    kill_marked(mark)
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _ask_to_stop(mark: str) -> None:
+    for pid in marked_processes(mark):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGTERM)
+    end_ns = SYSTEM_CLOCK.now_ns() + int(PATIENCE_S * 1e9)
+    while marked_processes(mark) and SYSTEM_CLOCK.now_ns() < end_ns:
+        sleep(0.02)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

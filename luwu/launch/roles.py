@@ -1,0 +1,142 @@
+"""The switch and the node as processes: what they are told, and what they say when they listen.
+
+    roles/node.json          written by us    {"role", "spec", "ready", "error", ...}
+    roles/node.ready.json    written by it    {"pid", "endpoint", "lines"}: it listens
+    errors/node.json         written by it    what ended it
+
+`python -m switch_emu node --config roles/node.json` reads the first. A role that died is started
+again with the same state and the endpoint it had, so nobody has to be told of the change.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from luwu.base.config import RunConfig
+from luwu.base.json_file import read_json, write_json
+from luwu.launch.children import Child, DiskBytes
+from luwu.launch.run_directory import RunDirectory
+
+MIB = 1024 * 1024
+
+
+class RoleProcess:
+    """One role, over all its starts."""
+
+    def __init__(
+        self, run: RunDirectory, role: str, spec: Mapping[str, Any], *, run_id: str,
+        private_directory: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.role = role
+        self.starts_count = 0
+        self.endpoint: str | None = None
+        """Where it listens, once it has said so."""
+        self._run = run
+        self._run_id = run_id
+        self._spec = dict(spec)
+        self._private_directory = private_directory
+        self._disk_before = DiskBytes()
+        self.child: Child | None = None
+
+    def start(self) -> Child:
+        """Start it, the first time or again."""
+        if self.child is not None:
+            self._disk_before = self.disk
+            self._spec["listen"] = self.endpoint or self._spec["listen"]
+            if self.role == "node":
+                self._spec["resume"] = True
+        self._ready_file.unlink(missing_ok=True)
+        self._run.error(self.role).unlink(missing_ok=True)
+        config = self._run.role(f"{self.role}.json")
+        write_json(config, {
+            "schema": 1,
+            "role": self.role,
+            "spec": self._spec,
+            "ready": str(self._ready_file),
+            "error": str(self._run.error(self.role)),
+            "private_directory": None if self._private_directory is None
+            else str(self._private_directory),
+        }, mode=0o600)  # fmt: skip
+        environ = {**os.environ, "LUWU_RUN_ID": self._run_id, "PYTHONUNBUFFERED": "1"}
+        if self.starts_count:
+            environ.pop("LUWU_FAILPOINTS", None)  # a place that failed once would fail for ever
+        command = [sys.executable, "-m", "switch_emu", self.role, "--config", str(config)]
+        self.child = Child(
+            self.role, [*command, "--until-eof"], log=self._run.log(self.role), environ=environ
+        )
+        self.starts_count += 1
+        return self.child
+
+    def ready(self) -> dict[str, Any] | None:
+        """What it said when it began to listen; None until then."""
+        document = read_json(self._ready_file)
+        if document is not None:
+            self.endpoint = document["endpoint"]
+        return document
+
+    def error(self) -> dict[str, Any]:
+        """What it wrote about its end, if anything."""
+        return read_json(self._run.error(self.role)) or {}
+
+    @property
+    def is_restartable(self) -> bool:
+        """Whether its state outlives it; a switch has none to lose."""
+        return self.role != "node" or self._spec["state"] is not None
+
+    @property
+    def disk(self) -> DiskBytes:
+        """The kernel's count over all its starts."""
+        now = self.child.disk if self.child is not None else DiskBytes()
+        before = self._disk_before
+        return DiskBytes(before.read + now.read, before.written + now.written)
+
+    @property
+    def _ready_file(self) -> Path:
+        return self._run.role(f"{self.role}.ready.json")
+
+
+def node_spec(
+    config: RunConfig, run: RunDirectory, *, job: int, listen: str, memory_budget_bytes: int,
+    chunk_bytes: int, state: Path | None, advertise: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of `NodeSpec`, as JSON takes them."""
+    return {
+        "job": job,
+        "world_size": config.workers,
+        "listen": listen,
+        "advertise": advertise,
+        "insecure": config.insecure,
+        "state": None if state is None else str(state.absolute()),
+        "durability": config.durability,
+        "memory_budget_bytes": memory_budget_bytes,
+        "chunk_bytes": chunk_bytes,
+        "has_switch": not config.no_switch,
+        "resume": config.resume,
+        "events": str(run.events("node")),
+        "summary": str(run.result("node.json")),
+        "grace_s": config.grace,
+    }
+
+
+def switch_spec(
+    config: RunConfig, run: RunDirectory, *, job: int, world_size: int, listen: str, parent: str,
+    chunk_bytes: int, advertise: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of `SwitchSpec`, as JSON takes them."""
+    slot_bytes_max = max(256 * MIB, 4 * world_size * chunk_bytes)
+    return {
+        "job": job,
+        "world_size": world_size,
+        "listen": listen,
+        "advertise": advertise,
+        "parent": parent,
+        "insecure": config.insecure,
+        "slot_bytes_max": slot_bytes_max,
+        "copies_bytes_max": max(256 * MIB, 4 * chunk_bytes),
+        "events": str(run.events("switch")),
+        "grace_s": config.grace,
+    }

@@ -1,0 +1,168 @@
+"""Start switch and node for a job, and write down where to join it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from luwu.base.config import RunConfig, exact_size
+from luwu.base.errors import ConfigError
+from luwu.base.quantities import format_bytes
+from luwu.launch.roles import node_spec, switch_spec
+from luwu.launch.sockets import private_directory
+from luwu.launch.supervisor import Supervisor
+from luwu.nic.connection import Connection, write_connection
+from switch_emu.node.plan import default_chunk_bytes
+
+STATE_DIRECTORY: Final = Path("luwu-state")
+LOOPBACK: Final = "tcp://127.0.0.1:0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What `auto` came to."""
+
+    memory_budget_bytes: int
+    chunk_bytes: int
+    lines: tuple[str, ...]
+    """What was decided, for people."""
+
+
+def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
+    """Memory budget and chunk: as asked, or half of the free memory and what fits it.
+
+    An existing state keeps the chunk it was made with. Raises ConfigError, StateError.
+    """
+    lines = []
+    budget = config.memory_budget
+    if budget is None:
+        free = free_memory_bytes()
+        budget = free // 2
+        lines.append(
+            f"memory budget of the node: {format_bytes(budget)}, half of the "
+            f"{format_bytes(free)} that are free (--memory-budget)"
+        )
+    chunk = config.chunk
+    made_with = None if state is None else chunk_bytes_of(state)
+    if chunk is None and made_with is not None:
+        chunk = made_with
+        lines.append(f"chunk: {exact_size(chunk)}, as {state} was made with")
+    elif chunk is None:
+        chunk = default_chunk_bytes(budget)
+        lines.append(f"chunk: {exact_size(chunk)}, from the memory budget (--chunk)")
+    return Sizes(memory_budget_bytes=budget, chunk_bytes=chunk, lines=tuple(lines))
+
+
+def state_directory(config: RunConfig, default: Path) -> Path | None:
+    """Where the node keeps its state; None: in RAM, for durability `none` without --state."""
+    if config.state is not None:
+        return config.state
+    return None if config.durability == "none" else default
+
+
+def serve(
+    supervisor: Supervisor,
+    config: RunConfig,
+    *,
+    state: Path | None,
+    sizes: Sizes,
+    say: Callable[[str], None],
+) -> Connection:
+    """Start node and switch on this host and write `connect.json`. Raises their errors."""
+    run = supervisor.run
+    for line in sizes.lines:
+        say(line)
+    job = new_job()
+    if config.transport == "tcp" or config.bind is not None:
+        at_node, at_switch = LOOPBACK, config.bind or LOOPBACK
+        if config.no_switch:
+            at_node = at_switch
+    else:
+        directory = supervisor.private_directory = private_directory()
+        at_switch, at_node = f"ipc://{directory}/switch", f"ipc://{directory}/node"
+    node = supervisor.add_role(
+        "node",
+        node_spec(
+            config,
+            run,
+            job=job,
+            listen=at_node,
+            memory_budget_bytes=sizes.memory_budget_bytes,
+            chunk_bytes=sizes.chunk_bytes,
+            state=state,
+            advertise=config.advertise if config.no_switch else None,
+        ),
+    )
+    connection = connection_of(config, job=job, node=node, chunk_bytes=sizes.chunk_bytes)
+    if not config.no_switch:
+        connection = add_switch(supervisor, config, connection, listen=at_switch)
+    write_connection(run.connect_file, connection)
+    return connection
+
+
+def add_switch(
+    supervisor: Supervisor, config: RunConfig, connection: Connection, *, listen: str
+) -> Connection:
+    """Start a switch before the node of `connection`."""
+    spec = switch_spec(
+        config,
+        supervisor.run,
+        job=connection.job,
+        world_size=connection.world_size,
+        listen=listen,
+        parent=connection.node,
+        chunk_bytes=connection.chunk_bytes,
+        advertise=config.advertise,
+    )
+    return replace(connection, switch=supervisor.add_role("switch", spec))
+
+
+def connection_of(config: RunConfig, *, job: int, node: str, chunk_bytes: int) -> Connection:
+    """What members of this job must know."""
+    return Connection(
+        job=job,
+        world_size=config.workers,
+        node=node,
+        chunk_bytes=chunk_bytes,
+        reshard_after_forward=config.reshard_after_forward,
+        connect_timeout_s=config.connect_timeout,
+        grace_s=config.grace,
+    )
+
+
+def new_job() -> int:
+    """A number no other job has, by chance."""
+    return secrets.randbits(48) + 1
+
+
+def chunk_bytes_of(state: Path) -> int | None:
+    """The chunk of an existing state; None if there is none. Raises ConfigError, StateError."""
+    from switch_emu.store.config_file import decode_config
+    from switch_emu.store.directory import CONFIG_NAME
+
+    file = state / CONFIG_NAME
+    if not file.is_file():
+        return None
+    return decode_config(file.read_bytes(), place=str(file)).chunk_bytes
+
+
+def free_memory_bytes() -> int:
+    """Memory that could be allocated now: the machine's, or our control group's if less."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+            return min(free, _group_free_bytes(free))
+    raise ConfigError("/proc/meminfo does not say what is free; give --memory-budget")
+
+
+def _group_free_bytes(default: int) -> int:
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit = (folder / "memory.max").read_text(encoding="ascii").strip()
+        used = int((folder / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return default
+    return max(0, int(limit) - used) if limit.isdecimal() else default

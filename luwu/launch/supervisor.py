@@ -1,0 +1,332 @@
+"""Starts the processes of a run on this host, watches them, and leaves nothing behind.
+
+starting   node, then switch: each says where it listens     -> `serve` returns, connect.json
+training   torchrun under its guard, one worker a rank       -> `train`, then `wait`
+ending     workers gone; node and switch end by themselves   -> `wait` returns
+closed     everything is stopped within 2 s                  -> `close`, whatever happened
+
+a switch or node died      started again on the same state and endpoint, `restarts` times in all
+it refused its input       the run ends with its message (exit codes 2, 3, 5)
+a worker was lost          the run ends with its traceback (exit code 4, or the error's own)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.errors import (
+    ConfigError,
+    ConnectionFailed,
+    DeadlineError,
+    Interrupted,
+    StateError,
+)
+from luwu.base.json_file import read_json, write_json
+from luwu.launch.children import Child, DiskBytes, exit_text, kill_marked, stop_all
+from luwu.launch.console import Console, LogFollower, tail
+from luwu.launch.failures import FINAL_CODES, role_failure, worker_failure
+from luwu.launch.guard import MARK_SUFFIX
+from luwu.launch.roles import RoleProcess
+from luwu.launch.run_directory import ProcessEntry, RunDirectory
+from luwu.launch.sampling import MemorySampler
+
+POLL_S: Final = 0.05
+STOP_PATIENCE_S: Final = 1.2
+"""From the request to stop until the kill: all is over within 2 s."""
+ENDING_S: Final = 60.0
+"""How long the node may take to end after the last worker."""
+TORCHRUN_FOLDER: Final = ".torchrun"
+"""Where torchrun puts the folders it always makes; removed at the end."""
+
+
+@dataclass(slots=True)
+class WorkerGroup:
+    """The workers of one launch, under their guard."""
+
+    guard: Child
+    count: int
+    follower: LogFollower
+    on_line: Callable[[str], None]
+
+
+class Supervisor:
+    """The processes of one run on this host. Use it as a context manager."""
+
+    def __init__(
+        self, run: RunDirectory, console: Console, *, restarts_max: int = 3,
+        should_stop: Callable[[], bool] = lambda: False, connect_timeout_s: float = 60.0,
+        prefix: str = "", records: str = "processes.json",
+    ) -> None:  # fmt: skip
+        self.run = run
+        self.run_id = f"{run.path.name}-{os.getpid()}"
+        self.private_directory: Path | None = None
+        """Holds the sockets; removed at the end, by the roles if we are killed."""
+        self._console = console
+        self._restarts_left = restarts_max
+        self._should_stop = should_stop
+        self._connect_timeout_s = connect_timeout_s
+        self._prefix = prefix
+        self._records = records
+        self._roles: list[RoleProcess] = []
+        self._workers: WorkerGroup | None = None
+        self._written: list[ProcessEntry] = []
+        self._sampler = MemorySampler()
+
+    # ---------------------------------------------------------------------- starting
+
+    def add_role(self, role: str, spec: dict[str, Any]) -> str:
+        """Start the switch or the node and wait until it listens; its endpoint.
+
+        Raises: the role's own error, ConnectionFailed when it says nothing for too long.
+        """
+        process = RoleProcess(
+            self.run, role, spec, run_id=self.run_id, private_directory=self.private_directory
+        )
+        process.start()
+        self._roles.append(process)
+        self._write_processes()
+        deadline_ns = SYSTEM_CLOCK.now_ns() + int(self._connect_timeout_s * 1e9)
+        while (ready := process.ready()) is None:
+            self._raise_if_stopped()
+            assert process.child is not None
+            code = process.child.poll()
+            if code is not None:
+                raise role_failure(self.run, role, code, process.error())
+            if SYSTEM_CLOCK.now_ns() > deadline_ns:
+                raise ConnectionFailed(
+                    f"the {role} did not listen within {self._connect_timeout_s:.0f} s; "
+                    f"log {self.run.log(role)}\n{tail(self.run.log(role))}"
+                )
+            sleep(POLL_S)
+        for line in ready["lines"]:
+            self._console.say(f"{role}: {line}")
+        assert process.endpoint is not None
+        return process.endpoint
+
+    def train(
+        self, script: Sequence[str], *, workers: int, connect: str | None,
+        on_line: Callable[[str], None], alone: bool = False, threads: int | None = None,
+    ) -> None:  # fmt: skip
+        """Start the workers on a script; `alone` starts one process without torchrun.
+
+        `on_line` gets what rank 0 prints, line by line.
+        """
+        environ = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "LUWU_EVENTS": str(self.run.path / "events"),
+        }
+        environ["OMP_NUM_THREADS"] = str(threads or threads_per_worker(1 if alone else workers))
+        environ["LUWU_RUN_ID"] = self.run_id
+        environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "1"
+        environ.pop("LUWU_CONNECT", None)
+        if connect is not None:
+            environ["LUWU_CONNECT"] = connect
+        for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
+            for stale in self.run.path.glob(pattern):
+                stale.unlink()
+        command = guarded_command(self.run, self.run_id, self._prefix, script, workers, alone=alone)
+        write_json(self.run.role(f"{self._prefix}workers.json"), {
+            "schema": 1,
+            "workers": 1 if alone else workers,
+            "omp_num_threads": int(environ["OMP_NUM_THREADS"]),
+            "command": command,
+        })  # fmt: skip
+        guard = Child(
+            f"{self._prefix}torchrun",
+            command,
+            log=self.run.log(f"{self._prefix}torchrun"),
+            environ=environ,
+        )
+        first_log = self.run.log(f"{self._prefix}worker-0")
+        follower = LogFollower(first_log, from_end=True)
+        self._workers = WorkerGroup(guard, 1 if alone else workers, follower, on_line)
+
+    # ---------------------------------------------------------------------- watching
+
+    def wait(self) -> None:
+        """Return when the job is done and every process has ended. Raises what went wrong."""
+        ending_ns: int | None = None
+        while True:
+            workers_done = self.poll()
+            if workers_done and all(self._has_ended(role) for role in self._roles):
+                return
+            if workers_done:
+                ending_ns = ending_ns or SYSTEM_CLOCK.now_ns() + int(ENDING_S * 1e9)
+                if SYSTEM_CLOCK.now_ns() > ending_ns:
+                    running = [role.role for role in self._roles if not self._has_ended(role)]
+                    raise DeadlineError(
+                        f"{' and '.join(running)} did not end within {ENDING_S:.0f} s of the last "
+                        f"worker; their logs are in {self.run.path / 'logs'}"
+                    )
+            sleep(POLL_S)
+
+    def poll(self) -> bool:
+        """Look at everything once; whether the workers are done. Raises what went wrong."""
+        self._raise_if_stopped()
+        for role in self._roles:
+            self._look_at_role(role)
+        done = self._look_at_workers()
+        self._write_processes()
+        return done
+
+    @property
+    def roles_done(self) -> bool:
+        """Whether every role has ended by itself."""
+        return all(self._has_ended(role) for role in self._roles)
+
+    @property
+    def memory_peaks(self) -> dict[str, int]:
+        """Largest sampled RssAnon + RssShmem, by process."""
+        return self._sampler.peaks
+
+    def kernel_disk_bytes(self, role: str) -> DiskBytes | None:
+        """The kernel's count for a role, over all its starts."""
+        return next((each.disk for each in self._roles if each.role == role), None)
+
+    def _look_at_role(self, role: RoleProcess) -> None:
+        child = role.child
+        assert child is not None
+        code = child.poll()
+        if code is None:
+            child.note_disk()
+            role.ready()
+            return
+        if code == 0:
+            return
+        document = role.error()
+        if code in FINAL_CODES:
+            raise role_failure(self.run, role.role, code, document)
+        if not role.is_restartable:
+            raise StateError(
+                f"the node ended with {exit_text(code)}, and the state it kept in RAM is lost; "
+                f"give a directory with --state. Log {self.run.log(role.role)}"
+            )
+        if self._restarts_left == 0:
+            raise role_failure(
+                self.run, role.role, code, document, "; no restarts are left (--restarts)"
+            )
+        self._restarts_left -= 1
+        old_pid = child.pid
+        new = role.start()
+        self._console.say(
+            f"{role.role} (pid {old_pid}) ended with {exit_text(code)}; started again as pid "
+            f"{new.pid} on the same state, {self._restarts_left} restarts left"
+        )
+
+    def _look_at_workers(self) -> bool:
+        group = self._workers
+        if group is None:
+            return False
+        code = group.guard.poll()
+        for line in group.follower.lines(is_last=code is not None):
+            group.on_line(line)
+        if code is None:
+            return False
+        if code != 0:
+            self._raise_role_failure_first()
+            raise worker_failure(self.run, self._prefix, code)
+        return True
+
+    def _raise_role_failure_first(self) -> None:
+        """A worker that failed because a role ended for good is not the cause."""
+        for role in self._roles:
+            code = role.child.poll() if role.child is not None else None
+            if code is not None and code in FINAL_CODES:
+                raise role_failure(self.run, role.role, code, role.error())
+
+    def _has_ended(self, role: RoleProcess) -> bool:
+        return role.child is not None and role.child.poll() == 0
+
+    def _raise_if_stopped(self) -> None:
+        if self._should_stop():
+            raise Interrupted("interrupted; every process of the run is being stopped")
+
+    # ---------------------------------------------------------------------- records, the end
+
+    def _write_processes(self) -> None:
+        entries = [
+            ProcessEntry(role=each.role, rank=0, pid=each.child.pid, started=each.child.started)
+            for each in self._roles
+            if each.child is not None and each.child.poll() is None
+        ]
+        entries += self._worker_entries()
+        if entries == self._written:
+            return
+        self._written = entries
+        self.run.write_processes(entries, self._records)
+        self._sampler.watch(
+            {f"worker-{e.rank}" if e.role == "worker" else e.role: e.pid for e in entries}
+        )
+
+    def _worker_entries(self) -> list[ProcessEntry]:
+        group = self._workers
+        if group is None or group.guard.poll() is not None:
+            return []
+        entries = []
+        for rank in range(group.count):
+            process = f"{self._prefix}worker-{rank}"
+            record = read_json(self.run.role(f"{process}.json"))
+            if record is not None and not self.run.role(f"{process}.ended").exists():
+                entries.append(ProcessEntry(role="worker", **record))
+        return entries
+
+    def close(self) -> None:
+        """Stop what still runs, within 2 s, and remove what would be left."""
+        children = [role.child for role in self._roles if role.child is not None]
+        if self._workers is not None:
+            children.append(self._workers.guard)
+        stop_all(children, patience_s=STOP_PATIENCE_S)
+        for mark in (self.run_id, self.run_id + MARK_SUFFIX):
+            kill_marked(mark)
+        self._sampler.close()
+        if self._written:
+            self.run.write_processes([], self._records)
+        shutil.rmtree(self.run.path / TORCHRUN_FOLDER, ignore_errors=True)
+        if self.private_directory is not None:
+            shutil.rmtree(self.private_directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def threads_per_worker(workers: int) -> int:
+    """OMP_NUM_THREADS: what the environment says, else an even share of our processors."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    if said:
+        if not said.isdecimal() or int(said) < 1:
+            raise ConfigError(f"OMP_NUM_THREADS={said!r} in the environment is no number; fix it")
+        return int(said)
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+def guarded_command(
+    run: RunDirectory, run_id: str, prefix: str, script: Sequence[str], workers: int, *, alone: bool
+) -> list[str]:
+    """The guard, torchrun unless one process is enough, our entry, and the script."""
+    entry = ["luwu.launch.entry", str(run.path), prefix, *script]
+    guard = [sys.executable, "-m", "luwu.launch.guard", run_id]
+    if alone:
+        return [*guard, sys.executable, "-m", *entry]
+    torchrun = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+        "--nproc-per-node", str(workers), "--max-restarts", "0", "--monitor-interval", "0.1",
+        "--log-dir", str(run.path / TORCHRUN_FOLDER),
+    ]  # fmt: skip
+    return [*guard, *torchrun, "-m", *entry]

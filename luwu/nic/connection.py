@@ -1,0 +1,188 @@
+"""The connection file: all that somebody needs to join a job, and nothing secret.
+
+    {"schema": 1, "job": 5713, "protocol": 1, "world_size": 2,
+     "node": "tcp://10.0.0.5:41877", "switch": "tcp://10.0.0.6:40001", "chunk_bytes": 1048576,
+     "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600}
+
+`switch` is null where workers talk to the node itself. The same fits a URL, for hosts that share no
+directory: `tcp://10.0.0.6:40001?job=5713&world_size=2&chunk_bytes=1048576`; its endpoint is where
+workers connect. Roles may start in any order: whoever needs the file waits for it, and says so.
+"""
+
+from __future__ import annotations
+
+import sys
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.config import suggestion
+from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
+from luwu.base.json_file import read_json, write_json
+from luwu.base.limits import INT64_MAX, PAYLOAD_BYTES_MAX, PROTOCOL_VERSION, WORLD_SIZE_MAX
+
+SCHEMA: Final = 1
+PREFETCH_UNITS: Final = 2
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Where a job is, and what all its members must agree on before they talk."""
+
+    job: int
+    world_size: int
+    node: str
+    """Endpoint of the optimizer node."""
+    switch: str | None = None
+    """Endpoint of the switch; None: workers talk to the node itself."""
+    chunk_bytes: int
+    reshard_after_forward: bool | None = None
+    prefetch_units: int = PREFETCH_UNITS
+    connect_timeout_s: float = 60.0
+    grace_s: float = 600.0
+
+    @property
+    def endpoint(self) -> str:
+        """What a worker dials."""
+        return self.node if self.switch is None else self.switch
+
+    def url(self) -> str:
+        """The same for a worker on a host that shares no directory."""
+        asked: dict[str, object] = {
+            "job": self.job,
+            "world_size": self.world_size,
+            "chunk_bytes": self.chunk_bytes,
+            "prefetch_units": self.prefetch_units,
+        }
+        if self.reshard_after_forward is not None:
+            asked["reshard_after_forward"] = str(self.reshard_after_forward).lower()
+        return f"{self.endpoint}?{urllib.parse.urlencode(asked)}"
+
+
+def write_connection(path: Path, connection: Connection) -> None:
+    """Write the file, readable by this user only, whole or not at all."""
+    document = {"schema": SCHEMA, "protocol": PROTOCOL_VERSION, **asdict(connection)}
+    write_json(path, document, mode=0o600)
+
+
+def read_connection(path: Path) -> Connection | None:
+    """What the file says; None if there is none. Raises ConfigError."""
+    document = read_json(path)
+    if document is None:
+        return None
+    for key, expected in (("schema", SCHEMA), ("protocol", PROTOCOL_VERSION)):
+        if document.pop(key, None) != expected:
+            raise ConfigError(
+                f"{path}: {key} is not {expected}; it was written by another version of luwu"
+            )
+    return _checked(document, str(path))
+
+
+def wait_for_connection(
+    path: Path,
+    *,
+    timeout_s: float,
+    say: Callable[[str], None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Connection:
+    """The connection of a file that may still have to be written.
+
+    Says every few seconds what it waits for. Raises ConnectionFailed at the end of `timeout_s`,
+    Interrupted when asked to stop.
+    """
+    say = say or _say
+    started_ns = SYSTEM_CLOCK.now_ns()
+    said_s = -1.0
+    while True:
+        connection = read_connection(path)
+        if connection is not None:
+            return connection
+        waited_s = (SYSTEM_CLOCK.now_ns() - started_ns) / 1e9
+        if should_stop():
+            raise Interrupted(f"interrupted while waiting for {path}")
+        if waited_s >= timeout_s:
+            raise ConnectionFailed(
+                f"{path} did not appear within {waited_s:.0f} s; start luwu up with the same "
+                "--run-dir, or name its file with --join"
+            )
+        if waited_s >= 0.5 and waited_s - said_s >= min(3.0, 1.0 + waited_s / 10):
+            say(f"waiting for {path.name}, {waited_s:.0f} s of {timeout_s:.0f} s ({path})")
+            said_s = waited_s
+        sleep(_POLL_S)
+
+
+def join(
+    where: str,
+    *,
+    timeout_s: float,
+    say: Callable[[str], None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Connection:
+    """The connection of `--join FILE|URL` or LUWU_CONNECT. Raises ConfigError, ConnectionFailed."""
+    if "://" in where:
+        return parse_url(where)
+    path = Path(where).expanduser()
+    if path.is_dir():
+        path = path / "connect.json"
+    return wait_for_connection(path, timeout_s=timeout_s, say=say, should_stop=should_stop)
+
+
+def parse_url(url: str) -> Connection:
+    """The connection of a URL such as `luwu up` prints. Raises ConfigError."""
+    endpoint, _, query = url.partition("?")
+    try:
+        asked = dict(urllib.parse.parse_qsl(query, strict_parsing=bool(query)))
+    except ValueError as exc:
+        raise ConfigError(f"{url}: {exc}; copy the line that luwu up printed") from exc
+    document: dict[str, Any] = {"node": endpoint, "switch": None}
+    for name, text in asked.items():
+        if text in ("true", "false"):
+            document[name] = text == "true"
+        elif text.isdecimal():
+            document[name] = int(text)
+        else:
+            raise ConfigError(f"{url}: {name}={text!r} is no number; copy what luwu up printed")
+    return _checked(document, url)
+
+
+def _checked(document: dict[str, Any], where: str) -> Connection:
+    known = {each.name: each for each in fields(Connection)}
+    for name in document:
+        if name not in known:
+            raise ConfigError(f"{where}: unknown {name!r}{suggestion(name, known)}")
+    missing = [
+        name for name in ("job", "world_size", "node", "chunk_bytes") if name not in document
+    ]
+    if missing:
+        raise ConfigError(f"{where}: {', '.join(missing)} missing; copy what luwu up printed")
+    _in_limits(document, "job", 0, INT64_MAX, where)
+    _in_limits(document, "world_size", 1, WORLD_SIZE_MAX, where)
+    _in_limits(document, "chunk_bytes", 1, PAYLOAD_BYTES_MAX, where)
+    _in_limits(document, "prefetch_units", 0, 1 << 20, where)
+    for name in ("node", "switch"):
+        endpoint = document.get(name)
+        if endpoint is None and name == "switch":
+            continue
+        if not isinstance(endpoint, str) or not endpoint.startswith(("tcp://", "ipc://")):
+            raise ConfigError(f"{where}: {name} is {endpoint!r}, no tcp:// or ipc:// endpoint")
+    if document.get("reshard_after_forward") not in (None, True, False):
+        raise ConfigError(f"{where}: reshard_after_forward is neither true, false nor null")
+    for name in ("connect_timeout_s", "grace_s"):
+        value = document.get(name, 1.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ConfigError(f"{where}: {name} is {value!r}, not a number above 0")
+    return Connection(**document)
+
+
+def _in_limits(document: dict[str, Any], name: str, least: int, most: int, where: str) -> None:
+    value = document.get(name, least)
+    if type(value) is not int or not least <= value <= most:
+        raise ConfigError(f"{where}: {name} is {value!r}, not a whole number {least} to {most}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

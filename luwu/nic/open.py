@@ -1,0 +1,57 @@
+"""A worker's way into its job: from LUWU_CONNECT to a SmartNIC that is connected."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from luwu.base.errors import ConfigError
+from luwu.base.events import Recorder
+from luwu.nic.connection import Connection, join
+from luwu.nic.shell import Nic
+from luwu.transport.zeromq import ZeroMqTransport
+
+WAIT_S = 60.0
+"""How long a worker waits for its connection file."""
+
+
+def find_connection() -> Connection:
+    """The connection that LUWU_CONNECT names. Raises ConfigError, ConnectionFailed."""
+    where = os.environ.get("LUWU_CONNECT", "")
+    if not where:
+        raise ConfigError(
+            "LUWU_CONNECT is not set, so there is no job to join; start the script with "
+            "luwu run SCRIPT, or set it to a connection file or URL"
+        )
+    return join(where, timeout_s=WAIT_S)
+
+
+def open_nic(rank: int, world_size: int) -> Nic:
+    """Connect this worker. Raises ConfigError, ConnectionFailed."""
+    connection = find_connection()
+    if world_size != connection.world_size:
+        raise ConfigError(
+            f"this job has {connection.world_size} workers, but {world_size} were started; "
+            f"start luwu up with --workers {world_size}, or that many workers"
+        )
+    events = os.environ.get("LUWU_EVENTS", "")
+    path = Path(events) / f"worker-{rank}.jsonl" if events else None
+    nic = Nic(
+        ZeroMqTransport(),
+        endpoint=connection.endpoint,
+        job=connection.job,
+        rank=rank,
+        world_size=world_size,
+        chunk_bytes=connection.chunk_bytes,
+        reshard_after_forward=connection.reshard_after_forward,
+        prefetch_units=connection.prefetch_units,
+        recorder=Recorder(role="worker", path=path, printed=None),
+        connect_timeout_s=connection.connect_timeout_s,
+        grace_s=connection.grace_s,
+    )
+    try:
+        nic.connect()
+    except BaseException:
+        nic.close()
+        raise
+    return nic

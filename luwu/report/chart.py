@@ -1,0 +1,138 @@
+"""Two charts as SVG: lines over steps, and bars with their spread. No script, no outside file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Final
+
+COLOURS: Final = ("#1f5fa8", "#c4572e", "#3c8d4f", "#7a4fa3")
+WIDTH: Final = 860
+HEIGHT: Final = 320
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 40
+
+
+def colour(index: int) -> str:
+    """The colour of the index-th arm, the same in every chart."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def line_chart(
+    curves: Mapping[str, Sequence[float]], *, x_name: str, y_name: str, first: int = 0
+) -> str:
+    """Curves over steps; values that are not finite leave a gap."""
+    finite = [value for curve in curves.values() for value in curve if math.isfinite(value)]
+    if not finite:
+        return _svg([_text(WIDTH / 2, HEIGHT / 2, "nothing was measured", anchor="middle")], y_name)
+    ticks = nice_ticks(min(finite), max(finite))
+    low, high = ticks[0], ticks[-1]
+    steps_max = max(len(curve) for curve in curves.values())
+
+    def at(index: int, value: float) -> tuple[float, float]:
+        x = LEFT + (WIDTH - LEFT - RIGHT) * index / max(1, steps_max - 1)
+        y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low))
+        return x, y
+
+    parts = _grid(ticks, low, high)
+    for tick in nice_ticks(0, max(1, steps_max - 1)):
+        if tick == int(tick) and tick <= steps_max - 1:
+            x, _ = at(int(tick), low)
+            parts.append(_text(x, HEIGHT - BOTTOM + 16, f"{int(tick) + first}", anchor="middle"))
+    for number, (name, curve) in enumerate(curves.items()):
+        path = _path(
+            [at(i, value) if math.isfinite(value) else None for i, value in enumerate(curve)]
+        )
+        parts.append(
+            f'<path d="{path}" fill="none" stroke="{colour(number)}" stroke-width="1.6">'
+            f"<title>{escape(name)}</title></path>"
+        )
+    parts += _legend(list(curves))
+    parts.append(_text((LEFT + WIDTH) / 2, HEIGHT - 6, x_name, anchor="middle"))
+    return _svg(parts, y_name)
+
+
+def bar_chart(bars: Mapping[str, tuple[float, float, float]], *, y_name: str) -> str:
+    """Bars of (value, low, high): the line over each bar goes from low to high."""
+    ticks = nice_ticks(0.0, max([high for _, _, high in bars.values()] + [1e-9]))
+    high_tick = ticks[-1]
+    parts = _grid(ticks, 0.0, high_tick)
+    place = (WIDTH - LEFT - RIGHT) / max(1, len(bars))
+
+    def y_of(value: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / high_tick)
+
+    for number, (name, (value, low, high)) in enumerate(bars.items()):
+        middle = LEFT + place * (number + 0.5)
+        width = min(110.0, place * 0.5)
+        top = y_of(value)
+        parts.append(
+            f'<rect x="{middle - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" '
+            f'height="{HEIGHT - BOTTOM - top:.1f}" fill="{colour(number)}" fill-opacity="0.85">'
+            f"<title>{escape(name)}</title></rect>"
+        )
+        parts.append(
+            f'<path d="M{middle:.1f} {y_of(high):.1f}V{y_of(low):.1f}" stroke="#222" '
+            'stroke-width="1.5"/>'
+        )
+        parts.append(_text(middle, HEIGHT - BOTTOM + 18, name, anchor="middle"))
+        parts.append(_text(middle + width / 2 + 6, top + 4, f"{value:.4g}"))
+    return _svg(parts, y_name)
+
+
+def nice_ticks(low: float, high: float, *, count: int = 6) -> list[float]:
+    """Round numbers that cover the range, about `count` of them."""
+    if high <= low:
+        high = low + (abs(low) or 1.0) * 0.1
+    rough = (high - low) / max(1, count - 1)
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= rough * 0.999)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def _grid(ticks: Sequence[float], low: float, high: float) -> list[str]:
+    parts = []
+    for tick in ticks:
+        y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - (tick - low) / (high - low))
+        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
+        parts.append(_text(LEFT - 6, y + 4, f"{tick:g}", anchor="end"))
+    return parts
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    parts = []
+    for number, name in enumerate(names):
+        x, y = WIDTH - RIGHT - 110, TOP + 12 + 18 * number
+        parts.append(f'<path d="M{x} {y - 4}h22" stroke="{colour(number)}" stroke-width="3"/>')
+        parts.append(_text(x + 28, y, name))
+    return parts
+
+
+def _path(points: Sequence[tuple[float, float] | None]) -> str:
+    parts, pen = [], "M"
+    for point in points:
+        if point is None:
+            pen = "M"
+            continue
+        parts.append(f"{pen}{point[0]:.1f} {point[1]:.1f}")
+        pen = "L"
+    return "".join(parts)
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(parts: Sequence[str], name: str) -> str:
+    label = escape(name, quote=True)
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    axis = (
+        f'<text transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle">'
+        f"{escape(name)}</text>"
+    )
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
+        f"{axis}{''.join(parts)}</svg>"
+    )

@@ -1,0 +1,134 @@
+"""The comparison as plain text: a column for each arm."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from luwu.base.quantities import format_bytes
+
+Row = tuple[str, Callable[[dict[str, Any]], str]]
+
+LOSS_STEPS = 20
+EARLY_PAGES = "pages_updated_before_last_push_ratio"
+EARLY_PULLS = "pull_before_use_ratio"
+
+
+def rows() -> list[Row]:
+    """What is compared: a name, and how an arm's entry is written."""
+    return [
+        ("step time, median", lambda arm: _seconds(arm["step_seconds_median"])),
+        ("step time, 10 % to 90 %", lambda arm: spread_text(arm["step_seconds"])),
+        ("tokens/s", lambda arm: _count(arm["tokens_per_second"])),
+        ("loss, first step", lambda arm: _loss(arm["loss"][:1])),
+        (f"loss, mean of last {LOSS_STEPS}", lambda arm: _loss(arm["loss"][-LOSS_STEPS:])),
+        ("worker memory, peak", lambda arm: _bytes(_largest(arm["worker_peak_rss_bytes"]))),
+        ("worker parameters, peak", lambda arm: _bytes(arm["worker_parameter_bytes_peak"])),
+        ("worker optimizer state", lambda arm: _bytes(arm["worker_optimizer_bytes"])),
+        ("node memory, peak", lambda arm: _bytes(arm["node_peak_rss_bytes"])),
+        ("node memory budget", lambda arm: _bytes(arm["memory_budget_bytes"])),
+        ("node state, one side", lambda arm: _bytes(arm["node_state_bytes"])),
+        ("pushed by workers", lambda arm: _network(arm, "push")),
+        ("pulled by workers", lambda arm: _network(arm, "pull")),
+        ("into the node", lambda arm: _network(arm, "into_node")),
+        ("out of the node", lambda arm: _network(arm, "out_of_node")),
+        ("headers", lambda arm: _network(arm, "headers")),
+        ("read from disk", lambda arm: _of(arm["disk_bytes"], "read")),
+        ("written to disk", lambda arm: _of(arm["disk_bytes"], "written")),
+        ("on disk", lambda arm: _bytes(arm["disk_space_bytes"])),
+        ("pages updated before last push", lambda arm: _overlap(arm, EARLY_PAGES)),
+        ("pulls there before use", lambda arm: _overlap(arm, EARLY_PULLS)),
+        ("weights digest", lambda arm: (arm["weights_digest"] or "-")[:12]),
+    ]  # fmt: skip
+
+
+def table_rows(document: dict[str, Any]) -> list[list[str]]:
+    """Header and rows; a row that is empty for all arms is left out."""
+    arms = document["arms"]
+    table = [["", *(arm["name"] for arm in arms)]]
+    for name, write in rows():
+        cells = [write(arm) for arm in arms]
+        if any(cell != "-" for cell in cells):
+            table.append([name, *cells])
+    return table
+
+
+def job_text(document: dict[str, Any]) -> str:
+    """One line on what was trained, and one on where."""
+    job, place = document["job"], document["environment"]
+    return (
+        f"{job['model']} of {job['parameters']:,} parameters, {job['workers']} workers, "
+        f"{job['steps']} steps of {job['tokens_per_step']:,} tokens, {job['dtype']}, "
+        f"seed {job['seed']}\n"
+        f"measured on {place['cpu']}, {place['cpu_count']} processors, {place['device']}, "
+        f"torch {place['torch']}"
+    )
+
+
+def table_text(document: dict[str, Any]) -> str:
+    """The whole table, for a terminal."""
+    table = table_rows(document)
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    lines = [job_text(document), ""]
+    for index, row in enumerate(table):
+        lines.append(_line(row, widths))
+        if index == 0:
+            lines.append("  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def spread(seconds: Sequence[float]) -> tuple[float, float]:
+    """The times that a tenth of the steps is below, and a tenth above."""
+    if len(seconds) < 2:
+        return (seconds[0], seconds[0]) if seconds else (0.0, 0.0)
+    deciles = statistics.quantiles(seconds, n=10, method="inclusive")
+    return deciles[0], deciles[-1]
+
+
+def spread_text(seconds: Sequence[float]) -> str:
+    """The same for people."""
+    low, high = spread(seconds)
+    return f"{_seconds(low)} to {_seconds(high)}"
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [f"{row[0]:<{widths[0]}}"]
+    cells += [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
+    return "  ".join(cells).rstrip()
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _loss(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.4f}" if values else "-"
+
+
+def _bytes(value: int | None) -> str:
+    return "-" if value is None else format_bytes(value)
+
+
+def _largest(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None
+
+
+def _of(record: dict[str, Any] | None, key: str) -> str:
+    return "-" if not record else _bytes(record.get(key))
+
+
+def _network(arm: dict[str, Any], key: str) -> str:
+    return _of(arm["network_bytes"], key)
+
+
+def _overlap(arm: dict[str, Any], key: str) -> str:
+    value = (arm["overlap"] or {}).get(key)
+    return "-" if value is None else f"{value:.0%}"

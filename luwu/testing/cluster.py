@@ -1,0 +1,203 @@
+"""Whole clusters of real processes for tests: start one, kill a part, see how it ends.
+
+    with Cluster.run(tmp_path, "train.py", "--steps", "5", flags=["--workers", "2"]) as cluster:
+        cluster.wait_for("worker", rank=1)
+        cluster.kill("switch")
+        assert cluster.wait(60) == 0
+    assert cluster.leftovers() == []
+
+A `Cluster` is one `luwu` command in a session of its own; what it tells comes from its run
+directory, as a user would see it. Nothing here sleeps to synchronise: waits poll, with a deadline
+that says what was waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import luwu
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.errors import DeadlineError
+from luwu.launch.children import is_alive, kill_marked, marked_processes
+from luwu.launch.console import tail
+from luwu.launch.guard import MARK_SUFFIX
+from luwu.launch.run_directory import ProcessEntry, RunDirectory
+from luwu.launch.sockets import PREFIX
+
+POLL_S = 0.02
+SOURCE = Path(luwu.__file__).resolve().parents[1]
+
+
+class Cluster:
+    """One `luwu` command and the processes it started."""
+
+    def __init__(
+        self,
+        directory: Path,
+        arguments: Sequence[str],
+        *,
+        environ: Mapping[str, str] | None = None,
+        name: str = "run",
+    ) -> None:
+        """Run `luwu ARGUMENTS` in `directory`; its run directory must be `directory/name`."""
+        self.run_directory = RunDirectory(directory / name)
+        self._output = directory / f"{name}.out"
+        path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
+        clean = {key: text for key, text in os.environ.items() if not key.startswith("LUWU_")}
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "luwu", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=directory,
+                env={**clean, "PYTHONPATH": path, **(environ or {})},
+                start_new_session=True,
+            )
+
+    @classmethod
+    def run(
+        cls,
+        directory: Path,
+        *script: str,
+        flags: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        name: str = "run",
+    ) -> Cluster:
+        """`luwu run FLAGS SCRIPT ...` with a run directory below `directory`."""
+        arguments = ["run", "--run-dir", str(directory / name), *flags, *script]
+        return cls(directory, arguments, environ=environ, name=name)
+
+    @property
+    def pid(self) -> int:
+        """The launcher's process number."""
+        return self._process.pid
+
+    @property
+    def output(self) -> str:
+        """What the launcher has printed."""
+        return self._output.read_text(encoding="utf-8", errors="replace")
+
+    def processes(self) -> list[ProcessEntry]:
+        """The run's processes, as `processes.json` says."""
+        return self.run_directory.read_processes()
+
+    def find(self, role: str, rank: int = 0) -> ProcessEntry | None:
+        """A process that is alive."""
+        for entry in self.processes():
+            if (entry.role, entry.rank) == (role, rank) and is_alive(entry.pid):
+                return entry
+        return None
+
+    def wait_for(self, role: str, rank: int = 0, *, but: int = 0, limit_s: float = 60) -> int:
+        """The process number of a role once it is alive and is not `but`."""
+
+        def found() -> int | None:
+            entry = self.find(role, rank)
+            return entry.pid if entry is not None and entry.pid != but else None
+
+        return self.until(found, f"{role} {rank} to be alive", limit_s=limit_s)
+
+    def wait_for_text(self, text: str, *, log: str | None = None, limit_s: float = 60) -> None:
+        """Return when the launcher, or a process's log, has printed a text."""
+
+        def found() -> bool | None:
+            if log is None:
+                return text in self.output or None
+            path = self.run_directory.log(log)
+            return (path.exists() and text in path.read_text(errors="replace")) or None
+
+        self.until(found, f"{text!r} in the output of {log or 'the launcher'}", limit_s=limit_s)
+
+    def until(self, found: Callable[[], Any], what: str, *, limit_s: float = 60) -> Any:
+        """Poll until something is found. Raises DeadlineError."""
+        end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+        while (value := found()) is None:
+            if self._process.poll() is not None:
+                value = found()
+                if value is not None:
+                    break
+                raise DeadlineError(f"luwu ended before {what}:\n{self.output}")
+            if SYSTEM_CLOCK.now_ns() > end_ns:
+                raise DeadlineError(f"waited {limit_s:.0f} s for {what}:\n{self.output}")
+            sleep(POLL_S)
+        return value
+
+    def kill(self, role: str, rank: int = 0, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal to a role, SIGKILL unless said; its process number."""
+        pid = self.wait_for(role, rank)
+        os.kill(pid, number)
+        return pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the launcher alone."""
+        self._process.send_signal(number)
+
+    def wait(self, limit_s: float = 120) -> int:
+        """The launcher's exit code. Raises DeadlineError."""
+        try:
+            return self._process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired as exc:
+            raise DeadlineError(
+                f"luwu still ran after {limit_s:.0f} s:\n{self.output}\n{self._log_tails()}"
+            ) from exc
+
+    def results(self) -> dict[str, Any]:
+        """The files of `results/`, by name."""
+        folder = self.run_directory.path / "results"
+        return {
+            path.name: json.loads(path.read_text(encoding="utf-8"))
+            for path in sorted(folder.glob("*.json"))
+        }
+
+    def leftovers(self) -> list[str]:
+        """Processes and sockets of this run that are still there: none after its end (I8)."""
+        run_id = f"{self.run_directory.path.name}-{self.pid}"
+        found = [
+            f"process {pid}"
+            for mark in (run_id, run_id + MARK_SUFFIX)
+            for pid in marked_processes(mark)
+        ]
+        for parent in {Path("/tmp"), Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")}:
+            found += [str(path) for path in parent.glob(f"{PREFIX}{self.pid}-*")]
+        found += [str(path) for path in self.run_directory.path.rglob("*.partial")]
+        return found
+
+    def wait_until_clean(self, limit_s: float = 5) -> list[str]:
+        """What is still left after `limit_s`; returns as soon as nothing is."""
+        end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+        while (found := self.leftovers()) and SYSTEM_CLOCK.now_ns() < end_ns:
+            sleep(POLL_S)
+        return found
+
+    def close(self) -> None:
+        """Kill whatever still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        run_id = f"{self.run_directory.path.name}-{self.pid}"
+        kill_marked(run_id)
+        kill_marked(run_id + MARK_SUFFIX)
+
+    def _log_tails(self) -> str:
+        logs = sorted((self.run_directory.path / "logs").glob("*.log"))
+        return "\n".join(f"--- {log.name}\n{tail(log, lines_max=8)}" for log in logs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,324 @@
+"""Real processes: started, killed, started again, and none of them left behind (I8)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.config import RunConfig
+from luwu.base.errors import ConfigError, LuwuError, WorkerFailed
+from luwu.launch.children import Child, is_alive, private_bytes
+from luwu.launch.console import Console
+from luwu.launch.failures import Interrupted
+from luwu.launch.roles import switch_spec
+from luwu.launch.run_directory import RunDirectory
+from luwu.launch.supervisor import Supervisor
+from luwu.testing.cluster import SOURCE, Cluster
+
+STOP_S_MAX = 2.0
+SLEEPS = "import os, time\nprint('started', flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    monkeypatch.setenv("PYTHONPATH", str(SOURCE))
+    return RunDirectory.create(tmp_path / "run")
+
+
+@pytest.fixture
+def supervisor(run_directory: RunDirectory) -> Iterator[Supervisor]:
+    with Supervisor(run_directory, Console(), restarts_max=1, connect_timeout_s=30) as made:
+        yield made
+
+
+def script(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    return str(path)
+
+
+def start(supervisor: Supervisor, path: str, *, lines: list[str] | None = None) -> None:
+    """One worker without torchrun, which takes seconds to start."""
+    collect = (lambda line: None) if lines is None else lines.append
+    supervisor.train([path], workers=1, connect=None, on_line=collect, alone=True)
+
+
+def poll_until(supervisor: Supervisor, role: str, *, but: int = 0, limit_s: float = 30) -> int:
+    """The process number of a role, once it is in processes.json and is not `but`."""
+    end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+    while SYSTEM_CLOCK.now_ns() < end_ns:
+        supervisor.poll()
+        for entry in supervisor.run.read_processes():
+            if entry.role == role and entry.pid != but and is_alive(entry.pid):
+                return entry.pid
+        sleep(0.02)
+    raise AssertionError(f"no {role} but {but} within {limit_s} s")
+
+
+def add_switch(supervisor: Supervisor, listen: str = "tcp://127.0.0.1:0") -> str:
+    spec = switch_spec(
+        RunConfig(), supervisor.run, job=7, world_size=2, listen=listen,
+        parent="tcp://127.0.0.1:9", chunk_bytes=16384,
+    )  # fmt: skip
+    return supervisor.add_role("switch", spec)
+
+
+# ---------------------------------------------------------------------- workers
+
+
+def test_a_script_runs_as_itself(supervisor: Supervisor, tmp_path: Path) -> None:
+    """Goal: the script sees its own arguments, name and directory, and rank 0 is shown."""
+    (tmp_path / "beside.py").write_text("VALUE = 5\n")
+    path = script(
+        tmp_path, "import sys, beside\nprint(__name__, sys.argv[1:], beside.VALUE, flush=True)\n"
+    )
+    lines: list[str] = []
+    supervisor.train([path, "--x", "1"], workers=1, connect=None, on_line=lines.append, alone=True)
+    supervisor.wait()
+    assert lines == ["__main__ ['--x', '1'] 5"]
+
+
+def test_a_failed_worker_ends_the_run_with_its_traceback(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    start(supervisor, script(tmp_path, "def f():\n    raise ValueError('boom')\nf()\n"))
+    with pytest.raises(WorkerFailed) as caught:
+        supervisor.wait()
+    text = str(caught.value)
+    assert caught.value.exit_code == 4
+    assert "worker 0 failed with ValueError" in text
+    assert text.rstrip().endswith("ValueError: boom")
+    assert "runpy" not in text
+    record = json.loads(supervisor.run.error("worker-0").read_text())
+    assert (record["rank"], record["type"]) == (0, "ValueError")
+
+
+def test_an_error_of_ours_keeps_its_exit_code(supervisor: Supervisor, tmp_path: Path) -> None:
+    text = "from luwu.base.errors import ConfigError\nraise ConfigError('no such thing')\n"
+    start(supervisor, script(tmp_path, text))
+    with pytest.raises(ConfigError, match="no such thing"):
+        supervisor.wait()
+
+
+def test_a_script_that_only_exits_is_shown_by_its_log(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    start(supervisor, script(tmp_path, "import sys\nprint('why it ended')\nsys.exit(3)\n"))
+    with pytest.raises(LuwuError, match="why it ended") as caught:
+        supervisor.wait()
+    assert caught.value.exit_code == 3
+
+
+def test_a_killed_worker_ends_the_run(supervisor: Supervisor, tmp_path: Path) -> None:
+    start(supervisor, script(tmp_path, SLEEPS))
+    os.kill(poll_until(supervisor, "worker"), signal.SIGKILL)
+    with pytest.raises(WorkerFailed, match="exit code 137"):
+        supervisor.wait()
+
+
+def test_what_a_worker_started_ends_with_it(supervisor: Supervisor, tmp_path: Path) -> None:
+    """I8. Goal: a grandchild in a session of its own does not outlive the run."""
+    text = (
+        "import subprocess, sys\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],\n"
+        "                     start_new_session=True)\n"
+        "open('grandchild', 'w').write(str(p.pid))\n"
+    )
+    path = script(tmp_path, f"import os\nos.chdir({str(tmp_path)!r})\n{text}")
+    start(supervisor, path)
+    supervisor.wait()
+    assert not is_alive(int((tmp_path / "grandchild").read_text()))
+
+
+def test_stopping_takes_less_than_two_seconds(run_directory: RunDirectory, tmp_path: Path) -> None:
+    """I8. Goal: the worst case, a script that ignores SIGTERM, is over in 2 s too."""
+    path = script(
+        tmp_path, "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEPS
+    )
+    stopping: list[int] = []
+    stopped = Supervisor(run_directory, Console(), should_stop=lambda: bool(stopping))
+    with pytest.raises(Interrupted), stopped as supervisor:
+        add_switch(supervisor)
+        start(supervisor, path)
+        pids = [poll_until(supervisor, role) for role in ("switch", "worker")]
+        stopping.append(SYSTEM_CLOCK.now_ns())
+        supervisor.wait()
+    assert (SYSTEM_CLOCK.now_ns() - stopping[0]) / 1e9 < STOP_S_MAX
+    assert not any(is_alive(pid) for pid in pids)
+    assert run_directory.read_processes() == []
+
+
+# ---------------------------------------------------------------------- roles
+
+
+def test_a_killed_switch_starts_again_where_it_was(supervisor: Supervisor, tmp_path: Path) -> None:
+    """Goal: the same endpoint, another process, one line said, processes.json rewritten; when no
+    restarts are left, the run ends."""
+    endpoint = add_switch(supervisor)
+    first = poll_until(supervisor, "switch")
+    os.kill(first, signal.SIGKILL)
+    second = poll_until(supervisor, "switch", but=first)
+    ready = supervisor.run.role("switch.ready.json")
+    end_ns = SYSTEM_CLOCK.now_ns() + 30 * 10**9
+    while not ready.exists() and SYSTEM_CLOCK.now_ns() < end_ns:
+        supervisor.poll()
+    assert json.loads(ready.read_text())["endpoint"] == endpoint
+    os.kill(second, signal.SIGKILL)
+    with pytest.raises(LuwuError, match="signal SIGKILL; no restarts are left"):
+        for _ in range(100):
+            supervisor.poll()
+            sleep(0.02)
+
+
+def test_a_role_that_refuses_its_input_is_not_started_again(supervisor: Supervisor) -> None:
+    with pytest.raises(ConfigError, match=r"switch: .*is not an endpoint"):
+        add_switch(supervisor, listen="carrier-pigeon")
+
+
+def test_a_role_does_not_outlive_whoever_started_it(run_directory: RunDirectory) -> None:
+    """I8. Goal: when the launcher is gone, however it went, the switch ends.
+    Method: a process that starts a switch and is then killed."""
+    program = (
+        "import sys; from pathlib import Path; from tests.processes import test_supervisor as t\n"
+        "from luwu.launch.run_directory import RunDirectory\n"
+        "s = t.Supervisor(RunDirectory(Path(sys.argv[1])), t.Console())\n"
+        "t.add_switch(s)\n"
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", program, str(run_directory.path)]
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    child = Child("launcher", command, log=run_directory.log("launcher"), environ=environ)
+    assert child.wait(30) == -signal.SIGKILL
+    pid = run_directory.read_processes()[0].pid
+    end_ns = SYSTEM_CLOCK.now_ns() + int(5e9)
+    while is_alive(pid) and SYSTEM_CLOCK.now_ns() < end_ns:
+        sleep(0.02)
+    assert not is_alive(pid)
+
+
+# ---------------------------------------------------------------------- what the kernel counts
+
+
+def test_bytes_of_the_last_instant_are_counted(tmp_path: Path) -> None:
+    """Goal: what a process writes right before it is killed is in its account."""
+    if private_bytes(os.getpid()) is None or not Path("/proc/self/io").exists():
+        pytest.skip("this kernel keeps no account of processes")
+    program = (
+        "import os, signal, sys\n"
+        "f = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n"
+        "os.write(f, bytes(1 << 20)); os.fsync(f); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "data")]
+    child = Child("writer", command, log=tmp_path / "log", environ=dict(os.environ))
+    assert child.wait(20) == -signal.SIGKILL
+    if child.disk.written == 0:
+        pytest.skip("this file system is not on a block device")
+    assert child.disk.written >= 1 << 20
+
+
+# ---------------------------------------------------------------------- whole clusters
+
+
+def train(*flags: str) -> list[str]:
+    sizes = ["--width", "64", "--context", "32", "--batch", "2"]
+    return ["-m", "workers.train", "--arm", "luwu", "--log-every", "1", *sizes, *flags]
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_sigkill_leave_nothing(tmp_path: Path) -> None:
+    """I8, for torchrun, workers, switch, node and sockets alike."""
+    for name, number in (("int", signal.SIGINT), ("kill", signal.SIGKILL)):
+        with Cluster.run(tmp_path, *train("--steps", "100000"), name=name, flags=[
+            "--state", str(tmp_path / f"state-{name}"),
+        ]) as cluster:  # fmt: skip
+            cluster.wait_for_text("step=2 ", log="worker-0")
+            assert {entry.role for entry in cluster.processes()} == {"node", "switch", "worker"}
+            started_ns = SYSTEM_CLOCK.now_ns()
+            cluster.signal(number)
+            code = cluster.wait(10)
+            assert cluster.wait_until_clean(STOP_S_MAX) == []
+            assert (SYSTEM_CLOCK.now_ns() - started_ns) / 1e9 < 2 * STOP_S_MAX
+            assert code == (130 if name == "int" else -signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_run_survives_its_switch_and_its_node(tmp_path: Path) -> None:
+    """I1, I3. Goal: weights after a killed switch, and a killed node, are those of a quiet run."""
+    digests = {}
+    for name in ("quiet", "switch", "node"):
+        with Cluster.run(tmp_path, *train("--steps", "60"), name=name, flags=[
+            "--state", str(tmp_path / f"state-{name}"), "--durability", "process",
+        ]) as cluster:  # fmt: skip
+            if name != "quiet":
+                cluster.wait_for_text("step=5 ", log="worker-0")
+                old = cluster.kill(name)
+                cluster.wait_for(name, but=old)
+            assert cluster.wait(100) == 0, cluster.output
+            assert cluster.leftovers() == []
+            digests[name] = cluster.results()["node.json"]["weights_digest"]
+    assert len(set(digests.values())) == 1, digests
+
+
+@pytest.mark.slow
+def test_three_terminals_in_any_order(tmp_path: Path) -> None:
+    """Goal: workers, switch and node are started by three commands, last things first, over tcp."""
+    shared = ["--run-dir", str(tmp_path / "up"), "--connect-timeout", "50s"]
+    joined = ["--run-dir", str(tmp_path / "w"), "--connect-timeout", "50s", "--join"]
+    node_flags = ["--role", "node", "--state", str(tmp_path / "state")]
+    with (
+        Cluster(
+            tmp_path,
+            ["run", *joined, str(tmp_path / "up" / "connect.json"), *train("--steps", "3")],
+            name="w",
+        ) as workers,
+    ):
+        workers.wait_for_text("waiting for connect.json")
+        with Cluster(tmp_path, ["up", "--role", "switch", *shared], name="up") as switch:
+            switch.wait_for_text("waiting for connect-node.json")
+            with Cluster(tmp_path, ["up", *node_flags, *shared], name="up") as node:
+                assert workers.wait(90) == 0, workers.output
+                assert switch.wait(20) == 0, switch.output
+                assert node.wait(20) == 0, node.output
+    assert not list((tmp_path / "up").glob("connect*.json"))
+
+
+@pytest.mark.slow
+def test_a_state_in_memory_is_not_started_again(tmp_path: Path) -> None:
+    """I2. Goal: a node that kept its state in RAM and died ends the run with code 5."""
+    flags = ["--durability", "none", "--memory-budget", "512MiB"]
+    with Cluster.run(tmp_path, *train("--steps", "100000"), flags=flags) as cluster:
+        cluster.wait_for_text("step=2 ", log="worker-0")
+        cluster.kill("node")
+        assert cluster.wait(30) == 5, cluster.output
+        assert "in RAM is lost" in cluster.output
+        assert cluster.leftovers() == []
+
+
+@pytest.mark.slow
+def test_compare_measures_every_arm(tmp_path: Path) -> None:
+    """Goal: a small comparison ends with a table, a report and the agreed JSON; luwu and fsdp start
+    from the same loss."""
+    sizes = ["--width", "64", "--context", "32", "--batch", "2", "--steps", "4"]
+    flags = ["--arms", "luwu,fsdp,single", "--memory-budget", "2MiB", "--json", "result.json"]
+    arguments = ["compare", "--run-dir", str(tmp_path / "run"), *sizes, *flags]
+    with Cluster(tmp_path, arguments) as cluster:
+        assert cluster.wait(110) == 0, cluster.output
+        assert cluster.leftovers() == []
+    document = json.loads((tmp_path / "result.json").read_text())
+    luwu, fsdp, single = document["arms"]
+    assert [arm["name"] for arm in document["arms"]] == ["luwu", "fsdp", "single"]
+    assert all(len(arm["loss"]) == 4 for arm in document["arms"])
+    assert luwu["loss"][0] == pytest.approx(fsdp["loss"][0], rel=1e-6)
+    assert luwu["loss"][0] == pytest.approx(single["loss"][0], rel=1e-6)
+    assert luwu["node_state_bytes"] >= 12 * document["job"]["parameters"]
+    assert luwu["node_peak_rss_bytes"] > 0
+    assert 0 <= luwu["overlap"]["pages_updated_before_last_push_ratio"] <= 1
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    assert not (tmp_path / "run" / "state").exists()

@@ -1,0 +1,150 @@
+"""The command line: what it takes, what it refuses and how it says so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from luwu.base.config import KEYS
+from luwu.base.errors import ConfigError
+from luwu.commands import compare, flags, run
+from luwu.commands.main import VERBS, main
+
+
+def keys(tokens: str) -> dict[str, str]:
+    return flags.parse(compare.VERB, tokens.split()).keys
+
+
+@pytest.mark.parametrize(
+    "tokens", ["--memory-budget 1GiB", "--memory_budget 1GiB", "--memory-budget=1GiB"]
+)
+def test_a_flag_has_three_spellings(tokens: str) -> None:
+    assert keys(tokens) == {"memory_budget": "1GiB"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "value"),
+    [
+        ("--resume", "true"),
+        ("--resume true", "true"),
+        ("--resume=true", "true"),
+        ("--resume false", "false"),
+        ("--no-resume", "false"),
+        ("--resume --steps 3", "true"),
+    ],
+)
+def test_a_boolean_may_be_said_in_every_obvious_way(tokens: str, value: str) -> None:
+    assert keys(tokens)["resume"] == value
+
+
+def test_the_flag_no_switch_is_itself() -> None:
+    assert keys("--no-switch") == {"no_switch": "true"}
+    assert keys("--no-no-switch") == {"no_switch": "false"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ("--wrokers 2", "no flag --wrokers; did you mean --workers"),
+        ("--memory-bugdet 1GiB", "did you mean --memory-budget"),
+        ("--optimizer-nodes 2", "no flag --optimizer-nodes"),
+        ("--slots 2", "no flag --slots"),
+        ("--bind x", "belongs to up"),
+        ("--steps", "needs a value"),
+        ("--steps --seed 3", "needs a value"),
+        ("--open=3", "takes no value"),
+        ("--work 2", "no flag --work"),
+        ("stray", "'stray' is too much"),
+    ],
+)
+def test_what_is_not_built_or_misspelt_is_refused(tokens: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        keys(tokens)
+
+
+def test_all_after_the_script_is_the_scripts() -> None:
+    parsed = flags.parse(run.VERB, ["--resume", "train.py", "--steps", "3", "--nonsense", "--help"])
+    assert parsed.keys == {"resume": "true"}
+    assert parsed.rest == ["train.py", "--steps", "3", "--nonsense", "--help"]
+    parsed = flags.parse(run.VERB, ["--workers", "3", "-m", "a.b", "--workers", "9"])
+    assert (parsed.keys, parsed.rest) == ({"workers": "3"}, ["-m", "a.b", "--workers", "9"])
+
+
+def test_each_verb_explains_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in VERBS:
+        assert main([name, "--help"]) == 0
+        assert f"usage: luwu {name}" in capsys.readouterr().out
+
+
+def test_every_key_belongs_to_a_verb() -> None:
+    assert all(set(key.verbs) <= set(VERBS) and key.verbs for key in KEYS.values())
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        ["comapre"],
+        ["compare", "--steps", "x"],
+        ["compare", "--preset", "dmeo"],
+        ["compare", "--resume"],
+        ["compare", "--data", "/no/such/file"],
+        ["run"],
+        ["run", "nothing.py"],
+        ["run", "--join", "x", "--chunk", "1MiB", "-m", "a"],
+        ["up", "--role", "worker"],
+        ["up", "--role", "switch"],
+        ["status", "/no/such/run"],
+        ["report", "/no/such/run"],
+        ["config", "hide"],
+    ],
+)
+def test_bad_input_ends_with_code_2_and_one_message(
+    tokens: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(tokens) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("luwu")
+    assert "Traceback" not in shown.err
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--debug", "--steps", "x"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_config_shows_origins(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LUWU_STEPS", "7")
+    assert main(["config", "show", "--origin"]) == 0
+    assert "# environment LUWU_STEPS" in capsys.readouterr().out
+    assert main(["config", "--json", "--chunk", "1MiB"]) == 0
+    found = json.loads(capsys.readouterr().out)["keys"]
+    assert found["chunk"] == {"value": "1MiB", "origin": "flag --chunk"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["config"], ["status", "--help"]]
+)
+def test_help_loads_no_torch(arguments: list[str], tmp_path: Path) -> None:
+    program = (
+        "import sys; from luwu.commands.main import main; code = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules, 'torch was loaded'; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_switch_process_loads_no_torch() -> None:
+    program = (
+        "import sys, switch_emu.__main__, switch_emu.switch.serve; "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,105 @@
+"""The connection file and its URL: nothing half written, nothing guessed, every wait ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
+from luwu.nic import connection as connect
+from luwu.nic.connection import Connection, join, parse_url, read_connection, write_connection
+
+CONNECTION = Connection(
+    job=5713,
+    world_size=2,
+    node="tcp://127.0.0.1:4000",
+    switch="tcp://127.0.0.1:4001",
+    chunk_bytes=1 << 20,
+    reshard_after_forward=False,
+)
+
+
+def test_what_is_written_is_read_back_and_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "connect.json"
+    write_connection(path, CONNECTION)
+    assert read_connection(path) == CONNECTION
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["connect.json"]
+
+
+def test_workers_dial_the_switch_where_there_is_one() -> None:
+    assert CONNECTION.endpoint == "tcp://127.0.0.1:4001"
+    alone = Connection(job=1, world_size=1, node="ipc:///tmp/n", chunk_bytes=16384)
+    assert alone.endpoint == "ipc:///tmp/n"
+
+
+def test_a_url_says_what_a_worker_needs() -> None:
+    found = parse_url(CONNECTION.url())
+    assert found.endpoint == CONNECTION.endpoint
+    for name in ("job", "world_size", "chunk_bytes", "reshard_after_forward", "prefetch_units"):
+        assert getattr(found, name) == getattr(CONNECTION, name)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("tcp://h:1", "job, world_size, chunk_bytes missing"),
+        ("tcp://h:1?job=1&world_size=2&chunk_byte=4", "did you mean chunk_bytes"),
+        ("tcp://h:1?job=x&world_size=2&chunk_bytes=4", "is no number"),
+        ("http://h:1?job=1&world_size=2&chunk_bytes=4", "no tcp:// or ipc://"),
+        ("tcp://h:1?job=1&world_size=0&chunk_bytes=4", "world_size is 0"),
+        ("tcp://h:1?job", "copy the line"),
+    ],
+)
+def test_a_url_that_lacks_something_is_refused(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_url(url)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": 2}, "schema is not 1"),
+        ({"protocol": 99}, "another version"),
+        ({"job": "1"}, "job is '1'"),
+        ({"job": True}, "job is True"),
+        ({"colour": 1}, "unknown 'colour'"),
+        ({"node": "udp://x"}, "no tcp:// or ipc://"),
+        ({"grace_s": 0}, "above 0"),
+    ],
+)
+def test_a_file_that_is_not_ours_is_refused(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    path = tmp_path / "connect.json"
+    write_connection(path, CONNECTION)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ConfigError, match=said):
+        read_connection(path)
+
+
+def test_a_file_may_come_later(tmp_path: Path) -> None:
+    path = tmp_path / "connect.json"
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        threading.Thread(target=write_connection, args=(path, CONNECTION)).start()
+
+    assert join(str(tmp_path), timeout_s=30, say=say) == CONNECTION
+    assert lines[0].startswith("waiting for connect.json, 1 s of 30 s")
+
+
+def test_a_wait_ends_and_says_what_it_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionFailed, match=r"connect\.json did not appear .* luwu up"):
+        join(str(tmp_path / "connect.json"), timeout_s=0.1)
+
+
+def test_a_wait_can_be_stopped(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        connect.wait_for_connection(tmp_path / "x", timeout_s=600, should_stop=lambda: True)

@@ -1,0 +1,130 @@
+"""Weights on their way down: asked for once, every child served once, bytes within the budget."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from luwu.wire.messages import Role, Weights
+from switch_emu.switch.copies import CopyKey, WeightsCopies
+
+KEY: CopyKey = (1, 0, 7)
+
+
+def weights(key: CopyKey = KEY) -> Weights:
+    step, part, chunk = key
+    return Weights(
+        job=1, epoch=0, step=step, attempt=1, role=Role.SWITCH, rank=0, incarnation=1,
+        generation=1, chunk=chunk, part=part, dtype="float32",
+    )  # fmt: skip
+
+
+def test_all_ask_before_it_comes() -> None:
+    """Goal: one copy of the bytes serves all who asked, and then is gone."""
+    copies = WeightsCopies(child_count=3, bytes_max=1000)
+    for peer in ("a", "b", "a", "c"):
+        assert copies.asked(KEY, peer) is None
+        assert copies.awaits(KEY)
+    assert copies.came(KEY, weights(), "bytes", 100) == ("a", "b", "c")
+    assert copies.trim(KEY) == ["bytes"]
+    assert copies.bytes_used == 0
+    assert copies.fallback_count == 0
+
+
+def test_a_late_child_is_served_from_the_copy() -> None:
+    """Goal: who asks while the copy is there gets it at once; the last one lets it go."""
+    copies = WeightsCopies(child_count=3, bytes_max=1000)
+    copies.asked(KEY, "a")
+    assert copies.came(KEY, weights(), "bytes", 100) == ("a",)
+    assert copies.trim(KEY) == []
+    assert copies.bytes_used == 100
+    for peer, dropped in (("b", []), ("a", []), ("c", ["bytes"])):
+        copy = copies.asked(KEY, peer)
+        assert copy is not None
+        assert (copy.payload, copy.weights) == ("bytes", weights())
+        assert copies.trim(KEY) == dropped
+    assert copies.bytes_used == 0
+
+
+def test_a_child_that_asks_again_is_fetched_for_again() -> None:
+    """Goal: when the bytes have gone they are asked for once more, and that is counted."""
+    copies = WeightsCopies(child_count=2, bytes_max=1000)
+    for peer in ("a", "b"):
+        copies.asked(KEY, peer)
+    copies.came(KEY, weights(), "first", 100)
+    assert copies.trim(KEY) == ["first"]
+
+    assert copies.asked(KEY, "b") is None
+    assert copies.asked(KEY, "b") is None
+    assert copies.awaits(KEY)
+    assert copies.fallback_count == 1
+    assert copies.came(KEY, weights(), "second", 100) == ("b",)
+    assert copies.trim(KEY) == ["second"]
+
+
+def test_no_room_keeps_nothing() -> None:
+    """I5. Goal: beyond the budget a copy goes as soon as those who asked have it."""
+    copies = WeightsCopies(child_count=2, bytes_max=150)
+    for chunk in range(3):
+        key = (1, 0, chunk)
+        copies.asked(key, "a")
+        assert copies.came(key, weights(key), chunk, 100) == ("a",)
+        assert copies.trim(key) == ([] if chunk == 0 else [chunk])
+    assert copies.bytes_used == 100
+    assert copies.asked((1, 0, 2), "b") is None
+    assert copies.fallback_count == 1
+
+
+def test_nobody_waits_for_what_was_not_asked() -> None:
+    """Goal: an unexpected answer is told apart."""
+    copies = WeightsCopies(child_count=2, bytes_max=1000)
+    assert not copies.awaits(KEY)
+    copies.asked(KEY, "a")
+    copies.came(KEY, weights(), "bytes", 100)
+    assert not copies.awaits(KEY)
+
+
+def test_forget_up_to_a_step() -> None:
+    """Goal: a decided step's copies go, later ones stay; an abort takes all."""
+    copies = WeightsCopies(child_count=2, bytes_max=1000)
+    for step in range(4):
+        copies.asked((step, 0, 0), "a")
+        copies.came((step, 0, 0), weights((step, 0, 0)), f"of {step}", 100)
+    copies.asked((1, 0, 1), "a")  # its bytes have not come
+    assert copies.forget(step_max=1) == ["of 0", "of 1"]
+    assert copies.bytes_used == 200
+    assert copies.forget() == ["of 2", "of 3"]
+    assert copies.bytes_used == 0
+    assert copies.forget() == []
+    assert not copies.awaits((1, 0, 1))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_history(seed: int) -> None:
+    """I5. Goal: every payload is let go once, bytes_used is what is held, never above the budget.
+    Method: a seeded history of asks, answers and forgetting, as the switch's core makes them."""
+    rng = Random(seed)
+    copies = WeightsCopies(child_count=3, bytes_max=rng.choice([0, 250, 10_000]))
+    held: dict[str, int] = {}
+    made = 0
+    for _ in range(400):
+        key = (rng.randrange(3), rng.randrange(2), rng.randrange(4))
+        dropped: list[object] = []
+        match rng.randrange(10):
+            case 0:
+                dropped = copies.forget(step_max=rng.choice([None, 0, 1]))
+            case 1 | 2 | 3 | 4 if copies.awaits(key):
+                made += 1
+                held[f"payload {made}"] = size = rng.choice([50, 100])
+                askers = copies.came(key, weights(key), f"payload {made}", size)
+                assert len(set(askers)) == len(askers) > 0
+                dropped = copies.trim(key)
+            case _:
+                if copies.asked(key, rng.choice("abc")) is not None:
+                    dropped = copies.trim(key)
+        for payload in dropped:
+            del held[str(payload)]
+        assert copies.bytes_used == sum(held.values())
+        assert copies.bytes_used <= copies._bytes_max
+    assert len(copies.forget()) == len(held)

@@ -1,0 +1,151 @@
+"""The report: one file that needs nothing else, and says what was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from luwu.base.config import RunConfig
+from luwu.base.errors import LuwuError
+from luwu.launch.arm import ArmRun, script_arguments
+from luwu.launch.children import DiskBytes
+from luwu.launch.comparison import comparison
+from luwu.launch.overlap import updated_before_last_push_ratio
+from luwu.report.chart import bar_chart, line_chart, nice_ticks
+from luwu.report.page import report_html, write_report
+from luwu.report.table import spread, table_text
+
+
+def worker(rank: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "rank": rank, "first_step": 0, "steps": 3, "loss": [5.0 + rank, 4.0 + rank, 3.0 + rank],
+        "step_seconds": [0.5, 0.2, 0.1 + rank], "tokens": 300, "parameters_count": 1000,
+        "data_digest": "d", "seed": 0, "dtype": "float32", "torch_version": "2",
+        "cpu_capability": "AVX2", "device": "cpu", "compute_threads": 1, "aborts_count": 0,
+        "private_bytes_max": 1 << 20, "weights_digest": "w" if rank == 0 else None, **changes,
+    }  # fmt: skip
+
+
+def arm(name: str, **changes: Any) -> ArmRun:
+    node = None
+    if name == "luwu":
+        node = {
+            "node_state_bytes": 12000, "memory_budget_bytes": 1 << 20, "disk_space_bytes": 24000,
+            "network_bytes": {"into_node": 4000, "out_of_node": 8000, "headers": 10},
+            "disk_bytes": {"read": 1, "written": 2}, "weights_digest": "n", "chunk_bytes": 16384,
+        }  # fmt: skip
+    values: dict[str, Any] = {
+        "name": name,
+        "workers": [worker(0), worker(1)],
+        "node": node,
+        "memory_peaks": {"worker-0": 2 << 20, "node": 3 << 20},
+        "kernel_disk": DiskBytes(3, 4) if name == "luwu" else None,
+        "threads": 1,
+        "updated_before_last_push_ratio": 0.5 if name == "luwu" else None,
+    }
+    return ArmRun(**{**values, **changes})
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    return comparison(RunConfig(), [arm("luwu"), arm("fsdp")])
+
+
+def test_a_comparison_says_what_was_agreed(document: dict[str, Any]) -> None:
+    luwu, fsdp = document["arms"]
+    assert document["schema"] == 1
+    assert document["job"]["tokens_per_step"] == 200
+    assert luwu["loss"] == [5.5, 4.5, 3.5]
+    assert luwu["step_seconds"] == [0.5, 0.2, 1.1]  # a step takes as long as its slowest worker
+    assert luwu["step_seconds_median"] == 0.5
+    assert luwu["tokens_per_second"] == 400
+    assert luwu["worker_peak_rss_bytes"] == [2 << 20, 1 << 20]
+    assert luwu["node_peak_rss_bytes"] == 3 << 20
+    assert luwu["weights_digest"] == "n"
+    assert luwu["network_bytes"]["into_node"] == 4000
+    assert luwu["disk_bytes_kernel"] == {"read": 3, "written": 4}
+    assert fsdp["network_bytes"] is None
+    assert fsdp["weights_digest"] == "w"
+    json.dumps(document, allow_nan=False)
+
+
+def test_arms_of_different_jobs_are_not_compared() -> None:
+    other = arm("fsdp", workers=[worker(0, data_digest="x"), worker(1, data_digest="x")])
+    with pytest.raises(LuwuError, match="data_digest"):
+        comparison(RunConfig(), [arm("luwu"), other])
+
+
+def test_the_page_needs_nothing_else(document: dict[str, Any], tmp_path: Path) -> None:
+    path = write_report(tmp_path / "report.html", document)
+    text = path.read_text()
+    assert not re.search(r"(src|href)\s*=|https?://|<script|@import|url\(", text)
+    charts = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(charts) == 2
+    for chart in charts:
+        ElementTree.fromstring(chart)
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_what_comes_from_outside_is_escaped(document: dict[str, Any]) -> None:
+    document["environment"]["cpu"] = "<b>&"
+    document["arms"][0]["name"] = "<i>"
+    text = report_html(document)
+    assert "<b>" not in text
+    assert "<i>" not in text
+
+
+def test_the_table_leaves_out_what_nobody_has(document: dict[str, Any]) -> None:
+    text = table_text(document)
+    assert "node state, one side" in text
+    assert "pulls there before use" not in text
+    assert "4.5000" in text
+
+
+def test_charts_take_what_is_not_finite() -> None:
+    ElementTree.fromstring(line_chart({"a": [1.0, math.nan, 2.0], "b": []}, x_name="", y_name=""))
+    ElementTree.fromstring(line_chart({"a": [math.nan]}, x_name="x", y_name="y"))
+    ElementTree.fromstring(line_chart({"a": [2.0, 2.0]}, x_name="x", y_name="y"))
+    ElementTree.fromstring(bar_chart({"a": (0.0, 0.0, 0.0)}, y_name="y"))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (2.4, 5.8), (-3, 1e-6), (7, 7), (0, 0)])
+def test_ticks_cover_the_range(low: float, high: float) -> None:
+    ticks = nice_ticks(low, high)
+    assert ticks[0] <= low
+    assert ticks[-1] >= high
+    assert 2 <= len(ticks) <= 12
+
+
+def test_spread_is_of_the_middle_steps() -> None:
+    assert spread([1.0]) == (1.0, 1.0)
+    assert spread([float(n) for n in range(11)]) == (1.0, 9.0)
+
+
+def test_early_pages_are_those_updated_before_the_last_push(tmp_path: Path) -> None:
+    """Goal: the share of pages whose update ended before their step's last push began, over all
+    ranks; a line cut short by a kill does no harm."""
+    lines = [
+        {"name": "update", "step": 0, "chunk": c, "start_ns": 0, "end_ns": end}
+        for c, end in enumerate([10, 20, 30, 40])
+    ]
+    text = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
+    (tmp_path / "node.jsonl").write_text(text + '\n{"name":"update","st')
+    for rank, start in enumerate([15, 25]):
+        span = {"name": "push", "step": 0, "start_ns": start, "end_ns": 99}
+        (tmp_path / f"worker-{rank}.jsonl").write_text(json.dumps(span, separators=(",", ":")))
+    assert updated_before_last_push_ratio(tmp_path) == 0.5
+    assert updated_before_last_push_ratio(tmp_path / "none") is None
+
+
+def test_the_script_keeps_its_own_defaults() -> None:
+    given = script_arguments("single", RunConfig(layers=3), Path("r.json"))
+    assert given == [
+        "--arm", "single", "--layers", "3", "--seed", "0", "--dtype", "float32",
+        "--global-workers", "2", "--result", "r.json",
+    ]  # fmt: skip
