@@ -18,6 +18,7 @@ Everything here is integer arithmetic on what all ranks agree on; nothing is sto
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -245,9 +246,10 @@ class Layout:
 
     def _check(self) -> None:
         if self.chunk_bytes < CHUNK_BYTES_STEP or self.chunk_bytes % CHUNK_BYTES_STEP:
+            nearest = (self.chunk_bytes + CHUNK_BYTES_STEP // 2) // CHUNK_BYTES_STEP
             raise ConfigError(
                 f"chunk: {self.chunk_bytes} bytes is not a multiple of 16KiB; "
-                f"the nearest is {max(1, round(self.chunk_bytes / CHUNK_BYTES_STEP)) * 16}KiB"
+                f"the nearest is {max(1, nearest) * 16}KiB"
             )
         if self.chunk_bytes > PAYLOAD_BYTES_MAX:
             raise ConfigError(
@@ -264,7 +266,7 @@ class Layout:
             raise ConfigError(f"node_count must be at least 1, got {self.node_count}")
         names = [parameter.name for parameter in self.parameters]
         if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = Counter(names).most_common(1)[0][0]
             raise ConfigError(f"two parameters are named {twice!r}; names must be unique")
         for parameter in self.parameters:
             unknown = {parameter.dtype, parameter.wire_dtype} - DTYPE_BYTES.keys()

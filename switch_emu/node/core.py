@@ -230,7 +230,9 @@ class NodeCore(Speaker):
         return False
 
     def _begin(self, m: Begin, hyper: bytes) -> None:
-        if self._is_open(m.step):
+        if m.step > self._step + 1:
+            return
+        if m.step >= self._step:  # also before the initial weights are durable
             step = self._step_of(m.step)
             step.hyper = hyper if step.hyper is None else step.hyper
         self._receipt(Verb.BEGIN, m.step)

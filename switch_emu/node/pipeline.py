@@ -39,6 +39,7 @@ from switch_emu.store import (
     Contributor,
     DecidedStep,
     PageStore,
+    StaleAttempt,
     VersionMissing,
     aligned_buffer,
 )
@@ -176,7 +177,10 @@ class Pipeline:
         update_ns = self._span("update", read_ns, **named)
         self._tell(lambda: self._core.updated(action, squares, published))
         if is_finite:  # else the step will be skipped, and its pages are discarded anyway
-            self._store.write(action.chunk, action.step + 1, action.attempt, record)
+            try:
+                self._store.write(action.chunk, action.step + 1, action.attempt, record)
+            except StaleAttempt:
+                pass  # the attempt was given up meanwhile; the core knows
         self._span("write", update_ns, **named)
         failpoint("node.after_write")
         self._tell(lambda: self._core.written(action))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from luwu.base.clock import SYSTEM_CLOCK
@@ -181,15 +181,22 @@ def _make_store(spec: NodeSpec, plan: NodePlan, description: Description) -> Pag
     if spec.state is None:
         needed = 2 * config.state_bytes
         if needed > plan.resident_bytes:
-            least = spec.memory_budget_bytes - plan.resident_bytes + needed
             raise ConfigError(
                 f"memory_budget: two sides of the state take {format_bytes(needed)} of RAM, "
                 f"{format_bytes(plan.resident_bytes)} are left of the budget; give "
-                f"{-(-least // 1024)}KiB, or a directory with --state"
+                f"{_budget_for_ram(spec, needed) // 1024}KiB, or a directory with --state"
             )
         return MemoryPageStore(config)
     store = FilePageStore.create(spec.state, config, durability=spec.durability)
     return TieredPageStore(store, plan.resident_bytes)
+
+
+def _budget_for_ram(spec: NodeSpec, needed: int) -> int:
+    """A budget in whole KiB of which `needed` bytes are left for pages; other uses grow with it."""
+    while (missing := needed - spec.plan().resident_bytes) > 0:
+        budget = spec.memory_budget_bytes + missing
+        spec = replace(spec, memory_budget_bytes=-(-budget // 1024) * 1024)
+    return spec.memory_budget_bytes
 
 
 def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:

@@ -12,6 +12,7 @@ from switch_emu.store.interface import (
     DecidedStep,
     Durability,
     PageStore,
+    StaleAttempt,
     StoreStats,
     VersionMissing,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "MemoryPageStore",
     "PageKind",
     "PageStore",
+    "StaleAttempt",
     "StoreConfig",
     "StoreStats",
     "TieredPageStore",

@@ -48,6 +48,10 @@ class VersionMissing(StateError):
     """This version of the page is not there, any more or yet; the store is as good as before."""
 
 
+class StaleAttempt(StateError):
+    """Written under an attempt that does not count any more; nothing was written."""
+
+
 class Contributor(NamedTuple):
     """A worker whose gradient is in a step."""
 
@@ -165,7 +169,10 @@ class PageStore(ABC):
 
     @abstractmethod
     def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
-        """Put a whole record on the side that is not current; the last write of a page counts."""
+        """Put a whole record on the side that is not current; the last write of a page counts.
+
+        Raises StaleAttempt if another attempt is recorded, StateError for another version.
+        """
 
     @abstractmethod
     def prepare(self, step: DecidedStep) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from luwu.base.errors import PageCorruptError, StateError
-from switch_emu.store.interface import DecidedStep, VersionMissing
+from switch_emu.store.interface import DecidedStep, StaleAttempt, VersionMissing
 
 DIGEST_BYTES = 16
 
@@ -145,23 +145,23 @@ class StepState:
 
     def entry_to_read(self, page: int, version: int) -> PageEntry:
         """Where to read a version of a page. Raises VersionMissing if it is not to be had."""
-        if self.decided is not None and version == self.decided.version:
-            return self._table.entry(page)
-        if version == self.next_version:
-            if self._prepared is not None:
-                return self._prepared[1].entry(page)
-            with self._lock:
+        with self._lock:  # a reader must not see half of a `prepare`, `decide` or `abort`
+            if self.decided is not None and version == self.decided.version:
+                return self._table.entry(page)
+            if version == self.next_version:
+                if self._prepared is not None:
+                    return self._prepared[1].entry(page)
                 entry = self._tentative.get(page)
-            if entry is not None:
-                return entry
+                if entry is not None:
+                    return entry
+                raise VersionMissing(
+                    f"page {page} has no version {version} yet: it was not written in attempt "
+                    f"{self.attempt}; write it, or read {self._decided_text()}"
+                )
             raise VersionMissing(
-                f"page {page} has no version {version} yet: it was not written in attempt "
-                f"{self.attempt}; write it, or read {self._decided_text()}"
+                f"page {page}: version {version} cannot be read; there is {self._decided_text()} "
+                f"and, for pages written in attempt {self.attempt}, version {self.next_version}"
             )
-        raise VersionMissing(
-            f"page {page}: version {version} cannot be read; there is {self._decided_text()} and, "
-            f"for pages written in attempt {self.attempt}, version {self.next_version}"
-        )
 
     def side_to_write(self, page: int, version: int, attempt: int) -> int:
         """The side that is not current. Raises StateError unless this may be written now."""
@@ -196,8 +196,9 @@ class StepState:
 
     def note_prepared(self, step: DecidedStep, table: PageTable) -> None:
         """The step is ready to be decided."""
-        self._prepared = (step, table)
-        self._tentative.clear()
+        with self._lock:
+            self._prepared = (step, table)
+            self._tentative.clear()
 
     def check_decide(self, version: int, attempt: int) -> None:
         """Raise StateError unless exactly this step is prepared."""
@@ -212,8 +213,9 @@ class StepState:
     def note_decided(self) -> None:
         """The prepared step is the decided one."""
         assert self._prepared is not None
-        self.decided, self._table = self._prepared
-        self._prepared = None
+        with self._lock:
+            self.decided, self._table = self._prepared
+            self._prepared = None
 
     def abort_reaches_prepared(self, attempt: int) -> bool:
         """Whether aborting this attempt forgets the prepared step."""
@@ -221,9 +223,9 @@ class StepState:
 
     def note_aborted(self, attempt: int) -> None:
         """What was made under this attempt or an older one is forgotten."""
-        if self.abort_reaches_prepared(attempt):
-            self._prepared = None
         with self._lock:
+            if self.abort_reaches_prepared(attempt):
+                self._prepared = None
             self._tentative = {
                 page: entry for page, entry in self._tentative.items() if entry.attempt > attempt
             }
@@ -244,7 +246,7 @@ class StepState:
                 f"so version {self.next_version} is next"
             )
         if attempt != self.attempt or attempt <= self._aborted_attempt:
-            raise StateError(
+            raise StaleAttempt(
                 f"{what}: attempt {attempt} is stale or unknown; attempt {self.attempt} is "
                 f"recorded, attempts up to {self._aborted_attempt} are aborted. "
                 "Record a new attempt first."

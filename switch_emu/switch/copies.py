@@ -63,9 +63,9 @@ class WeightsCopies:
         return askers
 
     def awaits(self, key: CopyKey) -> bool:
-        """Whether the bytes of this chunk are still to come."""
+        """Whether a child waits for the bytes of this chunk."""
         copy = self._copies.get(key)
-        return copy is not None and copy.payload is None
+        return copy is not None and bool(copy.askers)
 
     def trim(self, key: CopyKey) -> list[Payload]:
         """Let go of this copy if all were served or there is no room; payloads to drop."""

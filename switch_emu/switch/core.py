@@ -110,6 +110,9 @@ class SwitchCore(Speaker):
             child_count=len(children), bytes_max=self._limits.copies_bytes_max
         )
         self._begins: dict[int, Fold] = {}
+        self._begun = -1
+        """The last step whose `Begin` the parent has; only then is a child told, since a switch
+        that is started again would not know it."""
         self._commits: dict[int, Fold] = {}
         self._verdict: Verdict | None = None
         self._skip: Verdict | None = None
@@ -360,10 +363,11 @@ class SwitchCore(Speaker):
         self._uplink.load(self._now_ns, ("load", m.chunk), Cargo(load, payload, payload_bytes))
 
     def _begin(self, peer: str, member: Member, m: Begin, hyper: bytes) -> None:
-        self._tell(peer, self._receipt(m, Verb.BEGIN))
-        if m.step < self._step or member.ranks in self._fold(self._begins, m).statements:
-            return
-        if self._agree(self._begins[m.step], member, m.hyper_hash, hyper):
+        if m.step <= max(self._begun, self._step - 1):
+            self._tell(peer, self._receipt(m, Verb.BEGIN))
+        elif m.step <= self._step + 1 and self._agree(
+            peer, member, self._fold(self._begins, m), m.hyper_hash, hyper
+        ):
             begin = self._ours(
                 Begin, step=m.step, contributors=self._members.ranks, hyper_hash=m.hyper_hash
             )
@@ -376,10 +380,8 @@ class SwitchCore(Speaker):
             self._uplink.ask(self._now_ns, "late-commit", self._empty_commit(m.step), b"")
         if m.step != self._step:
             return
-        if member.ranks in self._fold(self._commits, m).statements:
-            return
         statement = f"{m.parts} backward passes, {m.hyper_hash}"
-        if self._agree(self._commits[m.step], member, statement, hyper):
+        if self._agree(peer, member, self._fold(self._commits, m), statement, hyper):
             commit = self._ours(
                 Commit, step=m.step, contributors=self._members.ranks, hyper_hash=m.hyper_hash,
                 parts=m.parts,
@@ -390,12 +392,18 @@ class SwitchCore(Speaker):
         what = f"hyper-parameters of step {m.step}"
         return folds.setdefault(m.step, Fold(what, self._members.children))
 
-    def _agree(self, fold: Fold, member: Member, statement: str, payload: bytes) -> bool:
-        try:
-            return fold.state(member.ranks, statement, payload)
-        except DisagreementError as exc:
-            self._tell_all(self._ours(Refuse, text=str(exc)))
-            return False
+    def _agree(
+        self, peer: str, member: Member, fold: Fold, statement: str, payload: bytes
+    ) -> bool:  # fmt: skip
+        """Note what a child states; True when it is the last and all state the same."""
+        if fold.refusal:  # said again: the refusal was lost
+            self._tell(peer, self._ours(Refuse, text=fold.refusal))
+        elif member.ranks not in fold.statements:
+            try:
+                return fold.state(member.ranks, statement, payload)
+            except DisagreementError as exc:
+                self._tell_all(self._ours(Refuse, text=str(exc)))
+        return False
 
     def _answer_commit(self, peer: str, step: int) -> bool:
         """Say again what is known of a step; False if nothing is."""
@@ -458,6 +466,7 @@ class SwitchCore(Speaker):
         self._loads.clear()
         for held in (self._raw_seen, self._raw_receipted, self._begins, self._commits):
             held.clear()
+        self._begun = -1
         self._verdict = None
         if self._members.all_left and not self._gone:
             self._leave()
@@ -515,7 +524,9 @@ class SwitchCore(Speaker):
             if self._uplink.arrived(self._now_ns, ("load", m.chunk)):
                 self._tell_all(self._receipt(m, Verb.LOAD))
         elif m.verb is Verb.BEGIN:
-            self._uplink.answered(("begin", m.step))
+            if self._uplink.answered(("begin", m.step)):
+                self._begun = m.step
+                self._tell_all(self._receipt(m, Verb.BEGIN))
         elif m.verb is Verb.LEAVE:
             self._gone = self._uplink.answered("leave") or self._gone
 

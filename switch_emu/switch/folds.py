@@ -27,6 +27,9 @@ class Fold:
     payload: bytes = b""
     """Of the child that speaks for rank 0, or else of the lowest rank here."""
 
+    refusal: str = ""
+    """How the children differ, once they are known to."""
+
     def state(self, ranks: int, statement: str, payload: bytes) -> bool:
         """Note what a child says; True as soon as all agree. Raises DisagreementError."""
         self.statements[ranks] = statement
@@ -41,7 +44,8 @@ class Fold:
             told = "; ".join(
                 f"ranks {ranks_text(g)}: {said[:24]}" for said, g in list(groups.items())[:4]
             )
-            raise DisagreementError(
+            self.refusal = (
                 f"the {self.what} differ between ranks ({told}); every rank must use the same"
             )
+            raise DisagreementError(self.refusal)
         return True

@@ -7,8 +7,10 @@ block, a little behind one, far behind one, and records shorter than a block. `r
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pytest
@@ -332,6 +334,33 @@ class PageStoreSuite:
                 store.prepare(DecidedStep(version=version, attempt=0))
                 store.decide(version, 0)
         assert contents(store, 8) == [record(store, page, 8) for page in range(7)]
+
+    def test_reads_go_on_while_a_step_is_decided(self, store: PageStore) -> None:
+        """Goal: what a step wrote can be read before, while and after it is prepared and decided.
+        Method: two threads read a page each without pause, over 40 steps; threads change as often
+        as they can."""
+        take_step(store, 0)
+
+        def follow(page: int, version: int, stop: Event) -> None:
+            into = memoryview(bytearray(256))
+            while not stop.is_set():
+                store.read_field(page, version, "weight", into)
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                for version in range(1, 41):
+                    write_pages(store, [1, 3], version)
+                    stop = Event()
+                    readers = [pool.submit(follow, page, version, stop) for page in (1, 3)]
+                    store.prepare(DecidedStep(version=version, attempt=0))
+                    store.decide(version, 0)
+                    stop.set()
+                    for reader in readers:
+                        reader.result()
+        finally:
+            sys.setswitchinterval(interval)
 
     def test_a_closed_store_says_so(self, store: PageStore) -> None:
         """Goal: closing twice is fine, calling afterwards is not."""

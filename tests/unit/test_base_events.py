@@ -1,0 +1,128 @@
+"""Events: one line for people, one JSON line for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luwu.base.events import Recorder
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_one_event_two_lines(tmp_path: Path) -> None:
+    """Goal: the same fields for people and for programs."""
+    printed, path = io.StringIO(), tmp_path / "made" / "node.jsonl"
+    with Recorder(role="node", path=path, printed=printed) as recorder:
+        recorder.event("node.step", step=41, read_s=0.4123456789, applied=True, text="two words")
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d\.\d\d\d INFO node\.step "
+        r'step=41 read_s=0\.412346 applied=True text="two words"\n',
+        printed.getvalue(),
+    )
+    assert lines_of(path) == [
+        {"name": "node.step", "role": "node", "step": 41, "read_s": 0.4123456789,
+         "applied": True, "text": "two words"}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\tb", "a\r", "\x1b[31m", "a b\nc"])
+def test_an_event_is_one_line(text: str) -> None:
+    """Goal: no text, a peer's included, can begin a line of its own or steer a terminal."""
+    printed = io.StringIO()
+    Recorder(role="node", printed=printed).event("node.refused", text=text)
+    (line,) = printed.getvalue().splitlines()
+    assert line.isprintable()
+
+
+def test_an_event_without_fields() -> None:
+    """Goal: no blank at the end of a line."""
+    printed = io.StringIO()
+    Recorder(role="node", printed=printed).event("node.ready", level="WARNING")
+    assert printed.getvalue().endswith(" WARNING node.ready\n")
+
+
+def test_debug_goes_to_the_file_alone(tmp_path: Path) -> None:
+    """Goal: what happens once a chunk does not flood a terminal."""
+    printed, path = io.StringIO(), tmp_path / "a.jsonl"
+    with Recorder(role="nic", path=path, printed=printed) as recorder:
+        recorder.event("nic.push", level="DEBUG", chunk=3)
+        assert printed.getvalue() == ""
+    assert lines_of(path) == [{"name": "nic.push", "role": "nic", "chunk": 3}]
+
+
+def test_spans_carry_both_times(tmp_path: Path) -> None:
+    """Goal: a timeline can be drawn from the file."""
+    path = tmp_path / "a.jsonl"
+    with Recorder(role="nic", path=path, printed=None) as recorder:
+        recorder.span("pull", 10, 25, unit=2)
+    assert lines_of(path) == [
+        {"name": "pull", "role": "nic", "start_ns": 10, "end_ns": 25, "unit": 2}
+    ]
+
+
+def test_info_is_on_disk_at_once(tmp_path: Path) -> None:
+    """I2. Goal: after a crash the file tells of every INFO event before it; DEBUG may be lost."""
+    path = tmp_path / "a.jsonl"
+    recorder = Recorder(role="node", path=path, printed=None)
+    recorder.event("small", level="DEBUG")
+    assert path.read_text() == ""
+    recorder.event("large")
+    assert [record["name"] for record in lines_of(path)] == ["small", "large"]
+    recorder.event("later", level="DEBUG")
+    recorder.flush()
+    assert len(lines_of(path)) == 3
+    recorder.close()
+
+
+def test_a_second_start_appends(tmp_path: Path) -> None:
+    """Goal: a process that was started again does not erase what its former self told."""
+    path = tmp_path / "a.jsonl"
+    for number in range(2):
+        with Recorder(role="node", path=path, printed=None) as recorder:
+            recorder.event("node.ready", start=number)
+    assert [record["start"] for record in lines_of(path)] == [0, 1]
+
+
+def test_after_close_events_are_printed_only(tmp_path: Path) -> None:
+    """Goal: the last words of a process that is shutting down do not raise."""
+    printed, path = io.StringIO(), tmp_path / "a.jsonl"
+    recorder = Recorder(role="node", path=path, printed=printed)
+    recorder.close()
+    recorder.close()
+    recorder.flush()
+    recorder.event("node.gone")
+    recorder.span("late", 0, 1)
+    assert "node.gone" in printed.getvalue()
+    assert lines_of(path) == []
+
+
+def test_threads_do_not_mix_lines(tmp_path: Path) -> None:
+    """Goal: several threads share a recorder and every line is whole."""
+    printed, path = io.StringIO(), tmp_path / "a.jsonl"
+    with Recorder(role="node", path=path, printed=printed) as recorder:
+
+        def work(number: int) -> None:
+            for index in range(50):
+                recorder.event("tick", thread=number, index=index, text="x" * 100)
+                recorder.span("work", 0, 1, thread=number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    records = lines_of(path)
+    assert len(records) == 4 * 50 * 2
+    for number in range(4):
+        mine = [r["index"] for r in records if r["thread"] == number and r["name"] == "tick"]
+        assert mine == list(range(50))
+    assert all(" INFO tick " in line for line in printed.getvalue().splitlines())

@@ -1,0 +1,94 @@
+"""Hyper-parameters of a step: canonical bytes, and nothing believed of what a peer sent."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import msgpack
+import pytest
+
+from luwu.base.errors import RemoteProtocolError
+from luwu.wire.hyper import StepHyper, decode_hyper, encode_hyper, hyper_hash
+
+ADAMW = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "maximize": False}
+SGD = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "warmup": 100}
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0, 0.1])
+def test_round_trip(max_grad_norm: float | None) -> None:
+    """Goal: what is read is what was written, types and last bits included."""
+    hyper = StepHyper(groups=(ADAMW, SGD), max_grad_norm=max_grad_norm)
+    found = decode_hyper(encode_hyper(hyper))
+    assert found == hyper
+    for group, expected in zip(found.groups, hyper.groups, strict=True):
+        assert {name: type(value) for name, value in group.items()} == {
+            name: type(value) for name, value in expected.items()
+        }
+
+
+def test_equal_hyper_parameters_are_equal_bytes() -> None:
+    """Goal: the order in which a script wrote a group down does not matter; anything else does."""
+    encoded = encode_hyper(StepHyper(groups=(ADAMW,)))
+    backwards = dict(reversed(ADAMW.items()))
+    assert encode_hyper(StepHyper(groups=(backwards,))) == encoded
+    others = [
+        StepHyper(groups=(ADAMW | {"lr": math.nextafter(1e-3, 1)},)),
+        StepHyper(groups=(ADAMW | {"maximize": True},)),
+        StepHyper(groups=(ADAMW, ADAMW)),
+        StepHyper(groups=(ADAMW,), max_grad_norm=1.0),
+        StepHyper(groups=(ADAMW | {"more": 0},)),
+        StepHyper(groups=()),
+    ]
+    everything = [encoded, *(encode_hyper(other) for other in others)]
+    assert len(set(everything)) == len(everything)
+    assert len({hyper_hash(entry) for entry in everything}) == len(everything)
+    assert hyper_hash(encoded) == hashlib.sha256(encoded).hexdigest()
+
+
+def test_groups_keep_their_order() -> None:
+    """Goal: group i of the script is group i of the node."""
+    groups = tuple({"lr": float(index)} for index in range(5))
+    assert decode_hyper(encode_hyper(StepHyper(groups=groups))).groups == groups
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        b"",
+        b"\xc1",
+        b"\x93",
+        encode_hyper(StepHyper(groups=(ADAMW,)))[:-1],
+        encode_hyper(StepHyper(groups=(ADAMW,))) + b"\x00",
+        msgpack.packb(7),
+        msgpack.packb([]),
+        msgpack.packb([[], None, None]),
+        msgpack.packb([7, None]),
+        msgpack.packb([[7], None]),
+        msgpack.packb([[[["lr"]]], None]),
+        msgpack.packb([[[["lr", 1, 2]]], None]),
+        msgpack.packb([[[[1, 0.1]]], None]),
+        msgpack.packb([[[["lr", "0.1"]]], None]),
+        msgpack.packb([[[["lr", None]]], None]),
+        msgpack.packb([[[["lr", [0.1]]]], None]),
+        msgpack.packb([[[[b"lr", 0.1]]], None]),
+        msgpack.packb([[], "much"]),
+        msgpack.packb([[], [1.0]]),
+        b"\x91" * 2000,
+    ],
+)
+def test_bytes_that_are_no_hyper_parameters_are_refused(encoded: bytes) -> None:
+    """I7. Goal: one kind of error, whatever a peer sent."""
+    with pytest.raises(RemoteProtocolError, match="hyper-parameters cannot be read"):
+        decode_hyper(encoded)
+
+
+def test_decoded_groups_are_plain_numbers() -> None:
+    """I7. Goal: nothing but names and numbers comes out."""
+    decoded: Any = decode_hyper(encode_hyper(StepHyper(groups=(SGD,), max_grad_norm=2.0)))
+    for group in decoded.groups:
+        for name, value in group.items():
+            assert type(name) is str
+            assert type(value) in (float, int, bool)
+    assert type(decoded.max_grad_norm) is float

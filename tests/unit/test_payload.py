@@ -1,0 +1,125 @@
+"""Payloads are counted, released once by their last holder, and may live in a spill file."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+
+from switch_emu.payload import Payload
+from switch_emu.store.spill import SpillFile
+
+
+class Releases:
+    """What a transport would be told."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+def test_the_last_holder_releases_the_buffer() -> None:
+    """Goal: the transport gets its buffer back once, not before nobody needs it."""
+    released = Releases()
+    payload = Payload(memoryview(b"gradient"), released)
+    assert payload.share() is payload
+    assert payload.nbytes == 8
+    payload.drop()
+    assert released.count == 0
+    assert bytes(payload.view()) == b"gradient"
+    payload.drop()
+    assert released.count == 1
+
+
+def test_a_payload_made_here_needs_no_release() -> None:
+    """Goal: the same rules without a transport."""
+    payload = Payload(memoryview(b"sum"))
+    payload.share().drop()
+    payload.drop()
+
+
+def test_misuse_is_our_own_mistake() -> None:
+    """Goal: a payload dropped, shared or read after its end is found at that place."""
+    payload = Payload(memoryview(b"x"))
+    payload.drop()
+    with pytest.raises(AssertionError, match="dropped more often"):
+        payload.drop()
+    with pytest.raises(AssertionError):
+        payload.share()
+    with pytest.raises(AssertionError, match="after its last holder"):
+        payload.view()
+
+
+def test_spilling_keeps_the_bytes_and_frees_the_buffer() -> None:
+    """Goal: a spilled payload reads the same, gives its buffer back at once and its place at the
+    end."""
+    spill = SpillFile(None, place_bytes=64, places_count=1)
+    released = Releases()
+    payload = Payload(memoryview(b"0123456789"), released)
+    payload.share()
+    payload.spill(spill)
+    assert released.count == 1
+    assert (bytes(payload.view()), payload.nbytes) == (b"0123456789", 10)
+    payload.spill(spill)  # twice is once
+    assert (released.count, spill.bytes_written) == (1, 10)
+
+    payload.drop()
+    other = Payload(memoryview(b"other"))
+    other.spill(spill)  # the place of the first is not free: the file grows
+    assert bytes(payload.view()) == b"0123456789"
+    payload.drop()
+    assert spill.disk_bytes == 2 * 64
+    third = Payload(memoryview(b"third"))
+    third.spill(spill)
+    assert spill.disk_bytes == 2 * 64
+    assert released.count == 1
+    spill.close()
+
+
+def test_a_dropped_payload_is_not_spilled() -> None:
+    """Goal: `Spill` after the last `Drop` takes no place that nobody would free."""
+    spill = SpillFile(None, place_bytes=64, places_count=1)
+    payload = Payload(memoryview(b"x"))
+    payload.drop()
+    payload.spill(spill)
+    assert spill.bytes_written == 0
+    spill.close()
+
+
+def test_holders_in_many_threads() -> None:
+    """Goal: the count is right when threads share and drop at once. Method: 8 threads, one barrier,
+    a thousand times each."""
+    released = Releases()
+    payload = Payload(memoryview(b"x"), released)
+    barrier = Barrier(8)
+
+    def work(_: int) -> None:
+        barrier.wait()
+        for _ in range(1000):
+            payload.share()
+            payload.drop()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert released.count == 0
+    payload.drop()
+    assert released.count == 1
+
+
+def test_readers_while_it_is_spilled() -> None:
+    """Goal: a reader sees the bytes whether they are still in RAM or already in the file.
+    Method: one thread reads while another spills, a hundred payloads."""
+    spill = SpillFile(None, place_bytes=4096, places_count=8)
+    with ThreadPoolExecutor(2) as pool:
+        for index in range(100):
+            data = bytes([index]) * 4096
+            payload = Payload(memoryview(data))
+            reads = pool.submit(lambda p=payload: {bytes(p.view()) for _ in range(20)})
+            pool.submit(payload.spill, spill).result()
+            assert reads.result() == {data}
+            payload.drop()
+    assert spill.disk_bytes == 8 * 4096
+    spill.close()

@@ -1,0 +1,154 @@
+"""The node's memory plan: within the budget, or a refusal with the number that works (I5)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.base.limits import CHUNK_BYTES_STEP
+from luwu.base.quantities import parse_bytes
+from switch_emu.node.plan import NodePlan, default_chunk_bytes, plan_node
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+WORLDS = (1, 2, 3, 8, 64, 512)
+CHUNKS = (16 * KIB, 48 * KIB, 1 * MIB, 8 * MIB)
+
+every_kind = pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])
+every_world = pytest.mark.parametrize("world_size", WORLDS)
+every_chunk = pytest.mark.parametrize("chunk_bytes", CHUNKS)
+
+
+def plan(budget_bytes: int, chunk_bytes: int, world_size: int, has_switch: bool) -> NodePlan:
+    return plan_node(
+        budget_bytes=budget_bytes,
+        chunk_bytes=chunk_bytes,
+        world_size=world_size,
+        has_switch=has_switch,
+    )
+
+
+def uses(found: NodePlan) -> dict[str, int]:
+    """Everything the budget is spent on."""
+    sizes = {item.name: getattr(found, item.name) for item in fields(found)}
+    del sizes["budget_bytes"]
+    return {name: value for name, value in sizes.items() if name.endswith("_bytes")}
+
+
+def check(found: NodePlan, chunk_bytes: int, world_size: int, has_switch: bool) -> None:
+    """What every plan promises."""
+    spent = uses(found)
+    told = f"{found}: {spent}"
+    assert sum(spent.values()) <= found.budget_bytes, told
+    assert min(spent.values()) >= 0, told
+    assert found.updates_count >= 1, told
+    assert found.reads_count >= 1, told
+    # Each needs room for what moves through it, or the step stands still.
+    for name in ("window_bytes", "sums_bytes", "outgoing_bytes"):
+        assert spent[name] >= chunk_bytes, told
+    assert found.pipeline_bytes >= 6 * chunk_bytes * found.updates_count, told
+    if has_switch:
+        assert found.slots_bytes == found.copies_bytes == 0, told
+    else:
+        assert found.slots_bytes >= world_size * chunk_bytes, told
+        assert found.window_bytes >= world_size * chunk_bytes, told
+        assert found.copies_bytes >= chunk_bytes, told
+
+
+def named_least(chunk_bytes: int, world_size: int, has_switch: bool) -> int:
+    """The number in the refusal of a budget that is far too small."""
+    with pytest.raises(ConfigError, match="memory_budget") as caught:
+        plan(CHUNK_BYTES_STEP, chunk_bytes, world_size, has_switch)
+    named = re.search(r"at least (\d+KiB)", str(caught.value))
+    assert named is not None, str(caught.value)
+    return parse_bytes(named.group(1))
+
+
+@every_kind
+@every_world
+@every_chunk
+def test_a_refusal_names_a_budget_that_works(
+    chunk_bytes: int, world_size: int, has_switch: bool
+) -> None:
+    """I5. Goal: a budget that is too small is refused, and the one that is named does.
+    Method: ask for nearly nothing; take the number from the message, as a user would."""
+    least = named_least(chunk_bytes, world_size, has_switch)
+    check(plan(least, chunk_bytes, world_size, has_switch), chunk_bytes, world_size, has_switch)
+    with pytest.raises(ConfigError):
+        plan(least - KIB, chunk_bytes, world_size, has_switch)
+
+
+@every_kind
+@every_world
+@every_chunk
+def test_a_plan_stays_within_its_budget(
+    chunk_bytes: int, world_size: int, has_switch: bool
+) -> None:
+    """I5. Goal: all uses together are at most the budget, for every budget that is not refused.
+    Method: 300 budgets from the least on, a chunk and a bit apart, then up to 1 TiB by ratio."""
+    budget = named_least(chunk_bytes, world_size, has_switch)
+    budgets = [budget + index * (chunk_bytes + 4099) for index in range(300)]
+    while budget < 1024 * GIB:
+        budget = budget * 5 // 4 + 1
+        budgets.append(budget)
+    for budget in budgets:
+        found = plan(budget, chunk_bytes, world_size, has_switch)
+        assert found.budget_bytes == budget
+        check(found, chunk_bytes, world_size, has_switch)
+
+
+@every_kind
+def test_more_budget_never_gives_less(has_switch: bool) -> None:
+    """Goal: raising the budget takes no buffer away and loses no thread.
+    Method: budgets in steps of 5 %; resident pages are left out, for threads may cost some."""
+    before = plan(GIB // 256, 64 * KIB, 4, has_switch)
+    budget = GIB // 256
+    while budget < 64 * GIB:
+        budget = budget * 21 // 20
+        now = plan(budget, 64 * KIB, 4, has_switch)
+        assert now.updates_count >= before.updates_count
+        assert now.reads_count >= before.reads_count
+        before = now
+    assert now.resident_bytes > budget // 2, "what is left keeps pages in RAM"
+
+
+def test_the_plan_is_told_in_one_line() -> None:
+    """Goal: people see the budget and every use that is not nothing."""
+    (line,) = plan(GIB, MIB, 2, True).lines()
+    assert line.startswith("memory budget 1.00 GiB: pipeline (4 updates, 2 reads) ")
+    assert "slots" not in line
+    (line,) = plan(GIB, MIB, 2, False).lines()
+    for use in ("pushes under way", "sums in RAM", "weights going out", "slots", "resident pages"):
+        assert use in line
+
+
+@pytest.mark.parametrize(
+    ("budget_bytes", "chunk_bytes"),
+    [
+        (0, 16 * KIB),
+        (1 * MIB, 16 * KIB),
+        (2 * MIB, 32 * KIB),
+        (3 * MIB, 32 * KIB),
+        (4 * MIB - 1, 32 * KIB),
+        (4 * MIB, 64 * KIB),
+        (64 * MIB, 1 * MIB),
+        (512 * GIB, 1 * MIB),
+    ],
+)
+def test_default_chunk_follows_from_the_budget(budget_bytes: int, chunk_bytes: int) -> None:
+    """Goal: a 64th of the budget, a power of two, from 16 KiB to 1 MiB."""
+    assert default_chunk_bytes(budget_bytes) == chunk_bytes
+
+
+@every_kind
+def test_the_default_chunk_can_work(has_switch: bool) -> None:
+    """Goal: without --chunk, a budget of a MiB and more is not refused for two workers."""
+    budget = MIB
+    while budget < 1024 * GIB:
+        check(
+            plan(budget, default_chunk_bytes(budget), 2, has_switch),
+            default_chunk_bytes(budget), 2, has_switch,
+        )  # fmt: skip
+        budget = budget * 3 // 2

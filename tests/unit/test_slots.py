@@ -1,0 +1,212 @@
+"""Aggregation slots: S1 to S4, whatever arrives in whatever order."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from switch_emu.switch.slots import (
+    Contribution,
+    OverlapError,
+    Slot,
+    SlotKey,
+    SlotPool,
+    merge,
+    rank_order,
+)
+
+
+def said(contributors: int, payload: object = None, payload_bytes: int = 100) -> Contribution:
+    """What one child says."""
+    return Contribution(contributors, 1.0, True, "float32", payload, payload_bytes)
+
+
+def opened(pool: SlotPool, key: SlotKey = (0, 0, 0), contribution_bytes: int = 100) -> Slot:
+    slot = pool.open(key, contribution_bytes)
+    assert slot is not None
+    return slot
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_each_rank_counts_once_in_rank_order(seed: int) -> None:
+    """S1, S3. Goal: a full slot holds each child once, and hands out rank order.
+    Method: children that speak for several ranks, each contribution 1 to 3 times, shuffled."""
+    rng = Random(seed)
+    cuts = sorted(rng.sample(range(1, 12), rng.randrange(1, 5)))
+    borders = [0, *cuts, 12]
+    children = [(1 << b) - (1 << a) for a, b in pairwise(borders)]
+    pool = SlotPool(ranks=(1 << 12) - 1, child_count=len(children), bytes_max=10_000)
+    slot = opened(pool)
+    arrivals = [child for child in children for _ in range(rng.randrange(1, 4))]
+    rng.shuffle(arrivals)
+
+    seen: set[int] = set()
+    for child in arrivals:
+        assert pool.contribute(slot, said(child, f"from {child:#b}")) is (child not in seen)
+        seen.add(child)
+        assert slot.full is (len(seen) == len(children))
+
+    handed = rank_order(pool.free((0, 0, 0)).contributions)
+    assert [c.contributors for c in handed] == children
+    assert [c.payload for c in handed] == [f"from {child:#b}" for child in children]
+    assert slot.weight == len(children)
+
+
+def test_rank_order_is_by_the_lowest_rank() -> None:
+    """S3. Goal: the order is that of the lowest rank, not of the bitmaps as numbers."""
+    assert [c.contributors for c in rank_order([said(0b1001), said(0b0110)])] == [0b1001, 0b0110]
+    assert [c.contributors for c in rank_order([said(0b0110), said(0b1001)])] == [0b1001, 0b0110]
+    assert rank_order([]) == []
+
+
+def test_the_weight_is_added_in_rank_order() -> None:
+    """S3, I3. Goal: float weights too do not depend on arrival."""
+    weights = [0.1, 1e16, -1e16, 0.3]
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]):
+        pool = SlotPool(ranks=15, child_count=4, bytes_max=10_000)
+        slot = opened(pool)
+        for rank in order:
+            pool.contribute(slot, Contribution(1 << rank, weights[rank], True, "float32", None))
+        assert slot.weight == ((0.1 + 1e16) - 1e16) + 0.3
+
+
+@pytest.mark.parametrize(
+    ("seen", "contributors", "expected"),
+    [(0, 1, True), (0b10, 0b1, True), (0b11, 0b1, False), (0b11, 0b11, False), (0, 0b111, True)],
+)
+def test_merge(seen: int, contributors: int, expected: bool) -> None:
+    """S1. Goal: new, or a repetition."""
+    assert merge(seen, contributors) is expected
+
+
+@pytest.mark.parametrize(("seen", "contributors"), [(0b1, 0b11), (0b110, 0b011), (0b1, 0b111)])
+def test_overlap_is_never_merged(seen: int, contributors: int) -> None:
+    """I1. Goal: a rank is never added twice in two different sums; the text names ranks."""
+    with pytest.raises(OverlapError, match=f"{seen & contributors:#b}"):
+        merge(seen, contributors)
+
+
+def test_an_overlap_leaves_the_slot_as_it_was() -> None:
+    """S1. Goal: what is refused changes nothing."""
+    pool = SlotPool(ranks=7, child_count=3, bytes_max=1000)
+    slot = opened(pool)
+    pool.contribute(slot, said(0b001))
+    with pytest.raises(OverlapError):
+        pool.contribute(slot, said(0b011))
+    assert (slot.contributors, len(slot.contributions), slot.full) == (0b001, 1, False)
+
+
+def test_keys_never_meet() -> None:
+    """S2. Goal: another step, part or chunk is another slot."""
+    pool = SlotPool(ranks=3, child_count=2, bytes_max=10_000)
+    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    for key in keys:
+        pool.contribute(opened(pool, key), said(1, key))
+    assert list(pool) == keys
+    for key in keys:
+        slot = pool.get(key)
+        assert slot is not None
+        assert [c.payload for c in slot.contributions] == [key]
+    assert pool.get((2, 0, 0)) is None
+
+
+def test_a_slot_is_opened_with_room_for_all() -> None:
+    """S4. Goal: an open slot can always become full; to the byte."""
+    pool = SlotPool(ranks=7, child_count=3, bytes_max=600)
+    opened(pool, (0, 0, 0))
+    opened(pool, (0, 0, 1))
+    assert pool.bytes_used == 600
+    assert pool.open((0, 0, 2), 1) is None
+    assert len(pool) == 2
+    pool.free((0, 0, 0))
+    assert pool.bytes_used == 300
+    assert pool.open((0, 0, 2), 101) is None
+    assert pool.open((0, 0, 2), 100) is not None
+
+
+def test_a_slot_grows_with_its_largest_contribution() -> None:
+    """S4, I5. Goal: a first child without a gradient does not open slots that cost nothing."""
+    pool = SlotPool(ranks=7, child_count=3, bytes_max=400)
+    one, other = opened(pool, (0, 0, 0), 0), opened(pool, (0, 0, 1), 0)
+    assert pool.bytes_used == 0
+    assert pool.grow(one, 100)
+    assert pool.bytes_used == 300
+    assert pool.grow(one, 60)
+    assert pool.bytes_used == 300
+    assert not pool.grow(other, 100)
+    assert pool.bytes_used == 300
+    pool.free((0, 0, 0))
+    assert pool.grow(other, 100)
+    pool.free((0, 0, 1))
+    assert pool.bytes_used == 0
+
+
+def test_slots_may_be_freed_while_going_through_them() -> None:
+    """Goal: an abort frees every slot in one loop."""
+    pool = SlotPool(ranks=3, child_count=2, bytes_max=10_000)
+    for chunk in range(5):
+        opened(pool, (0, 0, chunk))
+    for key in pool:
+        pool.free(key)
+    assert (len(pool), pool.bytes_used) == (0, 0)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Any history of a pool, against a dictionary of sets."""
+
+    RANKS, CHILDREN, BYTES_MAX = 0b1111, 4, 1000
+    keys = st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 3))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = SlotPool(
+            ranks=self.RANKS, child_count=self.CHILDREN, bytes_max=self.BYTES_MAX
+        )  # fmt: skip
+        self.model: dict[SlotKey, dict[int, int]] = {}
+
+    @rule(key=keys, rank=st.integers(0, 3), payload_bytes=st.sampled_from([0, 40, 80, 120]))
+    def contribute(self, key: SlotKey, rank: int, payload_bytes: int) -> None:
+        slot = self.pool.get(key)
+        assert (slot is not None) is (key in self.model)
+        if slot is None:
+            slot = self.pool.open(key, payload_bytes)
+            if slot is None:
+                return
+            self.model[key] = {}
+        if not self.pool.grow(slot, payload_bytes):
+            return
+        is_new = self.pool.contribute(slot, said(1 << rank, rank, payload_bytes))
+        assert is_new is (rank not in self.model[key])
+        self.model[key].setdefault(rank, payload_bytes)
+
+    @precondition(lambda self: self.model)
+    @rule(choice=st.randoms(use_true_random=False))
+    def free(self, choice: Random) -> None:
+        key = choice.choice(sorted(self.model))
+        ranks = self.model.pop(key)
+        handed = rank_order(self.pool.free(key).contributions)
+        assert [c.payload for c in handed] == sorted(ranks)
+
+    @invariant()
+    def the_pool_keeps_its_promises(self) -> None:
+        """S1 to S4."""
+        assert set(self.pool) == set(self.model)
+        held = 0
+        for key, ranks in self.model.items():
+            slot = self.pool.get(key)
+            assert slot is not None
+            assert slot.contributors == sum(1 << rank for rank in ranks)
+            assert slot.full is (len(ranks) == self.CHILDREN)
+            held += sum(ranks.values())
+        assert held <= self.pool.bytes_used <= self.BYTES_MAX
+
+
+TestPoolHistories = PoolMachine.TestCase
+TestPoolHistories.settings = settings(
+    derandomize=True, deadline=None, max_examples=60, stateful_step_count=40
+)

@@ -1,0 +1,138 @@
+"""The spill file: equal places, reused; nothing in the directory; a full disk has a name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from luwu.base.errors import StoreFullError
+from switch_emu.store.spill import SpillFile
+
+PLACE = 4096
+
+
+def data(value: int, nbytes: int = PLACE) -> memoryview:
+    return memoryview(bytes([value]) * nbytes)
+
+
+def test_what_is_put_comes_back(tmp_path: Path) -> None:
+    """Goal: bytes of every size up to a place, several at a time, read any number of times."""
+    spill = SpillFile(tmp_path, place_bytes=PLACE, places_count=3)
+    sizes = [PLACE, 1, 1000]
+    places = [spill.put(data(value, nbytes)) for value, nbytes in enumerate(sizes)]
+    assert len(set(places)) == 3
+    for _ in range(2):
+        for value, (place, nbytes) in enumerate(zip(places, sizes, strict=True)):
+            assert spill.get(place, nbytes) == data(value, nbytes)
+    assert spill.bytes_written == sum(sizes)
+    assert spill.bytes_read == 2 * sum(sizes)
+    spill.close()
+
+
+def test_get_hands_out_memory_of_its_own(tmp_path: Path) -> None:
+    """Goal: the buffer stays as it is when the place is used again."""
+    spill = SpillFile(tmp_path, place_bytes=PLACE, places_count=1)
+    place = spill.put(data(1))
+    got = spill.get(place, PLACE)
+    spill.free(place)
+    assert spill.put(data(2)) == place
+    assert got == data(1)
+    assert not got.readonly
+    spill.close()
+
+
+def test_places_are_used_again_before_the_file_grows(tmp_path: Path) -> None:
+    """Goal: the file is as large as what was in it at once, in steps of `places_count`."""
+    spill = SpillFile(tmp_path, place_bytes=PLACE, places_count=2)
+    assert spill.disk_bytes == 2 * PLACE
+    for value in range(50):
+        spill.free(spill.put(data(value)))
+    assert spill.disk_bytes == 2 * PLACE
+    held = [spill.put(data(value)) for value in range(5)]
+    assert spill.disk_bytes == 6 * PLACE
+    assert [spill.get(place, PLACE) for place in held] == [data(value) for value in range(5)]
+    for place in held:
+        spill.free(place)
+    assert {spill.put(data(value)) for value in range(6)} == set(range(6))
+    assert spill.disk_bytes == 6 * PLACE
+    spill.close()
+
+
+def test_its_space_is_allocated_before_it_is_needed(tmp_path: Path) -> None:
+    """Goal: a full disk is found when the file grows, not in the middle of a write."""
+    spill = SpillFile(tmp_path, place_bytes=PLACE, places_count=64)
+    stat = os.fstat(spill._fd)
+    assert stat.st_size == spill.disk_bytes == 64 * PLACE
+    assert stat.st_blocks * 512 >= 64 * PLACE
+    spill.close()
+
+
+def test_nothing_is_left_in_the_directory(tmp_path: Path) -> None:
+    """I8. Goal: the file has no name, from the start; closing gives its space back."""
+    before = len(os.listdir("/proc/self/fd"))
+    spill = SpillFile(tmp_path, place_bytes=PLACE, places_count=2)
+    spill.put(data(1))
+    assert list(tmp_path.iterdir()) == []
+    spill.close()
+    spill.close()
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    """Goal: an error that names the place."""
+    with pytest.raises(OSError, match="gone"):
+        SpillFile(tmp_path / "gone", place_bytes=PLACE, places_count=1)
+
+
+FULL_DISK = """
+import os, resource, sys
+from pathlib import Path
+from luwu.base.errors import StoreFullError
+from switch_emu.store.spill import SpillFile
+
+directory = Path(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+spill = SpillFile(directory, place_bytes=65536, places_count=2)
+held = [spill.put(memoryview(bytes([value]) * 65536)) for value in range(2)]
+try:
+    spill.put(memoryview(bytes(65536)))
+except StoreFullError as exc:
+    print(exc)
+for value, place in enumerate(held):
+    assert spill.get(place, 65536) == bytes([value]) * 65536
+spill.free(held.pop())
+held.append(spill.put(memoryview(bytes([9]) * 65536)))  # a place in hand can still be used
+assert spill.get(held[1], 65536) == bytes([9]) * 65536
+assert spill.disk_bytes == 2 * 65536
+
+open_files = len(os.listdir("/proc/self/fd"))
+try:
+    SpillFile(directory, place_bytes=65536, places_count=4)
+except StoreFullError as exc:
+    print(exc)
+assert len(os.listdir("/proc/self/fd")) == open_files, "the file of a failed start is closed"
+assert os.listdir(directory) == []
+"""
+
+
+def test_a_full_disk_is_told_with_numbers(tmp_path: Path) -> None:
+    """I6, I8. Goal: what could not grow, from where, by how much, why, and what to do; what was
+    there already stays readable, and nothing is left open.
+    Method: a process whose files may have 200,000 bytes, so a third place does not fit."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        capture_output=True, text=True, check=False, timeout=60,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    grown, started = done.stdout.splitlines()
+    for text, start, added in ((grown, "128.00 KiB", "128.00 KiB"), (started, "0 B", "256.00 KiB")):
+        assert f"cannot grow from {start} by {added}" in text
+        assert "File too large" in text
+        assert "Free space, or raise --memory-budget" in text
+    assert StoreFullError.exit_code == 5

@@ -1,0 +1,239 @@
+"""What a child has under way: within its window, repeated until answered, dropped once."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from luwu.base.outstanding import RetryPolicy
+from luwu.wire.actions import PARENT, Drop, Send
+from luwu.wire.messages import Message, Pull, Push, Rejoin, Role
+from luwu.wire.uplink import Cargo, Uplink
+
+RETRY = RetryPolicy(first_ns=100, most_ns=350)
+COMMON: dict[str, Any] = {
+    "job": 1, "epoch": 0, "step": 0, "attempt": 1, "role": Role.WORKER, "rank": 0,
+    "incarnation": 1, "generation": 1,
+}  # fmt: skip
+
+
+def push(chunk: int) -> Push:
+    return Push(
+        **COMMON, chunk=chunk, part=0, contributors=1, weight=1.0, last=True, raw=False,
+        dtype="float32",
+    )  # fmt: skip
+
+
+def cargo(chunk: int, payload_bytes: int = 100, on_way: Any = None) -> Cargo:
+    payload = f"payload {chunk}" if payload_bytes else None
+    return Cargo(push(chunk), payload, payload_bytes, on_way)
+
+
+class Bench:
+    """An uplink and what it asked for."""
+
+    def __init__(self, window_bytes: int) -> None:
+        self.actions: list[Any] = []
+        self.uplink = Uplink(self.actions, RETRY)
+        self.uplink.window_bytes = window_bytes
+
+    def taken(self) -> list[Any]:
+        found = self.actions[:]
+        self.actions.clear()
+        return found
+
+    def sent(self) -> list[int]:
+        """Chunks sent since the last look; nothing else may have been asked for."""
+        found = self.taken()
+        assert all(isinstance(action, Send) and action.peers == (PARENT,) for action in found)
+        return [action.message.chunk for action in found]
+
+
+def test_requests_go_at_once_and_again() -> None:
+    """I6. Goal: a request takes no room in the window and is repeated until it is answered."""
+    bench = Bench(window_bytes=0)
+    message: Message = Rejoin(**COMMON)
+    bench.uplink.ask(0, "hello", message, b"description")
+    assert bench.taken() == [Send((PARENT,), message, b"description")]
+    assert bench.uplink.asks("hello")
+    assert bench.uplink.next_tick_ns() == 100
+    bench.uplink.tick(99)
+    assert bench.taken() == []
+    bench.uplink.tick(100)
+    assert bench.taken() == [Send((PARENT,), message, b"description")]
+    assert bench.uplink.answered("hello")
+    assert not bench.uplink.answered("hello")
+    assert bench.uplink.next_tick_ns() is None
+    bench.uplink.tick(10_000)
+    assert bench.taken() == []
+
+
+def test_cargo_waits_for_room() -> None:
+    """I5. Goal: never more payload under way than the window; first in, first out."""
+    bench = Bench(window_bytes=250)
+    for chunk in range(5):
+        bench.uplink.load(0, chunk, cargo(chunk))
+    assert bench.sent() == [0, 1]
+    assert bench.uplink.arrived(0, 1)
+    assert bench.taken() == [Drop("payload 1"), Send((PARENT,), push(2), "payload 2")]
+    assert bench.uplink.arrived(0, 0)
+    assert bench.taken() == [Drop("payload 0"), Send((PARENT,), push(3), "payload 3")]
+    assert bench.uplink.holds(4)
+    assert bench.uplink.holds(3)
+    assert not bench.uplink.holds(0)
+    assert len(bench.uplink) == 2
+
+
+def test_small_cargo_does_not_overtake() -> None:
+    """I3. Goal: a small payload behind a large one waits, or the large one might never go."""
+    bench = Bench(window_bytes=100)
+    for chunk, payload_bytes in enumerate([60, 80, 10, 0]):
+        bench.uplink.load(0, chunk, cargo(chunk, payload_bytes))
+    assert bench.sent() == [0]
+    bench.uplink.arrived(0, 0)
+    assert bench.taken()[1:] == [
+        Send((PARENT,), push(chunk), f"payload {chunk}" if chunk < 3 else None)
+        for chunk in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("window_bytes", [0, 1, 99])
+def test_cargo_larger_than_the_window_travels_alone(window_bytes: int) -> None:
+    """I6. Goal: no payload is too large to go; a window that fits nothing is one at a time."""
+    bench = Bench(window_bytes)
+    for chunk in range(3):
+        bench.uplink.load(0, chunk, cargo(chunk))
+    assert bench.sent() == [0]
+    for chunk in range(3):
+        assert bench.uplink.arrived(0, chunk)
+    assert [type(action) for action in bench.taken()] == [Drop, Send, Drop, Send, Drop]
+
+
+def test_absent_gradients_take_no_room() -> None:
+    """Goal: cargo without a payload is not dropped, and does not fill a window."""
+    bench = Bench(window_bytes=100)
+    for chunk in range(3):
+        bench.uplink.load(0, chunk, cargo(chunk, 0))
+    assert bench.sent() == [0, 1, 2]
+    for chunk in range(3):
+        bench.uplink.arrived(0, chunk)
+    assert bench.taken() == []
+
+
+def test_only_what_is_under_way_can_arrive() -> None:
+    """I1. Goal: a repeated receipt, or one for what still waits, frees nothing twice."""
+    bench = Bench(window_bytes=100)
+    bench.uplink.load(0, 0, cargo(0))
+    bench.uplink.load(0, 1, cargo(1))
+    assert not bench.uplink.arrived(0, 1)
+    assert not bench.uplink.arrived(0, "unknown")
+    assert bench.uplink.arrived(0, 0)
+    assert not bench.uplink.arrived(0, 0)
+    assert [a for a in bench.taken() if isinstance(a, Drop)] == [Drop("payload 0")]
+
+
+def test_only_what_is_under_way_is_repeated() -> None:
+    """I5. Goal: what waits for room is not sent by the clock."""
+    bench = Bench(window_bytes=100)
+    bench.uplink.load(0, 0, cargo(0))
+    bench.uplink.load(0, 1, cargo(1))
+    assert bench.sent() == [0]
+    bench.uplink.tick(100)
+    assert bench.sent() == [0]
+    bench.uplink.arrived(200, 0)
+    assert bench.taken() == [Drop("payload 0"), Send((PARENT,), push(1), "payload 1")]
+    bench.uplink.tick(299)
+    assert bench.sent() == []
+    bench.uplink.tick(300)
+    assert bench.sent() == [1]
+
+
+def test_on_way_is_called_when_it_enters_the_window() -> None:
+    """I5. Goal: a switch may answer for raw cargo only once it counts against the window."""
+    bench = Bench(window_bytes=100)
+    called: list[int] = []
+    for chunk in range(3):
+        bench.uplink.load(0, chunk, cargo(chunk, 100, lambda chunk=chunk: called.append(chunk)))
+    assert called == [0]
+    bench.uplink.arrived(0, 0)
+    bench.uplink.arrived(0, 1)
+    assert called == [0, 1, 2]
+    bench.uplink.tick(10_000)
+    assert called == [0, 1, 2]
+
+
+def test_forget_drops_each_payload_once() -> None:
+    """I1. Goal: a new attempt lets go of all cargo and requests, and opens the whole window."""
+    bench = Bench(window_bytes=250)
+    for chunk in range(4):
+        bench.uplink.load(0, chunk, cargo(chunk, 100 if chunk else 0))
+    for name in ("commit", "leave"):
+        bench.uplink.ask(0, name, Pull(**COMMON, chunk=0, part=0))
+    bench.taken()
+    bench.uplink.forget(keep=lambda name: name == "leave")
+    assert sorted(action.payload for action in bench.taken()) == [
+        "payload 1", "payload 2", "payload 3",
+    ]  # fmt: skip
+    assert not bench.uplink.asks("commit")
+    assert bench.uplink.asks("leave")
+    assert not any(bench.uplink.holds(chunk) for chunk in range(4))
+    for chunk in (5, 6):
+        bench.uplink.load(0, chunk, cargo(chunk))
+    assert bench.sent() == [5, 6]
+    bench.uplink.forget()
+    assert len(bench.uplink) == 0
+
+
+def test_a_wider_window_is_used_from_the_next_event() -> None:
+    """Goal: the credit of `Welcome` counts for what is loaded after it."""
+    bench = Bench(window_bytes=0)
+    for chunk in range(3):
+        bench.uplink.load(0, chunk, cargo(chunk))
+    assert bench.sent() == [0]
+    bench.uplink.window_bytes = 1000
+    bench.uplink.load(0, 3, cargo(3))
+    assert bench.sent() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_history(seed: int) -> None:
+    """I1, I5. Goal: sent bytes that wait for a receipt stay within the window (or are one
+    payload), each payload is dropped once and never sent after it. Method: a seeded history."""
+    rng = Random(seed)
+    window_bytes = rng.choice([0, 150, 1000])
+    bench = Bench(window_bytes)
+    loaded = 0
+    waiting: dict[int, int] = {}
+    """Loaded and not dropped: chunk -> bytes."""
+    sent: set[int] = set()
+    now_ns = 0
+    for _ in range(600):
+        now_ns += rng.randrange(60)
+        match rng.randrange(12):
+            case 0:
+                bench.uplink.forget()
+            case 1 | 2:
+                bench.uplink.tick(now_ns)
+            case 3 | 4 | 5 | 6:
+                waiting[loaded] = rng.choice([30, 100, 400])
+                bench.uplink.load(now_ns, loaded, cargo(loaded, waiting[loaded]))
+                loaded += 1
+            case _:
+                chunk = rng.choice([*sent, loaded + 5])
+                assert bench.uplink.arrived(now_ns, chunk) is (chunk in sent)
+        for action in bench.taken():
+            if isinstance(action, Drop):
+                chunk = int(str(action.payload).split()[1])
+                del waiting[chunk]
+                sent.discard(chunk)
+            else:
+                assert action.message.chunk in waiting
+                sent.add(action.message.chunk)
+        under_way = sum(waiting[chunk] for chunk in sent)
+        assert under_way <= window_bytes or len(sent) == 1
+        assert {chunk for chunk in waiting if bench.uplink.holds(chunk)} == set(waiting)
+        assert bool(sent) or not waiting, "cargo waits although nothing is under way"
+    bench.uplink.forget()
+    assert len([a for a in bench.taken() if isinstance(a, Drop)]) == len(waiting)
