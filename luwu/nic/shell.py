@@ -117,6 +117,8 @@ class Nic:
         self.rank, self.world_size, self.chunk_bytes = rank, world_size, chunk_bytes
         self.reshard_after_forward = reshard_after_forward
         self.prefetch_units = prefetch_units
+        self.node_count = 1
+        """Optimizer nodes the pages are spread over."""
         self.recorder = recorder or Recorder(role="worker", printed=None)
         self.counters = NicCounters()
         self._endpoint = endpoint

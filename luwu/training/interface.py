@@ -55,6 +55,7 @@ class Nic(Protocol):
     world_size: int
     chunk_bytes: int
     prefetch_units: int
+    node_count: int
     reshard_after_forward: bool | None
     """What `fully_shard` does where the script leaves it open; None: free all but the root."""
     recorder: Recorder

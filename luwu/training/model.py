@@ -97,7 +97,7 @@ def describe(session: Session, groups: Sequence[Sequence[Placeholder]]) -> Model
             for unit in units
         ),
         chunk_bytes=session.chunk_bytes,
-        node_count=getattr(session.nic, "node_count", 1),
+        node_count=session.nic.node_count,
     )
     for index, unit in enumerate(units):
         unit.index = index

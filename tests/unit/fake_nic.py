@@ -245,6 +245,7 @@ class FakeNic:
         self.network, self.rank, self.world_size = network, rank, network.world_size
         self.chunk_bytes = network.chunk_bytes
         self.prefetch_units = prefetch_units
+        self.node_count = 1
         self.reshard_after_forward = reshard_after_forward
         self.recorder = Recorder(role="worker", printed=None)
         self.closed = False
