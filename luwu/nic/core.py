@@ -247,7 +247,13 @@ class NicCore(Speaker):
     def _welcomed(self, now_ns: int, m: Welcome) -> None:
         asked = self._uplink.answered("hello")
         self._uplink.window_bytes = m.push_window_bytes
-        if self._joined and m.attempt > self._attempt:
+        if self._joined and m.attempt < self._attempt and m.generation > self._generation:
+            text = (
+                f"the node's state knows {m.attempt} attempts and this worker {self._attempt}: it "
+                "is an older copy; start the run again on it, or give the node the right --state"
+            )
+            self._actions.append(Refused(text))
+        elif self._joined and m.attempt > self._attempt:
             self._abort(now_ns, m, "a peer was started again")
         elif self._joined:
             self._uplink.hurry(now_ns)

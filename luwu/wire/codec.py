@@ -7,6 +7,7 @@ size, nesting, types, ranges, the number of payload frames. What fails raises Re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -124,6 +125,13 @@ def _text_to_wire(value: str) -> str:
     return value
 
 
+def _weight(value: object) -> float:
+    number = _number(value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{number!r} is no weight: it must be finite and not below 0")
+    return number
+
+
 def _hash(value: object) -> str:
     if type(value) is not str or len(value) > _HASH_CHARS_MAX:
         raise ValueError(f"{_shown(value)} is not a hash of at most {_HASH_CHARS_MAX} digits")
@@ -160,6 +168,7 @@ _FromWire = Callable[[object], Any]
 _OF_NAME: dict[str, tuple[_ToWire, _FromWire]] = {
     "contributors": (_bitmap_to_wire, _bitmap),
     "dtype": (str, _dtype),
+    "weight": (float, _weight),
     "hyper_hash": (str, _hash),
     "description_hash": (str, _hash),
 }

@@ -132,7 +132,7 @@ class NodeCore(Speaker):
         elif isinstance(m, Pull):
             self._pull(m)
         elif isinstance(m, Load):
-            self._load(m, payload)
+            self._load(m, payload, payload_bytes)
         elif isinstance(m, Begin):
             self._begin(m, payload)
         elif isinstance(m, Commit):
@@ -179,11 +179,14 @@ class NodeCore(Speaker):
         window_bytes = self._limits.push_window_bytes
         self._tell(peer, self._ours(Welcome, loaded=self._loaded, push_window_bytes=window_bytes))
 
-    def _load(self, m: Load, payload: Payload) -> None:
+    def _load(self, m: Load, payload: Payload, payload_bytes: int) -> None:
         if m.chunk in self._pages_loaded or self._loaded:
             self._receipt(Verb.LOAD, 0, m.chunk)
             self._drop(payload)
         elif m.chunk in self._loading or m.chunk >= len(self._layout.chunks):
+            self._drop(payload)
+        elif payload_bytes != self._layout.chunks[m.chunk].sum_bytes:
+            self._note("node.misfit", level="WARNING", chunk=m.chunk, bytes=payload_bytes)
             self._drop(payload)
         else:
             self._loading.add(m.chunk)
@@ -191,7 +194,7 @@ class NodeCore(Speaker):
 
     def _push(self, m: Push, payload: Payload | None, payload_bytes: int) -> None:
         is_open = self._is_open(m.step)
-        if not is_open or not self._fits(m, payload_bytes):
+        if not is_open or not self._fits(m, payload_bytes, has_payload=payload is not None):
             self._drop(payload)
             if m.step < self._step:  # a repetition of what is in the state
                 self._receipt(Verb.PUSH, m.step, m.chunk, m.part, m.contributors)
@@ -218,11 +221,13 @@ class NodeCore(Speaker):
             self._make_ready(step, m.chunk)
         self._settle()
 
-    def _fits(self, m: Push, payload_bytes: int) -> bool:
+    def _fits(self, m: Push, payload_bytes: int, *, has_payload: bool) -> bool:
         """Whether a gradient belongs to the layout; one that does not is nobody's."""
         chunks = self._layout.chunks
         is_known = m.chunk < len(chunks) and chunks[m.chunk].trainable and m.dtype in DTYPE_BYTES
-        if is_known and payload_bytes in (0, chunks[m.chunk].elems * DTYPE_BYTES[m.dtype]):
+        if is_known and (
+            not has_payload or payload_bytes == chunks[m.chunk].elems * DTYPE_BYTES[m.dtype]
+        ):
             return True
         self._note(
             "node.misfit", level="WARNING", chunk=m.chunk, dtype=m.dtype, bytes=payload_bytes

@@ -39,6 +39,8 @@ from switch_emu.switch.shell import add_up
 
 MakeStore = Callable[[Description], PageStore]
 
+_LOOK_AGAIN_NS = 500_000
+
 _OWN_SWITCH = "own-switch"
 """The peer name of the node's own switch."""
 
@@ -180,6 +182,9 @@ class NodeShell(Shell):
         return ()
 
     def next_tick_ns(self) -> int | None:
+        if self._held_reads and self._sending:
+            # The transport does not tell when what was sent has left; look again soon.
+            return SYSTEM_CLOCK.now_ns() + _LOOK_AGAIN_NS
         return None if self._own_switch is None else self._own_switch.next_tick_ns()
 
     def waits_for(self) -> str:

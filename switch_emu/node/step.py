@@ -76,10 +76,12 @@ class Step:
         blocks: dict[float, list[float]] = {}
         for chunk in trainable:
             entry = self.sums.chunks[chunk]
+            if not entry.weight > 0:
+                return math.inf  # nothing to divide by: no mean gradient
             blocks.setdefault(entry.weight, []).extend(entry.squares)
         if not all(math.isfinite(square) for squares in blocks.values() for square in squares):
             return math.inf
-        return math.sqrt(math.fsum(math.fsum(s) / (w * w) for w, s in sorted(blocks.items())))
+        return math.sqrt(math.fsum(math.fsum(s) / w / w for w, s in sorted(blocks.items())))
 
     def forward_order(self, trainable: Sequence[int]) -> list[int]:
         """The chunks in the order in which the next forward will want them."""

@@ -10,7 +10,7 @@ needs to know which. Pure: an event and a time in, actions out.
     Pull            serves the copy it has, or asks the parent once             Weights
     Begin, Commit   waits for all, compares, says one             Received; Verdict, Decided
     Cancel          hands it on                                                 Abort
-    Leave           when all have left, says one                                Received
+    Leave           when all have left, says one                  Received, when the parent knows
 
 All of this is soft state. A new attempt forgets slots and copies; a switch started anew knows no
 child, answers `Rejoin`, and its own Hello makes the node open a new attempt.
@@ -60,7 +60,10 @@ from switch_emu.switch.slots import Contribution, OverlapError, SlotKey, SlotPoo
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Add the payloads in this order, in float32; answer with `SwitchCore.summed`."""
+    """Add the payloads in this order, in float32; answer with `SwitchCore.summed`.
+
+    The payloads may be dropped by any later action: add before the next one is looked at.
+    """
 
     key: SlotKey
     attempt: int
@@ -216,8 +219,9 @@ class SwitchCore(Speaker):
             self._cancel(f"ranks {ranks_text([member.ranks])}: {m.text}")
         elif isinstance(m, Leave):
             member.left = True
-            self._tell(peer, self._receipt(m, Verb.LEAVE))
-            if self._members.all_left and not self._gone and not self._uplink.asks("leave"):
+            if self._gone:
+                self._tell(peer, self._receipt(m, Verb.LEAVE))
+            elif self._members.all_left and not self._uplink.asks("leave"):
                 self._leave()
         else:
             self._refuse(m, payload)
@@ -299,12 +303,14 @@ class SwitchCore(Speaker):
             self._actions.append(Sum(key, self._attempt, payloads, dtypes))
 
     def _push_sum(self, key: SlotKey, payload: Payload | None, payload_bytes: int) -> None:
-        slot = self._pool.free(key)
-        self._summed.add(key)
+        slot = self._pool.get(key)
+        assert slot is not None
         said = Contribution(
             self._members.ranks, slot.weight, slot.contributions[0].last, "float32",
             payload, payload_bytes,
         )  # fmt: skip
+        self._summed.add(key)
+        self._pool.hand_out(key, payload_bytes)  # freed when the parent has it
         self._push_up(key, said, raw=False)
 
     def _hand_on_raw(self, peer: str, key: SlotKey, said: Contribution, receipt: Received) -> None:
@@ -518,8 +524,11 @@ class SwitchCore(Speaker):
 
     def _parent_received(self, m: Received) -> None:
         if m.verb is Verb.PUSH:
-            name = ("push", m.step, m.part, m.chunk, m.contributors)
-            self._uplink.arrived(self._now_ns, name)
+            key = (m.step, m.part, m.chunk)
+            if self._uplink.arrived(self._now_ns, ("push", *key, m.contributors)) and (
+                self._pool.get(key) is not None
+            ):
+                self._pool.free(key)
         elif m.verb is Verb.LOAD:
             if self._uplink.arrived(self._now_ns, ("load", m.chunk)):
                 self._tell_all(self._receipt(m, Verb.LOAD))
@@ -527,8 +536,9 @@ class SwitchCore(Speaker):
             if self._uplink.answered(("begin", m.step)):
                 self._begun = m.step
                 self._tell_all(self._receipt(m, Verb.BEGIN))
-        elif m.verb is Verb.LEAVE:
-            self._gone = self._uplink.answered("leave") or self._gone
+        elif m.verb is Verb.LEAVE and self._uplink.answered("leave"):
+            self._gone = True
+            self._tell_all(self._receipt(m, Verb.LEAVE))
 
     # ---------------------------------------------------------------------- what we say
 

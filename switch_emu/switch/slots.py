@@ -128,6 +128,13 @@ class SlotPool:
         slot.full = slot.contributors == self._ranks
         return True
 
+    def hand_out(self, key: SlotKey, sum_bytes: int) -> None:
+        """The sum has taken the place of the contributions: only its bytes stay reserved."""
+        slot = self._slots[key]
+        slot.contributions = []
+        self.bytes_used += sum_bytes - slot.reserved_bytes
+        slot.reserved_bytes = sum_bytes
+
     def free(self, key: SlotKey) -> Slot:
         """Close a slot and hand out what it held."""
         slot = self._slots.pop(key)

@@ -86,6 +86,12 @@ class Job:
     """A unit for which rank 0 (odd steps: no rank) has a gradient."""
     switch_limits: SwitchLimits = SMALL_SWITCH
     node_limits: NodeLimits = SMALL_NODE
+    retry: RetryPolicy = RETRY
+    begins_early: bool = True
+    """Begin is said before the first pull, when the initial weights may not be durable yet; a real
+    worker says it as its backward begins."""
+    prepare_ns: int = 0
+    """How much longer than other work the flush of a step takes."""
 
     @property
     def description(self) -> Description:
@@ -131,7 +137,7 @@ class Worker:
         self.name = f"worker-{rank}"
         self._world, self._job, self._rank, self._parent = world, job, rank, parent
         self.core = NicCore(
-            job=JOB, rank=rank, world_size=job.world_size, incarnation=100 + rank, retry=RETRY
+            job=JOB, rank=rank, world_size=job.world_size, incarnation=100 + rank, retry=job.retry
         )
         self._handle = 0
         self._done: set[int] = set()
@@ -259,7 +265,8 @@ class Worker:
         units = range(len(self._job.layout.units))
         seen: dict[int, Any] = {}
         use = 0
-        if self._job.update == "streaming":
+        is_streaming = self._job.update == "streaming"
+        if is_streaming and self._job.begins_early:
             self._do(self.core.begin(self._world.now_ns, step, "h", b"hyper"))
         for part in range(self._job.backwards):
             ahead = self._pull(step, use, 0)
@@ -270,6 +277,8 @@ class Worker:
                 yield handle
                 seen.update(self._filled.pop(handle))
             use += 1
+            if is_streaming and not self._job.begins_early:
+                self._do(self.core.begin(self._world.now_ns, step, "h", b"hyper"))
             pushes: list[int] = []
             for unit in reversed(units):
                 handle = self._pull(step, use, unit)
@@ -323,7 +332,7 @@ class Switch:
             incarnation=incarnation,
             children=[1 << rank for rank in range(job.world_size)],
             limits=job.switch_limits,
-            retry=RETRY,
+            retry=job.retry,
         )
         world.listen(self.name, self._received)
 
@@ -452,7 +461,8 @@ class Node:
                 case node_actions.ReadWeights():
                     self._later(lambda a=action: self._read(a))
                 case node_actions.Prepare():
-                    self._later(lambda a=action: self._prepare(a))
+                    prepare = functools.partial(self._later, lambda a=action: self._prepare(a))
+                    self._world.at(self._job.prepare_ns, prepare)
                 case node_actions.Decide():
                     self._later(lambda a=action: self._decide(a))
                 case _:

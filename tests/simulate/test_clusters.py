@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from luwu.base.outstanding import RetryPolicy
 from switch_emu.node.actions import NodeLimits
 from switch_emu.switch.core import SwitchLimits
 from tests.simulate.chaos import chaotic_job, start_chaos
@@ -25,6 +26,21 @@ def test_calm_network(update: str) -> None:
 def test_rough_network(seed: int, update: str) -> None:
     """I1, I3. Goal: loss, repetition and reordering change nothing but the time it takes."""
     Cluster(seed, Job(make_layout(), world_size=2 + seed % 3, update=update), ROUGH).run()
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_nothing_is_repeated_on_a_whole_connection(seed: int, update: str) -> None:
+    """Goal: where nothing is lost or overtaken, no answer waits for a request said again, however
+    far a fast worker is ahead of a slow decision.
+    Method: a repetition comes later than the end of the test."""
+    never = RetryPolicy(first_ns=10**13, most_ns=10**13)
+    job = Job(
+        make_layout(), world_size=2 + seed % 3, steps=6, update=update, retry=never,
+        absent_unit=1 if seed % 2 else None, begins_early=False,
+        prepare_ns=300_000_000 * (seed % 3),
+    )  # fmt: skip
+    Cluster(seed, job, Faults(is_ordered=True)).run()
 
 
 @pytest.mark.parametrize("seed", range(30))

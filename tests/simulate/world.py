@@ -24,6 +24,8 @@ class Faults:
     repeat_ratio: float = 0.0
     delay_ns_max: int = 5_000_000
     """Each message takes a random time up to this, so messages overtake each other."""
+    is_ordered: bool = False
+    """Messages of one sender to one receiver never overtake each other, as on a connection."""
 
 
 class Payload:
@@ -59,6 +61,8 @@ class World:
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = 0
         self._handlers: dict[str, Handler] = {}
+        self._arrival_ns: dict[tuple[str, str], int] = {}
+        """When the last message of a link arrives."""
         self.sent_count = 0
 
     def at(self, delay_ns: int, do: Callable[[], None]) -> None:
@@ -90,6 +94,10 @@ class World:
             copies = 2
         for _ in range(copies):
             delay_ns = self.random.randrange(1, self.faults.delay_ns_max)
+            if self.faults.is_ordered:
+                after_ns = self._arrival_ns.get((sender, receiver), 0) + 1
+                delay_ns = max(delay_ns, after_ns - self.now_ns)
+                self._arrival_ns[sender, receiver] = self.now_ns + delay_ns
             self.at(delay_ns, lambda: self._deliver(sender, receiver, header, carried))
 
     def run(self, until: Callable[[], bool], *, limit_ns: int) -> None:

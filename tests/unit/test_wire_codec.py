@@ -117,6 +117,7 @@ _STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
     "Role": st.sampled_from(Role),
     "Verb": st.sampled_from(Verb),
     "contributors": st.integers(0, 2**WORLD_SIZE_MAX - 1),
+    "weight": st.floats(0, allow_nan=False, allow_infinity=False),
     "dtype": st.sampled_from(sorted(DTYPE_BYTES)),
     "hyper_hash": st.text(_HEX, max_size=64),
     "description_hash": st.text(_HEX, max_size=64),
