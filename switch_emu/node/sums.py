@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from luwu.wire.actions import Payload
-from switch_emu.switch.slots import Contribution, merge, rank_order
+from switch_emu.switch.slots import Contribution, merge, rank_order, total_weight
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class ChunkSum:
     def weight(self) -> float:
         """What the sum is divided by: the contributors' weights, in rank order."""
         last = self.parts[max(self.parts)]
-        return sum(c.weight for c in rank_order(last.contributions))
+        return total_weight(last.contributions)
 
 
 class StepSums:

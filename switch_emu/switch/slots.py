@@ -53,6 +53,17 @@ def rank_order(contributions: list[Contribution]) -> list[Contribution]:
     return sorted(contributions, key=lambda c: c.contributors & -c.contributors)
 
 
+def total_weight(contributions: list[Contribution]) -> float:
+    """The contributors' weights, added in rank order, one by one.
+
+    Not by `sum`, which from Python 3.12 on compensates rounding: other bits on other versions.
+    """
+    total = 0.0
+    for contribution in rank_order(contributions):
+        total += contribution.weight
+    return total
+
+
 def merge(seen: int, contributors: int) -> bool:
     """Whether a contribution adds ranks to `seen`; False for a repetition. Raises OverlapError."""
     both = seen & contributors
@@ -75,7 +86,7 @@ class Slot:
     @property
     def weight(self) -> float:
         """Sum of the contributors' weights, in rank order."""
-        return sum(c.weight for c in rank_order(self.contributions))
+        return total_weight(self.contributions)
 
 
 class SlotPool:
@@ -98,6 +109,13 @@ class SlotPool:
     def get(self, key: SlotKey) -> Slot | None:
         """The open slot of a chunk."""
         return self._slots.get(key)
+
+    def room(self, key: SlotKey, contribution_bytes: int) -> Slot | None:
+        """The slot of a chunk, opened or grown if it must be; None if the pool has no room (S4)."""
+        slot = self.get(key)
+        if slot is None:
+            return self.open(key, contribution_bytes)
+        return slot if self.grow(slot, contribution_bytes) else None
 
     def open(self, key: SlotKey, contribution_bytes: int) -> Slot | None:
         """A new slot with room for all children; None if the pool has none (S4)."""
