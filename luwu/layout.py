@@ -18,18 +18,12 @@ Everything here is integer arithmetic on what all ranks agree on; nothing is sto
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from luwu.base.errors import ConfigError
-from luwu.base.limits import (
-    ALIGN_ELEMS,
-    CHUNK_BYTES_STEP,
-    CHUNK_COUNT_MAX,
-    PAYLOAD_BYTES_MAX,
-)
+from luwu.base.limits import ALIGN_ELEMS
+from luwu.layout_checks import check_chunk_bytes, check_model
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """What may be computed in and travel; masters and sums are float32."""
@@ -144,34 +138,29 @@ class Layout:
     """Length of each unit's flat vector, with padding."""
 
     def __post_init__(self) -> None:
-        self._check()
+        stored_bytes = sum(padded(parameter.elems) for parameter in self.parameters) * SUM_BYTES
+        check_chunk_bytes(self.chunk_bytes, stored_bytes)
+        check_model(self.parameters, self.units, self.node_count, DTYPE_BYTES)
         chunk_elems = self.chunk_bytes // SUM_BYTES
         placements: dict[int, Placement] = {}
         chunks: list[Chunk] = []
         unit_chunks: list[range] = []
         unit_elems: list[int] = []
-        for unit_index, unit in enumerate(self.units):
-            chunk_first = len(chunks)
-            cursor = 0
+        for number, unit in enumerate(self.units):
+            chunk_first, cursor = len(chunks), 0
             for (frozen, _, wire_dtype), members in self._regions(unit):
                 region_start = cursor
-                for index in members:
-                    elems = self.parameters[index].elems
-                    placements[index] = Placement(
-                        parameter=index, unit=unit_index, start=cursor, elems=elems
-                    )
+                for i in members:
+                    elems = self.parameters[i].elems
+                    placements[i] = Placement(parameter=i, unit=number, start=cursor, elems=elems)
                     cursor += padded(elems)
                 for start in range(region_start, cursor, chunk_elems):
-                    chunks.append(
-                        Chunk(
-                            index=len(chunks),
-                            unit=unit_index,
-                            start=start,
-                            elems=min(chunk_elems, cursor - start),
-                            trainable=not frozen,
-                            wire_dtype=wire_dtype,
-                        )
-                    )
+                    elems = min(chunk_elems, cursor - start)
+                    chunk = Chunk(
+                        index=len(chunks), unit=number, start=start, elems=elems,
+                        trainable=not frozen, wire_dtype=wire_dtype,
+                    )  # fmt: skip
+                    chunks.append(chunk)
             unit_chunks.append(range(chunk_first, len(chunks)))
             unit_elems.append(cursor)
         set_once = object.__setattr__
@@ -179,11 +168,6 @@ class Layout:
         set_once(self, "chunks", tuple(chunks))
         set_once(self, "unit_chunks", tuple(unit_chunks))
         set_once(self, "unit_elems", tuple(unit_elems))
-
-    @property
-    def parameter_elems(self) -> int:
-        """Parameters of the model, without padding."""
-        return sum(parameter.elems for parameter in self.parameters)
 
     def trainable_chunks(self, unit: int) -> tuple[int, ...]:
         """Indices of the chunks of `unit` that are pushed."""
@@ -198,18 +182,17 @@ class Layout:
         return chunk % self.node_count
 
     def segments(self, chunk: int) -> Iterator[Segment]:
-        """The parts of parameters in a chunk, in order of position."""
+        """The parts of parameters in a chunk, in order of position; only padding lies between."""
         box = self.chunks[chunk]
-        end = box.start + box.elems
-        for place in self._placements_of_unit(box.unit):
-            start, stop = max(place.start, box.start), min(place.start + place.elems, end)
+        members = (self.placements[i] for i in self.units[box.unit].parameters)
+        for place in sorted(members, key=lambda place: place.start):
+            start = max(place.start, box.start)
+            stop = min(place.start + place.elems, box.start + box.elems)
             if start < stop:
                 yield Segment(
-                    parameter=place.parameter,
-                    parameter_start=start - place.start,
-                    chunk_start=start - box.start,
-                    elems=stop - start,
-                )
+                    parameter=place.parameter, parameter_start=start - place.start,
+                    chunk_start=start - box.start, elems=stop - start,
+                )  # fmt: skip
 
     def group_runs(self, chunk: int) -> tuple[tuple[int, int, int], ...]:
         """(start, stop, group) in elements of the chunk: what one kernel call may update.
@@ -217,24 +200,13 @@ class Layout:
         The runs cover the chunk, padding included, and start on multiples of 64; neighbours of one
         group are one run, since padding is zero and stays zero.
         """
-        box = self.chunks[chunk]
-        end = box.start + box.elems
         runs: list[tuple[int, int, int]] = []
-        for place in self._placements_of_unit(box.unit):
-            start = max(place.start, box.start)
-            stop = min(place.start + padded(place.elems), end)
-            if start >= stop:
-                continue
-            group = self.parameters[place.parameter].group
-            if runs and runs[-1][2] == group:
-                runs[-1] = (runs[-1][0], stop - box.start, group)
-            else:
-                runs.append((start - box.start, stop - box.start, group))
+        for part in self.segments(chunk):
+            group = self.parameters[part.parameter].group
+            stop = part.chunk_start + padded(part.elems)
+            start = runs.pop()[0] if runs and runs[-1][2] == group else part.chunk_start
+            runs.append((start, stop, group))
         return tuple(runs)
-
-    def _placements_of_unit(self, unit: int) -> list[Placement]:
-        members = (self.placements[i] for i in self.units[unit].parameters)
-        return sorted(members, key=lambda place: place.start)
 
     def _regions(self, unit: Unit) -> Iterator[tuple[tuple[bool, str, str], list[int]]]:
         def region(index: int) -> tuple[bool, str, str]:
@@ -243,46 +215,3 @@ class Layout:
 
         for key, members in groupby(sorted(unit.parameters, key=region), key=region):
             yield key, list(members)
-
-    def _check(self) -> None:
-        if self.chunk_bytes < CHUNK_BYTES_STEP or self.chunk_bytes % CHUNK_BYTES_STEP:
-            nearest = (self.chunk_bytes + CHUNK_BYTES_STEP // 2) // CHUNK_BYTES_STEP
-            raise ConfigError(
-                f"chunk: {self.chunk_bytes} bytes is not a multiple of 16KiB; "
-                f"the nearest is {max(1, nearest) * 16}KiB"
-            )
-        if self.chunk_bytes > PAYLOAD_BYTES_MAX:
-            raise ConfigError(
-                f"chunk: {self.chunk_bytes} bytes is more than the {PAYLOAD_BYTES_MAX} bytes "
-                "a frame may have; choose a smaller chunk"
-            )
-        total_bytes = sum(padded(parameter.elems) for parameter in self.parameters) * SUM_BYTES
-        if total_bytes // self.chunk_bytes > CHUNK_COUNT_MAX:
-            raise ConfigError(
-                f"chunk: {self.chunk_bytes} bytes cut this model into more than "
-                f"{CHUNK_COUNT_MAX} chunks; choose a larger chunk"
-            )
-        if self.node_count < 1:
-            raise ConfigError(f"node_count must be at least 1, got {self.node_count}")
-        names = [parameter.name for parameter in self.parameters]
-        if len(set(names)) != len(names):
-            twice = Counter(names).most_common(1)[0][0]
-            raise ConfigError(f"two parameters are named {twice!r}; names must be unique")
-        for parameter in self.parameters:
-            unknown = {parameter.dtype, parameter.wire_dtype} - DTYPE_BYTES.keys()
-            if unknown:
-                raise ConfigError(
-                    f"parameter {parameter.name}: dtype {unknown.pop()} cannot be trained here; "
-                    f"use one of {', '.join(DTYPE_BYTES)}"
-                )
-            if parameter.elems < 1 or min(parameter.shape, default=1) < 0:
-                raise ConfigError(
-                    f"parameter {parameter.name} has shape {parameter.shape} and so no elements; "
-                    "remove it or keep it outside of fully_shard"
-                )
-        owned = sorted(index for unit in self.units for index in unit.parameters)
-        if owned != list(range(len(self.parameters))):
-            raise ConfigError(
-                "every parameter must belong to exactly one unit; "
-                f"{len(self.parameters)} parameters, {len(owned)} places in units"
-            )

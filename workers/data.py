@@ -24,6 +24,7 @@ from torch import Tensor
 
 from luwu.base.errors import ConfigError
 from luwu.base.seeds import derive
+from workers.data_file import TOKEN_SUFFIX, check_data_file
 
 TokenArray = npt.NDArray[np.integer[Any]]
 
@@ -56,21 +57,9 @@ def load_corpus(path: Path | None) -> Corpus:
         text = standard_library_source()
         tokens: TokenArray = np.frombuffer(text, dtype=np.uint8)
         return Corpus(tokens=tokens, vocab=BYTE_VOCAB, digest=hashlib.sha256(text).hexdigest())
-    if not path.is_file():
-        found = "is a directory" if path.is_dir() else "does not exist"
-        raise ConfigError(
-            f"--data {path} {found}; name a text file or a .bin file of uint16 tokens"
-        )
-    size = path.stat().st_size
-    if size == 0:
-        raise ConfigError(f"--data {path} is empty; name a file with text or uint16 tokens in it")
-    if path.suffix != ".bin":
+    check_data_file(path)
+    if path.suffix != TOKEN_SUFFIX:
         return _corpus_of(np.memmap(path, dtype=np.uint8, mode="r"), vocab=BYTE_VOCAB)
-    if size % 2:
-        raise ConfigError(
-            f"--data {path} has {size} bytes, an odd number: not a file of uint16 tokens; "
-            "write it with numpy.uint16, or rename it if it is text"
-        )
     return _corpus_of(np.memmap(path, dtype="<u2", mode="r"), vocab=None)
 
 

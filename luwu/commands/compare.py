@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 import webbrowser
 from pathlib import Path
@@ -23,6 +24,7 @@ from luwu.launch.serving import decide_sizes
 from luwu.launch.stopping import stop_requests
 from luwu.report.page import write_report
 from luwu.report.table import table_text
+from workers.data_file import check_data_file
 
 VERB: Final = Verb(
     name="compare",
@@ -41,6 +43,7 @@ DEMO_BUDGET_SHARE: Final = 8
 STATE_BYTES_PER_PARAMETER: Final = 12
 DEMO_LOSS_MAX: Final = 2.6
 DEMO_LOSS_STEPS: Final = 20
+DEMO_TIME_TEXT: Final = "one to three minutes on two processors"
 
 
 def run(parsed: Parsed) -> int:
@@ -56,6 +59,8 @@ def run(parsed: Parsed) -> int:
     run_directory = RunDirectory.create(config.run_dir)
     write_resolved(run_directory, resolved, "compare")
     console.say(f"run directory {run_directory.path}")
+    if is_demo:
+        console.say(f"arms {', '.join(config.arms)}; {DEMO_TIME_TEXT}; Ctrl-C stops everything")
     with stop_requests() as should_stop:
         try:
             arms = [
@@ -120,8 +125,8 @@ def _check(config: RunConfig) -> None:
             "resume: only luwu has a state to go on with, so the other arms would train other "
             "steps; give --arms luwu, or leave --resume out"
         )
-    if config.data is not None and not config.data.is_file():
-        raise ConfigError(f"data: there is no file {config.data}; name a text or a .bin of uint16")
+    if config.data is not None:
+        check_data_file(config.data)
     if config.json not in (None, "-") and not Path(str(config.json)).absolute().parent.is_dir():
         raise ConfigError(f"json: no directory for {config.json}; make it first")
 
@@ -151,10 +156,10 @@ def _finish(
         _say_disk(document, console)
         code = _check_losses(document, console)
     console.say(f"report  {report}")
-    relative = _short(run_directory.path)
-    console.say("next    luwu compare --arms luwu,fsdp,ddp --layers 6 --width 384 --steps 60")
-    console.say(f"        luwu report {relative} --open")
-    console.say("        luwu run --workers 2 -m workers.train --arm luwu --steps 60")
+    program = program_text()
+    console.say(f"next    {program} report --open {_short(run_directory.path)}")
+    console.say(f"        {program} compare --arms luwu,fsdp,ddp --layers 6 --width 256 --steps 60")
+    console.say(f"        {program} run --workers 2 -m workers.train --arm luwu --steps 60")
     return code
 
 
@@ -164,8 +169,10 @@ def _say_disk(document: dict[str, Any], console: Console) -> None:
         if not ours or not kernel:
             continue
         for way in ("read", "written"):
+            spilled = (arm["spill_bytes"] or {}).get(way)
+            cached = f" ({format_bytes(spilled)} of it spilled sums)" if spilled else ""
             console.say(
-                f"node, bytes {way}: {format_bytes(ours[way])} by our count, "
+                f"node, bytes {way}: {format_bytes(ours[way])} by our count{cached}, "
                 f"{format_bytes(kernel[way])} by the kernel's (/proc/PID/io)"
             )
 
@@ -182,6 +189,16 @@ def _check_losses(document: dict[str, Any], console: Console) -> int:
         )
         code = code if is_low else 1
     return code
+
+
+def program_text() -> str:
+    """How this command is called from here: `luwu` where that is found."""
+    if shutil.which("luwu"):
+        return "luwu"
+    beside = Path(sys.executable).with_name("luwu")
+    if beside.exists():
+        return _short(beside)
+    return f"{_short(Path(sys.executable))} -m luwu"
 
 
 def _short(path: Path) -> str:

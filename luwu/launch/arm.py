@@ -17,7 +17,7 @@ from luwu.launch.console import Console
 from luwu.launch.overlap import updated_before_last_push_ratio
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, serve, state_directory
-from luwu.launch.supervisor import Supervisor, threads_per_worker
+from luwu.launch.supervisor import Supervisor, threads_alone, threads_per_worker
 
 SCRIPT: Final = ("-m", "workers.train")
 PROGRESS: Final = " train.step "
@@ -61,7 +61,8 @@ def run_arm(
         if name == "luwu":
             serve(supervisor, config, state=state, sizes=sizes, say=console.say)
             connect = str(run.connect_file)
-        threads = threads_per_worker(config.workers)  # the same in every arm: bits depend on it
+        # Every arm's workers have the same cores.
+        threads = threads_alone(config.workers) if alone else threads_per_worker(config.workers)
         supervisor.train(
             [*SCRIPT, *script_arguments(name, config, run.result(f"{name}.json"))],
             workers=config.workers,

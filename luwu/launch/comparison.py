@@ -75,6 +75,8 @@ def arm_document(arm: ArmRun, tokens_per_step: int) -> dict[str, Any]:
     kernel = arm.kernel_disk
     document = {
         "name": arm.name,
+        "processes": len(workers),
+        "compute_threads": arm.threads,
         "first_step": workers[0]["first_step"],
         "loss": mean_losses([worker["loss"] for worker in workers]),
         "step_seconds": step_seconds,
@@ -92,6 +94,7 @@ def arm_document(arm: ArmRun, tokens_per_step: int) -> dict[str, Any]:
         "disk_space_bytes": node.get("disk_space_bytes"),
         "network_bytes": _network_bytes(workers, node) if node else None,
         "disk_bytes": node.get("disk_bytes"),
+        "spill_bytes": node.get("spill_bytes"),
         "disk_bytes_kernel": {"read": kernel.read, "written": kernel.written}
         if kernel is not None
         else None,

@@ -35,11 +35,14 @@ def main(arguments: Sequence[str]) -> None:
         run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()}
     )
     try:
-        _run(script)
+        try:
+            _run(script)
+        except SystemExit as exc:
+            if _exit_code(exc):
+                raise
+        _finish()
     except SystemExit as exc:
-        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-        if code:
-            _write_error(run, process, rank, exc, exit_code=code)
+        _write_error(run, process, rank, exc, exit_code=_exit_code(exc))
         raise
     except BaseException as exc:
         code = exc.exit_code if isinstance(exc, LuwuError) else 1
@@ -59,6 +62,17 @@ def _run(script: Sequence[str]) -> None:
         sys.argv = list(script)
         sys.path[0] = str(Path(script[0]).resolve().parent)
         runpy.run_path(script[0], run_name="__main__")
+
+
+def _exit_code(error: SystemExit) -> int:
+    return error.code if isinstance(error.code, int) else int(error.code is not None)
+
+
+def _finish() -> None:
+    """Leave the run for a script that ended well and did not, or the others would wait for it."""
+    training = sys.modules.get("luwu.training.run")  # not there in a script without luwu
+    if training is not None:
+        training.finish_at_end()
 
 
 def _redirect_output(log: Path) -> None:

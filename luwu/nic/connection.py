@@ -75,9 +75,11 @@ def read_connection(path: Path) -> Connection | None:
     if document is None:
         return None
     for key, expected in (("schema", SCHEMA), ("protocol", PROTOCOL_VERSION)):
-        if document.pop(key, None) != expected:
+        found = document.pop(key, None)
+        if found != expected:
             raise ConfigError(
-                f"{path}: {key} is not {expected}; it was written by another version of luwu"
+                f"{path}: {key} is {found!r:.40}, expected {expected}; it was written by another "
+                "version of luwu: install the same luwu on both sides"
             )
     return _checked(document, str(path))
 

@@ -33,6 +33,7 @@ from luwu.base.events import Recorder
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.nic import actions as nic
 from luwu.nic.core import NicCore
+from luwu.nic.promises import Handle, NicCounters, StepHandle
 from luwu.transport.interface import (
     Delivery,
     PeerDown,
@@ -50,52 +51,6 @@ REPORT_EVERY_S = 15.0
 """A wait that takes longer than this says what it waits for, and again as often."""
 
 _RECEIVE_NS_MAX = 500_000_000
-
-
-class Handle:
-    """Something asked for; `done` is a cheap flag, `Nic.wait` blocks until it is set."""
-
-    __slots__ = ("asked_ns", "done", "era", "into", "name", "step", "unit")
-
-    def __init__(self, name: str, step: int, unit: int, era: int) -> None:
-        self.name, self.step, self.unit, self.era = name, step, unit, era
-        self.asked_ns = SYSTEM_CLOCK.now_ns()
-        self.done = False
-        self.into: memoryview | None = None
-        """Where a pull puts the unit's weights."""
-
-
-class StepHandle:
-    """A committed step: its verdict, and its decision."""
-
-    def __init__(self, nic_shell: Nic, step: int, era: int) -> None:
-        self._nic, self.step, self.era = nic_shell, step, era
-        self.outcome: tuple[bool, float] | None = None
-        self.is_settled = False
-
-    def verdict(self) -> tuple[bool, float]:
-        """(applied, norm of the mean gradient); blocks. Raises StepAborted if the step is lost."""
-        self._nic.wait_until(
-            lambda: self.outcome is not None, f"the verdict of step {self.step}", self.era
-        )
-        assert self.outcome is not None
-        return self.outcome
-
-    def settled(self) -> tuple[bool, float]:
-        """The same, once the step is decided; blocks. Raises StepAborted if the step is lost."""
-        self._nic.wait_until(lambda: self.is_settled, f"the decision of step {self.step}", self.era)
-        assert self.outcome is not None
-        return self.outcome
-
-
-@dataclass(slots=True)
-class NicCounters:
-    """Payload bytes, and how pulls went."""
-
-    push_bytes: int = 0
-    pull_bytes: int = 0
-    header_bytes: int = 0
-    aborts_count: int = 0
 
 
 @dataclass(slots=True)
@@ -241,7 +196,7 @@ class Nic:
     def commit(self, step: int, parts: int, hyper: bytes) -> StepHandle:
         """Every push of the step is out; returns at once."""
         self._raise_if_aborted()
-        handle = StepHandle(self, step, self._known_era)
+        handle = StepHandle(self.wait_until, step, self._known_era)
         with self._changed:
             self._steps[step] = handle
         self._command(lambda now: self._core.commit(now, step, hyper_hash(hyper), parts, hyper))

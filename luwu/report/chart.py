@@ -21,7 +21,7 @@ def colour(index: int) -> str:
 def line_chart(
     curves: Mapping[str, Sequence[float]], *, x_name: str, y_name: str, first: int = 0
 ) -> str:
-    """Curves over steps; values that are not finite leave a gap."""
+    """Curves over steps, the first one widest; values that are not finite leave a gap."""
     finite = [value for curve in curves.values() for value in curve if math.isfinite(value)]
     if not finite:
         return _svg([_text(WIDTH / 2, HEIGHT / 2, "nothing was measured", anchor="middle")], y_name)
@@ -40,11 +40,12 @@ def line_chart(
             x, _ = at(int(tick), low)
             parts.append(_text(x, HEIGHT - BOTTOM + 16, f"{int(tick) + first}", anchor="middle"))
     for number, (name, curve) in enumerate(curves.items()):
+        width = 1.5 + 1.75 * (len(curves) - 1 - number)  # so that those that coincide are seen
         path = _path(
             [at(i, value) if math.isfinite(value) else None for i, value in enumerate(curve)]
         )
         parts.append(
-            f'<path d="{path}" fill="none" stroke="{colour(number)}" stroke-width="1.6">'
+            f'<path d="{path}" fill="none" stroke="{colour(number)}" stroke-width="{width:.1f}">'
             f"<title>{escape(name)}</title></path>"
         )
     parts += _legend(list(curves))

@@ -11,8 +11,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from luwu.base.quantities import format_bytes
 from luwu.report.chart import bar_chart, colour, line_chart
-from luwu.report.table import job_text, spread, table_rows
+from luwu.report.table import job_text, notes, spread, table_rows
 
 TEMPLATE = "report.html.j2"
 
@@ -28,17 +29,28 @@ def report_html(document: dict[str, Any]) -> str:
     times = {
         arm["name"]: (arm["step_seconds_median"], *spread(arm["step_seconds"])) for arm in arms
     }
+    facts = [*document["job"].items(), *document["environment"].items()]
+    header, *rows = table_rows(document)
     return template.render(
         job_lines=job_text(document).splitlines(),
-        header=table_rows(document)[0],
-        rows=table_rows(document)[1:],
+        header=header,
+        rows=rows,
         colours={arm["name"]: colour(index) for index, arm in enumerate(arms)},
         loss_chart=Markup(line_chart(losses, x_name="step", y_name="loss")),
         time_chart=Markup(bar_chart(times, y_name="seconds a step")),
-        environment=document["environment"],
-        job=document["job"],
+        notes=notes(document),
+        facts=[(name, fact_text(name, value)) for name, value in facts],
         source=json.dumps(document, indent=1),
     )
+
+
+def fact_text(name: str, value: object) -> str:
+    """A value of the job or the environment for people."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {each}" for key, each in value.items())
+    if isinstance(value, int) and not isinstance(value, bool):
+        return format_bytes(value) if name.endswith("_bytes") else f"{value:,}"
+    return str(value)
 
 
 def write_report(path: Path, document: dict[str, Any]) -> Path:

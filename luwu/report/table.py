@@ -18,6 +18,7 @@ EARLY_PULLS = "pull_before_use_ratio"
 def rows() -> list[Row]:
     """What is compared: a name, and how an arm's entry is written."""
     return [
+        ("processes x compute threads", _threads),
         ("step time, median", lambda arm: _seconds(arm["step_seconds_median"])),
         ("step time, 10 % to 90 %", lambda arm: spread_text(arm["step_seconds"])),
         ("tokens/s", lambda arm: _count(arm["tokens_per_second"])),
@@ -36,6 +37,8 @@ def rows() -> list[Row]:
         ("headers", lambda arm: _network(arm, "headers")),
         ("read from disk", lambda arm: _of(arm["disk_bytes"], "read")),
         ("written to disk", lambda arm: _of(arm["disk_bytes"], "written")),
+        ("read, the kernel's count", lambda arm: _of(arm["disk_bytes_kernel"], "read")),
+        ("written, the kernel's count", lambda arm: _of(arm["disk_bytes_kernel"], "written")),
         ("on disk", lambda arm: _bytes(arm["disk_space_bytes"])),
         ("pages updated before last push", lambda arm: _overlap(arm, EARLY_PAGES)),
         ("pulls there before use", lambda arm: _overlap(arm, EARLY_PULLS)),
@@ -75,7 +78,29 @@ def table_text(document: dict[str, Any]) -> str:
         lines.append(_line(row, widths))
         if index == 0:
             lines.append("  ".join("-" * width for width in widths))
+    lines += ["", *notes(document)]
     return "\n".join(lines)
+
+
+def notes(document: dict[str, Any]) -> list[str]:
+    """What must be known to read the table rightly, a sentence each."""
+    found = []
+    if len({arm.get("compute_threads") for arm in document["arms"]}) > 1:
+        found.append(
+            "The last bits of weights depend on the number of compute threads, so only digests of "
+            "arms with the same number can be equal (OMP_NUM_THREADS=1 makes it the same)."
+        )
+    if any(arm["memory_budget_bytes"] for arm in document["arms"]):
+        found.append(
+            "The node's budget is for what it allocates after its start; its peak has Python and "
+            "torch in it too."
+        )
+    if any(arm["disk_bytes"] for arm in document["arms"]):
+        found.append(
+            "The kernel counts what reached a block device: less than ours where spilled sums stay "
+            "in its cache, nothing on a file system in memory."
+        )
+    return found
 
 
 def spread(seconds: Sequence[float]) -> tuple[float, float]:
@@ -96,6 +121,12 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     cells = [f"{row[0]:<{widths[0]}}"]
     cells += [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
     return "  ".join(cells).rstrip()
+
+
+def _threads(arm: dict[str, Any]) -> str:
+    if "compute_threads" not in arm:
+        return "-"  # a run of before this was recorded
+    return f"{arm['processes']} x {arm['compute_threads']}"
 
 
 def _seconds(value: float | None) -> str:

@@ -23,7 +23,8 @@ from luwu.wire.actions import PARENT
 from switch_emu.node.pages import weights_digest
 from switch_emu.node.serve import NodeSpec, make_node_shell
 from switch_emu.node.shell import NodeShell
-from switch_emu.switch.core import SwitchCore, SwitchLimits
+from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.shell import SwitchShell
 
 ResultT = TypeVar("ResultT")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from luwu.layout import padded
+from luwu.training.heap import own_mapping
 from luwu.training.interface import Handle
 from luwu.training.unit import Unit
 
@@ -58,7 +59,8 @@ class GradientBuffers:
             wait(self._lent[0].handle)
             self._take_back()
         self._held_bytes += nbytes
-        return torch.empty(elems, dtype=dtype, device="cpu", pin_memory=pinned)
+        with own_mapping():
+            return torch.empty(elems, dtype=dtype, device="cpu", pin_memory=pinned)
 
     def lend(self, handle: Handle, buffer: torch.Tensor, data: memoryview) -> None:
         """The buffer belongs to this push, which was given `data`, its bytes."""

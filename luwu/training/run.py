@@ -70,6 +70,13 @@ def finish() -> None:
     _sessions.discard(ending)
 
 
+def finish_at_end() -> None:
+    """`finish`, if the script has not: what `luwu run` does when a script has ended well."""
+    ending = getattr(_here, "session", None)
+    if ending is not None and ending.has_joined:
+        finish()
+
+
 def rank() -> int:
     """This worker's number, from 0."""
     return session().rank

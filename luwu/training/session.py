@@ -315,6 +315,11 @@ class Session:
         self.is_finished = True
 
     @property
+    def has_joined(self) -> bool:
+        """Whether this rank is a member: its optimizer is made."""
+        return self._prefetcher is not None
+
+    @property
     def is_streaming(self) -> bool:
         """Whether gradients are applied behind the backward."""
         return self._streaming

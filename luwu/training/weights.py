@@ -17,6 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from luwu.training.heap import own_mapping
+
 
 class ByteCount:
     """Bytes of weights in this process, now and at most."""
@@ -40,7 +42,8 @@ class UnitWeights:
     ) -> None:  # fmt: skip
         """`places`: first element, shape and requires_grad of each parameter."""
         self._live_bytes = live_bytes
-        self._flat = torch.empty(elems, dtype=dtype, device=device)
+        with own_mapping():
+            self._flat = torch.empty(elems, dtype=dtype, device=device)
         self._storage = self._flat.untyped_storage()
         self._host: torch.Tensor | None = None
         self._is_open = False
@@ -58,7 +61,8 @@ class UnitWeights:
         self._is_open = True
         self._live_bytes.add(self.nbytes)
         if self._flat.device.type == "cpu":
-            self._storage.resize_(self.nbytes)
+            with own_mapping():
+                self._storage.resize_(self.nbytes)
             address = self._storage.data_ptr()
         else:
             self._host = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=True)

@@ -23,7 +23,8 @@ from luwu.base.limits import (
     WORLD_SIZE_MAX,
 )
 from luwu.layout import DTYPE_BYTES
-from luwu.wire.messages import MESSAGE_TYPES, Message, PayloadRule, Role, Verb
+from luwu.wire.kinds import PayloadRule, Role, Verb
+from luwu.wire.messages import MESSAGE_TYPES, Message
 
 _BITMAP_BYTES_MAX = WORLD_SIZE_MAX // 8
 _FIELDS_MAX = 32

@@ -22,35 +22,9 @@ children say into one message of each kind; `contributors` says for which ranks 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import ClassVar
 
-
-class Role(IntEnum):
-    """What a process is in the job."""
-
-    WORKER = 1
-    READER = 2
-    """Pulls and never pushes: evaluation, generation."""
-    SWITCH = 3
-    NODE = 4
-
-
-class Verb(IntEnum):
-    """What a `Received` answers."""
-
-    LOAD = 1
-    BEGIN = 2
-    PUSH = 3
-    LEAVE = 4
-
-
-class PayloadRule(IntEnum):
-    """How many payload frames follow the header."""
-
-    NONE = 0
-    ONE = 1
-    OPTIONAL = 2
+from luwu.wire.kinds import PayloadRule, Role, Verb, message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,20 +65,14 @@ class DataMessage(Message):
     weights: which of the rank's uses of them within the step (forward, backward, ...)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(1, payload=PayloadRule.ONE)
 class Load(DataMessage):
     """Initial weights of a chunk, float32; from rank 0, before step 0."""
 
-    CODE: ClassVar[int] = 1
-    PAYLOAD: ClassVar[PayloadRule] = PayloadRule.ONE
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(2, payload=PayloadRule.OPTIONAL)
 class Push(DataMessage):
     """A rank's gradient of a chunk, or the sum over several ranks; no payload: none has one."""
-
-    CODE: ClassVar[int] = 2
-    PAYLOAD: ClassVar[PayloadRule] = PayloadRule.OPTIONAL
 
     contributors: int
     """Bitmap of ranks whose gradient this holds, or who say that they have none."""
@@ -118,40 +86,30 @@ class Push(DataMessage):
     """Of the payload; float32 if it is a sum."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(3)
 class Pull(DataMessage):
     """Ask for the weights of a chunk."""
 
-    CODE: ClassVar[int] = 3
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(4, payload=PayloadRule.ONE)
 class Weights(DataMessage):
     """The weights of a chunk for a step; tentative until the verdict of the step before it."""
-
-    CODE: ClassVar[int] = 4
-    PAYLOAD: ClassVar[PayloadRule] = PayloadRule.ONE
 
     dtype: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(5)
 class Received(DataMessage):
     """The parent holds it, or has handed it on: the sender may forget the bytes."""
-
-    CODE: ClassVar[int] = 5
 
     verb: Verb
     contributors: int
     """Of the push it answers; 0 for the other verbs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(16, payload=PayloadRule.ONE)
 class Hello(Message):
     """Join the job. The payload is the job's description (`description.py`)."""
-
-    CODE: ClassVar[int] = 16
-    PAYLOAD: ClassVar[PayloadRule] = PayloadRule.ONE
 
     protocol: int
     world_size: int
@@ -160,11 +118,9 @@ class Hello(Message):
     description_hash: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(17)
 class Welcome(Message):
     """You are a member; `step` is the next to be computed, `attempt` the one that counts."""
-
-    CODE: ClassVar[int] = 17
 
     loaded: bool
     """The state has weights; otherwise rank 0 must `Load` them."""
@@ -172,46 +128,36 @@ class Welcome(Message):
     """Credit: payload bytes a child may have pushed that are not yet received."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(18)
 class Refuse(Message):
     """You cannot be a member, for good; `text` says why and what to do."""
-
-    CODE: ClassVar[int] = 18
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(19)
 class Rejoin(Message):
     """I do not know you (I was started again): say Hello."""
 
-    CODE: ClassVar[int] = 19
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(20, payload=PayloadRule.ONE)
 class Begin(Message):
     """The hyper-parameters of a step whose pages are updated while gradients arrive."""
-
-    CODE: ClassVar[int] = 20
-    PAYLOAD: ClassVar[PayloadRule] = PayloadRule.ONE
 
     contributors: int
     hyper_hash: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(21, payload=PayloadRule.ONE)
 class Commit(Message):
     """All pushes of the step are out: `parts` of every chunk. Payload: its hyper-parameters."""
-
-    CODE: ClassVar[int] = 21
-    PAYLOAD: ClassVar[PayloadRule] = PayloadRule.ONE
 
     contributors: int
     hyper_hash: str
     parts: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(22)
 class Verdict(Message):
     """All sums of the step are complete and finite, so its weights may be used; or it is skipped.
 
@@ -219,47 +165,37 @@ class Verdict(Message):
     the older one are void, and the weights of the step before it stay.
     """
 
-    CODE: ClassVar[int] = 22
-
     applied: bool
     grad_norm: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(23)
 class Decided(Message):
     """The step is durable as a whole, at the level the job chose."""
 
-    CODE: ClassVar[int] = 23
-
     applied: bool
     grad_norm: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(24)
 class Cancel(Message):
     """Please give up the attempt: what was pushed in this step must not be used."""
-
-    CODE: ClassVar[int] = 24
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(25)
 class Abort(Message):
     """`attempt` counts from now; go on with `step`, the first undecided one."""
-
-    CODE: ClassVar[int] = 25
 
     loaded: bool
     """As in `Welcome`."""
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message(26)
 class Leave(Message):
     """The members in `contributors` are done and will say no more."""
-
-    CODE: ClassVar[int] = 26
 
     contributors: int
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from luwu.wire.actions import Drop, Note, Payload, Send
-from luwu.wire.messages import DataMessage, Message, Role
+from luwu.wire.kinds import Role
+from luwu.wire.messages import DataMessage, Message
 
 MessageT = TypeVar("MessageT", bound=Message)
 

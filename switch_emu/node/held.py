@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from luwu.wire.actions import Payload
+from typing import Any
+
+from luwu.wire.actions import Drop, Payload
+from switch_emu.node.actions import Spill
 
 
 class HeldSums:
-    """Payloads held until their page is updated, within a budget of bytes."""
+    """Payloads held until their page is updated, within a budget of bytes.
 
-    def __init__(self, bytes_max: int) -> None:
+    `actions` is where `Spill` and `Drop` are appended.
+    """
+
+    def __init__(self, actions: list[Any], bytes_max: int) -> None:
+        self._actions = actions
         self._bytes_max = bytes_max
         self._bytes_of: dict[int, int] = {}
         self.bytes_used = 0
         self.spilled_count = 0
 
-    def add(self, payload: Payload, payload_bytes: int) -> bool:
-        """Count a payload in; False if there is no room and it must be spilled."""
+    def hold(self, payload: Payload | None, payload_bytes: int) -> None:
+        """Count a payload in, or spill it if there is no room."""
+        if payload is None:
+            return
         if self.bytes_used + payload_bytes > self._bytes_max:
             self.spilled_count += 1
-            return False
+            self._actions.append(Spill(payload))
+            return
         self._bytes_of[id(payload)] = payload_bytes
         self.bytes_used += payload_bytes
-        return True
 
-    def remove(self, payload: Payload) -> None:
-        """The payload is dropped; it may be one that was spilled."""
-        self.bytes_used -= self._bytes_of.pop(id(payload), 0)
+    def let_go(self, payload: Payload | None) -> None:
+        """Drop a payload; it may be one that was spilled."""
+        if payload is not None:
+            self.bytes_used -= self._bytes_of.pop(id(payload), 0)
+            self._actions.append(Drop(payload))

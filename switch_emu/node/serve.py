@@ -18,7 +18,7 @@ from luwu.wire.description import Description
 from switch_emu.node.actions import NodeLimits
 from switch_emu.node.core import NodeCore
 from switch_emu.node.pages import store_config, weights_digest
-from switch_emu.node.plan import NodePlan, plan_node
+from switch_emu.node.plan import NodePlan, default_chunk_bytes, plan_node
 from switch_emu.node.shell import NodeShell
 from switch_emu.store import (
     Durability,
@@ -28,7 +28,8 @@ from switch_emu.store import (
     TieredPageStore,
 )
 from switch_emu.store.spill import SpillFile
-from switch_emu.switch.core import SwitchCore, SwitchLimits
+from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.core import SwitchCore
 
 DURABILITY_WORDS = {
     "step": "every decided step survives power loss",
@@ -164,7 +165,8 @@ def _open_existing(spec: NodeSpec, plan: NodePlan) -> PageStore | None:
         version = store.decided.version
         store.close()
         raise ConfigError(
-            f"{spec.state} holds the state of a job after {version} decided steps; "
+            f"{spec.state} holds the state of a job after {version} decided "
+            f"{'step' if version == 1 else 'steps'}; "
             "go on with it by --resume, or name another directory with --state"
         )
     if store.config.chunk_bytes != spec.chunk_bytes:
@@ -184,19 +186,32 @@ def _make_store(spec: NodeSpec, plan: NodePlan, description: Description) -> Pag
             raise ConfigError(
                 f"memory_budget: two sides of the state take {format_bytes(needed)} of RAM, "
                 f"{format_bytes(plan.resident_bytes)} are left of the budget; give "
-                f"{_budget_for_ram(spec, needed) // 1024}KiB, or a directory with --state"
+                f"{_budget_for_ram(spec, description) // 1024}KiB, or a directory with --state"
             )
         return MemoryPageStore(config)
     store = FilePageStore.create(spec.state, config, durability=spec.durability)
     return TieredPageStore(store, plan.resident_bytes)
 
 
-def _budget_for_ram(spec: NodeSpec, needed: int) -> int:
-    """A budget in whole KiB of which `needed` bytes are left for pages; other uses grow with it."""
-    while (missing := needed - spec.plan().resident_bytes) > 0:
+def _budget_for_ram(spec: NodeSpec, description: Description) -> int:
+    """A budget in whole KiB that leaves room for two sides of all pages; other uses grow with it.
+
+    It does for the chunk of now, and for the one that follows from it where `--chunk` is not given.
+    """
+    while True:
+        chunks = {spec.chunk_bytes, default_chunk_bytes(spec.memory_budget_bytes)}
+        missing = max(_missing_bytes(spec, description, chunk_bytes) for chunk_bytes in chunks)
+        if missing <= 0:
+            return spec.memory_budget_bytes
         budget = spec.memory_budget_bytes + missing
         spec = replace(spec, memory_budget_bytes=-(-budget // 1024) * 1024)
-    return spec.memory_budget_bytes
+
+
+def _missing_bytes(spec: NodeSpec, description: Description, chunk_bytes: int) -> int:
+    """What two sides of the state, cut into such chunks, lack of the RAM that pages may take."""
+    layout = replace(description.layout, chunk_bytes=chunk_bytes)
+    needed = 2 * store_config(replace(description, layout=layout)).state_bytes
+    return needed - replace(spec, chunk_bytes=chunk_bytes).plan().resident_bytes
 
 
 def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
@@ -215,6 +230,11 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         "disk_bytes": {
             "read": store.stats.bytes_read + (spill.bytes_read if spill else 0),
             "written": store.stats.bytes_written + (spill.bytes_written if spill else 0),
+        },
+        # Part of disk_bytes: sums that found no room in RAM, written through the kernel's cache.
+        "spill_bytes": {
+            "read": spill.bytes_read if spill else 0,
+            "written": spill.bytes_written if spill else 0,
         },
         "network_bytes": {
             "into_node": shell.payload_bytes_in,

@@ -34,7 +34,8 @@ from switch_emu.payload import Payload
 from switch_emu.shell import Shell
 from switch_emu.store import PageStore
 from switch_emu.store.spill import SpillFile
-from switch_emu.switch.core import Sum, SwitchCore
+from switch_emu.switch.actions import Sum
+from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.shell import add_up
 
 MakeStore = Callable[[Description], PageStore]

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from luwu.wire.messages import Verdict
+from switch_emu.node.actions import Fold, Update
+from switch_emu.node.publisher import Publisher
 from switch_emu.node.sums import ChunkSum, StepSums
 from switch_emu.switch.members import ranks_text
 from switch_emu.switch.slots import Contribution
@@ -52,6 +54,52 @@ class Step:
         for part in entry.parts.values():
             part.contributions = [replace(c, payload=None) for c in part.contributions]
         return gradient
+
+    def next_update(self, attempt: int, publisher: Publisher) -> Update:
+        """The update of the next chunk that is ready; it hands out weights somebody waits for."""
+        chunk = self.ready.popleft()
+        assert self.hyper is not None
+        return Update(
+            chunk=chunk,
+            step=self.number,
+            attempt=attempt,
+            contributions=self.take_gradient(chunk),
+            divisor=self.sums.chunks[chunk].weight,
+            grad_norm=None if self.verdict is None else self.verdict.grad_norm,
+            hyper=self.hyper,
+            publish=publisher.awaits(self.number + 1, chunk),
+        )
+
+    def next_fold(self, chunk: int, attempt: int) -> Fold | None:
+        """The next part of a chunk to fold, if it is complete and none is being folded."""
+        entry = self.sums.chunks[chunk]
+        while not entry.folding and entry.complete_up_to(entry.folded_count + 1):
+            number, part = entry.folded_count, entry.parts[entry.folded_count]
+            present = tuple(part.payloads())
+            if not present:
+                entry.folded_count += 1
+                continue
+            entry.folding = True
+            part.contributions = [replace(c, payload=None) for c in part.contributions]
+            total, entry.total = entry.total, None
+            return Fold(chunk, self.number, attempt, number, total, present)
+        return None
+
+    def folded(self, chunk: int, squares: tuple[float, ...], total: Contribution) -> None:
+        """A part was folded: the chunk's new total, and its squares."""
+        entry = self.sums.chunks[chunk]
+        entry.squares, entry.folding, entry.total = squares, False, total
+        entry.folded_count += 1
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its verdict is said."""
+        return self.verdict is not None
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether its verdict is said, and does not skip it."""
+        return self.verdict is not None and self.verdict.applied
 
     def is_measured(self, trainable: Sequence[int]) -> bool:
         """Whether every sum of the step is complete and its squares are known."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from luwu.layout import DTYPE_BYTES, Layout
 from luwu.wire.actions import Payload
+from luwu.wire.messages import Push
 from switch_emu.switch.slots import Contribution, merge, rank_order, total_weight
 
 
@@ -82,3 +84,12 @@ class StepSums:
             if entry.total is not None and entry.total.payload is not None:
                 held.append(entry.total.payload)
         return held
+
+
+def fits(layout: Layout, m: Push, payload_bytes: int, *, has_payload: bool) -> bool:
+    """Whether a gradient belongs to the layout; one that does not is nobody's."""
+    if m.chunk >= len(layout.chunks) or m.dtype not in DTYPE_BYTES:
+        return False
+    chunk = layout.chunks[m.chunk]
+    is_whole = payload_bytes == chunk.elems * DTYPE_BYTES[m.dtype]
+    return chunk.trainable and (is_whole or not has_payload)

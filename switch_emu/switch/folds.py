@@ -6,7 +6,7 @@ passes); rank 0's bytes are the ones that travel on. Children that differ are na
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from switch_emu.switch.members import ranks_text
@@ -49,3 +49,25 @@ class Fold:
             )
             raise DisagreementError(self.refusal)
         return True
+
+
+class Folds:
+    """The statements of one kind about the steps that are open."""
+
+    def __init__(self, children: Sequence[int]) -> None:
+        self._children = children
+        self._of: dict[int, Fold] = {}
+
+    def of(self, step: int) -> Fold:
+        """What was stated of a step."""
+        return self._of.setdefault(step, Fold(f"hyper-parameters of step {step}", self._children))
+
+    def forget(self, step: int | None = None) -> None:
+        """Forget all steps, or one."""
+        if step is None:
+            self._of.clear()
+        else:
+            self._of.pop(step, None)
+
+    def __iter__(self) -> Iterator[tuple[int, Fold]]:
+        return iter(self._of.items())

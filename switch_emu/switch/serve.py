@@ -10,7 +10,8 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire.actions import PARENT
-from switch_emu.switch.core import SwitchCore, SwitchLimits
+from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.shell import SwitchShell
 
 _MIB = 1024 * 1024

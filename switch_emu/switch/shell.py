@@ -14,8 +14,9 @@ from luwu.wire.actions import PARENT
 from luwu.wire.messages import Message
 from switch_emu.payload import Payload
 from switch_emu.shell import Shell
+from switch_emu.switch.actions import Sum
 from switch_emu.switch.aggregate import sum_in_order
-from switch_emu.switch.core import Sum, SwitchCore
+from switch_emu.switch.core import SwitchCore
 
 
 def add_up(action: Sum) -> Payload:

@@ -21,7 +21,7 @@ Invariants; the tests cite them by number:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from luwu.wire.actions import Payload
@@ -97,6 +97,8 @@ class SlotPool:
         self._child_count = child_count
         self._bytes_max = bytes_max
         self._slots: dict[SlotKey, Slot] = {}
+        self._summed: set[SlotKey] = set()
+        """Chunks whose sum was handed out: what still comes for them is a repetition (S1)."""
         self.bytes_used = 0
 
     def __len__(self) -> int:
@@ -109,6 +111,9 @@ class SlotPool:
     def get(self, key: SlotKey) -> Slot | None:
         """The open slot of a chunk."""
         return self._slots.get(key)
+
+    def __getitem__(self, key: SlotKey) -> Slot:
+        return self._slots[key]
 
     def room(self, key: SlotKey, contribution_bytes: int) -> Slot | None:
         """The slot of a chunk, opened or grown if it must be; None if the pool has no room (S4)."""
@@ -150,6 +155,7 @@ class SlotPool:
         """The sum has taken the place of the contributions: only its bytes stay reserved."""
         slot = self._slots[key]
         slot.contributions = []
+        self._summed.add(key)
         self.bytes_used += sum_bytes - slot.reserved_bytes
         slot.reserved_bytes = sum_bytes
 
@@ -158,3 +164,22 @@ class SlotPool:
         slot = self._slots.pop(key)
         self.bytes_used -= slot.reserved_bytes
         return slot
+
+    def is_summed(self, key: SlotKey) -> bool:
+        """Whether the sum of a chunk was handed out, its slot freed since or not."""
+        return key in self._summed
+
+    def forget(self, step: int | None = None) -> list[Payload | None]:
+        """Forget the sums of a decided step, or close all slots; what they held."""
+        self._summed = {key for key in self._summed if step is not None and key[0] != step}
+        if step is not None:
+            return []
+        return [c.payload for key in self for c in self.free(key).contributions]
+
+    def waits_for(self, missing: Callable[[list[int]], str]) -> str:
+        """The oldest slot that is not full and the ranks it misses, for people; or nothing."""
+        for (step, _, chunk), slot in self._slots.items():
+            if not slot.full:
+                there = [c.contributors for c in slot.contributions]
+                return f"step {step}: chunk {chunk} of ranks {missing(there)}"
+        return ""

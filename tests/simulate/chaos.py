@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from luwu.base.seeds import derive
-from switch_emu.switch.core import SwitchLimits
-from tests.simulate.cluster import Cluster, Job, make_layout
+from switch_emu.switch.actions import SwitchLimits
+from tests.simulate.cluster import Cluster
+from tests.simulate.job import Job, make_layout
+from tests.simulate.world import Faults
+
+ROUGH = Faults(drop_ratio=0.1, repeat_ratio=0.1, delay_ns_max=30_000_000)
 
 
 def chaotic_job(seed: int) -> Job:
@@ -23,6 +27,13 @@ def chaotic_job(seed: int) -> Job:
             push_window_bytes=60_000,
         ),
     )
+
+
+def run_chaos(seed: int) -> None:
+    """One history, to its end; any failure is an exception, and the seed replays it."""
+    cluster = Cluster(seed, chaotic_job(seed), ROUGH)
+    start_chaos(cluster, seed)
+    cluster.run()
 
 
 def start_chaos(cluster: Cluster, seed: int) -> None:

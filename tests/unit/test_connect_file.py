@@ -64,7 +64,7 @@ def test_a_url_that_lacks_something_is_refused(url: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema": 2}, "schema is not 1"),
+        ({"schema": 2}, "schema is 2, expected 1"),
         ({"protocol": 99}, "another version"),
         ({"job": "1"}, "job is '1'"),
         ({"job": True}, "job is True"),

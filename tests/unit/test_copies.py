@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from luwu.wire.messages import Role, Weights
+from luwu.wire.kinds import Role
+from luwu.wire.messages import Weights
 from switch_emu.switch.copies import CopyKey, WeightsCopies
 
 KEY: CopyKey = (1, 0, 7)

@@ -10,7 +10,8 @@ import pytest
 from luwu.base.limits import CHUNK_BYTES_STEP, PROTOCOL_VERSION, TEXT_CHARS_MAX, WORLD_SIZE_MAX
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description, description_hash
-from luwu.wire.messages import Hello, Role
+from luwu.wire.kinds import Role
+from luwu.wire.messages import Hello
 from switch_emu.switch.members import RANKS_SHOWN_MAX, Members, RefusedError, ranks_text
 
 JOB = 77

@@ -87,8 +87,7 @@ def test_the_page_needs_nothing_else(document: dict[str, Any], tmp_path: Path) -
     assert not re.search(r"(src|href)\s*=|https?://|<script|@import|url\(", text)
     charts = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     assert len(charts) == 2
-    for chart in charts:
-        ElementTree.fromstring(chart)
+    ElementTree.fromstring(text)  # the whole page is XML too, so every tag is closed
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from luwu.base.outstanding import RetryPolicy
 from luwu.wire.actions import PARENT, Drop, Send
-from luwu.wire.messages import Message, Pull, Push, Rejoin, Role
+from luwu.wire.kinds import Role
+from luwu.wire.messages import Message, Pull, Push, Rejoin
 from luwu.wire.uplink import Cargo, Uplink
 
 RETRY = RetryPolicy(first_ns=100, most_ns=350)

@@ -22,6 +22,7 @@ from luwu.base.limits import (
 )
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.codec import decode, encode
+from luwu.wire.kinds import PayloadRule, Role, Verb
 from luwu.wire.messages import (
     MESSAGE_TYPES,
     Abort,
@@ -33,18 +34,15 @@ from luwu.wire.messages import (
     Leave,
     Load,
     Message,
-    PayloadRule,
     Pull,
     Push,
     Received,
     Refuse,
     Rejoin,
-    Role,
-    Verb,
     Verdict,
     Weights,
     Welcome,
-)  # fmt: skip
+)
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=60)
 """The same examples in every run; a failure prints its own."""

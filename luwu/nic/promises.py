@@ -1,0 +1,57 @@
+"""What the training thread waits for: a push or pull, a step; and what the NIC counts meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from luwu.base.clock import SYSTEM_CLOCK
+
+WaitUntil = Callable[[Callable[[], bool], str, int | None], None]
+"""`Nic.wait_until`: block until a condition holds; what it is, for people; the era it belongs to."""
+
+
+class Handle:
+    """Something asked for; `done` is a cheap flag, `Nic.wait` blocks until it is set."""
+
+    __slots__ = ("asked_ns", "done", "era", "into", "name", "step", "unit")
+
+    def __init__(self, name: str, step: int, unit: int, era: int) -> None:
+        self.name, self.step, self.unit, self.era = name, step, unit, era
+        self.asked_ns = SYSTEM_CLOCK.now_ns()
+        self.done = False
+        self.into: memoryview | None = None
+        """Where a pull puts the unit's weights."""
+
+
+class StepHandle:
+    """A committed step: its verdict, and its decision."""
+
+    def __init__(self, wait_until: WaitUntil, step: int, era: int) -> None:
+        self._wait_until, self.step, self.era = wait_until, step, era
+        self.outcome: tuple[bool, float] | None = None
+        self.is_settled = False
+
+    def verdict(self) -> tuple[bool, float]:
+        """(applied, norm of the mean gradient); blocks. Raises StepAborted if the step is lost."""
+        self._wait_until(
+            lambda: self.outcome is not None, f"the verdict of step {self.step}", self.era
+        )
+        assert self.outcome is not None
+        return self.outcome
+
+    def settled(self) -> tuple[bool, float]:
+        """The same, once the step is decided; blocks. Raises StepAborted if the step is lost."""
+        self._wait_until(lambda: self.is_settled, f"the decision of step {self.step}", self.era)
+        assert self.outcome is not None
+        return self.outcome
+
+
+@dataclass(slots=True)
+class NicCounters:
+    """Payload bytes, and how pulls went."""
+
+    push_bytes: int = 0
+    pull_bytes: int = 0
+    header_bytes: int = 0
+    aborts_count: int = 0

@@ -1,0 +1,51 @@
+"""What messages are made of: roles, verbs, payload rules, and the decorator that numbers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeVar, dataclass_transform
+
+KindT = TypeVar("KindT")
+
+
+class Role(IntEnum):
+    """What a process is in the job."""
+
+    WORKER = 1
+    READER = 2
+    """Pulls and never pushes: evaluation, generation."""
+    SWITCH = 3
+    NODE = 4
+
+
+class Verb(IntEnum):
+    """What a `Received` answers."""
+
+    LOAD = 1
+    BEGIN = 2
+    PUSH = 3
+    LEAVE = 4
+
+
+class PayloadRule(IntEnum):
+    """How many payload frames follow the header."""
+
+    NONE = 0
+    ONE = 1
+    OPTIONAL = 2
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def message(
+    code: int, payload: PayloadRule = PayloadRule.NONE
+) -> Callable[[type[KindT]], type[KindT]]:
+    """Make a class a message: a frozen dataclass that knows its code on the wire."""
+
+    def make(kind: type[KindT]) -> type[KindT]:
+        made: type[Any] = dataclass(frozen=True, slots=True, kw_only=True)(kind)
+        made.CODE, made.PAYLOAD = code, payload
+        return made
+
+    return make

@@ -1,0 +1,111 @@
+"""What comes in for a step at the node: gradients, hyper-parameters, the word that all is out.
+
+A gradient is a sum that a switch made, or raw from one rank; it is held, in RAM or spilled, until
+its page is updated. Where the order of work is `at_step`, the parts of a chunk are folded into one
+total as they become complete. Begin and each gradient are answered once they are held. Pure.
+"""
+
+from __future__ import annotations
+
+from luwu.wire import messages as wire
+from luwu.wire.actions import Payload
+from luwu.wire.kinds import Verb
+from switch_emu.node.actions import Fold, NodeLimits
+from switch_emu.node.held import HeldSums
+from switch_emu.node.membership import Action
+from switch_emu.node.serving import NodeServing
+from switch_emu.node.step import Step
+from switch_emu.node.sums import fits
+from switch_emu.switch.slots import Contribution, OverlapError
+
+
+class NodeGathering(NodeServing):
+    """See the module."""
+
+    def __init__(self, job: int, incarnation: int, ranks: int, rank: int, limits: NodeLimits):
+        super().__init__(job, incarnation, ranks, rank, limits)
+        self.held = HeldSums(self._actions, limits.sum_bytes_max)
+
+    def _forget(self) -> None:
+        for step in self._steps.values():
+            self._let_go(step)
+        super()._forget()
+
+    def _let_go(self, step: Step) -> None:
+        """Drop all gradients of a step."""
+        for payload in step.sums.payloads():
+            self.held.let_go(payload)
+
+    def _gather(self, m: wire.Push, payload: Payload | None, payload_bytes: int) -> Step | None:
+        """Hold a gradient and say so; the step it belongs to, if it is new."""
+        receipt = self._receipt(m, Verb.PUSH, m.contributors)
+        if not self._takes(m, payload, payload_bytes):
+            self._drop(payload)
+            if m.step < self._step:  # a repetition of what is in the state
+                self._tell_all(receipt)
+            return None
+        step = self._step_of(m.step)
+        said = Contribution(m.contributors, m.weight, m.last, m.dtype, payload, payload_bytes)
+        try:
+            is_new = step.sums.add(m.chunk, m.part, said)
+        except OverlapError as exc:
+            self._drop(payload)
+            self._request_abort(f"chunk {m.chunk}: {exc}")
+            return None
+        self._tell_all(receipt)
+        if not is_new:
+            self._drop(payload)
+            return None
+        self.held.hold(payload, payload_bytes)
+        return step
+
+    def _takes(self, m: wire.Push, payload: Payload | None, payload_bytes: int) -> bool:
+        """Whether a gradient is of an open step, and of our layout."""
+        if not self._loaded or not self._step <= m.step <= self._step + 1:
+            return False
+        if fits(self._layout, m, payload_bytes, has_payload=payload is not None):
+            return True
+        misfit = {"chunk": m.chunk, "dtype": m.dtype, "bytes": payload_bytes}
+        self._note("node.misfit", level="WARNING", **misfit)
+        return False
+
+    def _begin(self, m: wire.Begin, hyper: bytes) -> None:
+        if m.step > self._step + 1:
+            return
+        if m.step >= self._step:  # also before the initial weights are durable
+            step = self._step_of(m.step)
+            step.hyper = hyper if step.hyper is None else step.hyper
+        self._tell_all(self._receipt(m, Verb.BEGIN))
+        self._settle()
+
+    def _commit(self, peer: str, m: wire.Commit, hyper: bytes) -> None:
+        if self._answer_commit(peer, m.step) or not self._loaded or m.step != self._step:
+            return
+        step = self._step_of(m.step)
+        if step.parts is None:
+            step.parts = m.parts
+            if not self._streaming:
+                step.hyper = hyper
+        self._settle()
+
+    def folded(
+        self, fold: Fold, squares: tuple[float, ...], payload: Payload, payload_bytes: int
+    ) -> list[Action]:
+        """A part was added to a chunk's total; `payload` is the new total."""
+        for said in (fold.total, *fold.contributions):
+            self.held.let_go(None if said is None else said.payload)
+        if fold.attempt != self._attempt:
+            self._drop(payload)
+        else:
+            step, ranks = self._steps[fold.step], self._members.ranks
+            total = Contribution(ranks, 0.0, True, "float32", payload, payload_bytes)
+            step.folded(fold.chunk, squares, total)
+            self.held.hold(payload, payload_bytes)
+            self._fold_next(step, fold.chunk)
+        self._settle()
+        return self._take()
+
+    def _fold_next(self, step: Step, chunk: int) -> None:
+        fold = step.next_fold(chunk, self._attempt)
+        if fold is not None:
+            self._actions.append(fold)

@@ -1,0 +1,144 @@
+"""What the switch hands on as it is: weights downwards, raw gradients and initial weights upwards.
+
+    Pull, Weights   asked for once, one copy to each child that asks (`copies.py`)
+    Push, raw       a chunk without a slot: every contribution singly (`raw.py`; S5)
+    Load            initial weights, chunk by chunk
+
+Pure. A child hears `Received` when its bytes are in the window to the parent; of initial weights,
+when the parent has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from luwu.base.outstanding import RetryPolicy
+from luwu.wire import messages as wire
+from luwu.wire.actions import Payload, Send
+from luwu.wire.kinds import Verb
+from luwu.wire.uplink import Cargo
+from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.copies import WeightsCopies
+from switch_emu.switch.members import Member, ranks_text
+from switch_emu.switch.raw import RawContributions
+from switch_emu.switch.slots import Contribution, SlotKey
+from switch_emu.switch.statements import SwitchStatements
+
+
+class SwitchHandingOn(SwitchStatements):
+    """See the module."""
+
+    def __init__(
+        self, job: int, incarnation: int, rank: int, children: Sequence[int],
+        limits: SwitchLimits, retry: RetryPolicy,
+    ) -> None:  # fmt: skip
+        super().__init__(job, incarnation, rank, children, limits, retry)
+        self.copies = WeightsCopies(child_count=len(children), bytes_max=limits.copies_bytes_max)
+        self._raw = RawContributions()
+        self.raw_count = 0
+        """Contributions that found no slot and went on raw."""
+        self._loads: set[int] = set()
+        """Chunks of initial weights that were handed on."""
+
+    def _forget(self, step: int | None = None) -> None:
+        super()._forget(step)
+        self._drop_all(self.copies.forget(step_max=step))
+        self._raw.forget(step)
+        if step is None:
+            self._loads.clear()
+
+    def _is_own(self, peer: str, member: Member, m: wire.Push) -> bool:
+        """A member speaks for its own ranks only, whatever its header says."""
+        if m.contributors and not m.contributors & ~member.ranks:
+            return True
+        ranks = ranks_text([m.contributors])
+        self._note("switch.misfit", level="WARNING", peer=peer, ranks=ranks)
+        return False
+
+    # ---------------------------------------------------------------------- weights, downwards
+
+    def _pull(self, peer: str, m: wire.Pull) -> None:
+        key = (m.step, m.part, m.chunk)
+        if not self._step <= m.step <= self._step + 1:
+            return
+        copy = self.copies.asked(key, peer)
+        if copy is not None and copy.weights is not None:
+            self._actions.append(Send((peer,), copy.weights, copy.payload))
+            self._drop_all(self.copies.trim(key))
+        elif not self._uplink.asks(("pull", *key)):
+            pull = self._ours(wire.Pull, step=m.step, part=m.part, chunk=m.chunk)
+            self._uplink.ask(self._now_ns, ("pull", *key), pull)
+
+    def _weights(self, m: wire.Weights, payload: Payload, payload_bytes: int) -> None:
+        key = (m.step, m.part, m.chunk)
+        if not self._uplink.answered(("pull", *key)) or not self.copies.awaits(key):
+            self._drop(payload)
+            return
+        self._loaded = True
+        weights = self._ours(wire.Weights, step=m.step, part=m.part, chunk=m.chunk, dtype=m.dtype)
+        askers = self.copies.came(key, weights, payload, payload_bytes)
+        self._actions.append(Send(askers, weights, payload))
+        self._drop_all(self.copies.trim(key))
+
+    # ---------------------------------------------------------------------- gradients, upwards
+
+    def _hand_on_raw(
+        self, peer: str, key: SlotKey, said: Contribution, receipt: wire.Received
+    ) -> None:
+        """A contribution that finds no slot; it is received when it enters the window."""
+        if self._raw.take(key, said.contributors):
+            self.raw_count += 1
+
+            def on_way() -> None:
+                self._raw.sent(key, said.contributors)
+                self._tell(peer, receipt)
+
+            self._push_up(key, said, raw=True, on_way=on_way)
+        else:
+            self._drop(said.payload)
+            if self._raw.is_sent(key, said.contributors):
+                self._tell(peer, receipt)
+
+    def _hand_on_held(self, key: SlotKey, held: Contribution) -> None:
+        """A contribution that was in a slot, and received, when the chunk lost it."""
+        self._raw.take(key, held.contributors)
+        self._raw.sent(key, held.contributors)
+        self._push_up(key, held, raw=True)
+
+    def _push_up(
+        self, key: SlotKey, said: Contribution, *, raw: bool,
+        on_way: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        step, part, chunk = key
+        push = self._ours(
+            wire.Push, step=step, part=part, chunk=chunk, contributors=said.contributors,
+            weight=said.weight, last=said.last, raw=raw, dtype=said.dtype,
+        )  # fmt: skip
+        cargo = Cargo(push, said.payload, said.payload_bytes, on_way)
+        self._uplink.load(self._now_ns, ("push", *key, said.contributors), cargo)
+
+    # ---------------------------------------------------------------------- initial weights
+
+    def _load(self, peer: str, m: wire.Load, payload: Payload, payload_bytes: int) -> None:
+        if self._loaded or m.chunk in self._loads:
+            self._drop(payload)
+            if self._loaded or not self._uplink.holds(("load", m.chunk)):
+                self._tell(peer, self._receipt(m, Verb.LOAD))
+            return
+        self._loads.add(m.chunk)
+        load = self._ours(wire.Load, step=0, part=0, chunk=m.chunk)
+        self._uplink.load(self._now_ns, ("load", m.chunk), Cargo(load, payload, payload_bytes))
+
+    def _received(self, m: wire.Received) -> None:
+        """The parent has what was handed on: its child may know."""
+        if m.verb is Verb.LOAD:
+            if self._uplink.arrived(self._now_ns, ("load", m.chunk)):
+                self._tell_all(self._receipt(m, Verb.LOAD))
+        elif m.verb is Verb.BEGIN:
+            self._heard_begin(m)
+        elif m.verb is Verb.LEAVE:
+            self._heard_leave(m)
+
+    def _drop_all(self, payloads: Iterable[Payload | None]) -> None:
+        for payload in payloads:
+            self._drop(payload)

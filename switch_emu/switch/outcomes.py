@@ -1,0 +1,27 @@
+"""How steps came out, as far as it was announced: what is said again to whoever asks late. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.wire.messages import Decided, Message, Verdict
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """The last announcements of a parent."""
+
+    verdict: Verdict | None = None
+    decided: Decided | None = None
+    skip: Verdict | None = None
+    """The last verdict that skipped a step, ..."""
+    skipped_attempt: int = -1
+    """... and the attempt it ended: nothing of it is lost but weights that streamed ahead."""
+
+    def of(self, step: int) -> list[Message]:
+        """What is known of a step."""
+        return [m for m in (self.verdict, self.decided) if m is not None and m.step == step]
+
+    def is_judged(self, step: int) -> bool:
+        """Whether the last verdict is that of this step."""
+        return self.verdict is not None and self.verdict.step == step

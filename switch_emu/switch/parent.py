@@ -1,0 +1,63 @@
+"""What a switch and a node have in common: children, and answers to those who are behind. Pure.
+
+an unknown child               Rejoin
+a child of an older attempt    Abort; or how its step came out, if that is what it asks for, or
+                               if it was the step before it that opened the new attempt
+a child that cannot be one     Refuse
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Role, Verb
+from luwu.wire.speaker import Speaker
+from switch_emu.switch.members import Members, RefusedError
+from switch_emu.switch.outcomes import Outcomes
+
+
+class Parent(Speaker):
+    """A member that has children."""
+
+    def __init__(
+        self, *, job: int, role: Role, rank: int, incarnation: int, children: Sequence[int]
+    ) -> None:
+        super().__init__(job=job, role=role, rank=rank, incarnation=incarnation)
+        self._name = role.name.lower()
+        self._members = Members(job=job, children=children)
+        self._loaded = False
+        """The state has weights."""
+        self._outcomes = Outcomes()
+
+    def _tell_all(self, message: wire.Message, payload: object | None = None) -> None:
+        self._announce(self._members.peers, message, payload)
+
+    def _receipt(self, m: wire.Message, verb: Verb, contributors: int = 0) -> wire.Received:
+        chunk, part = (m.chunk, m.part) if isinstance(m, wire.DataMessage) else (0, 0)
+        return self._ours(
+            wire.Received, step=m.step, chunk=chunk, part=part, verb=verb, contributors=contributors
+        )
+
+    def _welcome(self, push_window_bytes: int) -> wire.Welcome:
+        return self._ours(wire.Welcome, loaded=self._loaded, push_window_bytes=push_window_bytes)
+
+    def _refuse_child(self, peer: str, error: RefusedError) -> None:
+        self._note(f"{self._name}.refused", level="WARNING", peer=peer, text=str(error))
+        self._tell(peer, self._ours(wire.Refuse, text=str(error)))
+
+    def _answer_stale(self, peer: str, m: wire.Message) -> None:
+        """Tell a child what it does not know yet: the attempt that counts."""
+        skip = self._outcomes.skip
+        if m.attempt == self._outcomes.skipped_attempt and skip is not None:
+            self._tell(peer, skip)
+        elif not (isinstance(m, wire.Commit) and self._answer_commit(peer, m.step)):
+            text = f"attempt {m.attempt} is over, {self._attempt} counts"
+            self._tell(peer, self._ours(wire.Abort, loaded=self._loaded, text=text))
+
+    def _answer_commit(self, peer: str, step: int) -> bool:
+        """Say again how a step came out; False if it is not known yet."""
+        known = self._outcomes.of(step)
+        for message in known:
+            self._tell(peer, message)
+        return bool(known)

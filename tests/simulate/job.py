@@ -1,0 +1,119 @@
+"""What a simulated cluster trains, and the same training in one loop.
+
+A worker's gradient depends on the weights it pulled, its rank, the step and the chunk, so any wrong
+byte changes every later one.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from luwu.base.outstanding import RetryPolicy
+from luwu.layout import Layout, Parameter, Unit
+from luwu.wire.description import Description
+from switch_emu.node.actions import NodeLimits
+from switch_emu.switch.actions import SwitchLimits
+
+JOB = 77
+RETRY = RetryPolicy(first_ns=40_000_000, most_ns=320_000_000)
+SMALL_SWITCH = SwitchLimits(push_window_bytes=100_000)
+SMALL_NODE = NodeLimits(updates_max=2, reads_max=2, push_window_bytes=100_000)
+
+
+def make_layout(*, units: int = 3, chunk_bytes: int = 16384, frozen: bool = True) -> Layout:
+    """A small model whose units have several chunks, ragged ends and a frozen parameter."""
+    parameters: list[Parameter] = []
+    members: list[Unit] = []
+    for unit in range(units):
+        first = len(parameters)
+        shapes: list[tuple[tuple[int, ...], bool]] = [((70, 100), True), ((33,), True)]
+        if frozen and unit == 1:
+            shapes.append(((50,), False))
+        for index, (shape, trainable) in enumerate(shapes):
+            name = f"unit{unit}.p{index}"
+            parameters.append(Parameter(name=name, shape=shape, trainable=trainable))
+        members.append(Unit(name=f"unit{unit}", parameters=tuple(range(first, len(parameters)))))
+    return Layout(parameters=tuple(parameters), units=tuple(members), chunk_bytes=chunk_bytes)
+
+
+def gradient(weights: Any, rank: int, step: int, chunk: int, part: int) -> Any:
+    """What a rank computes: float32, and rounding differs with every order of addition."""
+    wave = np.sin(np.arange(weights.size, dtype=np.float32) * (1 + rank) + step * 7 + chunk + part)
+    result: Any = weights * np.float32(0.37) + wave.astype(np.float32) * np.float32(1e-3 + rank)
+    return result.astype(np.float32)
+
+
+def initial(layout: Layout, chunk: int) -> Any:
+    """Weights before step 0."""
+    elems = layout.chunks[chunk].elems
+    return np.cos(np.arange(elems, dtype=np.float32) + chunk).astype(np.float32)
+
+
+def apply_update(weights: Any, momentum: Any, grad: Any, scale: float) -> tuple[Any, Any]:
+    """SGD with momentum, in numpy."""
+    momentum = np.float32(0.9) * momentum + grad * np.float32(scale)
+    return (weights - np.float32(0.1) * momentum).astype(np.float32), momentum.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a simulated cluster does, and with what."""
+
+    layout: Layout
+    world_size: int = 3
+    steps: int = 4
+    update: str = "streaming"
+    backwards: int = 1
+    """Backward passes a step; more than one needs `at_step`."""
+    poison_step: int | None = None
+    """The step in which rank 0 pushes a gradient that is not finite."""
+    absent_unit: int | None = None
+    """A unit for which rank 0 (odd steps: no rank) has a gradient."""
+    switch_limits: SwitchLimits = SMALL_SWITCH
+    node_limits: NodeLimits = SMALL_NODE
+    retry: RetryPolicy = RETRY
+    begins_early: bool = True
+    """Begin is said before the first pull, when the initial weights may not be durable yet; a real
+    worker says it as its backward begins."""
+    prepare_ns: int = 0
+    """How much longer than other work the flush of a step takes."""
+
+    @property
+    def description(self) -> Description:
+        return Description(layout=self.layout, optimizer="test", update=self.update)
+
+    def is_absent(self, rank: int, step: int, chunk: int) -> bool:
+        return self.layout.chunks[chunk].unit == self.absent_unit and (rank > 0 or step % 2 == 1)
+
+
+def reference(job: Job) -> list[dict[int, Any]]:
+    """The same training in one loop: weights of every chunk after 0, 1, ... steps."""
+    layout = job.layout
+    weights = {chunk.index: initial(layout, chunk.index) for chunk in layout.chunks}
+    momentum = {index: np.zeros_like(values) for index, values in weights.items()}
+    versions = [dict(weights)]
+    for step in range(job.steps):
+        if step != job.poison_step:
+            for chunk in layout.chunks:
+                index = chunk.index
+                total = None
+                for part in range(job.backwards):
+                    grads = [
+                        gradient(weights[index], rank, step, index, part)
+                        for rank in range(job.world_size)
+                        if chunk.trainable and not job.is_absent(rank, step, index)
+                    ]
+                    if grads:
+                        of_part = functools.reduce(np.add, grads)
+                        total = of_part if total is None else total + of_part
+                if total is not None:
+                    mean = total / np.float32(job.world_size)
+                    weights[index], momentum[index] = apply_update(
+                        weights[index], momentum[index], mean, 1.0
+                    )
+        versions.append(dict(weights))
+    return versions

@@ -1,0 +1,233 @@
+"""The simulated switch and node: the real cores, work that takes random time, and a disk.
+
+The shells here do by hand, with numpy and a dictionary, what the process shells do with sockets and
+files; the cores are the same objects.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from luwu.wire.actions import PARENT, Drop, Note, Send
+from luwu.wire.messages import Message
+from switch_emu.node import actions as node_actions
+from switch_emu.node.core import NodeCore
+from switch_emu.switch.actions import Sum
+from switch_emu.switch.aggregate import sum_in_order
+from switch_emu.switch.core import SwitchCore
+from tests.simulate.job import JOB, Job, apply_update
+from tests.simulate.world import Payload, World
+
+
+class Switch:
+    """A SwitchCore; its sums take a little time."""
+
+    def __init__(self, world: World, job: Job, *, incarnation: int, name: str = "switch") -> None:
+        self.name, self._parent, self._world = name, "node", world
+        self.parent_side = name
+        """The name by which the node knows it."""
+        self.alive = True
+        self.core = SwitchCore(
+            job=JOB,
+            incarnation=incarnation,
+            children=[1 << rank for rank in range(job.world_size)],
+            limits=job.switch_limits,
+            retry=job.retry,
+        )
+        world.listen(self.name, self._received)
+
+    def kill(self) -> None:
+        self.alive = False
+        self._world.silence(self.name)
+
+    def _received(self, sender: str, message: Message, payload: Any) -> None:
+        peer = PARENT if sender == self._parent else sender
+        nbytes = payload.array.nbytes if isinstance(payload, Payload) else 0
+        self._do(self.core.received(self._world.now_ns, peer, message, payload, nbytes))
+
+    def tick(self) -> None:
+        self._do(self.core.tick(self._world.now_ns))
+
+    def _do(self, actions: list[Any]) -> None:
+        for action in actions:
+            match action:
+                case Send(peers, message, payload):
+                    for peer in peers:
+                        receiver = self._parent if peer == PARENT else peer
+                        sender = self.parent_side if peer == PARENT else self.name
+                        self._world.send(sender, receiver, message, payload)
+                case Drop(payload):
+                    payload.drop()  # type: ignore[attr-defined]
+                case Sum():
+                    values = [p.read().copy() for p in action.payloads]  # type: ignore[attr-defined]
+                    self._world.soon(lambda action=action, values=values: self._sum(action, values))
+
+    def _sum(self, action: Sum, values: list[Any]) -> None:
+        if not self.alive:
+            return
+        total = np.empty_like(values[0])
+        sum_in_order([memoryview(v) for v in values], action.dtypes, total)
+        payload = Payload(total)
+        self._do(self.core.summed(self._world.now_ns, action, payload, total.nbytes))
+
+
+@dataclass
+class Disk:
+    """What survives a node: two sides of every page, and the records beside them."""
+
+    description: bytes | None = None
+    generation: int = 0
+    attempt: int = 0
+    version: int | None = None
+    applied: bool = True
+    pages: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
+    """Decided: chunk -> (version, weights, momentum)."""
+    tentative: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
+    ledger: dict[int, int] = field(default_factory=dict)
+    """Version -> contributors: I1's record, one a decided step."""
+
+
+class Node:
+    """A NodeCore, a pipeline that takes random time, and a disk."""
+
+    def __init__(self, world: World, job: Job, disk: Disk) -> None:
+        self.name, self._world, self._job = "node", world, job
+        self.disk = disk
+        self.alive = True
+        disk.generation += 1
+        disk.tentative.clear()
+        self.core = NodeCore(
+            job=JOB,
+            incarnation=disk.generation,
+            ranks=(1 << job.world_size) - 1,
+            limits=job.node_limits,
+        )
+        world.listen(self.name, self._received)
+        if disk.description is not None:
+            self._do(self.core.store_opened(self._facts()))
+
+    def _facts(self) -> node_actions.StoreFacts:
+        disk = self.disk
+        disk.attempt += 1
+        assert disk.description is not None
+        return node_actions.StoreFacts(
+            description=disk.description,
+            generation=disk.generation,
+            attempt=disk.attempt,
+            epoch=0,
+            job=JOB,
+            version=disk.version,
+            applied=disk.applied,
+        )
+
+    def kill(self) -> None:
+        self.alive = False
+        self._world.silence(self.name)
+
+    def tick(self) -> None:
+        pass
+
+    def _received(self, sender: str, message: Message, payload: Any) -> None:
+        nbytes = payload.array.nbytes if isinstance(payload, Payload) else 0
+        self._do(self.core.received(self._world.now_ns, sender, message, payload, nbytes))
+
+    def _later(self, do: Any) -> None:
+        self._world.soon(lambda: self._do(do()) if self.alive else None)
+
+    def _do(self, actions: list[Any]) -> None:
+        disk = self.disk
+        for action in actions:
+            match action:
+                case Send(peers, message, payload):
+                    for peer in peers:
+                        self._world.send(self.name, peer, message, payload)
+                case Drop(payload):
+                    payload.drop()  # type: ignore[attr-defined]
+                case Note() | node_actions.Spill():
+                    pass
+                case node_actions.OpenStore(description):
+                    disk.description = description
+                    self._later(lambda: self.core.store_opened(self._facts()))
+                case node_actions.LoadPage():
+                    self._later(lambda a=action: self._load(a))
+                case node_actions.RecordAttempt(attempt):
+                    disk.attempt = attempt
+                case node_actions.Discard():
+                    disk.tentative.clear()
+                case node_actions.Fold():
+                    self._later(lambda a=action: self._fold(a))
+                case node_actions.Update():
+                    self._later(lambda a=action: self._update(a))
+                case node_actions.ReadWeights():
+                    self._later(lambda a=action: self._read(a))
+                case node_actions.Prepare():
+                    prepare = functools.partial(self._later, lambda a=action: self._prepare(a))
+                    self._world.at(self._job.prepare_ns, prepare)
+                case node_actions.Decide():
+                    self._later(lambda a=action: self._decide(a))
+                case _:
+                    raise AssertionError(f"unknown action {action}")
+
+    def _load(self, action: node_actions.LoadPage) -> Any:
+        values = action.payload.read().copy()  # type: ignore[attr-defined]
+        action.payload.drop()  # type: ignore[attr-defined]
+        self.disk.tentative[action.chunk] = (0, values, np.zeros_like(values))
+        return self.core.page_loaded(action.chunk)
+
+    def _total(self, contributions: Any) -> Any:
+        values = [c.payload.read() for c in contributions]
+        total = np.empty_like(values[0])
+        sum_in_order([memoryview(v) for v in values], [c.dtype for c in contributions], total)
+        return total
+
+    @staticmethod
+    def _squares(total: Any) -> tuple[float, ...]:
+        doubles = total.astype(np.float64)
+        return tuple(float((block * block).sum()) for block in np.split(doubles, [4096])[:1])
+
+    def _fold(self, action: node_actions.Fold) -> Any:
+        total = self._total(action.contributions)
+        if action.total is not None:
+            total = action.total.payload.read() + total  # type: ignore[union-attr]
+        return self.core.folded(action, self._squares(total), Payload(total), total.nbytes)
+
+    def _update(self, action: node_actions.Update) -> Any:
+        total = self._total(action.contributions)
+        _, weights, momentum = self.disk.pages[action.chunk]
+        grad = total / np.float32(action.divisor)
+        new, momentum = apply_update(weights, momentum, grad, 1.0)
+        published = Payload(new) if action.publish else None
+        self._world.soon(lambda: self._written(action, new, momentum))
+        return self.core.updated(action, self._squares(total), published)
+
+    def _written(self, action: node_actions.Update, weights: Any, momentum: Any) -> None:
+        if self.alive:
+            self.disk.tentative[action.chunk] = (action.step + 1, weights, momentum)
+            self._do(self.core.written(action))
+
+    def _read(self, action: node_actions.ReadWeights) -> Any:
+        disk = self.disk
+        version = disk.version if action.version is None else action.version
+        side = disk.tentative if version == (disk.version or 0) + 1 else disk.pages
+        if action.chunk not in side or (side is disk.pages and version != disk.version):
+            return self.core.weights_read(action, None)
+        return self.core.weights_read(action, Payload(side[action.chunk][1]))
+
+    def _prepare(self, action: node_actions.Prepare) -> Any:
+        if not action.applied:
+            assert not self.disk.tentative, "a skipped step must discard its pages first"
+        return self.core.prepared(action)
+
+    def _decide(self, action: node_actions.Decide) -> Any:
+        disk = self.disk
+        assert action.version not in disk.ledger, "a step was decided twice"
+        disk.applied = action.version - 1 != self._job.poison_step
+        disk.pages.update(disk.tentative)
+        disk.tentative.clear()
+        disk.version = action.version
+        disk.ledger[action.version] = (1 << self._job.world_size) - 1
+        return self.core.decided(action)

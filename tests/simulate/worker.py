@@ -1,0 +1,205 @@
+"""A simulated worker: a NicCore, and the job it runs as a generator that waits for handles."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+
+from luwu.base.errors import StepAborted
+from luwu.nic import actions as nic
+from luwu.nic.core import NicCore
+from luwu.wire.actions import Drop, Send
+from luwu.wire.messages import Message
+from tests.simulate.job import JOB, Job, gradient, initial
+from tests.simulate.world import Payload, World
+
+
+class Worker:
+    """A NicCore and the job it runs, as a generator that waits for handles."""
+
+    def __init__(self, world: World, job: Job, rank: int, parent: str) -> None:
+        self.name = f"worker-{rank}"
+        self._world, self._job, self._rank, self._parent = world, job, rank, parent
+        self.core = NicCore(
+            job=JOB, rank=rank, world_size=job.world_size, incarnation=100 + rank, retry=job.retry
+        )
+        self._handle = 0
+        self._done: set[int] = set()
+        self._filled: dict[int, dict[int, Any]] = {}
+        self.versions: dict[int, dict[int, Any]] = {}
+        """Weights this worker computed with, by step; the last computation counts."""
+        self.settled: dict[int, nic.Settled] = {}
+        self._facts: nic.Joined | nic.Aborted | None = None
+        self._left = False
+        self.aborts_count = 0
+        self.refused: str | None = None
+        self._script: Generator[Any, None, None] | None = self._main()
+        self._wanted: Any = None
+        world.listen(self.name, self._received)
+        world.soon(self._start)
+
+    @property
+    def finished(self) -> bool:
+        return self._script is None
+
+    def _start(self) -> None:
+        description = self._job.description
+        self._do(self.core.join(self._world.now_ns, description.to_bytes(), description.hash))
+        self._advance()
+
+    def _received(self, sender: str, message: Message, payload: Any) -> None:
+        self._do(self.core.received(self._world.now_ns, message, payload))
+        self._advance()
+
+    def tick(self) -> None:
+        self._do(self.core.tick(self._world.now_ns))
+
+    def _do(self, actions: list[nic.Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(_, message, payload):
+                    self._world.send(self.name, self._parent, message, payload)
+                case Drop(payload):
+                    payload.drop()  # type: ignore[attr-defined]
+                case nic.Fill(handle, chunk, payload):
+                    self._filled.setdefault(handle, {})[chunk] = payload.read().copy()  # type: ignore[attr-defined]
+                case nic.Done(handle):
+                    self._done.add(handle)
+                case nic.Joined():
+                    self._facts = action
+                case nic.Settled(step):
+                    self.settled[step] = action
+                case nic.Aborted():
+                    self._facts = action
+                    self.aborts_count += 1
+                    if self._script is not None and self._wanted not in ("joined", "left"):
+                        self._throw(StepAborted(action.step, action.text))
+                case nic.Left():
+                    self._left = True
+                case nic.Refused(text):
+                    self.refused = text
+
+    def _throw(self, error: StepAborted) -> None:
+        assert self._script is not None
+        self._wanted = self._script.throw(error)
+
+    def _advance(self) -> None:
+        while self._script is not None and self._is_there(self._wanted):
+            try:
+                self._wanted = next(self._script)
+            except StopIteration:
+                self._script = None
+
+    def _is_there(self, wanted: Any) -> bool:
+        if wanted is None:
+            return True
+        if wanted == "joined":
+            return self._facts is not None
+        if wanted == "left":
+            return self._left
+        if isinstance(wanted, tuple):  # ("settled", step)
+            return wanted[1] in self.settled
+        if isinstance(wanted, list):
+            return all(handle in self._done for handle in wanted)
+        return wanted in self._done
+
+    def _new(self) -> int:
+        self._handle += 1
+        return self._handle
+
+    def _main(self) -> Generator[Any, None, None]:
+        yield "joined"
+        while True:
+            assert self._facts is not None
+            step, loaded = self._facts.step, self._facts.loaded
+            try:
+                if not loaded and self._rank == 0:
+                    yield self._load()
+                while step < self._job.steps:
+                    yield from self._step(step)
+                    step += 1
+                yield ("settled", self._job.steps - 1)
+                break
+            except StepAborted:
+                continue
+        self._do(self.core.leave(self._world.now_ns))
+        yield "left"
+
+    def _load(self) -> int:
+        handle = self._new()
+        gradients = [
+            nic.Gradient(
+                chunk=chunk.index,
+                payload=Payload(initial(self._job.layout, chunk.index)),
+                payload_bytes=chunk.sum_bytes,
+                dtype="float32",
+            )
+            for chunk in self._job.layout.chunks
+        ]
+        self._do(self.core.load(self._world.now_ns, handle, gradients))
+        return handle
+
+    def _pull(self, step: int, part: int, unit: int) -> int:
+        handle = self._new()
+        chunks = self._job.layout.unit_chunks[unit]
+        self._do(self.core.pull(self._world.now_ns, handle, step, part, list(chunks)))
+        return handle
+
+    def _step(self, step: int) -> Generator[Any, None, None]:
+        units = range(len(self._job.layout.units))
+        seen: dict[int, Any] = {}
+        use = 0
+        is_streaming = self._job.update == "streaming"
+        if is_streaming and self._job.begins_early:
+            self._do(self.core.begin(self._world.now_ns, step, "h", b"hyper"))
+        for part in range(self._job.backwards):
+            ahead = self._pull(step, use, 0)
+            for unit in units:
+                handle = ahead
+                if unit + 1 < len(units):
+                    ahead = self._pull(step, use, unit + 1)
+                yield handle
+                seen.update(self._filled.pop(handle))
+            use += 1
+            if is_streaming and not self._job.begins_early:
+                self._do(self.core.begin(self._world.now_ns, step, "h", b"hyper"))
+            pushes: list[int] = []
+            for unit in reversed(units):
+                handle = self._pull(step, use, unit)
+                yield handle
+                weights = self._filled.pop(handle)
+                for chunk, values in weights.items():
+                    np.testing.assert_array_equal(values, seen[chunk])
+                pushes.append(self._push(step, part, unit, weights))
+            use += 1
+            yield pushes
+        self.versions[step] = seen
+        parts = self._job.backwards
+        self._do(self.core.commit(self._world.now_ns, step, "h", parts, b"hyper"))
+
+    def _push(self, step: int, part: int, unit: int, weights: dict[int, Any]) -> int:
+        gradients = []
+        for chunk in self._job.layout.trainable_chunks(unit):
+            values = gradient(weights[chunk], self._rank, step, chunk, part)
+            if step == self._job.poison_step and self._rank == 0 and unit == 1:
+                values[3] = np.nan
+            absent = self._job.is_absent(self._rank, step, chunk)
+            gradients.append(
+                nic.Gradient(
+                    chunk=chunk,
+                    payload=None if absent else Payload(values),
+                    payload_bytes=0 if absent else values.nbytes,
+                    dtype="float32",
+                )
+            )
+        handle = self._new()
+        last = part == self._job.backwards - 1
+        self._do(
+            self.core.push(
+                self._world.now_ns, handle, step, part, gradients,
+                weight=1.0 if last else 0.0, last=last and self._job.update == "streaming",
+            )
+        )  # fmt: skip
+        return handle

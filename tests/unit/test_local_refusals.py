@@ -1,0 +1,135 @@
+"""I5, I6: what cannot work is refused by name, with the next thing to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.nic.promises import StepHandle
+from luwu.nic.shell import Nic
+from switch_emu.node.plan import plan_node
+from tests.unit.local_job import (
+    KIB,
+    Job,
+    Worker,
+    check,
+    cluster_for,
+    every_order,
+    every_place,
+    make_layout,
+    refusal,
+    used_state,
+)
+
+
+def test_used_state_without_resume_is_refused(tmp_path: Path) -> None:
+    """I6. Goal: training on top of an old run is never an accident."""
+    state = used_state(tmp_path)
+    text = refusal(Job(), tmp_path, state=state)
+    assert f"{state} holds the state of a job after 2 decided steps" in text
+    assert "--resume" in text
+    assert "--state" in text
+
+
+@every_place
+def test_state_of_another_model_is_refused(has_switch: bool, tmp_path: Path) -> None:
+    """I6. Goal: the text names what differs and what to do; the state is as it was."""
+    state = used_state(tmp_path)
+    other = make_layout()
+    rows = (replace(other.parameters[0], shape=(96, 65)), *other.parameters[1:])
+    job = Job(layout=replace(other, parameters=rows))
+    text = refusal(job, tmp_path, state=state, resume=True, has_switch=has_switch)
+    assert "the state is that of another job" in text
+    assert 'parameters[0]: ["p0", [96, 65]' in text
+    assert 'expected ["p0", [96, 64]' in text
+    assert "give the right --state, or a new directory" in text
+    with cluster_for(Job(), tmp_path, state=state, resume=True) as cluster:
+        check(cluster, Job(), cluster.run(Worker(Job())))
+
+
+def test_another_order_of_work_is_another_job(tmp_path: Path) -> None:
+    """I6. Goal: the difference is named by its word."""
+    text = refusal(Job(update="at_step"), tmp_path, state=used_state(tmp_path), resume=True)
+    assert 'update: "at_step", expected "streaming"' in text
+
+
+def test_another_chunk_is_refused_with_the_right_one(tmp_path: Path) -> None:
+    """Goal: page geometry is fixed when the store is made; the text gives the flag that works."""
+    text = refusal(Job(layout=make_layout(32)), tmp_path, state=used_state(tmp_path), resume=True)
+    assert "was made with chunks of 16KiB, asked for 32KiB; use --chunk 16KiB" in text
+
+
+def test_a_budget_without_room_for_the_state_is_refused(tmp_path: Path) -> None:
+    """I5. Goal: without a directory the state must fit into RAM; the text gives the number."""
+    job = Job()
+    text = refusal(job, tmp_path, memory_budget_bytes=job.least_bytes)
+    named = int(text.split("give ")[1].split("KiB")[0]) * KIB
+    assert "a directory with --state" in text
+    plan_node(budget_bytes=named, chunk_bytes=job.layout.chunk_bytes, world_size=2, has_switch=True)
+    with cluster_for(job, tmp_path, memory_budget_bytes=named) as cluster:
+        check(cluster, job, cluster.run(Worker(job)))
+
+
+@every_place
+def test_ranks_that_train_different_things_are_refused(has_switch: bool, tmp_path: Path) -> None:
+    """I6. Goal: both ranks and the difference are named.
+    Method: the two ranks agree on everything but the digest of their data."""
+    job = Job()
+
+    def worker(nic: Nic) -> Any:
+        agreement = {"data": "abc" if nic.rank == 0 else "abd", "seed": "7"}
+        return nic.join(replace(job.description, agreement=agreement))
+
+    with (
+        cluster_for(job, tmp_path, has_switch=has_switch) as cluster,
+        pytest.raises(ConfigError) as caught,
+    ):
+        cluster.run(worker)
+    text = str(caught.value)
+    assert "ranks 0, 1 do not train the same" in text
+    assert "agreement.data: " in text
+    assert '"abc"' in text
+    assert '"abd"' in text
+    assert "seed" not in text
+    assert "run the same script on the same data on every rank" in text
+
+
+@every_order
+@every_place
+def test_different_hyper_parameters_are_refused(
+    has_switch: bool, update: str, tmp_path: Path
+) -> None:
+    """I6. Goal: ranks that would update differently are named, before anything is updated."""
+    job = Job(update=update)
+
+    class Differs(Worker):
+        def _step(self, nic: Nic, step: int, may_cancel: bool) -> StepHandle:
+            if nic.rank == 1 and step == 1:
+                self.job = replace(job, max_grad_norm=9.0)
+            return super()._step(nic, step, may_cancel)
+
+    with (
+        cluster_for(job, tmp_path, has_switch=has_switch) as cluster,
+        pytest.raises(ConfigError) as caught,
+    ):
+        workers = [Differs(job), Differs(job)]
+        cluster.run(lambda nic: workers[nic.rank](nic))
+    assert "the hyper-parameters of step 1 differ between ranks" in str(caught.value)
+    assert "ranks 0: " in str(caught.value)
+    assert "ranks 1: " in str(caught.value)
+
+
+@every_place
+def test_another_protocol_version_is_refused(
+    has_switch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I6. Goal: two installations that do not understand each other say so.
+    Method: the workers state the next version."""
+    monkeypatch.setattr("luwu.nic.member.PROTOCOL_VERSION", 2)
+    text = refusal(Job(), tmp_path, has_switch=has_switch)
+    assert "protocol version 2 is spoken by you, 1 here" in text
+    assert "install the same luwu on both sides" in text

@@ -1,0 +1,37 @@
+"""The NIC's core alone, with a parent's messages made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from luwu.nic.core import NicCore
+from luwu.wire.actions import Send
+from luwu.wire.kinds import Role
+from luwu.wire.messages import Decided, Pull, Verdict, Welcome
+from tests.unit.local_job import MIB
+
+
+def test_a_worker_ahead_of_the_decision_asks_when_it_can_be_answered() -> None:
+    """Goal: a fast worker pulls for step t + 2 before step t is decided (a slow disk); the parent
+    would drop that, so it is asked when the decision comes, not at a repetition.
+    Method: the NIC's core alone, with a parent's messages made by hand."""
+    core = NicCore(job=1, rank=0, world_size=1, incarnation=1)
+    stamp = {"job": 1, "epoch": 0, "attempt": 1, "generation": 1, "role": Role.NODE, "rank": 0}
+    parent: dict[str, Any] = {**stamp, "incarnation": 9}
+
+    def pulls(actions: list[Any]) -> list[tuple[int, int]]:
+        sent = [action.message for action in actions if isinstance(action, Send)]
+        return [(pull.step, pull.chunk) for pull in sent if isinstance(pull, Pull)]
+
+    core.join(0, b"job", "hash")
+    core.received(1, Welcome(**parent, step=0, loaded=True, push_window_bytes=MIB))
+    assert pulls(core.pull(2, 1, 0, 0, [4])) == [(0, 4)]
+    core.commit(3, 0, "h", 1, b"hyper")
+    assert pulls(core.pull(4, 2, 1, 0, [4])) == [(1, 4)]
+    core.received(5, Verdict(**parent, step=0, applied=True, grad_norm=1.0))
+    assert pulls(core.pull(6, 3, 2, 0, [4, 5])) == []
+    assert pulls(core.pull(7, 4, 2, 0, [6])) == []
+    core.forget(4)
+    actions = core.received(8, Decided(**parent, step=0, applied=True, grad_norm=1.0))
+    assert pulls(actions) == [(2, 4), (2, 5)]
+    assert pulls(core.pull(9, 5, 2, 0, [7])) == [(2, 7)]
