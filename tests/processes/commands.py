@@ -1,0 +1,193 @@
+"""Whole `luwu` commands as a user types them: what they say, how they end and what they leave."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.launch.children import is_alive
+from luwu.testing.cluster import SOURCE
+
+POLL_S = 0.02
+DEADLINE_S = 90.0
+
+TINY = """
+import torch
+import luwu
+
+luwu.init()
+model = torch.nn.Linear(WIDTH, 8)
+luwu.fully_shard(model)
+optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(optimizer.next_step, STEPS):
+    model(torch.ones(2, WIDTH)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+luwu.finish()
+"""
+"""The smallest script that trains."""
+
+
+def write_tiny(path: Path, *, width: str = "16", steps: int = 1, first: str = "") -> Path:
+    """Write the smallest script; `width` is an expression, `first` stands before everything."""
+    path.write_text(first + TINY.replace("WIDTH", f"({width})").replace("STEPS", str(steps)))
+    return path
+
+
+@dataclass(slots=True)
+class Command:
+    """A `luwu` command that runs, or has run."""
+
+    arguments: Sequence[str]
+    output: Path
+    """Where its output goes: with `.out` and `.err` behind it."""
+    process: subprocess.Popen[bytes]
+    started_ns: int = field(default_factory=SYSTEM_CLOCK.now_ns)
+    seconds: float = 0.0
+
+    @property
+    def out(self) -> str:
+        """Its standard output so far."""
+        return Path(f"{self.output}.out").read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        """Its standard error so far."""
+        return Path(f"{self.output}.err").read_text(errors="replace")
+
+    def wait(self, limit_s: float = DEADLINE_S) -> int:
+        """Its exit code. Fails if it runs longer."""
+        try:
+            code = self.process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self} ran more than {limit_s:.0f} s:\n{self.err}") from None
+        self.seconds = (SYSTEM_CLOCK.now_ns() - self.started_ns) / 1e9
+        return code
+
+    def wait_for(self, pattern: str, limit_s: float = 60.0) -> re.Match[str]:
+        """The first match in its standard error. Fails if it ends, or `limit_s` is over, first."""
+        end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+        while True:
+            has_ended = self.process.poll() is not None
+            found = re.search(pattern, self.err, flags=re.MULTILINE)
+            if found is not None:
+                return found
+            assert not has_ended, f"{self} ended before it said {pattern!r}:\n{self.err}"
+            assert SYSTEM_CLOCK.now_ns() < end_ns, f"{self} never said {pattern!r}:\n{self.err}"
+            sleep(POLL_S)
+
+    def interrupt(self, limit_s: float = 10.0) -> int:
+        """Ctrl-C; its exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.wait(limit_s)
+
+    def __str__(self) -> str:
+        return f"luwu {' '.join(self.arguments)}"
+
+
+class Terminal:
+    """Where commands are typed: a directory, a clean environment, and a mark on all they start."""
+
+    def __init__(self, directory: Path, temporary: Path) -> None:
+        self.directory = directory
+        self.temporary = temporary
+        """Receives temporary files and sockets."""
+        self._outputs = temporary.with_name(temporary.name + ".out")
+        self._outputs.mkdir()
+        self._mark = f"LUWUTESTS_MARK={uuid.uuid4().hex}"
+        self._count = 0
+
+    def start(self, *arguments: str, **environ: str) -> Command:
+        """Type a `luwu` command."""
+        self._count += 1
+        output = self._outputs / str(self._count)
+        name, _, value = self._mark.partition("=")
+        path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
+        clean = {key: text for key, text in os.environ.items() if not key.startswith("LUWU_")}
+        places = {
+            "TMPDIR": str(self.temporary),
+            "XDG_RUNTIME_DIR": str(self.temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(self._outputs),  # torch makes it when imported
+        }
+        with open(f"{output}.out", "wb") as out, open(f"{output}.err", "wb") as err:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "luwu", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=self.directory,
+                env={**clean, **places, "PYTHONPATH": path, "OMP_NUM_THREADS": "1",
+                     name: value, **environ},
+                start_new_session=True,
+            )  # fmt: skip
+        return Command(arguments, output, process)
+
+    def run(self, *arguments: str, **environ: str) -> Command:
+        """Type a command and wait for its end."""
+        command = self.start(*arguments, **environ)
+        command.wait()
+        return command
+
+    def processes(self) -> list[int]:
+        """What was started here, by whomever, and is alive."""
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdecimal() and self._is_marked(int(entry)) and is_alive(int(entry)):
+                found.append(int(entry))
+        return found
+
+    def leftovers(self, limit_s: float = 3.0) -> list[str]:
+        """Processes, sockets and temporary files that are there after `limit_s` (I8)."""
+        return until_empty(
+            lambda: [
+                *(f"process {pid}" for pid in self.processes()),
+                *(str(path) for path in self.temporary.rglob("*")),
+                *(str(path) for path in self.directory.rglob("*.partial")),
+                *(str(path) for path in self.directory.rglob(".*.creating")),
+            ],
+            limit_s,
+        )
+
+    def close(self) -> None:
+        """Kill what is left."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self._outputs, ignore_errors=True)
+
+    def _is_marked(self, pid: int) -> bool:
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return self._mark.encode() in variables
+
+
+@contextmanager
+def terminal(directory: Path) -> Iterator[Terminal]:
+    """A terminal; its temporary files are in a short path, for sockets."""
+    temporary = Path(tempfile.mkdtemp(prefix="luwutest-", dir="/tmp"))
+    opened = Terminal(directory, temporary)
+    try:
+        yield opened
+    finally:
+        opened.close()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def until_empty(look: Callable[[], list[str]], limit_s: float) -> list[str]:
+    """What is found after `limit_s`; returns as soon as nothing is."""
+    end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+    while (found := look()) and SYSTEM_CLOCK.now_ns() < end_ns:
+        sleep(POLL_S)
+    return found

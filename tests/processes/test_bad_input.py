@@ -1,0 +1,315 @@
+"""What a user can get wrong, typed into real commands (`pytest -k bad_input`).
+
+Each is refused with the exit code of its kind, within seconds, by a message on standard error that
+names what was found, what was expected and what to do next; nothing is left behind but, where
+processes were started, the run directory with their logs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes.commands import Command, Terminal, terminal, write_tiny
+
+SECONDS_MAX = 30.0
+"""For one command on a busy machine; each took 0.1 to 5 s on an idle one with 2 processors."""
+
+STATE = "state"
+RUNS = "luwu-runs"
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Terminal]:
+    with terminal(tmp_path) as opened:
+        yield opened
+        assert opened.leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def used_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state of a job of one worker after one step."""
+    directory = tmp_path_factory.mktemp("used")
+    with terminal(directory) as opened:
+        script = write_tiny(directory / "tiny.py")
+        done = opened.run("run", "--workers", "1", "--state", STATE, str(script))
+        assert done.process.returncode == 0, done.err
+    return directory / STATE
+
+
+def refused(
+    shell: Terminal, command: Command, *said: str, code: int = 2, leaves: tuple[str, ...] = ()
+) -> str:
+    """Check how a command was refused; its message. `said` are patterns, in any order."""
+    assert command.process.returncode == code, (str(command), command.err)
+    assert command.seconds < SECONDS_MAX
+    message = command.err
+    for pattern in said:
+        assert re.search(pattern, message), f"{pattern!r} is not in:\n{message}"
+    assert message.splitlines()[0].startswith(("luwu", "run"))
+    assert code == 4 or "Traceback" not in message or "refused" in message
+    assert shell.leftovers() == []
+    made = {path.name for path in shell.directory.iterdir()} - set(leaves)
+    assert not made, f"{command} left {made}"
+    return message
+
+
+# ---------------------------------------------------------------------- before anything starts
+
+TYPED = [
+    pytest.param(
+        ["compare", "--arms", "luwu,fdsp"],
+        ["--arms: 'fdsp' is not one of luwu, fsdp, ddp, single; did you mean fsdp"],
+        id="unknown-arm",
+    ),
+    pytest.param(
+        ["compare", "--memory-bugdet", "1GiB"],
+        ["luwu compare has no flag --memory-bugdet; did you mean --memory-budget"],
+        id="unknown-flag",
+    ),
+    pytest.param(
+        ["run", "--slots", "4", "train.py"],
+        ["luwu run has no flag --slots"],
+        id="flag-not-built",
+    ),
+    pytest.param(
+        ["compare", "--workers", "0"],
+        ["--workers: '0' is not a whole number from 1 to 1024"],
+        id="zero-workers",
+    ),
+    pytest.param(
+        ["run", "--workers", "0", "train.py"],
+        ["--workers: '0' is not a whole number from 1 to 1024"],
+        id="zero-workers-run",
+    ),
+    pytest.param(
+        ["compare", "--data", "nothing.txt"],
+        [r"--data nothing\.txt does not exist; name a text file or a \.bin"],
+        id="data-missing",
+    ),
+    pytest.param(
+        ["compare", "--data", "."],
+        [r"--data \. is a directory; name a text file or a \.bin"],
+        id="data-directory",
+    ),
+    pytest.param(
+        ["run", "nothing.py"],
+        [r"there is no script nothing\.py; name a Python file, or -m MODULE"],
+        id="script-missing",
+    ),
+    pytest.param(
+        ["compare", "--memory-budget", "4"],
+        [r"--memory-budget: '4' has no unit; .*4B|4 ?KiB|4MiB"],
+        id="size-without-unit",
+    ),
+    pytest.param(
+        ["up", "--bind", "tcp://0.0.0.0:0"],
+        [r"0\.0\.0\.0.*--insecure"],
+        id="off-loopback",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "said"), TYPED)
+def test_bad_input_typed(shell: Terminal, arguments: list[str], said: list[str]) -> None:
+    leaves = (RUNS,) if arguments[0] == "up" else ()
+    refused(shell, shell.run(*arguments), *said, leaves=leaves)
+
+
+def test_bad_input_unknown_key_in_a_file(shell: Terminal) -> None:
+    (shell.directory / "luwu.toml").write_text("worker = 2\n")
+    done = shell.run("compare", "--config", "luwu.toml")
+    refused(
+        shell,
+        done,
+        r"luwu\.toml: unknown key 'worker'; did you mean workers",
+        leaves=("luwu.toml",),
+    )
+
+
+def test_bad_input_unknown_key_in_the_environment(shell: Terminal) -> None:
+    done = shell.run("compare", LUWU_WROKERS="2")
+    refused(shell, done, "LUWU_WROKERS.*unset it, or fix its name; did you mean LUWU_WORKERS")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        pytest.param("empty.txt", b"", r"empty\.txt is empty; name a file with text", id="empty"),
+        pytest.param(
+            "odd.bin", b"abc", r"odd\.bin has 3 bytes, an odd number.*uint16", id="odd-bin"
+        ),
+    ],
+)
+def test_bad_input_data(shell: Terminal, name: str, content: bytes, said: str) -> None:
+    (shell.directory / name).write_bytes(content)
+    refused(shell, shell.run("compare", "--data", name), said, leaves=(name,))
+
+
+# ---------------------------------------------------------------------- found by switch and node
+
+
+def test_bad_input_budget_too_small(shell: Terminal) -> None:
+    """Goal: a budget that cannot work is refused with one that does: the same command with it
+    trains to the end."""
+    script = write_tiny(shell.directory / "tiny.py")
+    done = shell.run("run", "--memory-budget", "64KiB", str(script))
+    message = refused(
+        shell, done, "memory_budget: 64.00 KiB is too small for chunks of 16.00 KiB and 2 workers",
+        leaves=(RUNS, "tiny.py"),
+    )  # fmt: skip
+    enough = re.search(r"give at least (\w+)", message)
+    assert enough is not None, message
+    done = shell.run("run", "--memory-budget", enough[1], str(script))
+    assert done.process.returncode == 0, done.err
+
+
+def test_bad_input_budget_too_small_for_ram(shell: Terminal) -> None:
+    """Goal: the same where the state has no directory, so all of it must fit."""
+    script = write_tiny(shell.directory / "tiny.py", width="65536")
+    flags = ["run", "--workers", "1", "--durability", "none", "--memory-budget"]
+    done = shell.run(*flags, "4MiB", str(script))
+    message = refused(
+        shell, done, "two sides of the state take .* of RAM.*or a directory with --state",
+        leaves=(RUNS, "tiny.py"),
+    )  # fmt: skip
+    enough = re.search(r"give (\d+KiB)", message)
+    assert enough is not None, message
+    done = shell.run(*flags, enough[1], str(script))
+    assert done.process.returncode == 0, done.err
+
+
+def test_bad_input_used_state_without_resume(shell: Terminal, used_state: Path) -> None:
+    shutil.copytree(used_state, shell.directory / STATE)
+    before = pages_digest(shell.directory / STATE)
+    done = shell.run("up", "--workers", "1", "--state", STATE)
+    refused(
+        shell, done, "holds the state of a job after 1 decided step; go on with it by --resume",
+        "or name another directory with --state", leaves=(RUNS, STATE),
+    )  # fmt: skip
+    assert pages_digest(shell.directory / STATE) == before
+
+
+def test_bad_input_state_of_another_model(shell: Terminal, used_state: Path) -> None:
+    shutil.copytree(used_state, shell.directory / STATE)
+    before = pages_digest(shell.directory / STATE)
+    script = write_tiny(shell.directory / "tiny.py", width="32", steps=2)
+    done = shell.run("run", "--workers", "1", "--state", STATE, "--resume", str(script))
+    refused(
+        shell, done, "the state is that of another job", r"\[8, 32\].*expected.*\[8, 16\]",
+        "give the right --state, or a new directory", leaves=(RUNS, STATE, "tiny.py"),
+    )  # fmt: skip
+    assert pages_digest(shell.directory / STATE) == before
+
+
+def test_bad_input_second_node_on_one_directory(shell: Terminal, used_state: Path) -> None:
+    shutil.copytree(used_state, shell.directory / STATE)
+    flags = ["up", "--workers", "1", "--resume", "--state", STATE]
+    first = shell.start(*flags)
+    first.wait_for("^join ")
+    second = shell.start(*flags)
+    assert second.wait() == 2, second.err
+    assert re.search(
+        r"state is open in process \d+.*: a second node on one directory. Stop the other, or give",
+        second.err,
+    ), second.err
+    assert first.interrupt() == 0, first.err
+
+
+def test_bad_input_port_in_use(shell: Terminal) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        done = shell.run("up", "--bind", endpoint)
+        refused(
+            shell, done, f"{endpoint} is in use by another process; stop it, choose another port",
+            leaves=(RUNS,),
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- found when workers join
+
+ANOTHER_PROTOCOL = "from luwu.base import limits\nlimits.PROTOCOL_VERSION += 1\n"
+
+
+def test_bad_input_peer_of_another_protocol_version(shell: Terminal) -> None:
+    """Goal: a worker of another version is refused by name, and one of this version still joins."""
+    other = write_tiny(shell.directory / "other.py", first=ANOTHER_PROTOCOL)
+    script = write_tiny(shell.directory / "tiny.py")
+    serving = shell.start("up", "--workers", "1", "--state", STATE, "--bind", "tcp://127.0.0.1:0")
+    url = serving.wait_for("^or      luwu run --join '(.*)' SCRIPT")[1]
+    done = shell.run("run", "--join", url, str(other))
+    assert done.process.returncode == 2, done.err
+    assert re.search("protocol version 2 is spoken by you, 1 here; install the same luwu", done.err)
+    assert done.seconds < SECONDS_MAX
+
+    done = shell.run("run", "--join", url, str(script))
+    assert done.process.returncode == 0, done.err
+    assert serving.wait() == 0, serving.err
+
+
+def test_bad_input_connection_file_of_another_version(shell: Terminal) -> None:
+    file = shell.directory / "connect.json"
+    file.write_text('{"schema": 1, "protocol": 99, "job": 1}')
+    script = write_tiny(shell.directory / "tiny.py")
+    done = shell.run("run", "--join", str(file), str(script))
+    refused(
+        shell, done, r"connect\.json: protocol is 99, expected 1; .* another version of luwu",
+        "install the same luwu", leaves=(RUNS, "connect.json", "tiny.py"),
+    )  # fmt: skip
+
+
+def test_bad_input_two_models_on_two_ranks(shell: Terminal) -> None:
+    script = write_tiny(shell.directory / "tiny.py", width="16 + 16 * luwu.rank()")
+    done = shell.run("run", "--workers", "2", "--state", STATE, str(script))
+    refused(
+        shell, done, "ranks 0, 1 do not train the same", r"\[8, (16|32)\].*expected.*\[8, (1|3)",
+        "run the same script on the same data on every rank", leaves=(RUNS, "tiny.py"),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- the other exit codes
+
+
+def test_bad_input_nobody_serves(shell: Terminal) -> None:
+    """Goal: what is waited for is said, and the wait ends with code 3."""
+    script = write_tiny(shell.directory / "tiny.py")
+    done = shell.run("run", "--join", "no/connect.json", "--connect-timeout", "1s", str(script))
+    refused(
+        shell, done, r"waiting for connect\.json, \d+ s of 1 s",
+        r"no/connect\.json did not appear within 1 s; start luwu up", code=3,
+        leaves=(RUNS, "tiny.py"),
+    )  # fmt: skip
+
+
+def test_bad_input_script_that_fails(shell: Terminal) -> None:
+    """Goal: a worker's own error ends the run with code 4 and its traceback."""
+    script = shell.directory / "wrong.py"
+    script.write_text("raise ValueError('boom')\n")
+    done = shell.run("run", "--workers", "1", str(script))
+    refused(
+        shell, done, r"worker 0 failed with ValueError \(exit code 1\); log .*worker-0\.log",
+        r"wrong\.py\", line 1", "ValueError: boom", code=4, leaves=(RUNS, "wrong.py"),
+    )  # fmt: skip
+
+
+def test_bad_input_damaged_state(shell: Terminal, used_state: Path) -> None:
+    """Goal: a state that lost a part ends with code 5, and says which part."""
+    shutil.copytree(used_state, shell.directory / STATE)
+    (shell.directory / STATE / "side1.dat").write_bytes(b"")
+    done = shell.run("up", "--workers", "1", "--resume", "--state", STATE)
+    refused(
+        shell, done, r"side1\.dat has 0 bytes, expected \d+\. Restore", code=5,
+        leaves=(RUNS, STATE),
+    )  # fmt: skip
+
+
+def pages_digest(state: Path) -> str:
+    """Hash of what a refused command must not change; an opening counts up in the other files."""
+    names = ("CONFIG", "side0.dat", "side1.dat")
+    return hashlib.sha256(b"".join((state / name).read_bytes() for name in names)).hexdigest()

@@ -1,0 +1,120 @@
+"""Node, switch and workers started by three commands, over tcp, as on three hosts.
+
+Whatever the order, and however the others are found, the job ends by itself, nothing is left, and
+the weights are those of one plain `luwu run` (I3).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes.commands import Command, Terminal, terminal
+from tests.processes.jobs import SMALL, text_file
+
+STEPS = 6
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Terminal]:
+    with terminal(tmp_path) as opened:
+        yield opened
+        assert opened.leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The script of every run here, and its arguments."""
+    data = text_file(tmp_path_factory.mktemp("data"))
+    sizes = ["--steps", str(STEPS), "--data", str(data), *SMALL]
+    return ["-m", "workers.train", "--arm", "luwu", "--log-every", "1", *sizes]
+
+
+@pytest.fixture(scope="module")
+def plain_digest(tmp_path_factory: pytest.TempPathFactory, job: list[str]) -> str:
+    """Of the weights after a plain `luwu run`: everything on one host, over ipc."""
+    directory = tmp_path_factory.mktemp("plain")
+    with terminal(directory) as shell:
+        done = shell.run("run", "--run-dir", "run", *job)
+        assert done.process.returncode == 0, done.err
+        assert shell.leftovers() == []
+    return str(summary(directory / "run")["weights_digest"])
+
+
+def summary(run: Path) -> dict[str, Any]:
+    """What the node of a run left."""
+    document: dict[str, Any] = json.loads((run / "results" / "node.json").read_text())
+    return document
+
+
+def assert_all_end(workers: Command, switch: Command, node: Command) -> None:
+    """The workers finish, then the others by themselves."""
+    assert workers.wait() == 0, workers.err
+    assert f"step={STEPS - 1} " in workers.out
+    for serving in (switch, node):
+        assert serving.wait(20) == 0, serving.err
+        assert "the job is finished" in serving.err
+
+
+@pytest.mark.parametrize("order", ["node-first", "workers-first"])
+def test_three_terminals_with_one_directory(
+    shell: Terminal, job: list[str], plain_digest: str, order: str
+) -> None:
+    """Goal: with a directory all can see, the three start in any order: each waits, and says so."""
+    shared = ["--run-dir", "up", "--connect-timeout", "80s"]
+    commands = {
+        "node": ["up", "--role", "node", "--memory-budget", "1MiB", *shared],
+        "switch": ["up", "--role", "switch", *shared],
+        "workers": ["run", "--join", "up/connect.json", "--connect-timeout", "80s", *job],
+    }
+    waits = {"workers": r"waiting for connect\.json", "switch": r"waiting for connect-node\.json"}
+    names = ["node", "switch", "workers"]
+    started = {}
+    for name in names if order == "node-first" else reversed(names):
+        started[name] = shell.start(*commands[name])
+        if order == "workers-first" and name in waits:
+            started[name].wait_for(waits[name])
+    assert_all_end(started["workers"], started["switch"], started["node"])
+
+    assert summary(shell.directory / "up")["weights_digest"] == plain_digest
+    assert "node    tcp://127.0.0.1:" in started["node"].err
+    assert "switch  tcp://127.0.0.1:" in started["switch"].err
+    assert not list((shell.directory / "up").glob("connect*.json"))
+
+
+def test_three_terminals_that_share_no_directory(
+    shell: Terminal, job: list[str], plain_digest: str
+) -> None:
+    """Goal: hosts that share nothing are joined by the lines that were printed, word for word."""
+    node = shell.start("up", "--role", "node", "--state", "state")
+    node.wait_for(r"^join    luwu up --role switch --join /.*connect-node\.json$")
+    join_switch = node.wait_for(r"^or      luwu (up --role switch --join) '(tcp://.*)'$")
+
+    switch = shell.start(*join_switch[1].split(), join_switch[2])
+    join_workers = switch.wait_for(r"^or      luwu (run --join) '(tcp://.*)' SCRIPT$")
+    workers = shell.start(*join_workers[1].split(), join_workers[2], *job)
+
+    assert_all_end(workers, switch, node)
+    found = (shell.directory / "luwu-runs").glob("*/results/node.json")
+    (run,) = {path.resolve().parents[1] for path in found}
+    assert summary(run)["weights_digest"] == plain_digest
+    assert summary(run)["steps"] == STEPS
+
+
+def test_three_terminals_stopped_by_hand(shell: Terminal) -> None:
+    """I8. Goal: Ctrl-C in each terminal, while all wait for workers, leaves nothing."""
+    shared = ["--run-dir", "up"]
+    node = shell.start("up", "--role", "node", *shared)
+    switch = shell.start("up", "--role", "switch", *shared)
+    switch.wait_for("^join ")
+    workers = shell.start("run", "--join", "nowhere", "-m", "workers.train")
+    workers.wait_for("waiting for ")
+    assert workers.interrupt() == 130, workers.err
+    assert switch.interrupt() == 0, switch.err
+    assert node.interrupt() == 0, node.err
+    assert shell.leftovers() == []
+    assert not list((shell.directory / "up").glob("connect*.json"))
