@@ -154,9 +154,8 @@ class Nic:
 
     def forget(self, handle: Handle) -> None:
         """Nobody needs this pull: after the return its memory is no longer written."""
-        numbers = [number for number, entry in self._handles.items() if entry is handle]
-        if numbers and not handle.done:
-            self._command(lambda now: self._core.forget(numbers[0]), wait=True)
+        if not handle.done:
+            self._command(lambda now: self._forget(handle.number), wait=True)
 
     def push(
         self, step: int, part: int, unit: int, gradient: memoryview | None, dtype: str,
@@ -288,8 +287,9 @@ class Nic:
     def _register(self, handle: Handle) -> int:
         with self._changed:
             self._handles_count += 1
-            self._handles[self._handles_count] = handle
-            return self._handles_count
+            handle.number = self._handles_count
+            self._handles[handle.number] = handle
+            return handle.number
 
     def _raise_if_aborted(self) -> None:
         with self._changed:
@@ -422,6 +422,10 @@ class Nic:
             )
         target = np.frombuffer(handle.into, np.uint8)
         np.copyto(target[start : start + source.nbytes], source)
+
+    def _forget(self, number: int) -> list[nic.Action]:
+        self._handles.pop(number, None)
+        return self._core.forget(number)
 
     def _finish(self, number: int) -> None:
         handle = self._handles.pop(number)
