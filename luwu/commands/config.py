@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from html import escape
 from typing import Final
 
-from luwu.base.config import ENVIRONMENT_ONLY, KEYS
+from luwu.base.config import ENVIRONMENT_ONLY, KEYS, value_text
 from luwu.base.errors import ConfigError
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 
 VERB: Final = Verb(
     name="config",
-    usage="luwu config [show] [--origin] [--json] [flags]",
+    usage="luwu config [show] [--origin] [--json] [--markdown] [flags]",
     text="Show the keys as a run with the same file, environment and flags would see them.",
     flags=(
         Flag(name="origin", text="say who set each key"),
         Flag(name="json", text="print JSON, as in resolved.json"),
+        Flag(name="markdown", text="print the table of all keys that is in README.md"),
     ),
     has_all_keys=True,
     rest="one",
@@ -26,6 +28,9 @@ def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     if parsed.rest not in ([], ["show"]):
         raise ConfigError(f"luwu config: {parsed.rest[0]!r} is unknown; usage: {VERB.usage}")
+    if parsed.has("markdown"):
+        print(markdown_table())
+        return 0
     resolved = resolve_parsed(VERB, parsed)
     document = resolved.document()
     if parsed.has("json"):
@@ -44,3 +49,15 @@ def run(parsed: Parsed) -> int:
         for variable, text in ENVIRONMENT_ONLY.items():
             print(f"# {variable:<{width}} {text}")
     return 0
+
+
+def markdown_table() -> str:
+    """Every key with its values, its default, the verbs that take it and what it means."""
+    lines = ["| key | values | default | verbs | |", "|---|---|---|---|---|"]
+    for key in KEYS.values():
+        values = key.shape.replace("|", " \\| ")
+        default = value_text(key.name, key.default)
+        shown = "" if default is None else f"`{default}`"
+        verbs = ", ".join(key.verbs)
+        lines.append(f"| `{key.name}` | {values} | {shown} | {verbs} | {escape(key.text, quote=False)} |")
+    return "\n".join(lines)

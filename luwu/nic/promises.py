@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from luwu.base.clock import SYSTEM_CLOCK
 
 WaitUntil = Callable[[Callable[[], bool], str, int | None], None]
-"""`Nic.wait_until`: block until a condition holds; what it is, for people; the era it belongs to."""
+"""`Nic.wait_until`: block until a condition holds; what that is, for people; the era of it."""
 
 
 class Handle:
     """Something asked for; `done` is a cheap flag, `Nic.wait` blocks until it is set."""
 
-    __slots__ = ("asked_ns", "done", "era", "into", "name", "step", "unit")
+    __slots__ = ("asked_ns", "done", "era", "into", "name", "number", "step", "unit")
 
     def __init__(self, name: str, step: int, unit: int, era: int) -> None:
         self.name, self.step, self.unit, self.era = name, step, unit, era
         self.asked_ns = SYSTEM_CLOCK.now_ns()
         self.done = False
+        self.number = 0
+        """By which the core knows it."""
         self.into: memoryview | None = None
         """Where a pull puts the unit's weights."""
 

@@ -1,7 +1,7 @@
 """Whole clusters of the real cores: workers that run a scripted job, a switch, a node with a disk.
 
-`Cluster.run` lets a job finish and checks the oracles: I1 by the disk's ledger, I3 by the weights of
-every step that any worker saw.
+`Cluster.run` lets a job finish and checks the oracles: I1 by the ledger on disk, I3 by the weights
+of every step that any worker saw.
 """
 
 from __future__ import annotations
