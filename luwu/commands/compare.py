@@ -10,7 +10,7 @@ import webbrowser
 from pathlib import Path
 from typing import Any, Final
 
-from luwu.base.clock import utc_text
+from luwu.base.clock import SYSTEM_CLOCK, utc_text
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import write_json
@@ -48,6 +48,7 @@ DEMO_TIME_TEXT: Final = "one to three minutes on two processors"
 
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
+    started_ns = SYSTEM_CLOCK.now_ns()
     resolved = resolve_parsed(VERB, parsed)
     config = resolved.config
     is_demo = parsed.flags.get("preset") == "demo"
@@ -72,6 +73,7 @@ def run(parsed: Parsed) -> int:
             raise
     document = comparison(config, arms)
     code = _finish(run_directory, document, config, console, is_demo=is_demo)
+    console.say(f"took    {(SYSTEM_CLOCK.now_ns() - started_ns) / 1e9:.0f} s")
     write_outcome(run_directory, code, "finished" if code == 0 else "a loss is too high")
     if parsed.has("open"):
         webbrowser.open(run_directory.file("report.html").as_uri())

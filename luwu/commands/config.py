@@ -59,5 +59,7 @@ def markdown_table() -> str:
         default = value_text(key.name, key.default)
         shown = "" if default is None else f"`{default}`"
         verbs = ", ".join(key.verbs)
-        lines.append(f"| `{key.name}` | {values} | {shown} | {verbs} | {escape(key.text, quote=False)} |")
+        lines.append(
+            f"| `{key.name}` | {values} | {shown} | {verbs} | {escape(key.text, quote=False)} |"
+        )
     return "\n".join(lines)

@@ -1,9 +1,11 @@
-"""Handles that are not done: which chunks each still misses, and whose answer is whose. Pure.
+"""Handles that are not done: which chunks each still misses, and whose answer is whose.
 
-opened   `Handles.open`    it misses every chunk
-asked    `Handles.expect`  the answer of this name will be for this handle
-came     `Handles.came`    one chunk less; with the last the handle is done, and is forgotten
-judged   `Handles.judge`   a pull is done only after the verdict of the step before its own
+    opened   `Handles.open`    it misses every chunk
+    asked    `Handles.expect`  the answer of this name will be for this handle
+    came     `Handles.came`    one chunk less; with the last the handle is done, and is forgotten
+    judged   `Handles.judge`   a pull is done only after the verdict of the step before its own
+
+Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""What a switch and a node have in common: children, and answers to those who are behind. Pure.
+"""What a switch and a node have in common: children, and answers to those who are behind.
 
-an unknown child               Rejoin
-a child of an older attempt    Abort; or how its step came out, if that is what it asks for, or
-                               if it was the step before it that opened the new attempt
-a child that cannot be one     Refuse
+    an unknown child               Rejoin
+    a child of an older attempt    Abort; or how its step came out, if it asks for that; or the
+                                   verdict that skipped a step, if that opened the new attempt
+    a child that cannot be one     Refuse
+
+Pure.
 """
 
 from __future__ import annotations

@@ -13,10 +13,9 @@ import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import RunConfig
-from luwu.base.errors import ConfigError, LuwuError, WorkerFailed
+from luwu.base.errors import ConfigError, Interrupted, LuwuError, WorkerFailed
 from luwu.launch.children import Child, is_alive, private_bytes
 from luwu.launch.console import Console
-from luwu.launch.failures import Interrupted
 from luwu.launch.roles import switch_spec
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.supervisor import Supervisor

@@ -1,0 +1,78 @@
+"""What holds for every test: none leaves a process, and a failure says how to see it again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.launch.children import is_alive
+
+ENDING_S = 2.0
+"""How long a process that is ending may take once its test is over."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` where there is none; torch is imported only if one is asked for."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        why = f"no CUDA device here (torch {torch.__version__})"
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the seeds of a failed test, and the command that runs it again."""
+    report = yield
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    seeds = {name: value for name, value in parameters.items() if "seed" in name}
+    if report.failed and seeds:
+        values = ", ".join(f"{name}={value}" for name, value in seeds.items())
+        report.sections.append(("seed", f"{values}; again: python -m pytest '{item.nodeid}'"))
+    return report
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Fail a test that leaves a child process (I8); those of wider fixtures are not its own."""
+    before = _children()
+    yield
+    end_ns = SYSTEM_CLOCK.now_ns() + int(ENDING_S * 1e9)
+    while (left := _children() - before) and SYSTEM_CLOCK.now_ns() < end_ns:
+        sleep(0.02)
+    told = [f"{pid} ({_command(pid)})" for pid in sorted(left)]
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert not told, f"the test left processes: {'; '.join(told)}"
+
+
+def _children() -> set[int]:
+    """Our child processes that are alive; none where the kernel does not list them."""
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        try:
+            found.update(int(pid) for pid in path.read_text().split())
+        except OSError:
+            continue  # the thread has ended
+    return {pid for pid in found if is_alive(pid)}
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "gone"
+    return b" ".join(words).decode(errors="replace").strip()[:200]

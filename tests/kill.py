@@ -1,0 +1,194 @@
+"""Kill a process of a run at seeded moments, and see how the run takes it.
+
+    python -m tests.kill --role node --count 5
+    python -m tests.kill --role worker --count 3 --seed 7
+
+switch, node   one run, killed COUNT times: it must go on by itself, each time, and end with the
+               digest of a run that nobody disturbed
+worker         COUNT runs, one kill each: the run must end within seconds with exit code 4 and say
+               which worker was lost to which signal
+
+And either way nothing may be left: no process, no socket, no file but those of the run directory.
+A moment is a step and some milliseconds after it. One kill in four comes while the process that
+was killed before is still starting. One line a kill, then the verdict; exit code 0 or 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.errors import LuwuError
+from luwu.testing.cluster import Cluster
+from tests.processes.jobs import SMALL, Outside, text_file
+
+ROLES = ("node", "switch", "worker")
+WORKERS = 2
+STEPS_BETWEEN = 8
+"""Steps in which each kill's moment is drawn."""
+COMPUTE_MS = 15.0
+"""A step takes some 100 ms, so a moment is a place within a step."""
+STOP_S_MAX = 10.0
+"""A worker's death ends the run within this."""
+
+
+class TakenBadly(Exception):
+    """The run did not take a kill as it should."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When to kill."""
+
+    step: int | None
+    """After this step's line of progress; None: as soon as the process is alive again."""
+    delay_ms: float
+
+    def __str__(self) -> str:
+        start = "its new start" if self.step is None else f"step {self.step}"
+        return f"{self.delay_ms:.0f} ms after {start}"
+
+
+def draw_moments(seed: int, count: int) -> list[Moment]:
+    """A pure function of the seed."""
+    random = Random(seed)
+    moments: list[Moment] = []
+    for index in range(count):
+        step: int | None = index * STEPS_BETWEEN + random.randrange(1, STEPS_BETWEEN)
+        is_early = random.random() < 0.25 and index > 0
+        limit_ms = 1500 if is_early else 100
+        moments.append(Moment(None if is_early else step, random.uniform(0, limit_ms)))
+    return moments
+
+
+def start(directory: Path, name: str, *, steps: int, restarts: int, outside: Outside) -> Cluster:
+    """A run of the built-in job that takes its time."""
+    script = [
+        "-m", "workers.train", "--arm", "luwu", "--steps", str(steps), "--log-every", "1",
+        "--compute-ms", str(COMPUTE_MS), "--data", str(text_file(directory)), *SMALL,
+    ]  # fmt: skip
+    flags = [
+        "--workers", str(WORKERS), "--restarts", str(restarts), "--durability", "process",
+        "--state", str(directory / f"{name}.state"),
+    ]  # fmt: skip
+    return Cluster.run(directory, *script, flags=flags, name=name, environ=outside.environ)
+
+
+def wait_for_step(cluster: Cluster, step: int) -> None:
+    """Return when a step, or a later one, is on record in the log of worker 0."""
+    log = cluster.run_directory.log("worker-0")
+
+    def reached() -> bool | None:
+        text = log.read_text(errors="replace") if log.exists() else ""
+        steps = [int(found) for found in re.findall(r" step=(\d+) ", text)]
+        return max(steps, default=-1) >= step or None
+
+    cluster.until(reached, f"step {step}")
+
+
+def check_clean(cluster: Cluster, outside: Outside) -> None:
+    """I8. Raises TakenBadly."""
+    left = cluster.wait_until_clean() + outside.leftovers()
+    left += [f"{entry.role} in processes.json" for entry in cluster.processes()]
+    if left:
+        raise TakenBadly(f"left behind: {', '.join(left)}")
+
+
+def finish(cluster: Cluster, outside: Outside) -> str:
+    """Let a run end well; its digest. Raises TakenBadly."""
+    code = cluster.wait()
+    if code != 0:
+        raise TakenBadly(f"the run ended with exit code {code}:\n{cluster.output}")
+    check_clean(cluster, outside)
+    digest = cluster.results()["node.json"]["weights_digest"]
+    assert isinstance(digest, str)
+    return digest
+
+
+def kill_role(directory: Path, role: str, *, count: int, seed: int) -> str:
+    """Kill the switch or the node in one run, `count` times; its verdict. Raises TakenBadly."""
+    steps = (count + 1) * STEPS_BETWEEN
+    digests = []
+    for name, moments in (("quiet", []), ("killed", draw_moments(seed, count))):
+        outside = Outside(directory / f"{name}.tmp")
+        with start(directory, name, steps=steps, restarts=count, outside=outside) as cluster:
+            pid = cluster.wait_for(role)
+            for number, moment in enumerate(moments, start=1):
+                if moment.step is not None:
+                    wait_for_step(cluster, moment.step)
+                sleep(moment.delay_ms / 1e3)
+                killed_ns = SYSTEM_CLOCK.now_ns()
+                pid = cluster.kill(role)
+                new = cluster.wait_for(role, but=pid)
+                waited_ms = (SYSTEM_CLOCK.now_ns() - killed_ns) / 1e6
+                print(
+                    f"kill {number} of {count}: {role}, pid {pid}, {moment}; pid {new} follows "
+                    f"{waited_ms:.0f} ms later",
+                    flush=True,
+                )
+            digests.append(finish(cluster, outside))
+    quiet, killed = digests
+    if quiet != killed:
+        raise TakenBadly(f"digest {killed[:12]}, but {quiet[:12]} without kills")
+    return f"the run went on each time and ended with digest {killed[:12]}, as without kills"
+
+
+def kill_workers(directory: Path, *, count: int, seed: int) -> str:
+    """Kill a worker in each of `count` runs; the verdict. Raises TakenBadly."""
+    random = Random(seed)
+    for number in range(1, count + 1):
+        outside = Outside(directory / f"{number}.tmp")
+        rank, moment = random.randrange(WORKERS), draw_moments(random.randrange(2**32), 1)[0]
+        with start(directory, str(number), steps=10**6, restarts=0, outside=outside) as cluster:
+            assert moment.step is not None
+            wait_for_step(cluster, moment.step)
+            sleep(moment.delay_ms / 1e3)
+            killed_ns = SYSTEM_CLOCK.now_ns()
+            pid = cluster.kill("worker", rank)
+            code = cluster.wait()
+            waited_s = (SYSTEM_CLOCK.now_ns() - killed_ns) / 1e9
+            check_clean(cluster, outside)
+            said = cluster.output
+        print(
+            f"kill {number} of {count}: worker {rank}, pid {pid}, {moment}; the run ended "
+            f"{waited_s:.1f} s later with exit code {code}",
+            flush=True,
+        )
+        expected = f"worker {rank} (pid {pid}) was lost: signal {signal.SIGKILL.name}"
+        if code != 4 or waited_s > STOP_S_MAX or expected not in said:
+            raise TakenBadly(
+                f"expected exit code 4 within {STOP_S_MAX:.0f} s, {expected!r}:\n{said}"
+            )
+    return "each run ended in time, named the worker and the signal, and left nothing"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Kill as asked; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.kill", allow_abbrev=False)
+    parser.add_argument("--role", required=True, choices=ROLES)
+    parser.add_argument("--count", type=int, default=5, help="kills (5)")
+    parser.add_argument("--seed", type=int, default=0, help="draws the moments (0)")
+    asked = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="luwu-kill-") as name:
+        try:
+            if asked.role == "worker":
+                said = kill_workers(Path(name), count=asked.count, seed=asked.seed)
+            else:
+                said = kill_role(Path(name), asked.role, count=asked.count, seed=asked.seed)
+        except (TakenBadly, LuwuError) as error:
+            print(f"FAILED (--seed {asked.seed}): {error}")
+            return 1
+    print(f"ok: {asked.role} killed {asked.count} times; {said}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

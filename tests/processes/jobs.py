@@ -1,0 +1,95 @@
+"""Small jobs under the real commands, each followed by a look for what it should not have left."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from luwu.testing.cluster import Cluster
+
+SMALL = ("--layers", "2", "--width", "64", "--context", "16", "--batch", "2")
+"""A GPT of 133,888 parameters: three units, 1.6 MB of state."""
+
+DEADLINE_S = 100.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `luwu compare` wrote."""
+
+    document: dict[str, Any]
+    output: str
+
+    def arm(self, name: str = "luwu") -> dict[str, Any]:
+        return next(arm for arm in self.document["arms"] if arm["name"] == name)
+
+
+def compare(
+    directory: Path,
+    *flags: str,
+    name: str = "run",
+    arms: str = "luwu",
+    threads: int | None = 1,
+) -> Comparison:
+    """Run a comparison to its end, with nothing left behind (I8).
+
+    `threads`: what OMP_NUM_THREADS says; None leaves it out, as most users do.
+    """
+    outside = Outside(directory / f"{name}.tmp")
+    document = directory / f"{name}.json"
+    arguments = [
+        "compare", "--run-dir", str(directory / name), "--json", str(document),
+        "--data", str(text_file(directory)), "--arms", arms, *flags,
+    ]  # fmt: skip
+    environ = {**outside.environ, "OMP_NUM_THREADS": "" if threads is None else str(threads)}
+    with Cluster(directory, arguments, name=name, environ=environ) as cluster:
+        assert cluster.wait(DEADLINE_S) == 0, cluster.output
+        assert cluster.leftovers() == []
+        assert cluster.processes() == []
+    assert outside.leftovers() == []
+    return Comparison(json.loads(document.read_text()), cluster.output)
+
+
+def text_file(directory: Path) -> Path:
+    """Text to train on, from a seed: reading the standard library takes longer than training."""
+    path = directory / "text"
+    if not path.exists():
+        words = np.random.default_rng(7).integers(97, 123, (200, 5), dtype=np.uint8)
+        order = np.random.default_rng(8).zipf(1.3, 20_000) % len(words)
+        path.write_bytes(b" ".join(words[index].tobytes() for index in order))
+    return path
+
+
+class Outside:
+    """The places outside of a run directory where a run might leave something."""
+
+    def __init__(self, temporary: Path) -> None:
+        temporary.mkdir()
+        self._temporary = temporary
+        self._shared_memory = _shared_memory()
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """Sends temporary files of the run to a place of its own."""
+        return {"TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1"}
+
+    def leftovers(self) -> list[str]:
+        """Temporary files of the run, and segments of shared memory that appeared with it."""
+        files = [str(path) for path in self._temporary.rglob("*") if not path.is_dir()]
+        return files + sorted(_shared_memory() - self._shared_memory)
+
+
+def _shared_memory() -> set[str]:
+    return {entry.path for entry in os.scandir("/dev/shm")} if os.path.isdir("/dev/shm") else set()
+
+
+def assert_keys(found: Mapping[str, Any], names: str) -> None:
+    """The document has these keys, whatever else it has."""
+    missing = [name for name in names.split() if name not in found]
+    assert not missing, f"{missing} are not among {sorted(found)}"

@@ -1,0 +1,69 @@
+"""Train as `workers.train` does, with a limit on memory from the moment the model is made.
+
+    python -m tests.processes.limited_train HEADROOM_BYTES OPTIONS OF workers.train ...
+
+What the process has allocated by then (imports, data, sockets, threads) counts as used; the model
+and its training get HEADROOM_BYTES more, of anonymous memory (RLIMIT_DATA: heap, private mappings,
+and 8 MiB for each thread's stack, touched or not). The kernel refuses what goes beyond, and the
+process says so and ends with code 1.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Sequence
+
+import torch
+import zmq
+
+from luwu.base.errors import LuwuError
+from workers.arms import make_arm
+from workers.data import Batches, load_corpus
+from workers.gpt import GPT, GPTConfig
+from workers.options import parse_options
+from workers.train import memory_bytes, train, write_result
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train under the limit; the exit code."""
+    headroom_bytes, options = int(arguments[0]), parse_options(arguments[1:])
+    corpus = load_corpus(options.data)
+    batches = Batches(corpus.tokens, context=options.context, seed=options.seed)
+    arm = make_arm(options, data_digest=corpus.digest)  # connected: its threads are there
+    warm_up()
+    used_bytes = memory_bytes("VmData")
+    assert used_bytes is not None
+    limit_bytes = used_bytes + headroom_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+    try:
+        arm.build(options.gpt(corpus.vocab))
+        parameter_bytes = sum(4 * p.numel() for p in arm.module.parameters())
+        progress = train(arm, batches, options)
+        write_result(arm, corpus, progress, arm.weights_digest(), options)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, LuwuError):
+            raise
+        print(f"beyond the limit: {error!r}", file=sys.stderr)
+        return 1
+    print(json.dumps({"headroom_bytes": headroom_bytes, "parameter_bytes": parameter_bytes}))
+    arm.leave()
+    return 0
+
+
+def warm_up() -> None:
+    """Let torch import what it needs for a first tensor on the meta device and a first backward,
+    and pyzmq start the thread it needs for a first send without a copy."""
+    with torch.device("meta"):
+        GPT(GPTConfig(layers=1, width=8, heads=1, context=2))
+    torch.nn.Linear(2, 2)(torch.zeros(2, 2)).sum().backward()
+    with zmq.Context() as context, context.socket(zmq.PAIR) as to, context.socket(zmq.PAIR) as at:
+        at.bind("inproc://warm-up")
+        to.connect("inproc://warm-up")
+        to.send(bytes(zmq.COPY_THRESHOLD), copy=False)
+        at.recv()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""`luwu compare` against the path a user would otherwise take, and against one process alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from tests.processes.jobs import SMALL, assert_keys, compare
+
+STEPS = 12
+
+ARM_KEYS = (
+    "name loss step_seconds step_seconds_median tokens_per_second worker_peak_rss_bytes "
+    "worker_parameter_bytes_peak unit_bytes_max prefetch_units worker_optimizer_bytes "
+    "node_peak_rss_bytes node_state_bytes memory_budget_bytes disk_space_bytes network_bytes "
+    "disk_bytes overlap weights_digest"
+)
+
+
+def test_luwu_is_as_close_to_fsdp_as_fsdp_is_to_one_process(tmp_path: Path) -> None:
+    """I4. Goal: the same losses from all arms, and one document with all that was measured.
+    Method: compare the losses of every step; 1e-5 is what the order of a sum may cost. The one
+    process has the compute threads of all workers, so its rounding differs."""
+    flags = ["--workers", "2", "--steps", str(STEPS), "--dtype", "float32", "--seed", "3", *SMALL]
+    done = compare(tmp_path, *flags, arms="luwu,fsdp,single", threads=None)
+    luwu, fsdp, single = (np.array(done.arm(name)["loss"]) for name in ("luwu", "fsdp", "single"))
+
+    assert luwu.shape == fsdp.shape == single.shape == (STEPS,)
+    assert np.isfinite(single).all()
+    assert single[-1] < single[0]  # it learns, so losses depend on the updates
+    assert len(set(single.tolist())) == STEPS
+    np.testing.assert_allclose(luwu, single, rtol=0, atol=1e-5)
+    assert np.abs(luwu - fsdp).max() <= 2 * np.abs(fsdp - single).max()
+
+    document = done.document
+    assert_keys(document, "schema environment job arms")
+    assert document["schema"] == 1
+    job = document["job"]
+    assert_keys(job, "model parameters workers steps tokens_per_step seed dtype data_digest")
+    assert (job["workers"], job["steps"], job["seed"]) == (2, STEPS, 3)
+    assert (job["parameters"], job["dtype"]) == (133_888, "float32")
+    assert job["tokens_per_step"] == 2 * 2 * 16
+    for arm in document["arms"]:
+        assert_keys(arm, ARM_KEYS)
+        assert len(arm["step_seconds"]) == STEPS
+        assert math.isclose(
+            arm["tokens_per_second"], job["tokens_per_step"] / arm["step_seconds_median"]
+        )
+        assert len(arm["worker_peak_rss_bytes"]) == (1 if arm["name"] == "single" else 2)
+        assert min(arm["worker_peak_rss_bytes"]) > 100e6
+        assert len(arm["weights_digest"]) == 64
+
+    measured = done.arm("luwu")
+    assert_keys(measured["network_bytes"], "push pull into_node out_of_node headers")
+    assert_keys(measured["disk_bytes"], "read written")
+    assert_keys(measured["overlap"], "pages_updated_before_last_push_ratio pull_before_use_ratio")
+    assert measured["network_bytes"]["push"] == 2 * STEPS * 4 * job["parameters"]
+    assert measured["network_bytes"]["into_node"] == STEPS * 4 * job["parameters"]
+    state_bytes = 12 * job["parameters"]
+    assert state_bytes <= measured["node_state_bytes"] <= 1.05 * state_bytes
+    assert measured["disk_space_bytes"] >= 2 * measured["node_state_bytes"]
+    for name in ("fsdp", "single"):
+        baseline = done.arm(name)
+        assert baseline["network_bytes"] is baseline["node_state_bytes"] is None
+    assert done.arm("single")["worker_optimizer_bytes"] >= 8 * job["parameters"]
+    assert measured["worker_optimizer_bytes"] == 0

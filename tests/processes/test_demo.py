@@ -1,0 +1,62 @@
+"""`make demo`, as it stands: out of core, learns, and says what to try next."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from luwu.commands import flags
+from luwu.commands.main import VERBS
+from tests.processes.commands import Terminal, terminal
+
+SECONDS_MAX = 240.0
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Terminal]:
+    with terminal(tmp_path) as opened:
+        yield opened
+        assert opened.leftovers() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS_MAX + 30)
+def test_demo_learns_out_of_core_within_four_minutes(shell: Terminal) -> None:
+    """Goal: all arms end with a loss below 2.6, the node with an eighth of the state in memory,
+    and the kernel saw the bytes that were counted."""
+    demo = shell.start("compare", "--preset", "demo", "--json", "demo.json", OMP_NUM_THREADS="")
+    assert demo.wait(SECONDS_MAX) == 0, demo.err
+
+    document = json.loads((shell.directory / "demo.json").read_text())
+    arms = {arm["name"]: arm for arm in document["arms"]}
+    assert list(arms) == ["luwu", "fsdp", "single"]
+    for arm in arms.values():
+        assert arm["loss"][0] > 5.0
+        assert sum(arm["loss"][-20:]) / 20 < 2.6
+    luwu = arms["luwu"]
+    state_bytes = 12 * document["job"]["parameters"]
+    assert luwu["memory_budget_bytes"] <= state_bytes / 8
+    counted, kernel = luwu["disk_bytes"], luwu["disk_bytes_kernel"]
+    steps = document["job"]["steps"]
+    assert min(counted.values()) > steps * state_bytes / 2
+    if kernel["written"]:  # else the file system is not on a block device
+        for way in ("read", "written"):
+            cached = luwu["spill_bytes"][way]
+            assert kernel[way] >= 0.98 * (counted[way] - cached)
+
+    assert demo.err.count("by the kernel's (/proc/PID/io)") == 2
+    report = re.search(r"^report  (.*)$", demo.err, re.MULTILINE)
+    assert report is not None
+    ElementTree.parse(report[1])  # one file, every tag closed
+    following = re.findall(r"^(?:next|    )    .*luwu (\w+) (.*)$", demo.err, re.MULTILINE)
+    assert len(following) == 3
+    for name, rest in following:
+        assert name in VERBS
+        verb = importlib.import_module(f"luwu.commands.{name}").VERB
+        flags.parse(verb, rest.split())

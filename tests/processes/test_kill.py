@@ -1,0 +1,45 @@
+"""Processes of a run are killed: it goes on, or ends and says why, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from luwu.base.clock import SYSTEM_CLOCK
+from tests import kill
+from tests.processes.jobs import Outside
+
+INTERRUPTED = 130
+INTERRUPT_S_MAX = 4.0
+
+
+@pytest.mark.parametrize("role", ["node", "switch"])
+def test_run_goes_on(role: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """I1, I2, I3, I8. Goal: one digest, killed or not. Method: two kills, the second (with this
+    seed) while the process is still starting."""
+    assert [moment.step is None for moment in kill.draw_moments(7, 2)] == [False, True]
+    code = kill.main(["--role", role, "--count", "2", "--seed", "7"])
+    assert code == 0, capfd.readouterr().out
+
+
+def test_run_ends_with_its_worker(capfd: pytest.CaptureFixture[str]) -> None:
+    """I6, I8. Goal: within seconds, with exit code 4 and the worker and signal in words."""
+    code = kill.main(["--role", "worker", "--count", "1", "--seed", "0"])
+    assert code == 0, capfd.readouterr().out
+
+
+def test_run_ends_by_ctrl_c(tmp_path: Path) -> None:
+    """I8. Goal: within seconds, every process in order, with nothing left."""
+    outside = Outside(tmp_path / "outside")
+    with kill.start(tmp_path, "run", steps=10**6, restarts=0, outside=outside) as cluster:
+        kill.wait_for_step(cluster, 2)
+        assert {entry.role for entry in cluster.processes()} == {"node", "switch", "worker"}
+        asked_ns = SYSTEM_CLOCK.now_ns()
+        cluster.signal(signal.SIGINT)
+        assert cluster.wait() == INTERRUPTED
+        assert (SYSTEM_CLOCK.now_ns() - asked_ns) / 1e9 < INTERRUPT_S_MAX
+        kill.check_clean(cluster, outside)
+        assert "interrupted" in cluster.output
+        assert "Traceback" not in cluster.output
