@@ -22,10 +22,10 @@ def test_state_of_eight_budgets_is_trained_within_one(tmp_path: Path) -> None:
     assert arm["memory_budget_bytes"] == 1260 * 1024
     assert arm["node_state_bytes"] >= 8 * arm["memory_budget_bytes"]
     assert arm["node_peak_rss_bytes"] <= arm["memory_budget_bytes"] + IMPORTS_BYTES_MAX
-    step_bytes = 12 * parameters
-    initial_bytes = step_bytes
-    read, written = arm["disk_bytes"]["read"], arm["disk_bytes"]["written"]
-    assert 0.9 * step_bytes <= written / STEPS - initial_bytes / STEPS <= 1.2 * step_bytes
-    # An update reads 12 bytes a parameter, and weights that are pulled are read from their pages.
-    pulled_bytes = arm["network_bytes"]["out_of_node"]
-    assert 0.9 * STEPS * step_bytes <= read <= 1.2 * (STEPS * step_bytes + pulled_bytes)
+    # An update reads and writes 12 bytes a parameter. A sum that waits for the decision of the step
+    # before may find no room: 4 more, written and read back. Weights that are pulled are read too.
+    steps_bytes, sums_bytes = STEPS * 12 * parameters, STEPS * 4 * parameters
+    initial_bytes, pulled_bytes = 12 * parameters, arm["network_bytes"]["out_of_node"]
+    read, written = arm["disk_bytes"]["read"], arm["disk_bytes"]["written"] - initial_bytes
+    assert steps_bytes <= written <= 1.02 * (steps_bytes + sums_bytes)
+    assert 0.85 * steps_bytes <= read <= 1.02 * (steps_bytes + sums_bytes + pulled_bytes)
