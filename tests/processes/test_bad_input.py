@@ -159,14 +159,15 @@ def test_bad_input_budget_too_small(shell: Terminal) -> None:
     """Goal: a budget that cannot work is refused with one that does: the same command with it
     trains to the end."""
     script = write_tiny(shell.directory / "tiny.py")
-    done = shell.run("run", "--memory-budget", "64KiB", str(script))
+    flags = ["run", "--workers", "1", "--memory-budget"]
+    done = shell.run(*flags, "64KiB", str(script))
     message = refused(
-        shell, done, "memory_budget: 64.00 KiB is too small for chunks of 16.00 KiB and 2 workers",
+        shell, done, "memory_budget: 64.00 KiB is too small for chunks of 16.00 KiB and 1 worker",
         leaves=(RUNS, "tiny.py"),
     )  # fmt: skip
     enough = re.search(r"give at least (\w+)", message)
     assert enough is not None, message
-    done = shell.run("run", "--memory-budget", enough[1], str(script))
+    done = shell.run(*flags, enough[1], str(script))
     assert done.process.returncode == 0, done.err
 
 
