@@ -13,13 +13,13 @@ import json
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 from luwu.base.clock import local_time_text
+from luwu.base.closing import Closing
 
 
-class Recorder:
+class Recorder(Closing):
     """Writes a process's events; safe to use from several threads."""
 
     def __init__(
@@ -70,17 +70,6 @@ class Recorder:
         with self._lock:
             if self._file is not None:
                 self._file.write(line + "\n")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _short(value: object) -> str:

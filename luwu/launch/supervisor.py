@@ -18,10 +18,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.closing import Closing
 from luwu.base.errors import (
     ConfigError,
     ConnectionFailed,
@@ -60,7 +60,7 @@ class WorkerGroup:
     on_line: Callable[[str], None]
 
 
-class Supervisor:
+class Supervisor(Closing):
     """The processes of one run on this host. Use it as a context manager."""
 
     def __init__(
@@ -298,17 +298,6 @@ class Supervisor:
         shutil.rmtree(self.run.path / TORCHRUN_FOLDER, ignore_errors=True)
         if self.private_directory is not None:
             shutil.rmtree(self.private_directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def threads_per_worker(workers: int) -> int:

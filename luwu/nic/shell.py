@@ -15,12 +15,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.closing import Closing
 from luwu.base.errors import (
     ConfigError,
     ConnectionFailed,
@@ -60,7 +60,7 @@ class _Command:
     done: threading.Event | None = field(default=None)
 
 
-class Nic:
+class Nic(Closing):
     """Push, pull and wait for one worker. One training thread at a time uses it."""
 
     def __init__(
@@ -229,17 +229,6 @@ class Nic:
             self._stopping = True
             self._transport.wake()
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def wait_until(
         self, condition: Callable[[], bool], what: str, era: int | None,

@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.closing import Closing
 from luwu.base.events import Recorder
 from luwu.nic.shell import Nic
 from luwu.transport.inprocess import InProcessNetwork
@@ -32,7 +32,7 @@ ResultT = TypeVar("ResultT")
 _ENDPOINTS = {"tcp": "tcp://127.0.0.1:0", "ipc": "ipc://auto"}
 
 
-class LocalCluster:
+class LocalCluster(Closing):
     """One job's switch and node in threads; `nic` gives each worker thread its NIC."""
 
     def __init__(
@@ -148,17 +148,6 @@ class LocalCluster:
         self.node.close()
         for transport in self._transports:
             transport.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _transport(self) -> Transport:
         transport: Transport

@@ -28,12 +28,12 @@ read-only, since another process or peer may share them, and need not be aligned
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Protocol, TypeAlias
 
+from luwu.base.closing import Closing
 from luwu.base.errors import LuwuError
 from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX
 
@@ -142,7 +142,7 @@ class Counters:
         self.payload_bytes_received += other.payload_bytes_received
 
 
-class Transport(ABC):
+class Transport(Closing):
     """The links of one process role; see the module's text for what always holds."""
 
     @abstractmethod
@@ -199,17 +199,6 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Send what is queued within a bounded time, then let go of everything; may be repeated."""
-
-    def __enter__(self) -> Transport:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def checked_views(header: bytes, buffers: Sequence[Buffer]) -> list[memoryview]:

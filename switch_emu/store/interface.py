@@ -29,12 +29,12 @@ store: every later call raises StateError.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
+from luwu.base.closing import Closing
 from luwu.base.errors import StateError
 from switch_emu.store.config import StoreConfig
 
@@ -108,7 +108,7 @@ class StoreStats:
     meta_flushes: int = 0
 
 
-class PageStore(ABC):
+class PageStore(Closing):
     """Pages with two sides and a record of the step that made them; rules above."""
 
     @property
@@ -195,14 +195,3 @@ class PageStore(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of files and locks; what is decided stays. May be called twice."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
