@@ -71,7 +71,7 @@ class SendHandle(Protocol):
 class Delivery:
     """One received message; its buffers are valid until `release`."""
 
-    __slots__ = ("_on_release", "buffers", "header", "peer")
+    __slots__ = ("_on_release", "buffers", "header", "is_shared", "peer")
 
     def __init__(
         self,
@@ -79,14 +79,21 @@ class Delivery:
         header: bytes,
         buffers: list[memoryview],
         on_release: Callable[[], None] | None = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self.peer = peer
         self.header = header
         self.buffers = buffers
+        self.is_shared = is_shared
+        """The buffers are the sender's memory, mapped here: one place has one address for good."""
         self._on_release = on_release
 
     def release(self) -> None:
-        """Give the buffers back; reading them, or arrays made of them, is a mistake from now on."""
+        """Give the buffers back; reading them, or arrays made of them, is a mistake from now on.
+
+        Any thread may call it.
+        """
         self.buffers = []
         on_release, self._on_release = self._on_release, None
         if on_release is not None:
@@ -166,6 +173,7 @@ class Transport(Closing):
         """Writable, page-aligned memory for a payload, from where this transport sends best.
 
         It is given back when the last view of it is gone. Fresh pages cost a fault each: reuse it.
+        Raises CreditExceeded where such memory is bounded and has no room left for so much.
         """
 
     @abstractmethod
@@ -186,7 +194,10 @@ class Transport(Closing):
 
     @abstractmethod
     def receive(self, timeout_ns: int | None) -> Received | None:
-        """The next message or event; None after `timeout_ns` or a `wake`; None means no limit."""
+        """The next message or event; None after `timeout_ns` or a `wake`; None means no limit.
+
+        It may return None earlier, when peers gave buffers back and handles became done.
+        """
 
     @abstractmethod
     def wake(self) -> None:
