@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from luwu.base.errors import (
 from luwu.base.events import Recorder
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.nic import actions as nic
+from luwu.nic.cells import Cell, Cells
 from luwu.nic.core import NicCore
 from luwu.nic.promises import Handle, NicCounters, StepHandle
 from luwu.transport.interface import (
@@ -50,6 +51,9 @@ from luwu.wire.hyper import hyper_hash
 REPORT_EVERY_S = 15.0
 """A wait that takes longer than this says what it waits for, and again as often."""
 
+GRADIENT_BYTES = 64 * 1024 * 1024
+"""Gradients written and not received; what shares memory with us may hold more for reading."""
+
 _RECEIVE_NS_MAX = 500_000_000
 
 
@@ -58,6 +62,8 @@ class _Command:
     do: Callable[[int], list[nic.Action]]
     era: int
     done: threading.Event | None = field(default=None)
+    cells: Sequence[Cell] = ()
+    """What it would push; given back if it is void."""
 
 
 class Nic(Closing):
@@ -67,8 +73,9 @@ class Nic(Closing):
         self, transport: Transport, *, endpoint: str, job: int, rank: int, world_size: int,
         chunk_bytes: int, reshard_after_forward: bool | None = None, prefetch_units: int = 2,
         recorder: Recorder | None = None, connect_timeout_s: float = 60.0, grace_s: float = 600.0,
-        incarnation: int | None = None,
+        incarnation: int | None = None, gradient_bytes: int = GRADIENT_BYTES,
     ) -> None:  # fmt: skip
+        """`gradient_bytes`: what may be under way at most, written and not received."""
         self.rank, self.world_size, self.chunk_bytes = rank, world_size, chunk_bytes
         self.reshard_after_forward = reshard_after_forward
         self.prefetch_units = prefetch_units
@@ -85,6 +92,7 @@ class Nic(Closing):
         )  # fmt: skip
         self._layout: Layout | None = None
         self._changed = threading.Condition()
+        self.cells = Cells(transport.reserve, self.wait_until, gradient_bytes)
         self._commands: deque[_Command] = deque()
         self._handles: dict[int, Handle] = {}
         self._handles_count = 0
@@ -158,35 +166,72 @@ class Nic(Closing):
             self._command(lambda now: self._forget(handle.number), wait=True)
 
     def push(
-        self, step: int, part: int, unit: int, gradient: memoryview | None, dtype: str,
-        *, last: bool, weight: float = 1.0,
+        self, step: int, part: int, unit: int, gradients: Sequence[tuple[int, Cell]] | None,
+        dtype: str, *, last: bool, weight: float = 1.0,
     ) -> Handle:  # fmt: skip
-        """Send a unit's gradient: its trainable parameters' part of the flat vector, as bytes.
+        """Send gradients of some of a unit's chunks, in cells taken from `cells`.
 
-        None: this rank has none. The memory is referenced until the handle is done.
+        None: this rank has no gradient for any of them. The cells belong to the push from now on.
         """
-        layout = self._units
-        scale = DTYPE_BYTES[dtype]
-        entries = []
+        if gradients is None:
+            entries = [
+                nic.Gradient(chunk=index, payload=None, payload_bytes=0, dtype=dtype)
+                for index in self._units.trainable_chunks(unit)
+            ]
+        else:
+            entries = [
+                nic.Gradient(chunk=index, payload=cell, payload_bytes=cell.data.nbytes, dtype=dtype)
+                for index, cell in gradients
+            ]
+        cells = [cell for _, cell in gradients or ()]
+        try:
+            handle = self._new("push", step, unit)
+            number = self._register(handle)
+            self._command(
+                lambda now: self._core.push(
+                    now, number, step, part, entries, weight=weight, last=last
+                ),
+                cells=cells,
+            )
+        except BaseException:
+            _give_back(cells)
+            raise
+        self.counters.push_bytes += sum(entry.payload_bytes for entry in entries)
+        return handle
+
+    def push_flat(
+        self, step: int, part: int, unit: int, gradient: memoryview, dtype: str, *, last: bool,
+        weight: float = 1.0,
+    ) -> list[Handle]:  # fmt: skip
+        """Copy a unit's flat gradient to cells and push them; as many pushes as there was room.
+
+        `gradient`: the trainable parameters' part of the unit's flat vector, as bytes; it is not
+        needed any more after the return.
+        """
+        layout, scale = self._units, DTYPE_BYTES[dtype]
+        handles: list[Handle] = []
+        group: list[tuple[int, Cell]] = []
+
+        def push_group() -> None:
+            if group:
+                pushed = self.push(step, part, unit, group[:], dtype, last=last, weight=weight)
+                handles.append(pushed)
+                group.clear()
+
         for index in layout.trainable_chunks(unit):
             chunk = layout.chunks[index]
             start, nbytes = chunk.start * scale, chunk.elems * scale
-            payload = None if gradient is None else gradient[start : start + nbytes]
-            entries.append(
-                nic.Gradient(
-                    chunk=index,
-                    payload=payload,
-                    payload_bytes=0 if payload is None else nbytes,
-                    dtype=dtype,
-                )
+            cell = self.cells.take_now(nbytes)
+            if cell is None:
+                push_group()
+                cell = self.cells.take(nbytes)
+            np.copyto(
+                np.frombuffer(cell.data, np.uint8),
+                np.frombuffer(gradient[start : start + nbytes], np.uint8),
             )
-        handle = self._new("push", step, unit)
-        number = self._register(handle)
-        self.counters.push_bytes += sum(entry.payload_bytes for entry in entries)
-        self._command(
-            lambda now: self._core.push(now, number, step, part, entries, weight=weight, last=last)
-        )
-        return handle
+            group.append((index, cell))
+        push_group()
+        return handles
 
     def begin(self, step: int, hyper: bytes) -> None:
         """State the hyper-parameters of a step before its first push."""
@@ -291,10 +336,13 @@ class Nic(Closing):
             self._known_era = self._era
         raise StepAborted(abort.step, abort.text)
 
-    def _command(self, do: Callable[[int], list[nic.Action]], *, wait: bool = False) -> None:
+    def _command(
+        self, do: Callable[[int], list[nic.Action]], *, wait: bool = False,
+        cells: Sequence[Cell] = (),
+    ) -> None:  # fmt: skip
         self._raise_if_aborted()
         done = threading.Event() if wait else None
-        self._commands.append(_Command(do, self._known_era, done))
+        self._commands.append(_Command(do, self._known_era, done, cells))
         self._transport.wake()
         while done is not None and not done.wait(timeout=1.0):
             if not self._thread.is_alive():
@@ -307,6 +355,8 @@ class Nic(Closing):
             while not self._stopping:
                 self._run_commands()
                 item = self._transport.receive(self._timeout_ns())
+                if item is None:
+                    self._notify()  # a receiver may have given cells back
                 while item is not None:
                     self._handle(item)
                     item = self._transport.receive(0)
@@ -337,6 +387,8 @@ class Nic(Closing):
             command = self._commands.popleft()
             if command.era == self._era:
                 self._do(command.do(SYSTEM_CLOCK.now_ns()))
+            else:
+                _give_back(command.cells)
             if command.done is not None:
                 command.done.set()
 
@@ -379,8 +431,7 @@ class Nic(Closing):
                 case Send(_, message, payload):
                     self._send(message, payload)
                 case Drop(payload):
-                    if isinstance(payload, Delivery):
-                        payload.release()
+                    self._drop(payload)
                 case nic.Fill():
                     self._fill(action)
                 case nic.Done(number):
@@ -390,12 +441,21 @@ class Nic(Closing):
                 case _:
                     self._tell(action)
 
+    def _drop(self, payload: Any) -> None:
+        if isinstance(payload, Delivery):
+            payload.release()
+        elif isinstance(payload, Cell):
+            payload.is_needed = False
+            self._notify()
+
     def _send(self, message: Any, payload: Any) -> None:
-        buffers = () if payload is None else (payload,)
+        data = payload.data if isinstance(payload, Cell) else payload
         try:
-            self._transport.send(PARENT, encode(message), buffers)
+            sent = self._transport.send(PARENT, encode(message), () if data is None else (data,))
         except PeerGone:
-            pass  # it is repeated until answered
+            return  # it is repeated until answered
+        if isinstance(payload, Cell):
+            payload.sends.append(sent)
 
     def _fill(self, fill: nic.Fill) -> None:
         handle = self._handles[fill.handle]
@@ -465,3 +525,8 @@ class Nic(Closing):
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+def _give_back(cells: Iterable[Cell]) -> None:
+    for cell in cells:
+        cell.is_needed = False

@@ -24,7 +24,6 @@ from torch.autograd import Variable
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StepOrderError
-from luwu.training.gradients import flatten
 from luwu.training.unit import Call, Unit
 
 if TYPE_CHECKING:
@@ -143,14 +142,10 @@ class Backward:
                 "been pushed: a part of it was used outside of its forward"
             )
         session = self._session
-        if is_absent:
-            session.push(unit, None)
-            return
-        assert unit.weights is not None
         start_ns = SYSTEM_CLOCK.now_ns()
-        buffer = session.take_buffer(unit.trainable_elems, unit.weights.parameters[0].dtype)
-        flatten(unit, buffer)
+        session.push(unit, gradients)
         unit.drop_gradients()
         end_ns = SYSTEM_CLOCK.now_ns()
-        session.nic.recorder.span("flatten", start_ns, end_ns, step=session.step, unit=unit.name)
-        session.push(unit, buffer)
+        if not is_absent:
+            recorder = session.nic.recorder
+            recorder.span("flatten", start_ns, end_ns, step=session.step, unit=unit.name)

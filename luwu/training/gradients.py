@@ -1,104 +1,108 @@
-"""Gradients as flat vectors in the wire dtype, in a bounded number of buffers.
+"""A unit's gradient on its way out: written once, chunk by chunk, into memory that is sent from.
 
-A buffer belongs to its push until the network has received it. `GradientBuffers` holds at most
-`limit_bytes` (or one buffer, if that is larger): then the next push waits for the oldest one, which
-no other rank can hold up. A buffer is used again when its push was received and nobody looks at its
-bytes any more: where both ends share memory, a receiver may read them later than it says.
+Autograd's gradients are private memory of their own shapes. `GradientPlan` knows which parts of
+them make up each chunk; `write` copies these parts, in the wire dtype, to the cell of the chunk.
+The copy is the only pass over a gradient that a worker makes. Cells are taken as long as there are
+some without waiting; what has been written is pushed before a wait, so that it can end.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from luwu.layout import padded
-from luwu.training.heap import own_mapping
-from luwu.training.interface import Handle
-from luwu.training.unit import Unit
+from luwu.layout import Layout, padded
+from luwu.training.interface import Nic
 
 
 @dataclass(frozen=True, slots=True)
-class _Lent:
-    """A buffer that belongs to a push."""
+class _Piece:
+    """A part of one parameter in a chunk, and the padding behind it."""
 
-    handle: Handle
-    buffer: torch.Tensor
-    reader: weakref.ref[Any]
-    """Dead as soon as nobody looks at the bytes any more."""
+    parameter: int
+    """Its index among the unit's parameters."""
+    source: int
+    """First element of the parameter."""
+    start: int
+    """First element of the chunk."""
+    stop: int
+    padded_stop: int
 
 
-class GradientBuffers:
-    """Host memory for pushes under way."""
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """One chunk of a unit's gradient."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._lent: deque[_Lent] = deque()
-        self._spare: list[torch.Tensor] = []
-        self._held_bytes = 0
+    chunk: int
+    elems: int
+    nbytes: int
+    """In the wire dtype."""
+    pieces: tuple[_Piece, ...]
 
-    def take(
-        self, elems: int, dtype: torch.dtype, *, pinned: bool, wait: Callable[[Any], None]
-    ) -> torch.Tensor:
-        """A buffer of this size; waits for the oldest pushes while there are too many."""
-        nbytes = elems * dtype.itemsize
-        while self._lent and self._lent[0].handle.done:
-            self._take_back()
-        while True:
-            for index, spare in enumerate(self._spare):
-                if spare.numel() == elems and spare.dtype == dtype:
-                    return self._spare.pop(index)
-            while self._spare and self._held_bytes + nbytes > self._limit_bytes:
-                self._held_bytes -= self._spare.pop(0).nbytes
-            if not self._lent or self._held_bytes + nbytes <= self._limit_bytes:
-                break
-            wait(self._lent[0].handle)
-            self._take_back()
-        self._held_bytes += nbytes
-        with own_mapping():
-            return torch.empty(elems, dtype=dtype, device="cpu", pin_memory=pinned)
 
-    def lend(self, handle: Handle, buffer: torch.Tensor, data: memoryview) -> None:
-        """The buffer belongs to this push, which was given `data`, its bytes."""
-        self._lent.append(_Lent(handle, buffer, weakref.ref(data.obj)))
-
-    def clear(self) -> None:
-        """Forget all buffers: a void push may still be read, so none is used again."""
-        self._lent.clear()
-        self._spare.clear()
-        self._held_bytes = 0
-
-    def _take_back(self) -> None:
-        lent = self._lent.popleft()
-        if lent.reader() is None:
-            self._spare.append(lent.buffer)
-        else:
-            self._held_bytes -= lent.buffer.nbytes  # its reader frees it
+def gradient_plan(layout: Layout, unit: int) -> tuple[ChunkPlan, ...]:
+    """The chunks of a unit that are pushed."""
+    order = {parameter: i for i, parameter in enumerate(layout.units[unit].parameters)}
+    plans = []
+    for index in layout.trainable_chunks(unit):
+        chunk = layout.chunks[index]
+        pieces = tuple(
+            _Piece(
+                order[part.parameter],
+                part.parameter_start,
+                part.chunk_start,
+                part.chunk_start + part.elems,
+                min(part.chunk_start + padded(part.elems), chunk.elems),
+            )
+            for part in layout.segments(index)
+        )
+        plans.append(ChunkPlan(index, chunk.elems, chunk.wire_bytes, pieces))
+    return tuple(plans)
 
 
 @torch.no_grad()
-def flatten(unit: Unit, into: torch.Tensor) -> None:
-    """Write the unit's gradients to their places in `into`: zeros where there is none."""
-    flat = into if unit.session.device.type == "cpu" else torch.empty_like(into, device="cuda")
-    for member, gradient in zip(unit.members, unit.gradients(), strict=True):
-        if not member.trainable:
-            continue
-        end = member.start + member.placeholder.numel()
-        place = flat[member.start : end]
+def flat_gradients(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Each gradient as a vector; a view of it wherever its memory is in order."""
+    return [
+        None
+        if gradient is None
+        else (gradient.to_dense() if gradient.layout != torch.strided else gradient).reshape(-1)
+        for gradient in gradients
+    ]
+
+
+@torch.no_grad()
+def write(plan: ChunkPlan, flat: Sequence[torch.Tensor | None], into: torch.Tensor) -> None:
+    """Write a chunk to its place: zeros where a parameter has no gradient, and in the padding."""
+    for piece in plan.pieces:
+        gradient = flat[piece.parameter]
         if gradient is None:
-            place.zero_()
-        else:
-            dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
-            place.view(member.placeholder.shape).copy_(dense)
-        flat[end : member.start + padded(member.placeholder.numel())].zero_()
-    if flat is not into:
-        into.copy_(flat)  # waits for the copy: the network reads host memory right away
+            into[piece.start : piece.padded_stop].zero_()
+            continue
+        elems = piece.stop - piece.start
+        into[piece.start : piece.stop].copy_(gradient[piece.source : piece.source + elems])
+        if piece.stop < piece.padded_stop:
+            into[piece.stop : piece.padded_stop].zero_()
 
 
-def bytes_of(buffer: torch.Tensor) -> memoryview:
-    """The bytes of a host tensor, through an object of their own that keeps the tensor alive."""
-    return buffer.view(torch.uint8).numpy().data
+def push_unit(
+    nic: Nic, plans: Sequence[ChunkPlan], gradients: Sequence[torch.Tensor | None],
+    dtype: torch.dtype, push: Callable[[list[tuple[int, Any]]], None],
+) -> None:  # fmt: skip
+    """Write a unit's gradients to cells and hand them to `push`, several at a time."""
+    flat = flat_gradients(gradients)
+    group: list[tuple[int, Any]] = []
+    for plan in plans:
+        cell = nic.cells.take_now(plan.nbytes)
+        if cell is None:
+            if group:
+                push(group)
+                group = []
+            cell = nic.cells.take(plan.nbytes)
+        write(plan, flat, torch.frombuffer(cell.data, dtype=dtype))
+        group.append((plan.chunk, cell))
+    if group:
+        push(group)

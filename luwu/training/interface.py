@@ -6,7 +6,7 @@ the last raise; from then on work of the new attempt is accepted, from `step` on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from luwu.base.events import Recorder
@@ -19,6 +19,24 @@ class Handle(Protocol):
     @property
     def done(self) -> bool:
         """Whether it is complete; cheap, never waits."""
+        ...
+
+
+class Cell(Protocol):
+    """Memory for the gradient of one chunk; from `take` on it belongs to the caller."""
+
+    data: memoryview
+
+
+class Cells(Protocol):
+    """Where cells come from."""
+
+    def take_now(self, nbytes: int) -> Any:
+        """A cell of this size, or None if one must be waited for."""
+        ...
+
+    def take(self, nbytes: int) -> Any:
+        """A cell of this size; waits for one."""
         ...
 
 
@@ -59,6 +77,8 @@ class Nic(Protocol):
     reshard_after_forward: bool | None
     """What `fully_shard` does where the script leaves it open; None: free all but the root."""
     recorder: Recorder
+    cells: Any
+    """A `Cells`."""
     counters: Any
     """Payload bytes so far: `push_bytes`, `pull_bytes`."""
 
@@ -79,10 +99,13 @@ class Nic(Protocol):
         ...
 
     def push(
-        self, step: int, part: int, unit: int, gradient: memoryview | None, dtype: str, *,
-        last: bool, weight: float = 1.0,
+        self, step: int, part: int, unit: int, gradients: Sequence[tuple[int, Any]] | None,
+        dtype: str, *, last: bool, weight: float = 1.0,
     ) -> Handle:  # fmt: skip
-        """Send the trainable part of a unit's gradient; None: this rank has none."""
+        """Send (chunk, cell) pairs of a unit; the cells belong to the push from now on.
+
+        None: this rank has no gradient for the unit.
+        """
         ...
 
     def begin(self, step: int, hyper: bytes) -> None:

@@ -28,7 +28,7 @@ from luwu.layout import Layout
 from luwu.training import initialise
 from luwu.training.backward import Backward
 from luwu.training.clip import ClippedNorm
-from luwu.training.gradients import GradientBuffers, bytes_of
+from luwu.training.gradients import ChunkPlan, gradient_plan, push_unit
 from luwu.training.interface import Handle, Nic
 from luwu.training.model import describe, fill_units
 from luwu.training.placeholder import Placeholder, Placeholders
@@ -76,7 +76,8 @@ class Session:
         self._state_hyper: Callable[[], bytes] = lambda: b""
         self._stated_hyper: bytes | None = None
         self._pushes: list[Handle] = []
-        self._buffers = GradientBuffers(0)
+        self._gradient_plans: list[tuple[ChunkPlan, ...]] = []
+        """By unit."""
         self._prefetcher: Prefetcher | None = None
         self.last_result: StepResult | None = None
         """Of the last step that was committed and not lost."""
@@ -122,8 +123,7 @@ class Session:
             for member in unit.members:
                 member.placeholder.luwu_value = None
         fill_units(self)
-        largest_push = max(u.trainable_elems * _itemsize(u) for u in self.units)
-        self._buffers = GradientBuffers((self.prefetch_units + 1) * largest_push)
+        self._gradient_plans = [gradient_plan(self.layout, unit.index) for unit in self.units]
         self._prefetcher = Prefetcher(
             self.nic,
             self.units,
@@ -232,28 +232,29 @@ class Session:
                 self.nic.begin(self.step, self._stated_hyper)
         self._running().begin_backward()
 
-    def take_buffer(self, elems: int, dtype: torch.dtype) -> torch.Tensor:
-        """Host memory for one unit's gradient."""
+    def push(self, unit: Unit, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Send a unit's gradients of this backward."""
+        plans = self._gradient_plans[unit.index]
+        unit.was_pushed = True
+        if all(gradient is None for gradient in gradients):
+            self._push(unit, None)
+            return
+        assert unit.weights is not None
+        dtype = unit.weights.parameters[0].dtype
         with self.attempt():
-            pinned = self.device.type == "cuda"
-            return self._buffers.take(elems, dtype, pinned=pinned, wait=self.nic.wait)
+            push_unit(self.nic, plans, gradients, dtype, lambda group: self._push(unit, group))
 
-    def push(self, unit: Unit, buffer: torch.Tensor | None) -> None:
-        """Send a unit's gradient of this backward; None: it got none."""
-        data = None if buffer is None else bytes_of(buffer)
+    def _push(self, unit: Unit, group: list[tuple[int, Any]] | None) -> None:
         with self.attempt():
             handle = self.nic.push(
                 self.step,
                 self.parts,
                 unit.index,
-                data,
+                group,
                 unit.wire_dtype,
                 last=self._streaming,
             )
-        if buffer is not None and data is not None:
-            self._buffers.lend(handle, buffer, data)
         self._pushes.append(handle)
-        unit.was_pushed = True
 
     def end_backward(self) -> None:
         """Everything of the backward is handed over."""
@@ -357,7 +358,6 @@ class Session:
                 break
             except StepAborted as newer:
                 error = newer
-        self._buffers.clear()
         self._forget_step(error.step)
         for result in list(self._results):
             if result.number >= error.step:
@@ -365,8 +365,3 @@ class Session:
         if self.last_result is not None and self.last_result.is_lost:
             self.last_result = None
         return error
-
-
-def _itemsize(unit: Unit) -> int:
-    dtype: Any = getattr(torch, unit.wire_dtype)
-    return int(dtype.itemsize)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,10 +60,10 @@ class _Page:
 class _Step:
     """What came for the undecided step."""
 
-    pushes: dict[tuple[int, int], dict[int, tuple[memoryview, str] | None]] = field(
+    pushes: dict[tuple[int, int], dict[int, dict[int, tuple[memoryview, str]] | None]] = field(
         default_factory=dict
     )
-    """(part, unit) -> rank -> gradient of the trainable part: the worker's own memory."""
+    """(part, unit) -> rank -> chunk -> its gradient: the worker's own memory."""
     weights_of_ranks: dict[int, float] = field(default_factory=dict)
     begun: dict[int, bytes] = field(default_factory=dict)
     commits: dict[int, tuple[int, bytes]] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class FakeNetwork:
         self.changed.notify_all()
 
     def _stream(self, part: int, unit: int) -> None:
-        whole = len(self.now.pushes[part, unit]) == self.world_size
+        whole = self._is_whole(part, unit)
         chunks = self.layout.trainable_chunks(unit)
         if whole and chunks and chunks[0] not in self.now.made:
             total = self._sums(unit, 1)
@@ -167,10 +167,17 @@ class FakeNetwork:
         parts = {parts for parts, _ in self.now.commits.values()}
         assert len(parts) == 1, f"ranks ran different numbers of backwards: {parts}"
         return all(
-            len(self.now.pushes.get((part, unit), {})) == self.world_size
+            self._is_whole(part, unit)
             for part in range(parts.pop())
             for unit in range(len(self.layout.units))
             if self.layout.trainable_chunks(unit)
+        )
+
+    def _is_whole(self, part: int, unit: int) -> bool:
+        came = self.now.pushes.get((part, unit), {})
+        chunks_count = len(self.layout.trainable_chunks(unit))
+        return len(came) == self.world_size and all(
+            chunks is None or len(chunks) == chunks_count for chunks in came.values()
         )
 
     def _decide(self) -> None:
@@ -206,9 +213,9 @@ class FakeNetwork:
         total: F32Array | None = None
         for part in range(parts):
             of_part: F32Array | None = None
-            for _, gradient in sorted(self.now.pushes.get((part, unit), {}).items()):
-                if gradient is not None:
-                    floats = _floats(*gradient)
+            for _, chunks in sorted(self.now.pushes.get((part, unit), {}).items()):
+                if chunks is not None:
+                    floats = np.concatenate([_floats(*chunks[i]) for i in sorted(chunks)])
                     of_part = floats if of_part is None else of_part + floats
             if of_part is not None:
                 total = of_part if total is None else total + of_part
@@ -235,6 +242,27 @@ class FakeNetwork:
         self.now.made[index] = page
 
 
+class FakeCell:
+    """Fresh memory each time."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.data = memoryview(bytearray(nbytes))
+
+
+class FakeCells:
+    """Every other cell must be waited for."""
+
+    def __init__(self) -> None:
+        self._taken_count = 0
+
+    def take_now(self, nbytes: int) -> FakeCell | None:
+        self._taken_count += 1
+        return None if self._taken_count % 2 else FakeCell(nbytes)
+
+    def take(self, nbytes: int) -> FakeCell:
+        return FakeCell(nbytes)
+
+
 class FakeNic:
     """One rank's way to a `FakeNetwork`."""
 
@@ -248,6 +276,7 @@ class FakeNic:
         self.node_count = 1
         self.reshard_after_forward = reshard_after_forward
         self.recorder = Recorder(role="worker", printed=None)
+        self.cells = FakeCells()
         self.closed = False
         self._attempt = 0
 
@@ -300,21 +329,30 @@ class FakeNic:
             handle.into = None
 
     def push(
-        self, step: int, part: int, unit: int, gradient: memoryview | None, dtype: str, *,
-        last: bool, weight: float = 1.0,
+        self, step: int, part: int, unit: int, gradients: Sequence[tuple[int, FakeCell]] | None,
+        dtype: str, *, last: bool, weight: float = 1.0,
     ) -> FakeHandle:  # fmt: skip
         network = self.network
         with network.changed:
             self._check()
-            network.note("push", self.rank, step, part, unit)
+            came = network.now.pushes.get((part, unit), {})
+            if came.get(self.rank) is None:  # not another group of the same push
+                assert self.rank not in came, f"unit {unit}, part {part} was pushed twice"
+                network.note("push", self.rank, step, part, unit)
             self._check()
             assert step == network.step, f"push of step {step}, undecided is {network.step}"
             streaming = network.description and network.description.update == "streaming"
             assert last == bool(streaming)
             assert not streaming or self.rank in network.now.begun, "push before begin"
             came = network.now.pushes.setdefault((part, unit), {})
-            assert self.rank not in came, f"unit {unit}, part {part} was pushed twice"
-            came[self.rank] = None if gradient is None else (gradient, dtype)
+            if gradients is None:
+                came[self.rank] = None
+            else:
+                mine = came.setdefault(self.rank, {})
+                assert mine is not None, f"unit {unit}, part {part} was pushed twice"
+                for chunk, cell in gradients:
+                    assert chunk not in mine, f"chunk {chunk}, part {part} was pushed twice"
+                    mine[chunk] = (cell.data, dtype)
             network.now.weights_of_ranks[self.rank] = weight
             handle = FakeHandle(self._attempt, (step, part, unit), None)
             handle.done = network.eager

@@ -243,7 +243,7 @@ class Worker:
             assert bytes(again) == bytes(kept[unit]), "forward and backward saw other weights"
             grads = self._gradients(again, nic.rank, step, unit)
             dtype = self._layout.chunks[0].wire_dtype
-            pushes.append(nic.push(step, 0, unit, grads, dtype, last=streaming))
+            pushes.extend(nic.push_flat(step, 0, unit, grads, dtype, last=streaming))
         for push in pushes:
             nic.wait(push)
         if step == self._cancel_step and may_cancel and nic.rank == 0:

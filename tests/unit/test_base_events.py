@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
-from luwu.base.events import Recorder
+from luwu.base.clock import SYSTEM_CLOCK, unix_ns
+from luwu.base.events import CLOCK, Recorder
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """The records of a file, without those of clocks."""
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [record for record in records if record["name"] != CLOCK]
 
 
 def test_one_event_two_lines(tmp_path: Path) -> None:
@@ -90,6 +93,23 @@ def test_a_second_start_appends(tmp_path: Path) -> None:
         with Recorder(role="node", path=path, printed=None) as recorder:
             recorder.event("node.ready", start=number)
     assert [record["start"] for record in lines_of(path)] == [0, 1]
+
+
+def test_each_start_begins_with_its_clock(tmp_path: Path) -> None:
+    """Goal: timelines of several hosts can be aligned. Method: the record lies between two reads
+    of both clocks, and stands before everything else of its start."""
+    path = tmp_path / "a.jsonl"
+    before = SYSTEM_CLOCK.now_ns(), unix_ns()
+    for number in range(2):
+        with Recorder(role="node", path=path, printed=None) as recorder:
+            recorder.event("node.ready", start=number)
+    after = SYSTEM_CLOCK.now_ns(), unix_ns()
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record["name"] for record in records] == [CLOCK, "node.ready"] * 2
+    for clock in records[::2]:
+        assert before <= (clock["monotonic_ns"], clock["unix_ns"]) <= after
+        assert clock["role"] == "node"
+        assert clock["boot"] == records[0]["boot"] != ""
 
 
 def test_after_close_events_are_printed_only(tmp_path: Path) -> None:

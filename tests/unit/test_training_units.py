@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import luwu
-from luwu.training.gradients import GradientBuffers, bytes_of
 from luwu.training.weights import ByteCount, UnitWeights
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.test_training_equality import (
@@ -187,55 +186,6 @@ def test_gradient_leaves_as_soon_as_it_is_final() -> None:
         ("pull", 0), ("pull", 1), ("pull", 2), ("pull", 3),
         ("pull", 3), ("push", 3), ("pull", 2), ("push", 2), ("pull", 1), ("push", 1), ("push", 0),
     ]  # fmt: skip
-
-
-def test_gradient_buffers_are_bounded() -> None:
-    """I5. Goal: no more than the limit is held; the oldest push is waited for."""
-
-    class Push:
-        done = False
-
-    buffers = GradientBuffers(limit_bytes=3 * 256)
-    pushes: list[Push] = []
-    waited: list[Push] = []
-
-    def wait(push: Push) -> None:
-        waited.append(push)
-        push.done = True
-
-    def push(elems: int) -> torch.Tensor:
-        buffer = buffers.take(elems, torch.float32, pinned=False, wait=wait)
-        pushes.append(Push())
-        buffers.lend(pushes[-1], buffer, bytes_of(buffer))
-        return buffer
-
-    for _ in range(6):
-        push(64)
-    assert waited == pushes[:3]
-    assert push(1024).nbytes == 4096  # larger than the limit
-    assert waited == pushes[:6]
-
-
-def test_gradient_buffer_is_not_reused_while_it_is_read() -> None:
-    """Goal: a receiver in this process may read a gradient later than it says it was received."""
-
-    class Push:
-        done = True
-
-    def wait(push: Push) -> None:
-        raise AssertionError("nothing to wait for")
-
-    buffers = GradientBuffers(limit_bytes=1024)
-    first = buffers.take(64, torch.float32, pinned=False, wait=wait)
-    data = bytes_of(first)
-    buffers.lend(Push(), first, data)
-    reader = data[:16]
-    del data
-    second = buffers.take(64, torch.float32, pinned=False, wait=wait)
-    assert second is not first
-    buffers.lend(Push(), second, bytes_of(second))
-    assert buffers.take(64, torch.float32, pinned=False, wait=wait) is second
-    del reader
 
 
 def test_spans_are_recorded(tmp_path: Any) -> None:

@@ -1,0 +1,115 @@
+"""Memory for gradients on their way out: one cell a chunk, from where the transport sends best.
+
+A cell is written by the training thread, pushed, and used again when nobody needs its bytes:
+
+    free -> taken     `Cells.take`      the training thread writes the gradient
+    taken -> under way                  pushed: the core may repeat it until it is received
+    under way -> read                   received; a receiver that shares our memory may still read
+    read -> free                        every send of it is done
+
+What is under way stays within `limit_bytes`. A receiver that reads in place is not waited for as
+long as the transport has more memory; where it has not, `take` waits until a cell is free. That
+ends whatever the other ranks do: what finds no slot at the receiver is moved out of shared memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from luwu.nic.promises import WaitUntil
+from luwu.transport.interface import CreditExceeded, SendHandle
+
+
+class Cell:
+    """The gradient of one chunk."""
+
+    __slots__ = ("_memory", "data", "is_needed", "sends")
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+        self.data = memory
+        """What is pushed."""
+        self.is_needed = True
+        """By the training thread, or by the core, which may have to send it again."""
+        self.sends: list[SendHandle] = []
+        """Of the present use."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What fits in."""
+        return self._memory.nbytes
+
+    @property
+    def is_free(self) -> bool:
+        """Nobody reads it and nobody will."""
+        return not self.is_needed and all(send.done for send in self.sends)
+
+    def use(self, nbytes: int) -> None:
+        """Take it for so many bytes."""
+        self.data = self._memory[:nbytes]
+        self.sends = []
+        self.is_needed = True
+
+
+class Cells:
+    """The cells of one worker. `take` is for the training thread."""
+
+    def __init__(
+        self, reserve: Callable[[int], memoryview], wait_until: WaitUntil, limit_bytes: int
+    ) -> None:
+        self._reserve, self._wait_until = reserve, wait_until
+        self._limit_bytes = limit_bytes
+        self._cells: deque[Cell] = deque()
+        """The one that was taken longest ago first."""
+
+    def take_now(self, nbytes: int) -> Cell | None:
+        """A cell, if there is one without waiting."""
+        for cell in self._cells:
+            if nbytes <= cell.capacity_bytes <= 2 * nbytes and cell.is_free:
+                self._cells.remove(cell)
+                cell.use(nbytes)
+                self._cells.append(cell)
+                return cell
+        if self._under_way_bytes() + nbytes > self._limit_bytes and self._under_way() is not None:
+            return None
+        try:
+            cell = Cell(self._reserve(nbytes))
+        except CreditExceeded:
+            self._drop_free()  # of another size: their memory may do
+            try:
+                cell = Cell(self._reserve(nbytes))
+            except CreditExceeded:
+                return None
+        self._cells.append(cell)
+        return cell
+
+    def take(self, nbytes: int) -> Cell:
+        """A cell; waits for one. Raises StepAborted; CreditExceeded if it can never fit."""
+        found = self.take_now(nbytes)
+        while found is None:
+            if not self._cells:
+                return Cell(self._reserve(nbytes))  # says why it cannot be
+            free_count = self._free_count()
+            under_way = self._under_way()
+            self._wait_until(
+                lambda count=free_count, cell=under_way: (  # type: ignore[misc]
+                    self._free_count() > count or (cell is not None and not cell.is_needed)
+                ),
+                f"room for {nbytes} bytes of gradient",
+                None,
+            )
+            found = self.take_now(nbytes)
+        return found
+
+    def _under_way(self) -> Cell | None:
+        return next((cell for cell in self._cells if cell.is_needed), None)
+
+    def _under_way_bytes(self) -> int:
+        return sum(cell.data.nbytes for cell in self._cells if cell.is_needed)
+
+    def _free_count(self) -> int:
+        return sum(cell.is_free for cell in self._cells)
+
+    def _drop_free(self) -> None:
+        self._cells = deque(cell for cell in self._cells if not cell.is_free)
