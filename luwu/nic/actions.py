@@ -17,7 +17,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Copy these weights to their place in the unit; the payload is dropped right after."""
+    """These weights have come for a place in the unit; the payload is the shell's from now on."""
 
     handle: int
     chunk: int

@@ -32,7 +32,7 @@ from luwu.nic.handles import Handles
 from luwu.nic.member import NicMember
 from luwu.nic.statements import Statements
 from luwu.wire import messages as wire
-from luwu.wire.actions import Drop, Payload
+from luwu.wire.actions import Payload
 from luwu.wire.kinds import Role, Verb
 
 
@@ -132,7 +132,7 @@ class NicCore(NicMember):
         if not self._uplink.answered(name) or handle is None:
             self._stale(m, payload)
             return
-        self._actions += [Fill(handle, m.chunk, payload), Drop(payload)]
+        self._actions.append(Fill(handle, m.chunk, payload))
         self._handles.came(handle, m.chunk)
 
     def _received(self, now_ns: int, m: wire.Received) -> None:

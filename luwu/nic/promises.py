@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.nic.arriving import Arriving, SharedWeights
 
 WaitUntil = Callable[[Callable[[], bool], str, int | None], None]
 """`Nic.wait_until`: block until a condition holds; what that is, for people; the era of it."""
@@ -14,7 +15,7 @@ WaitUntil = Callable[[Callable[[], bool], str, int | None], None]
 class Handle:
     """Something asked for; `done` is a cheap flag, `Nic.wait` blocks until it is set."""
 
-    __slots__ = ("asked_ns", "done", "era", "into", "name", "number", "step", "unit")
+    __slots__ = ("arriving", "asked_ns", "done", "era", "name", "number", "shared", "step", "unit")
 
     def __init__(self, name: str, step: int, unit: int, era: int) -> None:
         self.name, self.step, self.unit, self.era = name, step, unit, era
@@ -22,8 +23,10 @@ class Handle:
         self.done = False
         self.number = 0
         """By which the core knows it."""
-        self.into: memoryview | None = None
-        """Where a pull puts the unit's weights."""
+        self.arriving: Arriving | None = None
+        """The chunks of a pull, until it is done."""
+        self.shared: SharedWeights | None = None
+        """Of a pull that is done: the weights, if they are used in place."""
 
 
 class StepHandle:

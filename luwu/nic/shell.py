@@ -32,6 +32,7 @@ from luwu.base.errors import (
 from luwu.base.events import Recorder
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.nic import actions as nic
+from luwu.nic.arriving import Arriving
 from luwu.nic.cells import Cell, Cells
 from luwu.nic.core import NicCore
 from luwu.nic.promises import Handle, NicCounters, StepHandle
@@ -148,22 +149,37 @@ class Nic(Closing):
         for handle in under_way:
             self.wait(handle)
 
-    def pull(self, step: int, part: int, unit: int, into: memoryview) -> Handle:
-        """Ask for a unit's weights; `into` is its whole flat vector in the wire dtype, as bytes.
+    def pull(
+        self, step: int, part: int, unit: int, memory: Callable[[], memoryview], *,
+        in_place: bool = False,
+    ) -> Handle:  # fmt: skip
+        """Ask for a unit's weights: its whole flat vector in the wire dtype.
 
-        It is written by the I/O thread and must stay valid until the handle is done or forgotten.
+        `memory` gives as many bytes to put them in. It is called by the I/O thread when they are
+        needed, and they must stay valid until the handle is done or forgotten. With `in_place` the
+        weights may be left where the sender has them: then the handle's `shared` says where, and
+        belongs to the caller.
         """
         handle = self._new("pull", step, unit)
-        handle.into = into
-        chunks = self._units.unit_chunks[unit]
+        layout = self._units
+        chunks = layout.unit_chunks[unit]
+        places = {}
+        for index in chunks:
+            chunk = layout.chunks[index]
+            places[index] = (chunk.start * DTYPE_BYTES[chunk.wire_dtype], chunk.wire_bytes)
+        handle.arriving = Arriving(memory, places, in_place=in_place)
         number = self._register(handle)
         self._command(lambda now: self._core.pull(now, number, step, part, chunks))
         return handle
 
     def forget(self, handle: Handle) -> None:
         """Nobody needs this pull: after the return its memory is no longer written."""
-        if not handle.done:
-            self._command(lambda now: self._forget(handle.number), wait=True)
+        try:
+            if not handle.done:
+                self._command(lambda now: self._forget(handle.number), wait=True)
+        finally:
+            if handle.shared is not None:
+                handle.shared.release()
 
     def push(
         self, step: int, part: int, unit: int, gradients: Sequence[tuple[int, Cell]] | None,
@@ -460,20 +476,20 @@ class Nic(Closing):
     def _fill(self, fill: nic.Fill) -> None:
         handle = self._handles[fill.handle]
         assert isinstance(fill.payload, Delivery)
-        assert handle.into is not None
+        assert handle.arriving is not None
         chunk = self._units.chunks[fill.chunk]
-        start = chunk.start * DTYPE_BYTES[chunk.wire_dtype]
-        source = np.frombuffer(fill.payload.buffers[0], np.uint8)
-        if source.nbytes != chunk.wire_bytes:
+        nbytes = fill.payload.buffers[0].nbytes
+        if nbytes != chunk.wire_bytes:
             raise RemoteProtocolError(
-                f"weights of chunk {fill.chunk}: {source.nbytes} bytes came, expected "
+                f"weights of chunk {fill.chunk}: {nbytes} bytes came, expected "
                 f"{chunk.wire_bytes}; the parent has another layout"
             )
-        target = np.frombuffer(handle.into, np.uint8)
-        np.copyto(target[start : start + source.nbytes], source)
+        handle.arriving.came(fill.chunk, fill.payload)
 
     def _forget(self, number: int) -> list[nic.Action]:
-        self._handles.pop(number, None)
+        handle = self._handles.pop(number, None)
+        if handle is not None and handle.arriving is not None:
+            handle.arriving.release()
         return self._core.forget(number)
 
     def _finish(self, number: int) -> None:
@@ -482,8 +498,10 @@ class Nic(Closing):
             handle.name, handle.asked_ns, SYSTEM_CLOCK.now_ns(), step=handle.step,
             unit=handle.unit, rank=self.rank,
         )  # fmt: skip
+        if handle.arriving is not None:
+            handle.shared = handle.arriving.finish()
+            handle.arriving = None
         handle.done = True
-        handle.into = None
         self._notify()
 
     def _tell(self, action: nic.Action) -> None:
@@ -495,14 +513,17 @@ class Nic(Closing):
                     if step in self._steps:
                         self._steps[step].outcome = (applied, grad_norm)
                 case nic.Settled(step, applied, grad_norm):
-                    handle = self._steps.pop(step, None)
-                    if handle is not None:
-                        handle.outcome, handle.is_settled = (applied, grad_norm), True
+                    settled = self._steps.pop(step, None)
+                    if settled is not None:
+                        settled.outcome, settled.is_settled = (applied, grad_norm), True
                 case nic.Aborted(step, _, loaded):
                     self._era += 1
                     self._core_step = step
                     self._abort = action
                     self._joined = nic.Joined(step, loaded)
+                    for void in self._handles.values():
+                        if void.arriving is not None:
+                            void.arriving.release()
                     self._handles.clear()
                     # Those before were decided; how they came out is being asked for.
                     self._steps = {n: kept for n, kept in self._steps.items() if n < step}

@@ -6,15 +6,33 @@ the last raise; from then on work of the new attempt is accepted, from `step` on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from luwu.base.events import Recorder
 from luwu.wire.description import Description
 
 
+class SharedWeights(Protocol):
+    """A unit's weights where their sender has them; nobody writes there until `release`."""
+
+    address: int
+    nbytes: int
+    mapping: memoryview
+    """Keeps the memory mapped, after `release` too."""
+
+    def release(self) -> None:
+        """The weights are not read any more; may be repeated."""
+        ...
+
+
 class Handle(Protocol):
     """A push or a pull under way."""
+
+    @property
+    def shared(self) -> Any:
+        """Of a pull that is done: its `SharedWeights` if they are used in place, or None."""
+        ...
 
     @property
     def done(self) -> bool:
@@ -90,12 +108,19 @@ class Nic(Protocol):
         """Send the float32 weights of every chunk; rank 0, before step 0."""
         ...
 
-    def pull(self, step: int, part: int, unit: int, into: memoryview) -> Handle:
-        """Ask for a unit's weights; `part` counts this rank's uses of it within the step."""
+    def pull(
+        self, step: int, part: int, unit: int, memory: Callable[[], memoryview], *,
+        in_place: bool = False,
+    ) -> Handle:  # fmt: skip
+        """Ask for a unit's weights; `part` counts this rank's uses of it within the step.
+
+        `memory` is called, in another thread, where they must be copied; with `in_place` they may
+        be left where their sender has them.
+        """
         ...
 
     def forget(self, handle: Any) -> None:
-        """Give up a pull; its memory is not written after the return."""
+        """Give up a pull, done or not; its memory is not written after the return."""
         ...
 
     def push(

@@ -6,6 +6,8 @@ used. When a unit is wanted that the order did not foresee, the pulls nobody use
 first, so that the memory bound holds; then the order is taken up again at that unit.
 
 At most `window` units are pulled and unused, one is used and the root stays: `(window + 2)` units.
+Units whose weights are used in memory shared with their sender take none of ours and are asked for
+as early as the order goes.
 """
 
 from __future__ import annotations
@@ -50,6 +52,13 @@ class Prefetcher:
         """Return when the unit's weights are in its storage."""
         index = unit.index
         self._record.append(index)
+        assert unit.weights is not None
+        if unit.weights.is_held:
+            self._cursor = self._after(index)
+            self.use_count += 1
+            self.early_count += 1
+            self.top_up(wanted=index)
+            return
         pull = self._pulls.get(index)
         if pull is None:
             self.forget_all()
@@ -66,23 +75,29 @@ class Prefetcher:
             self._nic.recorder.span("pull_wait", start_ns, end_ns, step=self._step, unit=unit.name)
         del self._pulls[index]
         unit.uses += 1
-        assert unit.weights is not None
-        unit.weights.publish()
+        unit.weights.publish(pull.handle.shared)
 
     def top_up(self, wanted: int = -1) -> None:
         """Ask for what comes next, as far as the window allows; `wanted` is being waited for."""
-        under_way = len(self._pulls) - (wanted in self._pulls)
+        under_way = sum(
+            index != wanted and not _comes_shared(pull.unit) for index, pull in self._pulls.items()
+        )
         foreseen = {wanted}
         for index in self._order[self._cursor :]:
             unit = self._units[index]
-            if under_way >= self._window or index in foreseen or unit.is_installed:
+            assert unit.weights is not None
+            if unit.weights.is_held:
+                continue  # for the whole step
+            if index in foreseen or unit.is_installed:
                 return  # a unit that is here must be used and freed before it is pulled again
             if self._streaming and unit.was_pushed:
+                return
+            if under_way >= self._window and not _comes_shared(unit):
                 return
             foreseen.add(index)
             if index not in self._pulls:
                 self._ask(unit)
-                under_way += 1
+                under_way += not _comes_shared(unit)
 
     def begin_forward(self) -> None:
         """The root begins a forward: one that no backward follows is not worth remembering."""
@@ -109,10 +124,12 @@ class Prefetcher:
     def forget_all(self) -> None:
         """Give up every pull nobody used."""
         for index, pull in list(self._pulls.items()):
-            self._nic.forget(pull.handle)
-            del self._pulls[index]
-            assert pull.unit.weights is not None
-            pull.unit.weights.free()
+            try:
+                self._nic.forget(pull.handle)
+            finally:
+                del self._pulls[index]
+                assert pull.unit.weights is not None
+                pull.unit.weights.free()
 
     def _rewind(self, step: int) -> None:
         self._step = step
@@ -122,12 +139,13 @@ class Prefetcher:
 
     def _ask(self, unit: Unit) -> _Pull:
         assert unit.weights is not None
-        into = unit.weights.open()
-        try:
-            handle = self._nic.pull(self._step, unit.uses, unit.index, into)
-        except BaseException:
-            unit.weights.free()
-            raise
+        handle = self._nic.pull(
+            self._step,
+            unit.uses,
+            unit.index,
+            unit.weights.open,
+            in_place=unit.weights.may_be_shared,
+        )
         pull = self._pulls[unit.index] = _Pull(handle, unit)
         return pull
 
@@ -139,3 +157,8 @@ class Prefetcher:
             except ValueError:
                 continue
         return len(self._order)
+
+
+def _comes_shared(unit: Unit) -> bool:
+    assert unit.weights is not None
+    return unit.weights.comes_shared and unit.weights.may_be_shared

@@ -347,6 +347,8 @@ class Session:
             if unit.is_installed:
                 unit.remove()
             unit.drop_gradients()
+            if unit.weights is not None:
+                unit.weights.end_step()
 
     def _drop_attempt(self, error: StepAborted) -> StepAborted:
         """Forget everything of the lost attempt; the latest error, if another one came."""

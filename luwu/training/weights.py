@@ -6,6 +6,11 @@ new bytes, wherever they lie. (Swapping `.data` instead would leave them with th
 through a memoryview does not raise autograd's version counter, which guards against changes that
 the script makes; this change puts back what was there.
 
+Where the sender's memory is shared with this process, the weights are used where they lie, and
+nothing is copied. They have a storage of their own at each such address, and are held until the
+step ends: to free them gives no memory back, and what a graph saved stays as it was. A unit that
+was copied in a step is copied again in the same step, for the graph looks at that storage.
+
 On a GPU the network fills a pinned buffer of the host, and `publish` copies it over.
 """
 
@@ -18,6 +23,10 @@ import torch
 from torch import nn
 
 from luwu.training.heap import own_mapping
+from luwu.training.interface import SharedWeights
+
+_ADDRESSES_MAX = 2
+"""Places of a unit's weights in shared memory: one for even and one for odd steps."""
 
 
 class ByteCount:
@@ -33,6 +42,23 @@ class ByteCount:
         self.peak = max(self.peak, self.now)
 
 
+class _View:
+    """One place of the flat vector, and the parameters that are views of it."""
+
+    def __init__(self, flat: torch.Tensor, places: Sequence[tuple[int, torch.Size, bool]]) -> None:
+        self.flat = flat
+        self.parameters = [
+            nn.Parameter(flat[start : start + shape.numel()].view(shape), requires_grad)
+            for start, shape, requires_grad in places
+        ]
+        self._version = flat._version
+
+    def was_written(self) -> bool:
+        """Whether somebody changed a parameter in place since the last look."""
+        before, self._version = self._version, self.flat._version
+        return self._version != before
+
+
 class UnitWeights:
     """One flat vector in the wire dtype, and the parameters that are views of it."""
 
@@ -42,25 +68,45 @@ class UnitWeights:
     ) -> None:  # fmt: skip
         """`places`: first element, shape and requires_grad of each parameter."""
         self._live_bytes = live_bytes
+        self._places = places
         with own_mapping():
-            self._flat = torch.empty(elems, dtype=dtype, device=device)
-        self._storage = self._flat.untyped_storage()
+            flat = torch.empty(elems, dtype=dtype, device=device)
+        self._own = _View(flat, places)
+        self._storage = flat.untyped_storage()
+        self._view = self._own
+        self._mapped: dict[int, _View] = {}
+        """By address."""
+        self._shared: SharedWeights | None = None
         self._host: torch.Tensor | None = None
         self._is_open = False
+        self._was_copied = False
+        """In this step."""
+        self.comes_shared = False
+        """The last pull needed no memory."""
         self.nbytes = elems * dtype.itemsize
-        self.parameters = [
-            nn.Parameter(self._flat[start : start + shape.numel()].view(shape), requires_grad)
-            for start, shape, requires_grad in places
-        ]
-        self._version = self._flat._version
         self._storage.resize_(0)
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters where the weights are now, or were last."""
+        return self._view.parameters
+
+    @property
+    def is_held(self) -> bool:
+        """The weights of this step are here, and need not be pulled again."""
+        return self._shared is not None
+
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether the next pull may leave the weights where their sender has them."""
+        return not self._was_copied
+
     def open(self) -> memoryview:
-        """Take memory; the caller fills it, then calls `publish`."""
+        """Take memory; the caller fills it, then `publish` is called."""
         assert not self._is_open
         self._is_open = True
         self._live_bytes.add(self.nbytes)
-        if self._flat.device.type == "cpu":
+        if self._own.flat.device.type == "cpu":
             with own_mapping():
                 self._storage.resize_(self.nbytes)
             address = self._storage.data_ptr()
@@ -70,19 +116,21 @@ class UnitWeights:
         # Not through numpy: a tensor that numpy has seen cannot be resized any more.
         return memoryview((ctypes.c_ubyte * self.nbytes).from_address(address)).cast("B")
 
-    def publish(self) -> None:
-        """The memory is filled: from now on the parameters may be read."""
-        if self._host is None:
+    def publish(self, shared: SharedWeights | None = None) -> None:
+        """The weights are there, in our memory or where `shared` says: they may be read."""
+        self.comes_shared = shared is not None
+        if self._own.flat.device.type != "cpu":
+            self._copy_to_device(shared)
+        elif shared is not None:
+            self._shared = shared
+            self._view = self._mapped_view(shared)
             return
-        self._storage.resize_(self.nbytes)
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(self._flat):
-            self._flat.copy_(self._host.view(self._flat.dtype), non_blocking=True)
-        self._host = None
+        self._was_copied = True
+        self._view = self._own
 
     def was_written(self) -> bool:
         """Whether somebody changed a parameter in place since the last look."""
-        before, self._version = self._version, self._flat._version
-        return self._version != before
+        return self._view.was_written()
 
     def free(self) -> None:
         """Give the memory back; the parameters must not be read until it is filled again."""
@@ -91,3 +139,37 @@ class UnitWeights:
             self._live_bytes.add(-self.nbytes)
             self._storage.resize_(0)
             self._host = None
+
+    def end_step(self) -> None:
+        """Nothing of this step is read any more."""
+        self._was_copied = False
+        if self._shared is not None:
+            self._shared.release()
+            self._shared = None
+
+    def _mapped_view(self, shared: SharedWeights) -> _View:
+        view = self._mapped.get(shared.address)
+        if view is None:
+            if len(self._mapped) == _ADDRESSES_MAX:  # the sender was started again
+                del self._mapped[next(iter(self._mapped))]
+            memory = (ctypes.c_ubyte * self.nbytes).from_address(shared.address)
+            memory.mapping = shared.mapping  # type: ignore[attr-defined]  # lives as long as views
+            flat = torch.frombuffer(memory, dtype=self._own.flat.dtype)
+            view = self._mapped[shared.address] = _View(flat, self._places)
+        return view
+
+    def _copy_to_device(self, shared: SharedWeights | None) -> None:
+        flat = self._own.flat
+        source = self._host
+        if shared is not None:
+            self._is_open = True
+            self._live_bytes.add(self.nbytes)
+            memory = (ctypes.c_ubyte * self.nbytes).from_address(shared.address)
+            source = torch.frombuffer(memory, dtype=torch.uint8)
+        assert source is not None
+        self._storage.resize_(self.nbytes)
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(flat):
+            flat.copy_(source.view(flat.dtype), non_blocking=shared is None)
+        self._host = None
+        if shared is not None:
+            shared.release()

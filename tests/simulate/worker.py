@@ -65,6 +65,7 @@ class Worker:
                     payload.drop()  # type: ignore[attr-defined]
                 case nic.Fill(handle, chunk, payload):
                     self._filled.setdefault(handle, {})[chunk] = payload.read().copy()  # type: ignore[attr-defined]
+                    payload.drop()  # type: ignore[attr-defined]
                 case nic.Done(handle):
                     self._done.add(handle)
                 case nic.Joined():

@@ -40,9 +40,12 @@ class Joined:
 class FakeHandle:
     """A push or a pull."""
 
-    def __init__(self, attempt: int, key: tuple[int, int, int], into: memoryview | None) -> None:
+    def __init__(
+        self, attempt: int, key: tuple[int, int, int], into: Callable[[], memoryview] | None
+    ) -> None:
         self.attempt, self.key, self.into = attempt, key, into
         self.done = False
+        self.shared = None
 
 
 @dataclass
@@ -310,12 +313,12 @@ class FakeNic:
                 self.network.changed.notify_all()
                 self._check()
 
-    def pull(self, step: int, part: int, unit: int, into: memoryview) -> FakeHandle:
-        assert into.nbytes == self.network.layout.unit_wire_bytes(unit)
-        assert not into.readonly
+    def pull(
+        self, step: int, part: int, unit: int, memory: Callable[[], memoryview], *, in_place: bool
+    ) -> FakeHandle:
         with self.network.changed:
             self._check()
-            handle = FakeHandle(self._attempt, (step, part, unit), into)
+            handle = FakeHandle(self._attempt, (step, part, unit), memory)
             self.network.note("pull", self.rank, step, part, unit)
             self._check()
             if self.network.eager:
@@ -424,11 +427,14 @@ class FakeNic:
         made = [index for index in chunks if index in network.now.made]
         assert not made, f"unit {unit} was pulled after its update in step {step}"
         assert handle.into is not None
+        into = handle.into()
+        assert into.nbytes == layout.unit_wire_bytes(unit)
+        assert not into.readonly
         at = 0
         for index in chunks:
             chunk = layout.chunks[index]
             wire = to_wire(network.pages[index].weights, chunk.wire_dtype)
-            handle.into[at : at + chunk.wire_bytes] = wire
+            into[at : at + chunk.wire_bytes] = wire
             at += chunk.wire_bytes
         handle.into = None
         handle.done = True

@@ -252,7 +252,7 @@ class Worker:
 
     def _pull(self, nic: Nic, step: int, use: int, unit: int) -> memoryview:
         into = memoryview(bytearray(self._layout.unit_wire_bytes(unit)))
-        nic.wait(nic.pull(step, use, unit, into))
+        nic.wait(nic.pull(step, use, unit, lambda: into))
         return into
 
     def _gradients(self, weights: memoryview, rank: int, step: int, unit: int) -> memoryview:
