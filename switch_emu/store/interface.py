@@ -174,6 +174,20 @@ class PageStore(Closing):
         Raises StaleAttempt if another attempt is recorded, StateError for another version.
         """
 
+    def record_in_ram(self, page: int, version: int) -> memoryview | None:
+        """The record itself, read-only, if it lies in RAM, so that it need not be copied.
+
+        It is valid as long as a `read` of this version may last. None: it must be read.
+        """
+        return None
+
+    def place_in_ram(self, page: int, version: int, attempt: int) -> memoryview | None:
+        """Where the record goes in RAM: make it there, and `write` that memory; it is not copied.
+
+        None: this store has no such place. Raises as `write` does.
+        """
+        return None
+
     @abstractmethod
     def prepare(self, step: DecidedStep) -> None:
         """Make what this attempt wrote ready to be decided; it survives what the level survives.

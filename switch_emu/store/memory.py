@@ -9,20 +9,18 @@ from luwu.base.errors import StateError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import Buffer, DecidedStep, PageStore, StoreStats
 from switch_emu.store.steps import PageEntry, PageTable, StepState, TableShape
-from switch_emu.store.views import read_view, write_view
+from switch_emu.store.views import cut, is_same_memory, read_view, write_view
 
 
 class MemoryPageStore(PageStore):
-    """Two sides a page in RAM; they are allocated when first written."""
+    """Two sides a page in RAM; memory is taken when it is first written."""
 
     def __init__(self, config: StoreConfig) -> None:
         self._config = config
         nothing = [0] * config.page_count
         self._steps = StepState(PageTable(TableShape(nothing, nothing)))
-        self._sides: tuple[list[bytearray | None], ...] = (
-            [None] * config.page_count,
-            [None] * config.page_count,
-        )
+        sizes = [config.kind(page).record_bytes for page in range(config.page_count)]
+        self._sides = (cut(sizes), cut(sizes))
         self._closed = False
 
     @property
@@ -79,15 +77,23 @@ class MemoryPageStore(PageStore):
         view = write_view(into, stop - start, f"page {page}, field {field_name}")
         view[:] = self._record(page, version)[start:stop]
 
+    def record_in_ram(self, page: int, version: int) -> memoryview | None:
+        """The side that holds this version."""
+        self._check_open()
+        return self._record(page, version).toreadonly()
+
+    def place_in_ram(self, page: int, version: int, attempt: int) -> memoryview | None:
+        """The side that is not current."""
+        self._check_open()
+        return self._sides[self._steps.side_to_write(page, version, attempt)][page]
+
     def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
-        """Copy a record to the side that is not current."""
+        """Copy a record to the side that is not current, unless it was made there."""
         self._check_open()
         view = read_view(record, self._config.kind(page).record_bytes, f"page {page}")
         side = self._steps.side_to_write(page, version, attempt)
         place = self._sides[side][page]
-        if place is None:
-            self._sides[side][page] = bytearray(view)
-        else:
+        if not is_same_memory(view, place):
             place[:] = view
         self._steps.note_written(page, PageEntry(side, version, attempt))
 
@@ -110,13 +116,10 @@ class MemoryPageStore(PageStore):
     def close(self) -> None:
         """Free both sides."""
         self._closed = True
-        for side in self._sides:
-            side.clear()
+        self._sides = ([], [])
 
     def _record(self, page: int, version: int) -> memoryview:
-        record = self._sides[self._steps.entry_to_read(page, version).side][page]
-        assert record is not None, "an entry names a side that was written"
-        return memoryview(record)
+        return self._sides[self._steps.entry_to_read(page, version).side][page]
 
     def _check_open(self) -> None:
         if self._closed:

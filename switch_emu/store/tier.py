@@ -25,7 +25,7 @@ import threading
 from luwu.base.errors import ConfigError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import Buffer, DecidedStep, PageStore, StoreStats
-from switch_emu.store.views import write_view
+from switch_emu.store.views import cut, write_view
 
 
 class _Copy(enum.Enum):
@@ -39,18 +39,14 @@ class _Resident:
 
     __slots__ = ("attempt", "record", "state")
 
-    def __init__(self) -> None:
+    def __init__(self, record: memoryview) -> None:
         self.state = _Copy.EMPTY
         self.attempt = 0
-        self.record = bytearray()
+        self.record = record
 
     def fill(self, record: Buffer, state: _Copy, attempt: int = 0) -> None:
-        """Take a copy; the buffer is reused from step to step."""
-        view = memoryview(record).cast("B")
-        if len(self.record) == len(view):
-            self.record[:] = view
-        else:
-            self.record = bytearray(view)
+        """Take a copy."""
+        self.record[:] = memoryview(record).cast("B")
         self.state, self.attempt = state, attempt
 
 
@@ -61,15 +57,17 @@ class TieredPageStore(PageStore):
         if resident_bytes < 0:
             raise ConfigError(f"resident_bytes must be at least 0, got {resident_bytes}")
         self._store = store
-        self._resident: dict[int, _Resident] = {}
         self._lock = threading.Lock()
         self._hits_count = 0
+        kept: dict[int, int] = {}
         left = resident_bytes
         for page in range(store.config.page_count):
             record_bytes = store.config.kind(page).record_bytes
             if record_bytes <= left:
-                self._resident[page] = _Resident()
+                kept[page] = record_bytes
                 left -= record_bytes
+        views = cut(list(kept.values()))
+        self._resident = {page: _Resident(view) for page, view in zip(kept, views, strict=True)}
         self._resident_bytes = resident_bytes - left
 
     @property
@@ -145,7 +143,14 @@ class TieredPageStore(PageStore):
             return
         start, stop = self.config.kind(page).range(field_name)
         view = write_view(into, stop - start, f"page {page}, field {field_name}")
-        view[:] = memoryview(copy.record)[start:stop]
+        view[:] = copy.record[start:stop]
+
+    def record_in_ram(self, page: int, version: int) -> memoryview | None:
+        """The copy, if the page is kept in this version; else the inner store's."""
+        copy = self._copy_of(page, version)
+        if copy is None:
+            return self._store.record_in_ram(page, version)
+        return copy.record.toreadonly()
 
     def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
         """Write to the inner store, then keep a copy."""

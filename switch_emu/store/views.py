@@ -1,6 +1,11 @@
-"""Byte views of callers' buffers, with their size checked once."""
+"""Byte views of memory: of callers' buffers, checked once, and of records kept in RAM."""
 
 from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
 
 from luwu.base.errors import StateError
 from switch_emu.store.interface import Buffer
@@ -20,3 +25,28 @@ def write_view(into: memoryview, size: int, what: str) -> memoryview:
     if view.readonly:
         raise StateError(f"{what}: the buffer to read into is read-only; give a writable one")
     return view
+
+
+def cut(sizes: Sequence[int]) -> list[memoryview]:
+    """Zeroed memory of these sizes, all from one mapping, each on a multiple of 64 bytes.
+
+    Sizes are multiples of 64. A page of memory is taken when it is first written; huge pages where
+    the system gives them, since every step walks over all of it.
+    """
+    mapping = mmap.mmap(-1, max(sum(sizes), 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping.madvise(mmap.MADV_HUGEPAGE)
+    whole = memoryview(mapping)
+    views, start = [], 0
+    for size in sizes:
+        views.append(whole[start : start + size])
+        start += size
+    return views
+
+
+def is_same_memory(one: memoryview, other: memoryview) -> bool:
+    """Whether two views of equal size are of the same bytes."""
+    return _address(one) == _address(other)
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])

@@ -142,6 +142,22 @@ class PageStoreSuite:
                 store.read(0, 0, into)
                 assert into == source
 
+    def test_records_in_ram_need_no_copy(self, store: PageStore) -> None:
+        """P1. Goal: a record read where it lies is what `read` gives, and one made where it goes
+        is what was written; the decided version is not touched."""
+        take_step(store, 0)
+        for page in range(store.config.page_count):
+            before = read(store, page, 0)
+            lying = store.record_in_ram(page, 0)
+            assert lying is None or (lying.readonly and bytes(lying) == before)
+            place = store.place_in_ram(page, 1, 0)
+            new = record(store, page, 1)
+            if place is not None:
+                place[:] = new
+            store.write(page, 1, 0, new if place is None else place)
+            assert read(store, page, 1) == new
+            assert read(store, page, 0) == before
+
     def test_two_versions_can_be_read(self, store: PageStore) -> None:
         """P1. Goal: the decided version stays whole while the next is made, and until decided."""
         take_step(store, 0)
