@@ -162,7 +162,7 @@ class Shell:
             return
         now_ns = SYSTEM_CLOCK.now_ns()
         if message.IS_DATA and buffers:
-            payload = Payload(buffers[0], delivery.release)
+            payload = Payload(buffers[0], delivery.release, is_shared=delivery.is_shared)
             self.do(self.received(now_ns, peer, message, payload, payload.nbytes))
             return
         data = bytes(buffers[0]) if buffers else None

@@ -206,8 +206,8 @@ class RunConfig:
         "free a unit's weights between forward and backward; FSDP2's rule unless given",
     )  # fmt: skip
     transport: str = _key(
-        "auto", one_of("auto", "tcp", "ipc"), "auto|tcp|ipc", SERVING,
-        "how processes talk; auto: ipc on one host",
+        "auto", one_of("auto", "tcp", "ipc", "shm"), "auto|tcp|ipc|shm", SERVING,
+        "how processes talk; auto: shared memory on one host",
     )  # fmt: skip
     chunk: int | None = _key(
         None, chunk_size, "SIZE|auto", SERVING,
@@ -239,6 +239,9 @@ class RunConfig:
     )
     run_dir: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", EVERYWHERE, "directory of this run; luwu-runs/<time>-<id> unless given"
+    )
+    trace: Path | None = _key(  # noqa: RUF009 - it makes a field
+        None, path, "FILE", TRAINING, "write a timeline of the run there; Perfetto opens it"
     )
     join: str | None = _key(
         None, words, "FILE|URL", ("run", "up"), "connection file or URL of what runs already"

@@ -5,6 +5,11 @@
 `Recorder.event` marks an instant, `Recorder.span` a stretch of work (start_ns, end_ns of the
 monotonic clock, and whatever names it: step, unit, chunk). INFO is for once a step or rarer and is
 printed; DEBUG is for chunks and goes to the file alone. A `Recorder` without a file only prints.
+
+The first record of each start of a process is its clock: an instant of the monotonic clock, the
+same instant of the wall clock, and which boot of which host the monotonic clock belongs to.
+
+    {"name":"clock","role":"node","monotonic_ns":...,"unix_ns":...,"boot":"6f9c..."}
 """
 
 from __future__ import annotations
@@ -13,10 +18,13 @@ import json
 import sys
 import threading
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
-from luwu.base.clock import local_time_text
+from luwu.base.clock import SYSTEM_CLOCK, local_time_text, unix_ns
 from luwu.base.closing import Closing
+
+CLOCK: Final = "clock"
+"""Name of the record that a timeline is aligned by."""
 
 
 class Recorder(Closing):
@@ -32,6 +40,8 @@ class Recorder(Closing):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", encoding="utf-8", buffering=1024 * 1024)
+            now = {"monotonic_ns": SYSTEM_CLOCK.now_ns(), "unix_ns": unix_ns(), "boot": _boot()}
+            self._append({"name": CLOCK, "role": role, **now})
 
     def event(self, name: str, *, level: str = "INFO", **fields: object) -> None:
         """Record an instant; print it unless it is DEBUG."""
@@ -70,6 +80,14 @@ class Recorder(Closing):
         with self._lock:
             if self._file is not None:
                 self._file.write(line + "\n")
+
+
+def _boot() -> str:
+    """Names the boot of this host: processes with the same one share the monotonic clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return "unknown"
 
 
 def _short(value: object) -> str:

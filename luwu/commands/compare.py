@@ -16,6 +16,7 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+from luwu.commands.trace import check_trace, write_trace
 from luwu.launch.arm import run_arm, with_budget
 from luwu.launch.comparison import comparison
 from luwu.launch.console import Console
@@ -131,6 +132,9 @@ def _check(config: RunConfig) -> None:
         check_data_file(config.data)
     if config.json not in (None, "-") and not Path(str(config.json)).absolute().parent.is_dir():
         raise ConfigError(f"json: no directory for {config.json}; make it first")
+    if config.trace is not None and "luwu" not in config.arms:
+        raise ConfigError("trace: only luwu records spans; add it to --arms")
+    check_trace(config.trace)
 
 
 def _finish(
@@ -158,6 +162,8 @@ def _finish(
         _say_disk(document, console)
         code = _check_losses(document, console)
     console.say(f"report  {report}")
+    if config.trace is not None:
+        write_trace(run_directory, config.trace, console.say)
     program = program_text()
     console.say(f"next    {program} report --open {_short(run_directory.path)}")
     console.say(f"        {program} compare --arms luwu,fsdp,ddp --layers 6 --width 256 --steps 60")

@@ -24,6 +24,7 @@ VERBS: Final = {
     "status": "what the processes of a run are doing",
     "doctor": "what this machine has and what is missing",
     "report": "make a run's report again",
+    "trace": "make a run's timeline, or say how busy its engines were",
     "config": "show every key, its value and who set it",
 }
 

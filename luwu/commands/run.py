@@ -11,6 +11,7 @@ from luwu.base.config import Resolved
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Parsed, Verb, resolve_parsed
+from luwu.commands.trace import check_trace, write_trace
 from luwu.launch.console import Console
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import STATE_DIRECTORY, decide_sizes, serve, state_directory
@@ -39,6 +40,7 @@ def run(parsed: Parsed) -> int:
     _check_script(script)
     if config.join is not None:
         _check_join(resolved)
+    check_trace(config.trace)
     console = Console(sys.stderr)
     run_directory = RunDirectory.create(config.run_dir)
     write_resolved(run_directory, resolved, "run")
@@ -68,6 +70,8 @@ def run(parsed: Parsed) -> int:
             write_outcome(run_directory, error.exit_code, str(error))
             raise
     write_outcome(run_directory, 0, "finished")
+    if config.trace is not None:
+        write_trace(run_directory, config.trace, console.say)
     return 0
 
 

@@ -122,6 +122,7 @@ def _start(
         listen=config.bind or LOOPBACK,
         memory_budget_bytes=sizes.memory_budget_bytes,
         chunk_bytes=sizes.chunk_bytes,
+        arena_bytes=0,  # separate roles talk over tcp
         state=state,
         advertise=config.advertise,
     )
@@ -158,7 +159,7 @@ def _say_how_to_join(
 def _check(config: RunConfig, role: str | None) -> None:
     if role not in (None, "switch", "node"):
         raise ConfigError(f"--role: {role!r} is neither switch nor node")
-    if role is not None and config.transport == "ipc":
+    if role is not None and config.transport in ("ipc", "shm"):
         raise ConfigError("transport: separate roles talk over tcp; leave --transport out")
     if role == "switch" and config.no_switch:
         raise ConfigError("no_switch: there is no switch to start; leave --no-switch out")
@@ -169,5 +170,7 @@ def _check(config: RunConfig, role: str | None) -> None:
         )
     if role != "switch" and config.join is not None:
         raise ConfigError("join: only luwu up --role switch joins something; leave it out")
-    if config.bind is not None and config.transport == "ipc":
-        raise ConfigError("bind: with --transport ipc the sockets are in a directory of our own")
+    if config.bind is not None and config.transport in ("ipc", "shm"):
+        raise ConfigError(
+            f"bind: with --transport {config.transport} the sockets are in a directory of our own"
+        )

@@ -6,29 +6,9 @@ early pages is over all steps. All processes of one host share the monotonic clo
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-
-def spans(path: Path, name: str) -> Iterator[dict[str, Any]]:
-    """The spans of one name in a file of events; a line cut short by a kill is passed over."""
-    try:
-        file = path.open(encoding="utf-8")
-    except FileNotFoundError:
-        return
-    mark = f'"name":"{name}"'
-    with file:
-        for line in file:
-            if mark not in line:
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if record.get("name") == name and "end_ns" in record:
-                yield record
+from luwu.report.event_files import spans
 
 
 def updated_before_last_push_ratio(events: Path) -> float | None:

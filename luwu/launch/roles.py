@@ -101,7 +101,7 @@ class RoleProcess:
 
 def node_spec(
     config: RunConfig, run: RunDirectory, *, job: int, listen: str, memory_budget_bytes: int,
-    chunk_bytes: int, state: Path | None, advertise: str | None = None,
+    chunk_bytes: int, arena_bytes: int, state: Path | None, advertise: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `NodeSpec`, as JSON takes them."""
     return {
@@ -118,13 +118,14 @@ def node_spec(
         "resume": config.resume,
         "events": str(run.events("node")),
         "summary": str(run.result("node.json")),
+        "arena_bytes": arena_bytes,
         "grace_s": config.grace,
     }
 
 
 def switch_spec(
     config: RunConfig, run: RunDirectory, *, job: int, world_size: int, listen: str, parent: str,
-    chunk_bytes: int, advertise: str | None = None,
+    chunk_bytes: int, arena_bytes: int, advertise: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `SwitchSpec`, as JSON takes them."""
     slot_bytes_max = max(256 * MIB, 4 * world_size * chunk_bytes)
@@ -138,5 +139,7 @@ def switch_spec(
         "slot_bytes_max": slot_bytes_max,
         "copies_bytes_max": max(256 * MIB, 4 * chunk_bytes),
         "events": str(run.events("switch")),
+        "arena_bytes": arena_bytes,
+        "chunk_bytes": chunk_bytes,
         "grace_s": config.grace,
     }

@@ -5,6 +5,7 @@
       connect.json      where to join; mode 0600
       processes.json    the processes alive now; rewritten whole at each change
       outcome.json      how it ended: exit code and reason
+      trace.json        the timeline, where luwu trace was asked for it
       logs/             node.log, switch.log, worker-0.log, torchrun.log
       events/           node.jsonl, switch.jsonl, worker-0.jsonl
       errors/           worker-1.json: the traceback of what failed

@@ -15,10 +15,16 @@ from luwu.launch.roles import node_spec, switch_spec
 from luwu.launch.sockets import private_directory
 from luwu.launch.supervisor import Supervisor
 from luwu.nic.connection import Connection, write_connection
+from luwu.transport import check_arena
 from switch_emu.node.plan import default_chunk_bytes
 
 STATE_DIRECTORY: Final = Path("luwu-state")
 LOOPBACK: Final = "tcp://127.0.0.1:0"
+MIB: Final = 1024 * 1024
+ARENA_BYTES_MIN: Final = 64 * MIB
+ARENA_BYTES_MAX: Final = 4096 * MIB
+ARENA_CHUNKS_MIN: Final = 32
+"""Chunks an arena must hold: an eighth of it is the window of pushes, with four of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +82,21 @@ def serve(
     for line in sizes.lines:
         say(line)
     job = new_job()
-    if config.transport == "tcp" or config.bind is not None:
+    transport = chosen_transport(config)
+    arena_bytes = 0
+    if transport == "tcp":
         at_node, at_switch = LOOPBACK, config.bind or LOOPBACK
         if config.no_switch:
             at_node = at_switch
     else:
         directory = supervisor.private_directory = private_directory()
-        at_switch, at_node = f"ipc://{directory}/switch", f"ipc://{directory}/node"
+        at_switch, at_node = f"{transport}://{directory}/switch", f"{transport}://{directory}/node"
+    if transport == "shm":
+        arena_bytes = decide_arena_bytes(config.workers, sizes.chunk_bytes)
+        say(
+            f"gradient arenas: {config.workers} x {format_bytes(arena_bytes)} of shared memory, "
+            "taken as it is used (--transport ipc shares none)"
+        )
     node = supervisor.add_role(
         "node",
         node_spec(
@@ -92,11 +106,14 @@ def serve(
             listen=at_node,
             memory_budget_bytes=sizes.memory_budget_bytes,
             chunk_bytes=sizes.chunk_bytes,
+            arena_bytes=arena_bytes,
             state=state,
             advertise=config.advertise if config.no_switch else None,
         ),
     )
-    connection = connection_of(config, job=job, node=node, chunk_bytes=sizes.chunk_bytes)
+    connection = connection_of(
+        config, job=job, node=node, chunk_bytes=sizes.chunk_bytes, arena_bytes=arena_bytes
+    )
     if not config.no_switch:
         connection = add_switch(supervisor, config, connection, listen=at_switch)
     write_connection(run.connect_file, connection)
@@ -115,12 +132,40 @@ def add_switch(
         listen=listen,
         parent=connection.node,
         chunk_bytes=connection.chunk_bytes,
+        arena_bytes=connection.arena_bytes,
         advertise=config.advertise,
     )
     return replace(connection, switch=supervisor.add_role("switch", spec))
 
 
-def connection_of(config: RunConfig, *, job: int, node: str, chunk_bytes: int) -> Connection:
+def chosen_transport(config: RunConfig) -> str:
+    """`tcp`, `ipc` or `shm`: as asked; else shared memory on one host, if it can be had."""
+    if config.bind is not None or config.transport == "tcp":
+        return "tcp"
+    if config.transport != "auto":
+        return config.transport
+    try:
+        check_arena(ARENA_BYTES_MIN)
+    except ConfigError:
+        return "ipc"
+    return "shm"
+
+
+def decide_arena_bytes(workers: int, chunk_bytes: int) -> int:
+    """Shared memory of each worker for its gradients: its share of a quarter of what is free.
+
+    A model's gradient may be larger: then pushes wait for room. Raises ConfigError.
+    """
+    share = free_memory_bytes() // 4 // workers
+    arena_bytes = max(ARENA_CHUNKS_MIN * chunk_bytes, min(share, ARENA_BYTES_MAX))
+    arena_bytes = -(-arena_bytes // MIB) * MIB
+    check_arena(arena_bytes)
+    return arena_bytes
+
+
+def connection_of(
+    config: RunConfig, *, job: int, node: str, chunk_bytes: int, arena_bytes: int = 0
+) -> Connection:
     """What members of this job must know."""
     return Connection(
         job=job,
@@ -130,6 +175,7 @@ def connection_of(config: RunConfig, *, job: int, node: str, chunk_bytes: int) -
         reshard_after_forward=config.reshard_after_forward,
         connect_timeout_s=config.connect_timeout,
         grace_s=config.grace,
+        arena_bytes=arena_bytes,
     )
 
 

@@ -22,6 +22,8 @@ class Fill:
     handle: int
     chunk: int
     payload: Payload
+    in_place: bool
+    """They may be held where they are, if that is memory shared with us."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Weights on their way in: copied to memory of ours, or used where they lie.
 
-A unit is used in place if all its chunks came in memory that is shared with their sender, one
-behind the other as in the unit's flat vector. Then nothing is copied, and the deliveries are held,
-not released, as long as the weights are used: their sender writes to a place again only when
-everyone who was sent it has given it back. Otherwise each chunk is copied to memory of the
-worker's own, which is asked for when the first byte is to be written.
+A unit is used in place if its sender allows it and all its chunks came in memory that is shared
+with the sender, one behind the other as in the unit's flat vector. Then nothing is copied, and the
+deliveries are held, not released, as long as the weights are used: their sender writes to a place
+again only when everyone who was sent it has given it back. Otherwise each chunk is copied to memory
+of the worker's own, which is asked for when the first byte is to be written.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ class Arriving:
         self._into: memoryview | None = None
         self._held: dict[int, Delivery] = {}
 
-    def came(self, chunk: int, delivery: Delivery) -> None:
-        """Weights of a chunk; a later delivery of the same chunk replaces the earlier one."""
+    def came(self, chunk: int, delivery: Delivery, *, in_place: bool) -> None:
+        """Weights of a chunk; a later delivery of the same chunk replaces the earlier one.
+
+        `in_place`: their sender says that they may be held where they are.
+        """
         before = self._held.pop(chunk, None)
         if before is not None:
             before.release()
-        if self._in_place and delivery.is_shared:
+        if in_place and self._in_place and delivery.is_shared:
             self._held[chunk] = delivery
         else:
             self._copy(chunk, delivery)

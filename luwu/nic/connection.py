@@ -2,7 +2,8 @@
 
     {"schema": 1, "job": 5713, "protocol": 1, "world_size": 2,
      "node": "tcp://10.0.0.5:41877", "switch": "tcp://10.0.0.6:40001", "chunk_bytes": 1048576,
-     "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600}
+     "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600,
+     "arena_bytes": 0}
 
 `switch` is null where workers talk to the node itself. The same fits a URL, for hosts that share no
 directory: `tcp://10.0.0.6:40001?job=5713&world_size=2&chunk_bytes=1048576`; its endpoint is where
@@ -27,6 +28,7 @@ from luwu.base.limits import INT64_MAX, PAYLOAD_BYTES_MAX, PROTOCOL_VERSION, WOR
 SCHEMA: Final = 1
 PREFETCH_UNITS: Final = 2
 _POLL_S = 0.05
+_SCHEMES = ("tcp://", "ipc://", "shm://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ class Connection:
     prefetch_units: int = PREFETCH_UNITS
     connect_timeout_s: float = 60.0
     grace_s: float = 600.0
+    arena_bytes: int = 0
+    """Shared memory of each worker for its gradients, where the endpoint is shm://."""
 
     @property
     def endpoint(self) -> str:
@@ -58,6 +62,8 @@ class Connection:
             "chunk_bytes": self.chunk_bytes,
             "prefetch_units": self.prefetch_units,
         }
+        if self.arena_bytes:
+            asked["arena_bytes"] = self.arena_bytes
         if self.reshard_after_forward is not None:
             asked["reshard_after_forward"] = str(self.reshard_after_forward).lower()
         return f"{self.endpoint}?{urllib.parse.urlencode(asked)}"
@@ -165,12 +171,13 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     _in_limits(document, "world_size", 1, WORLD_SIZE_MAX, where)
     _in_limits(document, "chunk_bytes", 1, PAYLOAD_BYTES_MAX, where)
     _in_limits(document, "prefetch_units", 0, 1 << 20, where)
+    _in_limits(document, "arena_bytes", 0, INT64_MAX, where)
     for name in ("node", "switch"):
         endpoint = document.get(name)
         if endpoint is None and name == "switch":
             continue
-        if not isinstance(endpoint, str) or not endpoint.startswith(("tcp://", "ipc://")):
-            raise ConfigError(f"{where}: {name} is {endpoint!r}, no tcp:// or ipc:// endpoint")
+        if not isinstance(endpoint, str) or not endpoint.startswith(_SCHEMES):
+            raise ConfigError(f"{where}: {name} is {endpoint!r}, no {', '.join(_SCHEMES)} endpoint")
     if document.get("reshard_after_forward") not in (None, True, False):
         raise ConfigError(f"{where}: reshard_after_forward is neither true, false nor null")
     for name in ("connect_timeout_s", "grace_s"):

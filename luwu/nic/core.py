@@ -132,7 +132,7 @@ class NicCore(NicMember):
         if not self._uplink.answered(name) or handle is None:
             self._stale(m, payload)
             return
-        self._actions.append(Fill(handle, m.chunk, payload))
+        self._actions.append(Fill(handle, m.chunk, payload, m.in_place))
         self._handles.came(handle, m.chunk)
 
     def _received(self, now_ns: int, m: wire.Received) -> None:

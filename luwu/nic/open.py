@@ -9,7 +9,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.nic.connection import Connection, join
 from luwu.nic.shell import Nic
-from luwu.transport.zeromq import ZeroMqTransport
+from luwu.transport.opening import open_transport
 
 WAIT_S = 60.0
 """How long a worker waits for its connection file."""
@@ -37,7 +37,7 @@ def open_nic(rank: int, world_size: int) -> Nic:
     events = os.environ.get("LUWU_EVENTS", "")
     path = Path(events) / f"worker-{rank}.jsonl" if events else None
     nic = Nic(
-        ZeroMqTransport(),
+        open_transport(connection.endpoint, arena_bytes=connection.arena_bytes),
         endpoint=connection.endpoint,
         job=connection.job,
         rank=rank,

@@ -484,7 +484,7 @@ class Nic(Closing):
                 f"weights of chunk {fill.chunk}: {nbytes} bytes came, expected "
                 f"{chunk.wire_bytes}; the parent has another layout"
             )
-        handle.arriving.came(fill.chunk, fill.payload)
+        handle.arriving.came(fill.chunk, fill.payload, in_place=fill.in_place)
 
     def _forget(self, number: int) -> list[nic.Action]:
         handle = self._handles.pop(number, None)

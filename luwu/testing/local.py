@@ -18,7 +18,7 @@ from luwu.base.events import Recorder
 from luwu.nic.shell import Nic
 from luwu.transport.inprocess import InProcessNetwork
 from luwu.transport.interface import Transport
-from luwu.transport.zeromq import ZeroMqTransport
+from luwu.transport.opening import open_transport
 from luwu.wire.actions import PARENT
 from switch_emu.node.pages import weights_digest
 from switch_emu.node.serve import NodeSpec, make_node_shell
@@ -29,7 +29,7 @@ from switch_emu.switch.shell import SwitchShell
 
 ResultT = TypeVar("ResultT")
 
-_ENDPOINTS = {"tcp": "tcp://127.0.0.1:0", "ipc": "ipc://auto"}
+_ENDPOINTS = {"tcp": "tcp://127.0.0.1:0", "ipc": "ipc://auto", "shm": "shm://auto"}
 
 
 class LocalCluster(Closing):
@@ -40,8 +40,9 @@ class LocalCluster(Closing):
         chunk_bytes: int = 16 * 1024, transport: str = "inproc", has_switch: bool = True,
         resume: bool = False, switch_limits: SwitchLimits | None = None,
         reshard_after_forward: bool | None = None, prefetch_units: int = 2, summary: Path,
-        grace_s: float = 60.0,
+        grace_s: float = 60.0, arena_bytes: int = 8 * 1024 * 1024,
     ) -> None:  # fmt: skip
+        """`transport`: inproc, tcp, ipc or shm; `arena_bytes`: of each worker, with shm."""
         self.world_size, self._transport_name = world_size, transport
         self._network = InProcessNetwork()
         self._errors: list[BaseException] = []
@@ -62,15 +63,16 @@ class LocalCluster(Closing):
             durability="process",
             has_switch=has_switch,
             resume=resume,
+            arena_bytes=arena_bytes if transport == "shm" else 0,
         )
         self._transports: list[Transport] = []
-        node_transport = self._transport()
+        node_transport = self._transport(self.spec.plan().shared_bytes)
         endpoint = self._listen(node_transport, "node")
         recorder = Recorder(role="node", printed=None)
         self.node: NodeShell = make_node_shell(self.spec, node_transport, recorder)
         self._threads = [self._thread("node", self._serve_node)]
         if has_switch:
-            switch_transport = self._transport()
+            switch_transport = self._transport(self.spec.arena_bytes)
             switch_endpoint = self._listen(switch_transport, "switch")
             switch_transport.dial(PARENT, endpoint)
             endpoint = switch_endpoint
@@ -78,7 +80,7 @@ class LocalCluster(Closing):
                 job=self.job,
                 incarnation=SYSTEM_CLOCK.now_ns(),
                 children=[1 << rank for rank in range(world_size)],
-                limits=switch_limits,
+                limits=switch_limits or self._switch_limits(),
             )
             self.switch = SwitchShell(switch_transport, core, Recorder(role="switch", printed=None))
             self._threads.append(self._thread("switch", self._serve_switch))
@@ -89,7 +91,7 @@ class LocalCluster(Closing):
     def nic(self, rank: int) -> Nic:
         """The NIC of one worker."""
         nic = Nic(
-            self._transport(),
+            self._transport(self.spec.arena_bytes),
             endpoint=self._endpoint,
             job=self.job,
             rank=rank,
@@ -149,14 +151,20 @@ class LocalCluster(Closing):
         for transport in self._transports:
             transport.close()
 
-    def _transport(self) -> Transport:
+    def _transport(self, arena_bytes: int) -> Transport:
         transport: Transport
         if self._transport_name == "inproc":
             transport = self._network.transport()
         else:
-            transport = ZeroMqTransport()
+            transport = open_transport(_ENDPOINTS[self._transport_name], arena_bytes=arena_bytes)
         self._transports.append(transport)
         return transport
+
+    def _switch_limits(self) -> SwitchLimits:
+        spec = self.spec
+        if not spec.arena_bytes:
+            return SwitchLimits()
+        return SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.chunk_bytes)
 
     def _listen(self, transport: Transport, name: str) -> str:
         return transport.listen(_ENDPOINTS.get(self._transport_name, f"inproc://{name}"))

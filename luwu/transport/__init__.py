@@ -1,8 +1,9 @@
-"""Links between processes: one interface, over ZeroMQ or inside one process.
+"""Links between processes: one interface, over ZeroMQ, shared memory or inside one process.
 
 Only `luwu.transport` imports zmq; nothing here knows messages or the layout of a model.
 """
 
+from luwu.transport.arena_limits import check_arena
 from luwu.transport.inprocess import InProcessNetwork, InProcessTransport
 from luwu.transport.interface import (
     BUFFERS_COUNT_MAX,
@@ -20,6 +21,7 @@ from luwu.transport.interface import (
     SendHandle,
     Transport,
 )
+from luwu.transport.shm import ShmTransport
 from luwu.transport.sockets import ZeroMqTiming
 from luwu.transport.zeromq import ZeroMqTransport
 
@@ -39,7 +41,9 @@ __all__ = [
     "PeerUp",
     "Received",
     "SendHandle",
+    "ShmTransport",
     "Transport",
     "ZeroMqTiming",
     "ZeroMqTransport",
+    "check_arena",
 ]

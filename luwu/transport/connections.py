@@ -51,6 +51,7 @@ class Hub(Protocol):
     context: zmq.Context[Any]
     timing: ZeroMqTiming
     credit_bytes: int
+    header_bytes_max: int
     received: deque[Received]
 
     def watch(self, socket: zmq.Socket[Any], call: Callable[[], None]) -> None:
@@ -152,7 +153,8 @@ class Listener:
         peer = f"p-{routing_id[1:].hex()}"
         lane = None
         if fault is None:
-            lane = Lane(peer, self._socket, routing_id, self._hub.credit_bytes)
+            hub = self._hub
+            lane = Lane(peer, self._socket, routing_id, hub.credit_bytes, hub.header_bytes_max)
         route = self._routes[routing_id] = _Route(routing_id, lane)
         fd = _descriptor(frames[-1])
         if self._is_alive(routing_id) and fd in self._by_fd and self._by_fd[fd] is None:
@@ -297,7 +299,10 @@ class Dialled:
         for event, _value in self._monitor.read():
             told = self._story.tell(event)
             if isinstance(told, PeerUp):
-                self._lane = Lane(self._peer, self._socket, None, self._hub.credit_bytes)
+                hub = self._hub
+                self._lane = Lane(
+                    self._peer, self._socket, None, hub.credit_bytes, hub.header_bytes_max
+                )
                 self._hub.attach(self._lane)
             if told is not None:
                 self._hub.received.append(told)

@@ -34,11 +34,17 @@ class CreditLedger:
         """Raise CreditExceeded if a message of this size may not be queued now."""
         limit = self.limit_bytes if payload_bytes else self.limit_bytes + HEADER_RESERVE_BYTES
         if self.queued_bytes + header_bytes + payload_bytes > limit:
-            raise CreditExceeded(
-                f"{header_bytes} + {payload_bytes} bytes for peer {self.peer!r}, which has "
-                f"{self.queued_bytes} bytes queued of {limit}; ask credit() before sending, or "
-                f"raise credit_bytes"
-            )
+            raise exceeded(self.peer, header_bytes, payload_bytes, self.queued_bytes, limit)
+
+
+def exceeded(
+    peer: str, header_bytes: int, payload_bytes: int, queued_bytes: int, limit_bytes: int
+) -> CreditExceeded:
+    """The error of a message that is larger than the credit left."""
+    return CreditExceeded(
+        f"{header_bytes} + {payload_bytes} bytes for peer {peer!r}, which has {queued_bytes} bytes "
+        f"queued of {limit_bytes}; ask credit() before sending, or raise credit_bytes"
+    )
 
 
 def check_limit(credit_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
     tcp://HOST:PORT    port 0 when listening: the system chooses
     ipc://PATH         a Unix socket; ipc://auto: a private directory of ours, removed at close
+    shm://PATH         the same for a transport over shared memory, with a second one at PATH.fd
 
 libzmq would take an ipc path over from a live process without a word, and a host that does not
 resolve would be tried for ever; both are found here.
@@ -25,9 +26,14 @@ from luwu.base.errors import ConfigError, ConnectionFailed
 IPC_PATH_BYTES_MAX: Final = 107
 """sockaddr_un holds 108 bytes with the final zero."""
 
+DESCRIPTOR_SUFFIX: Final = ".fd"
+"""Beside the socket of a shm:// endpoint stands another one, for file descriptors."""
+
 _AUTO_PREFIX = "luwu-ipc-"
 _SOCKET_NAME = "s"
-_AUTO_PARENT_BYTES_MAX = IPC_PATH_BYTES_MAX - len(f"/{_AUTO_PREFIX}1234567-12345678/{_SOCKET_NAME}")
+_AUTO_PARENT_BYTES_MAX = IPC_PATH_BYTES_MAX - len(
+    f"/{_AUTO_PREFIX}1234567-12345678/{_SOCKET_NAME}{DESCRIPTOR_SUFFIX}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,20 @@ def parse(endpoint: str) -> TcpEndpoint | IpcEndpoint:
             )
         return IpcEndpoint(path)
     raise ConfigError(f"{endpoint!r} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
+
+
+def parse_shared(endpoint: str) -> IpcEndpoint:
+    """The ipc socket of a shm:// endpoint. Raises ConfigError."""
+    scheme, _, rest = endpoint.partition("://")
+    if scheme != "shm" or not rest:
+        raise ConfigError(f"{endpoint!r} is not an endpoint here; write shm://PATH or shm://auto")
+    path_bytes = len(os.fsencode(Path(rest))) + len(DESCRIPTOR_SUFFIX)
+    if path_bytes > IPC_PATH_BYTES_MAX:
+        raise ConfigError(
+            f"{endpoint}: the path and {DESCRIPTOR_SUFFIX} have {path_bytes} bytes, a Unix "
+            f"socket's may have {IPC_PATH_BYTES_MAX}; use a shorter one, or shm://auto"
+        )
+    return IpcEndpoint(Path(rest))
 
 
 def address_of(endpoint: TcpEndpoint) -> str:

@@ -79,19 +79,20 @@ class _End:
 class _Passed:
     """Handle of one message: done when the receiver gave it back."""
 
-    __slots__ = ("_ledger", "_lock", "_nbytes", "done")
+    __slots__ = ("_ledger", "_nbytes", "_sender", "done")
 
-    def __init__(self, lock: threading.Lock, ledger: CreditLedger, nbytes: int) -> None:
+    def __init__(self, sender: InProcessTransport, ledger: CreditLedger, nbytes: int) -> None:
         self.done = False
-        self._lock = lock
+        self._sender = sender
         self._ledger = ledger
         self._nbytes = nbytes
         ledger.queued_bytes += nbytes
 
     def finish(self) -> None:
         """The receiver needs the buffers no more."""
-        with self._lock:
+        with self._sender._network.lock:
             self.finish_locked()
+            self._sender._note_return()
 
     def finish_locked(self) -> None:
         """`finish` with the lock held."""
@@ -115,6 +116,7 @@ class InProcessTransport(Transport):
         self._endpoints: list[str] = []
         self._departed = Counters()
         self._woken = False
+        self._has_returns = False
         self._closed = False
 
     def listen(self, endpoint: str, *, advertise: str | None = None) -> str:
@@ -153,14 +155,16 @@ class InProcessTransport(Transport):
         with self._network.lock:
             end = self._end(peer)
             end.ledger.check(len(header), payload_bytes)
-            passed = _Passed(self._network.lock, end.ledger, len(header) + payload_bytes)
+            passed = _Passed(self, end.ledger, len(header) + payload_bytes)
             end.counters.header_bytes_sent += len(header)
             end.counters.payload_bytes_sent += payload_bytes
             other = end.other
             assert other is not None
             other.counters.header_bytes_received += len(header)
             other.counters.payload_bytes_received += payload_bytes
-            delivery = Delivery(other.peer, bytes(header), views, passed.finish)
+            delivery = Delivery(
+                other.peer, bytes(header), views, passed.finish, is_shared=bool(views)
+            )
             other.owner._put(delivery, passed)
         return passed
 
@@ -173,13 +177,15 @@ class InProcessTransport(Transport):
         """The next message or event; see `Transport.receive`."""
         until_ns = None if timeout_ns is None else SYSTEM_CLOCK.now_ns() + timeout_ns
         with self._changed:
-            while not self._inbox and not self._woken:
+            self._has_returns = False
+            while not self._inbox and not self._woken and not self._has_returns:
                 left_s = None if until_ns is None else (until_ns - SYSTEM_CLOCK.now_ns()) / 1e9
                 if left_s is not None and left_s <= 0:
                     return None
                 self._changed.wait(left_s)
             if not self._inbox:
-                self._woken = False
+                if not self._has_returns:
+                    self._woken = False
                 return None
             received, passed = self._inbox.popleft()
             if passed is not None and isinstance(received, Delivery) and not received.buffers:
@@ -237,6 +243,11 @@ class InProcessTransport(Transport):
 
     def _put(self, received: Received, passed: _Passed | None = None) -> None:
         self._inbox.append((received, passed))
+        self._changed.notify()
+
+    def _note_return(self) -> None:
+        """A blocked `receive` ends, so that its caller can look at its handles."""
+        self._has_returns = True
         self._changed.notify()
 
     def _seek(self, seeker: _Seeker) -> None:

@@ -212,12 +212,15 @@ class Transport(Closing):
         """Send what is queued within a bounded time, then let go of everything; may be repeated."""
 
 
-def checked_views(header: bytes, buffers: Sequence[Buffer]) -> list[memoryview]:
+def checked_views(
+    header: bytes,
+    buffers: Sequence[Buffer],
+    *,
+    header_bytes_max: int = CONTROL_HEADER_BYTES_MAX,
+) -> list[memoryview]:
     """The buffers as flat views of bytes. Raises ValueError for what no receiver would accept."""
-    if not 0 < len(header) <= CONTROL_HEADER_BYTES_MAX:
-        raise ValueError(
-            f"header of {len(header)} bytes; 1 to {CONTROL_HEADER_BYTES_MAX} are allowed"
-        )
+    if not 0 < len(header) <= header_bytes_max:
+        raise ValueError(f"header of {len(header)} bytes; 1 to {header_bytes_max} are allowed")
     if len(buffers) > BUFFERS_COUNT_MAX:
         raise ValueError(f"{len(buffers)} buffers; at most {BUFFERS_COUNT_MAX} are allowed")
     views = [memoryview(buffer) for buffer in buffers]

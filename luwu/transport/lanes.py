@@ -9,7 +9,6 @@ from typing import Any, Final
 import zmq
 
 from luwu.base.errors import RemoteProtocolError
-from luwu.base.limits import CONTROL_HEADER_BYTES_MAX
 from luwu.transport.credits import CreditLedger
 from luwu.transport.interface import (
     BUFFERS_COUNT_MAX,
@@ -43,9 +42,15 @@ class Lane:
     """The way to one peer: its socket and address there, its credit and counters."""
 
     def __init__(
-        self, peer: str, socket: zmq.Socket[Any], address: bytes | None, limit_bytes: int
+        self,
+        peer: str,
+        socket: zmq.Socket[Any],
+        address: bytes | None,
+        limit_bytes: int,
+        header_bytes_max: int,
     ) -> None:
         self.peer = peer
+        self.header_bytes_max = header_bytes_max
         self.counters = Counters()
         self._socket = socket
         self._address = address
@@ -127,10 +132,10 @@ def delivery_of(
     header_bytes = len(frames[0])
     if frames_count == 1 and header_bytes == 0:
         return None
-    if not 0 < header_bytes <= CONTROL_HEADER_BYTES_MAX or frames_count > 1 + BUFFERS_COUNT_MAX:
+    if not 0 < header_bytes <= lane.header_bytes_max or frames_count > 1 + BUFFERS_COUNT_MAX:
         error = RemoteProtocolError(
             f"peer {lane.peer!r} sent a header of {header_bytes} bytes and {frames_count - 1} "
-            f"buffers; 1 to {CONTROL_HEADER_BYTES_MAX} bytes and at most {BUFFERS_COUNT_MAX} "
+            f"buffers; 1 to {lane.header_bytes_max} bytes and at most {BUFFERS_COUNT_MAX} "
             f"buffers are allowed. The message was dropped; is the peer of the same version?"
         )
         return PeerFailed(lane.peer, error, final=False)

@@ -22,6 +22,7 @@ import zmq
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
+from luwu.base.limits import CONTROL_HEADER_BYTES_MAX
 from luwu.transport import endpoints
 from luwu.transport.connections import Dialled, Listener, Side
 from luwu.transport.credits import anonymous_memory, check_limit
@@ -54,8 +55,11 @@ class ZeroMqTransport(Transport):
         insecure: bool = False,
         io_threads: int = 1,
         timing: ZeroMqTiming | None = None,
+        header_bytes_max: int = CONTROL_HEADER_BYTES_MAX,
     ) -> None:
+        """`header_bytes_max` is larger only for a transport that wraps headers in its own."""
         check_libzmq()
+        self.header_bytes_max = header_bytes_max
         self.credit_bytes = check_limit(credit_bytes)
         self.timing = timing if timing is not None else ZeroMqTiming()
         self.received: deque[Received] = deque()
@@ -120,7 +124,8 @@ class ZeroMqTransport(Transport):
 
     def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
         """Queue one message; see `Transport.send`. Buffers of 64 KiB or more are not copied."""
-        return self._lane(peer).send(header, checked_views(header, buffers))
+        views = checked_views(header, buffers, header_bytes_max=self.header_bytes_max)
+        return self._lane(peer).send(header, views)
 
     def credit(self, peer: str) -> int:
         """Bytes that may be queued now; see `Transport.credit`."""

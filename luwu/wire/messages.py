@@ -96,6 +96,8 @@ class Weights(DataMessage):
     """The weights of a chunk for a step; tentative until the verdict of the step before it."""
 
     dtype: str
+    in_place: bool
+    """They lie at a place of their own: who shares that memory may hold them for the step."""
 
 
 @message(5)

@@ -17,7 +17,12 @@ class NodeLimits:
     """What a node may hold and have under way."""
 
     sum_bytes_max: int = 256 * 1024 * 1024
-    """Sums in RAM; beyond, they are spilled."""
+    """Gradients in RAM; beyond, they are spilled."""
+    raw_bytes_max: int | None = None
+    """Of these, contributions of single ranks, which wait for others; None: no limit of their own.
+
+    Where they lie in memory of the ranks, this keeps a rank that is ahead from using up its own.
+    """
     updates_max: int = 4
     reads_max: int = 4
     push_window_bytes: int = 32 * 1024 * 1024
@@ -73,9 +78,11 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """Move a held payload to the spill file; it stays valid."""
+    """A held payload is over the budget: move it to the spill file; it stays valid."""
 
     payload: Payload
+    is_raw: bool
+    """One rank's, which may wait for others: then whoever shares it with us needs it back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,8 +100,9 @@ class NodeCore(NodeGathering):
     # ---------------------------------------------------------------------- what was done
 
     def updated(
-        self, update: do.Update, squares: tuple[float, ...], weights: Payload | None
-    ) -> list[Action]:
+        self, update: do.Update, squares: tuple[float, ...], weights: Payload | None,
+        *, in_place: bool = False,
+    ) -> list[Action]:  # fmt: skip
         """A page has its new values; `weights` are there if `update.publish` asked for them."""
         for said in update.contributions:
             self.held.let_go(said.payload)
@@ -111,7 +112,7 @@ class NodeCore(NodeGathering):
                 step.sums.chunks[update.chunk].squares = squares
             step.updated.add(update.chunk)
             if weights is not None:
-                self._publish(update, weights)
+                self._publish(update, weights, in_place)
         self._drop(weights)
         self._settle()
         return self._take()

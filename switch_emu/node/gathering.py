@@ -24,7 +24,7 @@ class NodeGathering(NodeServing):
 
     def __init__(self, job: int, incarnation: int, ranks: int, rank: int, limits: NodeLimits):
         super().__init__(job, incarnation, ranks, rank, limits)
-        self.held = HeldSums(self._actions, limits.sum_bytes_max)
+        self.held = HeldSums(self._actions, limits.sum_bytes_max, limits.raw_bytes_max)
 
     def _forget(self) -> None:
         for step in self._steps.values():
@@ -56,7 +56,7 @@ class NodeGathering(NodeServing):
         if not is_new:
             self._drop(payload)
             return None
-        self.held.hold(payload, payload_bytes)
+        self.held.hold(payload, payload_bytes, is_raw=m.raw)
         return step
 
     def _takes(self, m: wire.Push, payload: Payload | None, payload_bytes: int) -> bool:
@@ -100,7 +100,7 @@ class NodeGathering(NodeServing):
             step, ranks = self._steps[fold.step], self._members.ranks
             total = Contribution(ranks, 0.0, True, "float32", payload, payload_bytes)
             step.folded(fold.chunk, squares, total)
-            self.held.hold(payload, payload_bytes)
+            self.held.hold(payload, payload_bytes, is_raw=False)
             self._fold_next(step, fold.chunk)
         self._settle()
         return self._take()

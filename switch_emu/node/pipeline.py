@@ -10,6 +10,7 @@ Threads never touch a core: what they finished is a function that the shell's lo
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections import deque
@@ -26,15 +27,11 @@ from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, decode_hyper
 from switch_emu.node.actions import Decide, Fold, LoadPage, Prepare, ReadWeights, Update
 from switch_emu.node.core import NodeCore
+from switch_emu.node.kernels import Run, UpdateKernel
 from switch_emu.node.pages import WEIGHT, field_view, updates_view
-from switch_emu.node.update import (
-    block_squares,
-    clip_scale,
-    kernel_for,
-    to_wire,
-    update_page,
-)
-from switch_emu.payload import Payload
+from switch_emu.node.places import WeightsPlaces
+from switch_emu.node.update import cast_into, clip_scale
+from switch_emu.payload import Buffers, Payload, terms_of
 from switch_emu.store import (
     Contributor,
     DecidedStep,
@@ -43,7 +40,7 @@ from switch_emu.store import (
     VersionMissing,
     aligned_buffer,
 )
-from switch_emu.switch.aggregate import F32Array, sum_in_order
+from switch_emu.switch.aggregate import F32Array
 from switch_emu.switch.slots import Contribution
 
 Finished = Callable[[], Sequence[Any]]
@@ -55,15 +52,18 @@ class Pipeline:
 
     def __init__(
         self, core: NodeCore, store: PageStore, description: Description, *, job: int,
-        updates_count: int, reads_count: int, recorder: Recorder, wake: Callable[[], None],
+        kernel: UpdateKernel, updates_count: int, reads_count: int, recorder: Recorder,
+        buffers: Buffers, wake: Callable[[], None], places: WeightsPlaces | None = None,
     ) -> None:  # fmt: skip
+        """`places`: where weights go that workers read in place; None: each is sent a copy."""
         self._core, self._store, self._job = core, store, job
         self._layout = description.layout
-        self._kernel = kernel_for(description.optimizer, description.state_fields)
+        self._kernel, self._places, self._sent = kernel, places, buffers
         self._streaming = description.update == "streaming"
         self._recorder, self._wake = recorder, wake
         self._record_bytes_max = max(kind.record_bytes for kind in store.config.kinds)
         self._elems_max = max(chunk.elems for chunk in self._layout.chunks)
+        self._sums = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
         self._finished: deque[Finished] = deque()
         self._error: BaseException | None = None
         self._hyper: tuple[bytes, StepHyper] | None = None
@@ -129,6 +129,8 @@ class Pipeline:
                 self._prepare(action)
             case Decide():
                 self._store.decide(action.version, action.attempt)
+                if self._places is not None:
+                    self._places.settle(action.version, action.attempt)
                 failpoint("node.after_decide")
                 self._tell(lambda: self._core.decided(action))
             case _:
@@ -144,84 +146,124 @@ class Pipeline:
         return now_ns
 
     def _update(self, action: Update, buffers: _Buffers) -> None:
-        chunk = self._layout.chunks[action.chunk]
         kind = self._store.config.kind(action.chunk)
-        record = buffers.record[: kind.record_bytes]
         named = {"step": action.step, "chunk": action.chunk}
         start_ns = SYSTEM_CLOCK.now_ns()
-        self._store.read(action.chunk, action.step, record)
+        scratch = buffers.record[: kind.record_bytes]
+        source = self._store.record_in_ram(action.chunk, action.step)
+        if source is None:
+            self._store.read(action.chunk, action.step, scratch)
+            source = scratch
+        target = self._target(action)
+        target = scratch if target is None else target
         read_ns = self._span("read", start_ns, **named)
-        grad = buffers.grad[: chunk.elems]
-        _add(action.contributions, grad)
-        squares = block_squares(grad) if self._streaming else ()
-        weights = field_view(kind, record, WEIGHT)
+        wire = self._wire(action.chunk, action.step + 1, action.attempt, needed=action.publish)
+        hyper = self._decoded(action.hyper)
+        updates_count = int(updates_view(kind, source)[0])
+        squares = self._kernel.update(
+            contributions=_terms(action.contributions),
+            weights=field_view(kind, source, WEIGHT),
+            state=tuple(field_view(kind, source, n) for n in self._kernel.state_fields),
+            weights_out=field_view(kind, target, WEIGHT),
+            state_out=tuple(field_view(kind, target, n) for n in self._kernel.state_fields),
+            runs=self._runs(action.chunk, hyper),
+            divisor=action.divisor,
+            scale=clip_scale(hyper, action.grad_norm),
+            updates_count=updates_count,
+            wire=wire.target,
+            measure=self._streaming,
+        )
+        updates_view(kind, target)[0] = updates_count + 1
+        is_finite = all(map(math.isfinite, squares))
         published = None
-        is_finite = bool(np.isfinite(squares).all())
         if is_finite:
-            hyper = self._decoded(action.hyper)
-            updates = updates_view(kind, record)
-            update_page(
-                kernel=self._kernel,
-                weights=weights,
-                state=tuple(field_view(kind, record, n) for n in self._kernel.state_fields),
-                grad=grad,
-                runs=self._layout.group_runs(action.chunk),
-                hyper=hyper,
-                divisor=action.divisor,
-                scale=clip_scale(hyper, action.grad_norm),
-                updates_count=int(updates[0]),
-            )
-            updates += 1
-            if action.publish:
-                published = Payload(to_wire(weights, chunk.wire_dtype))
+            published = wire.written()
+        else:
+            wire.given_up()
+        if published is not None and not action.publish:
+            published.drop()
+            published = None
         update_ns = self._span("update", read_ns, **named)
-        self._tell(lambda: self._core.updated(action, squares, published))
+        in_place = wire.is_in_place
+        self._tell(lambda: self._core.updated(action, squares, published, in_place=in_place))
         if is_finite:  # else the step will be skipped, and its pages are discarded anyway
             try:
-                self._store.write(action.chunk, action.step + 1, action.attempt, record)
+                self._store.write(action.chunk, action.step + 1, action.attempt, target)
             except StaleAttempt:
                 pass  # the attempt was given up meanwhile; the core knows
         self._span("write", update_ns, **named)
         failpoint("node.after_write")
         self._tell(lambda: self._core.written(action))
 
+    def _target(self, action: Update) -> memoryview | None:
+        try:
+            return self._store.place_in_ram(action.chunk, action.step + 1, action.attempt)
+        except StaleAttempt:
+            return None  # `write` will say so again
+
+    def _runs(self, chunk: int, hyper: StepHyper) -> list[Run]:
+        return [
+            Run(start=start, stop=stop, hyper=hyper.groups[group])
+            for start, stop, group in self._layout.group_runs(chunk)
+        ]
+
+    def _wire(self, chunk: int, step: int, attempt: int, *, needed: bool) -> _Wire:
+        return _Wire(
+            self._places, self._sent, chunk, step, attempt,
+            dtype=self._layout.chunks[chunk].wire_dtype,
+            nbytes=self._layout.chunks[chunk].wire_bytes if needed else 0,
+        )  # fmt: skip
+
     def _fold(self, action: Fold, buffers: _Buffers) -> None:
-        elems = self._layout.chunks[action.chunk].elems
-        total = np.empty(elems, np.float32)
-        _add(action.contributions, total)
-        if action.total is not None:
-            before = _array(action.total)
-            np.add(before, total, out=total)
-        squares = block_squares(total)
-        payload = Payload(total.view(np.uint8).data)
+        memory, payload = self._sums.take(self._layout.chunks[action.chunk].sum_bytes)
+        total = np.frombuffer(memory, np.float32)
+        before = None if action.total is None else _array(action.total)
+        start_ns = SYSTEM_CLOCK.now_ns()
+        squares = self._kernel.fold(_terms(action.contributions), before, total)
+        self._span("fold", start_ns, step=action.step, chunk=action.chunk)
         self._tell(lambda: self._core.folded(action, squares, payload, payload.nbytes))
 
     def _read(self, action: ReadWeights, buffers: _Buffers) -> None:
-        chunk = self._layout.chunks[action.chunk]
         start_ns = SYSTEM_CLOCK.now_ns()
-        weights = buffers.grad[: chunk.elems]
-        octets = weights.view(np.uint8).data
-        try:
-            self._read_weights(action, octets)
-        except VersionMissing:  # decided or aborted meanwhile: nobody waits for it any more
-            self._tell(lambda: self._core.weights_read(action, None))
-            return
-        payload = Payload(to_wire(weights, chunk.wire_dtype))
+        payload, in_place = None, True
+        if self._places is not None:
+            payload = self._places.get(action.chunk, action.step, action.attempt)
+        if payload is None:
+            wire = self._wire(action.chunk, action.step, action.attempt, needed=True)
+            try:
+                self._read_weights(action, wire, buffers)
+                payload, in_place = wire.written(), wire.is_in_place
+            except VersionMissing:  # decided or aborted meanwhile: nobody waits for it any more
+                wire.given_up()
         self._span("read_weights", start_ns, step=action.step, chunk=action.chunk)
-        self._tell(lambda: self._core.weights_read(action, payload))
+        self._tell(lambda: self._core.weights_read(action, payload, in_place=in_place))
 
-    def _read_weights(self, action: ReadWeights, octets: memoryview) -> None:
+    def _read_weights(self, action: ReadWeights, wire: _Wire, buffers: _Buffers) -> None:
         if action.version is not None:
-            self._store.read_field(action.chunk, action.version, WEIGHT, octets)
+            self._copy_weights(action.chunk, action.version, wire, buffers)
             return
         while True:
             decided = self._store.decided
             assert decided is not None
             try:
-                self._store.read_field(action.chunk, decided.version, WEIGHT, octets)
+                self._copy_weights(action.chunk, decided.version, wire, buffers)
                 return
             except VersionMissing:
                 continue  # the next version was decided just now
+
+    def _copy_weights(self, chunk: int, version: int, wire: _Wire, buffers: _Buffers) -> None:
+        kind = self._store.config.kind(chunk)
+        assert wire.target is not None
+        memory, dtype = wire.target
+        record = self._store.record_in_ram(chunk, version)
+        if record is not None:
+            cast_into(field_view(kind, record, WEIGHT), dtype, memory)
+        elif dtype == "float32":
+            self._store.read_field(chunk, version, WEIGHT, memory)
+        else:
+            weights = buffers.weights[: self._layout.chunks[chunk].elems]
+            self._store.read_field(chunk, version, WEIGHT, weights.view(np.uint8).data)
+            cast_into(weights, dtype, memory)
 
     def _load(self, action: LoadPage, buffers: _Buffers) -> None:
         kind = self._store.config.kind(action.chunk)
@@ -274,7 +316,39 @@ class _Buffers:
 
     def __init__(self, record_bytes: int, elems: int) -> None:
         self.record = aligned_buffer(record_bytes)
-        self.grad: F32Array = np.empty(elems, np.float32)
+        self.weights: F32Array = np.empty(elems, np.float32)
+
+
+class _Wire:
+    """Where weights are written that go out: their place in shared memory, or a copy's."""
+
+    def __init__(
+        self, places: WeightsPlaces | None, buffers: Buffers, chunk: int, step: int, attempt: int,
+        *, dtype: str, nbytes: int,
+    ) -> None:  # fmt: skip
+        """`nbytes`: of the copy, where the place is not to be had; 0: then none is made."""
+        self._places, self._key = places, (chunk, step, attempt)
+        place = None if places is None else places.claim(chunk, step, attempt)
+        self.is_in_place = place is not None
+        self._payload: Payload | None = None
+        if place is None and nbytes:
+            place, self._payload = buffers.take(nbytes)
+        self.target: tuple[memoryview, str] | None = None if place is None else (place, dtype)
+
+    def written(self) -> Payload | None:
+        """The weights as a payload; None if nobody needed them."""
+        if self.is_in_place:
+            assert self._places is not None
+            return self._places.fill(*self._key)
+        return self._payload
+
+    def given_up(self) -> None:
+        """Nothing was written, or nothing that counts."""
+        if self.is_in_place:
+            assert self._places is not None
+            self._places.give_up(*self._key[:2])
+        elif self._payload is not None:
+            self._payload.drop()
 
 
 def _array(said: Contribution) -> F32Array:
@@ -282,9 +356,14 @@ def _array(said: Contribution) -> F32Array:
     return np.frombuffer(said.payload.view(), np.float32)
 
 
-def _add(contributions: Sequence[Contribution], out: F32Array) -> None:
-    views = []
+def _terms(contributions: Sequence[Contribution]) -> list[tuple[memoryview, str]]:
+    """What is added, in order. A sum among others is made first: their order of addition counts."""
+    if len(contributions) == 1:
+        (said,) = contributions
+        assert isinstance(said.payload, Payload)
+        return list(terms_of(said.payload, said.dtype))
+    terms = []
     for said in contributions:
         assert isinstance(said.payload, Payload)
-        views.append(said.payload.view())
-    sum_in_order(views, [said.dtype for said in contributions], out)
+        terms.append((said.payload.view(), said.dtype))
+    return terms

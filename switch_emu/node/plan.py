@@ -43,7 +43,12 @@ class NodePlan:
     """Slots of the node's own switch, with --no-switch; else 0."""
     copies_bytes: int
     resident_bytes: int
-    """Pages kept in RAM."""
+    """Pages kept in RAM, and weights that workers read in place."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory the node may need: weights in place, and copies on their way out."""
+        return self.resident_bytes // 2 + self.outgoing_bytes
 
     def lines(self) -> list[str]:
         """The plan for people, one line a use."""

@@ -13,11 +13,13 @@ from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.quantities import format_bytes
 from luwu.transport.interface import Transport
-from luwu.transport.zeromq import ZeroMqTransport
-from luwu.wire.description import Description
+from luwu.transport.opening import open_transport
+from luwu.wire.description import Description, parse_description
 from switch_emu.node.actions import NodeLimits
 from switch_emu.node.core import NodeCore
+from switch_emu.node.kernels import make_kernel
 from switch_emu.node.pages import store_config, weights_digest
+from switch_emu.node.places import WeightsPlaces, places_bytes
 from switch_emu.node.plan import NodePlan, default_chunk_bytes, plan_node
 from switch_emu.node.shell import NodeShell
 from switch_emu.store import (
@@ -59,6 +61,8 @@ class NodeSpec:
     insecure: bool = False
     events: Path | None = None
     grace_s: float = 600.0
+    arena_bytes: int = 0
+    """Shared memory of each child for what it pushes; 0: nothing is shared."""
 
     def plan(self) -> NodePlan:
         """The memory plan. Raises ConfigError if the budget cannot work."""
@@ -91,7 +95,10 @@ def serve_node(
     with Recorder(role="node", path=spec.events) as recorder:
         for line in plan_lines(spec):
             recorder.event("node.plan", text=line)
-        with ZeroMqTransport(insecure=spec.insecure) as transport:
+        arena_bytes = plan.shared_bytes if spec.arena_bytes else 0
+        with open_transport(
+            spec.listen, arena_bytes=arena_bytes, insecure=spec.insecure
+        ) as transport:
             shell = make_node_shell(spec, transport, recorder)
             try:
                 shell.open_existing()  # before we listen: a wrong directory is found at once
@@ -120,6 +127,7 @@ def make_node_shell(spec: NodeSpec, transport: Transport, recorder: Recorder) ->
             updates_max=plan.updates_count,
             reads_max=plan.reads_count * 4,
             push_window_bytes=plan.window_bytes,
+            raw_bytes_max=spec.arena_bytes // 4 or None,
         ),
     )
     own_switch = None
@@ -128,11 +136,7 @@ def make_node_shell(spec: NodeSpec, transport: Transport, recorder: Recorder) ->
             job=spec.job,
             incarnation=incarnation,
             children=[1 << rank for rank in range(spec.world_size)],
-            limits=SwitchLimits(
-                slot_bytes_max=plan.slots_bytes,
-                copies_bytes_max=plan.copies_bytes,
-                push_window_bytes=max(spec.chunk_bytes, plan.window_bytes // spec.world_size),
-            ),
+            limits=_own_switch_limits(spec, plan),
         )
 
     def make_spill(description: Description) -> SpillFile:
@@ -143,6 +147,12 @@ def make_node_shell(spec: NodeSpec, transport: Transport, recorder: Recorder) ->
             places_count=sum(chunk.trainable for chunk in layout.chunks),
         )
 
+    def make_places(description: Description) -> WeightsPlaces | None:
+        nbytes = _places_bytes(spec, plan, description)
+        if not nbytes:
+            return None
+        return WeightsPlaces(description.layout, transport.reserve(nbytes))
+
     return NodeShell(
         transport,
         core,
@@ -152,6 +162,12 @@ def make_node_shell(spec: NodeSpec, transport: Transport, recorder: Recorder) ->
         open_store=lambda: _open_existing(spec, plan),
         make_store=lambda description: _make_store(spec, plan, description),
         make_spill=make_spill,
+        make_kernel=lambda description: make_kernel(
+            description.optimizer,
+            description.state_fields,
+            cache=None if spec.state is None else spec.state / "kernels",
+        ),
+        make_places=make_places,
         own_switch=own_switch,
         grace_s=spec.grace_s,
     )
@@ -175,7 +191,7 @@ def _open_existing(spec: NodeSpec, plan: NodePlan) -> PageStore | None:
             f"{spec.state} was made with chunks of {store.config.chunk_bytes // 1024}KiB, asked "
             f"for {spec.chunk_bytes // 1024}KiB; use --chunk {store.config.chunk_bytes // 1024}KiB"
         )
-    return TieredPageStore(store, plan.resident_bytes)
+    return _tiered(store, spec, plan, parse_description(store.config.description))
 
 
 def _make_store(spec: NodeSpec, plan: NodePlan, description: Description) -> PageStore:
@@ -190,7 +206,35 @@ def _make_store(spec: NodeSpec, plan: NodePlan, description: Description) -> Pag
             )
         return MemoryPageStore(config)
     store = FilePageStore.create(spec.state, config, durability=spec.durability)
-    return TieredPageStore(store, plan.resident_bytes)
+    return _tiered(store, spec, plan, description)
+
+
+def _tiered(
+    store: PageStore, spec: NodeSpec, plan: NodePlan, description: Description
+) -> PageStore:
+    return TieredPageStore(store, plan.resident_bytes - _places_bytes(spec, plan, description))
+
+
+def _places_bytes(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
+    """Shared memory for weights that workers read in place; 0 where the budget has no room.
+
+    It comes out of what resident pages may take: up to half of it, or what a state in RAM leaves.
+    """
+    nbytes = places_bytes(description.layout) if spec.arena_bytes else 0
+    most = plan.resident_bytes // 2
+    if spec.state is None:
+        most = min(most, plan.resident_bytes - 2 * store_config(description).state_bytes)
+    return nbytes if nbytes <= most else 0
+
+
+def _own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:
+    if spec.arena_bytes:
+        return SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.chunk_bytes)
+    return SwitchLimits(
+        slot_bytes_max=plan.slots_bytes,
+        copies_bytes_max=plan.copies_bytes,
+        push_window_bytes=max(spec.chunk_bytes, plan.window_bytes // spec.world_size),
+    )
 
 
 def _budget_for_ram(spec: NodeSpec, description: Description) -> int:

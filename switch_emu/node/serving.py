@@ -59,25 +59,32 @@ class NodeServing(NodeMember):
         self._publisher.queue(number, chunk, version, self._attempt)
         self._actions.extend(self._publisher.start())
 
-    def _publish(self, update: Update, weights: Payload) -> None:
+    def _publish(self, update: Update, weights: Payload, in_place: bool) -> None:
         """An update hands its weights out to all who wait for them."""
         parts = self._publisher.take(update.step + 1, update.chunk)
-        self._send_weights(update.step + 1, update.chunk, parts, weights)
+        self._send_weights(update.step + 1, update.chunk, parts, weights, in_place)
 
-    def weights_read(self, read: ReadWeights, payload: Payload | None) -> list[Action]:
-        """The weights that `read` asked for; None if that version has gone meanwhile."""
+    def weights_read(
+        self, read: ReadWeights, payload: Payload | None, *, in_place: bool = False
+    ) -> list[Action]:
+        """The weights that `read` asked for; None if that version has gone meanwhile.
+
+        `in_place`: the payload lies at a place of its own in shared memory.
+        """
         self._publisher.ended(read)
         if payload is not None and read.attempt == self._attempt:
-            self._send_weights(read.step, read.chunk, read.parts, payload)
+            self._send_weights(read.step, read.chunk, read.parts, payload, in_place)
         self._drop(payload)
         self._actions.extend(self._publisher.start())
         self._settle()
         return self._take()
 
     def _send_weights(
-        self, step: int, chunk: int, parts: tuple[int, ...], payload: Payload
+        self, step: int, chunk: int, parts: tuple[int, ...], payload: Payload, in_place: bool
     ) -> None:
         dtype = self._layout.chunks[chunk].wire_dtype
         for part in parts:
-            weights = self._ours(wire.Weights, step=step, chunk=chunk, part=part, dtype=dtype)
+            weights = self._ours(
+                wire.Weights, step=step, chunk=chunk, part=part, dtype=dtype, in_place=in_place
+            )
             self._tell_all(weights, payload)

@@ -28,15 +28,17 @@ from switch_emu.node.actions import (
     StoreFacts,
 )
 from switch_emu.node.core import NodeCore
+from switch_emu.node.kernels import Made
 from switch_emu.node.pipeline import Pipeline
+from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.plan import NodePlan
-from switch_emu.payload import Payload
+from switch_emu.payload import Buffers, Payload
 from switch_emu.shell import Shell
 from switch_emu.store import PageStore
 from switch_emu.store.spill import SpillFile
 from switch_emu.switch.actions import Sum
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.shell import add_up
+from switch_emu.switch.shell import unsummed
 
 MakeStore = Callable[[Description], PageStore]
 
@@ -53,6 +55,8 @@ class NodeShell(Shell):
         self, transport: Transport, core: NodeCore, recorder: Recorder, *, job: int,
         plan: NodePlan, open_store: Callable[[], PageStore | None], make_store: MakeStore,
         make_spill: Callable[[Description], SpillFile],
+        make_kernel: Callable[[Description], Made],
+        make_places: Callable[[Description], WeightsPlaces | None] = lambda description: None,
         own_switch: SwitchCore | None = None, grace_s: float = 600.0,
     ) -> None:  # fmt: skip
         super().__init__(transport, recorder, grace_s=grace_s)
@@ -60,11 +64,13 @@ class NodeShell(Shell):
         self._job, self._plan = job, plan
         self._open_store = open_store
         self._make_store, self._make_spill = make_store, make_spill
+        self._make_kernel, self._make_places = make_kernel, make_places
         self._own_switch = own_switch
         self.store: PageStore | None = None
         self.description: Description | None = None
         self.spill: SpillFile | None = None
         self._pipeline: Pipeline | None = None
+        self._places: WeightsPlaces | None = None
         self._held_reads: deque[ReadWeights] = deque()
         self._to_node: deque[Send] = deque()
         """Between the own switch and the node's core, so that neither calls into itself."""
@@ -84,11 +90,16 @@ class NodeShell(Shell):
         if prepared is not None:  # the only node: what it prepared is decided
             store.decide(prepared.version, prepared.attempt)
         store.record_attempt(store.attempt + 1)
+        made = self._make_kernel(self.description)
+        self._places = self._make_places(self.description)
         self._pipeline = Pipeline(
             self.core,
             store,
             self.description,
             job=self._job,
+            kernel=made.kernel,
+            places=self._places,
+            buffers=Buffers(self.transport.reserve),
             updates_count=self._plan.updates_count,
             reads_count=self._plan.reads_count,
             recorder=self.recorder,
@@ -107,7 +118,9 @@ class NodeShell(Shell):
         )
         self.recorder.event(
             "node.opened", generation=store.generation, attempt=store.attempt,
-            version=facts.version, pages=store.config.page_count,
+            version=facts.version, pages=store.config.page_count, kernel=made.kernel.name,
+            kernel_version=made.kernel.version, kernel_reason=made.reason,
+            weights="in place" if self._places is not None else "copied",
         )  # fmt: skip
         self.do(self.core.store_opened(facts))
 
@@ -133,11 +146,8 @@ class NodeShell(Shell):
         match action:
             case Sum():
                 assert self._own_switch is not None
-                start_ns = SYSTEM_CLOCK.now_ns()
-                total = add_up(action)
+                total = unsummed(action)  # the update adds on its way: one pass less
                 now_ns = SYSTEM_CLOCK.now_ns()
-                step, _, chunk = action.key
-                self.recorder.span("sum", start_ns, now_ns, step=step, chunk=chunk)
                 self.do(self._own_switch.summed(now_ns, action, total, total.nbytes))
             case OpenStore(description):
                 self._open_new(description)
@@ -147,11 +157,10 @@ class NodeShell(Shell):
             case Discard(attempt):
                 assert self.store is not None
                 self.store.abort(attempt - 1)
-            case Spill(payload):
-                self._spill(payload)
+            case Spill(payload, is_raw):
+                self._spill(payload, is_raw=is_raw)
             case ReadWeights():
-                self._held_reads.append(action)
-                self._start_reads()
+                self._held_reads.append(action)  # started by `background`
             case _:
                 assert self._pipeline is not None
                 self._pipeline.start(action)
@@ -233,16 +242,27 @@ class NodeShell(Shell):
 
     def _start_reads(self) -> None:
         """Start reads of weights while what has not left yet is within its budget."""
-        while self._held_reads and self._waiting_bytes() < self._plan.outgoing_bytes:
-            assert self._pipeline is not None
-            self._pipeline.start(self._held_reads.popleft())
+        for _ in range(len(self._held_reads)):
+            read = self._held_reads.popleft()
+            placed = None
+            if self._places is not None:
+                placed = self._places.get(read.chunk, read.step, read.attempt)
+            if placed is not None:
+                self.do(self.core.weights_read(read, placed, in_place=True))
+            elif self._waiting_bytes() < self._plan.outgoing_bytes:
+                assert self._pipeline is not None
+                self._pipeline.start(read)
+            else:
+                self._held_reads.append(read)
 
     def _waiting_bytes(self) -> int:
-        return sum(payload.nbytes for _, payload in self._sending)
+        return sum(payload.nbytes for _, payload in self._sending if not payload.is_shared)
 
-    def _spill(self, payload: Any) -> None:
+    def _spill(self, payload: Any, *, is_raw: bool) -> None:
         assert isinstance(payload, Payload)
         assert self.description is not None
+        if payload.is_shared and not is_raw:
+            return  # takes no memory of ours, and waits for no rank
         if self.spill is None:
             self.spill = self._make_spill(self.description)
         payload.spill(self.spill)

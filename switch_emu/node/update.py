@@ -8,6 +8,7 @@ thread; several pages may be updated at once.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -137,6 +138,18 @@ def update_page(
         for start, stop, group in runs:
             cut = tuple(tensor[start:stop] for tensor in tensors)
             kernel.run(cut[0], cut[1], cut[2:], updates_count, hyper.groups[group])
+
+
+def cast_into(weights: F32Array, dtype: str, into: memoryview) -> None:
+    """Write master weights, which may be read-only, to `into` in the wire dtype: nearest even."""
+    if dtype == "float32":
+        np.copyto(np.frombuffer(into, np.float32), weights)
+        return
+    address = weights.__array_interface__["data"][0]  # torch warns of read-only arrays
+    source = torch.frombuffer(
+        (ctypes.c_float * weights.size).from_address(address), dtype=torch.float32
+    )
+    torch.frombuffer(into, dtype=WIRE_DTYPES[dtype]).copy_(source)
 
 
 def to_wire(weights: F32Array, dtype: str) -> memoryview:

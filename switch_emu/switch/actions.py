@@ -33,3 +33,16 @@ class SwitchLimits:
     """Weights kept for children that have not asked yet."""
     push_window_bytes: int = 16 * 1024 * 1024
     """Credit of each child."""
+
+    @classmethod
+    def in_arenas(cls, arena_bytes: int, children_count: int, chunk_bytes: int) -> SwitchLimits:
+        """Limits where what children push lies in shared memory of theirs, so much of each.
+
+        Half of an arena may wait in slots and an eighth be under way; a quarter may wait at the
+        node, raw (`NodeLimits.raw_bytes_max`). So a child that is ahead of all others always finds
+        room for its next gradient.
+        """
+        return cls(
+            slot_bytes_max=arena_bytes // 2 * children_count,
+            push_window_bytes=max(chunk_bytes, arena_bytes // 8),
+        )

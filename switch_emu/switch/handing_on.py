@@ -75,7 +75,10 @@ class SwitchHandingOn(SwitchStatements):
             self._drop(payload)
             return
         self._loaded = True
-        weights = self._ours(wire.Weights, step=m.step, part=m.part, chunk=m.chunk, dtype=m.dtype)
+        weights = self._ours(
+            wire.Weights, step=m.step, part=m.part, chunk=m.chunk, dtype=m.dtype,
+            in_place=m.in_place,
+        )  # fmt: skip
         askers = self.copies.came(key, weights, payload, payload_bytes)
         self._actions.append(Send(askers, weights, payload))
         self._drop_all(self.copies.trim(key))

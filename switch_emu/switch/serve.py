@@ -8,7 +8,7 @@ from pathlib import Path
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
-from luwu.transport.zeromq import ZeroMqTransport
+from luwu.transport.opening import open_transport
 from luwu.wire.actions import PARENT
 from switch_emu.switch.actions import SwitchLimits
 from switch_emu.switch.core import SwitchCore
@@ -33,6 +33,9 @@ class SwitchSpec:
     copies_bytes_max: int = 256 * _MIB
     events: Path | None = None
     grace_s: float = 600.0
+    arena_bytes: int = 0
+    """Shared memory of each child for what it pushes, and of ours for sums; 0: none is shared."""
+    chunk_bytes: int = _MIB
 
 
 def serve_switch(
@@ -41,7 +44,9 @@ def serve_switch(
     """Serve one job; the exit code. `on_listening` is told the endpoint that workers dial."""
     with (
         Recorder(role="switch", path=spec.events) as recorder,
-        ZeroMqTransport(insecure=spec.insecure) as transport,
+        open_transport(
+            spec.listen, arena_bytes=spec.arena_bytes, insecure=spec.insecure
+        ) as transport,
     ):
         on_listening(transport.listen(spec.listen, advertise=spec.advertise))
         transport.dial(PARENT, spec.parent)
@@ -49,9 +54,7 @@ def serve_switch(
             job=spec.job,
             incarnation=SYSTEM_CLOCK.now_ns(),
             children=[1 << rank for rank in range(spec.world_size)],
-            limits=SwitchLimits(
-                slot_bytes_max=spec.slot_bytes_max, copies_bytes_max=spec.copies_bytes_max
-            ),
+            limits=_limits(spec),
         )
         shell = SwitchShell(transport, core, recorder, grace_s=spec.grace_s)
         is_finished = shell.run(should_stop)
@@ -62,3 +65,9 @@ def serve_switch(
             fallback_count=core.copies.fallback_count,
         )
     return 0
+
+
+def _limits(spec: SwitchSpec) -> SwitchLimits:
+    if spec.arena_bytes:
+        return SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.chunk_bytes)
+    return SwitchLimits(slot_bytes_max=spec.slot_bytes_max, copies_bytes_max=spec.copies_bytes_max)

@@ -12,19 +12,30 @@ from luwu.base.events import Recorder
 from luwu.transport.interface import Transport
 from luwu.wire.actions import PARENT
 from luwu.wire.messages import Message
-from switch_emu.payload import Payload
+from switch_emu.payload import Buffers, Payload, Unsummed
 from switch_emu.shell import Shell
 from switch_emu.switch.actions import Sum
-from switch_emu.switch.aggregate import sum_in_order
 from switch_emu.switch.core import SwitchCore
 
 
-def add_up(action: Sum) -> Payload:
+def unsummed(action: Sum) -> Unsummed:
+    """An action's sum, to be made by whoever needs it."""
+    terms = [
+        (payload, dtype)
+        for payload, dtype in zip(action.payloads, action.dtypes, strict=True)
+        if isinstance(payload, Payload)
+    ]
+    elems = terms[0][0].nbytes // _DTYPE_BYTES[terms[0][1]]
+    return Unsummed(terms, elems * 4)
+
+
+def add_up(action: Sum, buffers: Buffers) -> Payload:
     """The float32 sum of an action's payloads, in their order."""
-    views = [payload.view() for payload in action.payloads]  # type: ignore[attr-defined]
-    total = np.empty(views[0].nbytes // _DTYPE_BYTES[action.dtypes[0]], np.float32)
-    sum_in_order(views, action.dtypes, total)
-    return Payload(total.view(np.uint8).data)
+    terms = unsummed(action)
+    memory, payload = buffers.take(terms.nbytes)
+    terms.sum_into(np.frombuffer(memory, np.float32))
+    terms.drop()
+    return payload
 
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -38,6 +49,7 @@ class SwitchShell(Shell):
     ) -> None:
         super().__init__(transport, recorder, grace_s=grace_s)
         self.core = core
+        self._buffers = Buffers(transport.reserve)
 
     def received(
         self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
@@ -50,7 +62,7 @@ class SwitchShell(Shell):
     def do_own(self, action: Any) -> None:
         assert isinstance(action, Sum), action
         start_ns = SYSTEM_CLOCK.now_ns()
-        total = add_up(action)
+        total = add_up(action, self._buffers)
         now_ns = SYSTEM_CLOCK.now_ns()
         step, _, chunk = action.key
         self.recorder.span("sum", start_ns, now_ns, step=step, chunk=chunk)

@@ -246,7 +246,7 @@ def test_bad_input_peer_of_another_protocol_version(shell: Terminal) -> None:
     url = serving.wait_for("^or      luwu run --join '(.*)' SCRIPT")[1]
     done = shell.run("run", "--join", url, str(other))
     assert done.process.returncode == 2, done.err
-    assert re.search("protocol version 2 is spoken by you, 1 here; install the same luwu", done.err)
+    assert re.search("protocol version 3 is spoken by you, 2 here; install the same luwu", done.err)
     assert done.seconds < SECONDS_MAX
 
     done = shell.run("run", "--join", url, str(script))
@@ -260,7 +260,7 @@ def test_bad_input_connection_file_of_another_version(shell: Terminal) -> None:
     script = write_tiny(shell.directory / "tiny.py")
     done = shell.run("run", "--join", str(file), str(script))
     refused(
-        shell, done, r"connect\.json: protocol is 99, expected 1; .* another version of luwu",
+        shell, done, r"connect\.json: protocol is 99, expected 2; .* another version of luwu",
         "install the same luwu", leaves=(RUNS, "connect.json", "tiny.py"),
     )  # fmt: skip
 

@@ -63,7 +63,7 @@ class Worker:
                     self._world.send(self.name, self._parent, message, payload)
                 case Drop(payload):
                     payload.drop()  # type: ignore[attr-defined]
-                case nic.Fill(handle, chunk, payload):
+                case nic.Fill(handle, chunk, payload, _):
                     self._filled.setdefault(handle, {})[chunk] = payload.read().copy()  # type: ignore[attr-defined]
                     payload.drop()  # type: ignore[attr-defined]
                 case nic.Done(handle):

@@ -99,6 +99,11 @@ def test_every_key_belongs_to_a_verb() -> None:
         ["up", "--role", "switch"],
         ["status", "/no/such/run"],
         ["report", "/no/such/run"],
+        ["trace", "/no/such/run"],
+        ["trace", "--step", "x", "."],
+        ["trace", "--out", "/no/such/directory/trace.json", "."],
+        ["compare", "--trace", "/no/such/directory/trace.json"],
+        ["compare", "--trace", "trace.json", "--arms", "fsdp"],
         ["config", "hide"],
     ],
 )

@@ -51,7 +51,7 @@ def test_a_url_says_what_a_worker_needs() -> None:
         ("tcp://h:1", "job, world_size, chunk_bytes missing"),
         ("tcp://h:1?job=1&world_size=2&chunk_byte=4", "did you mean chunk_bytes"),
         ("tcp://h:1?job=x&world_size=2&chunk_bytes=4", "is no number"),
-        ("http://h:1?job=1&world_size=2&chunk_bytes=4", "no tcp:// or ipc://"),
+        ("http://h:1?job=1&world_size=2&chunk_bytes=4", "no tcp://, ipc://, shm://"),
         ("tcp://h:1?job=1&world_size=0&chunk_bytes=4", "world_size is 0"),
         ("tcp://h:1?job", "copy the line"),
     ],
@@ -69,7 +69,7 @@ def test_a_url_that_lacks_something_is_refused(url: str, said: str) -> None:
         ({"job": "1"}, "job is '1'"),
         ({"job": True}, "job is True"),
         ({"colour": 1}, "unknown 'colour'"),
-        ({"node": "udp://x"}, "no tcp:// or ipc://"),
+        ({"node": "udp://x"}, "no tcp://, ipc://, shm://"),
         ({"grace_s": 0}, "above 0"),
     ],
 )

@@ -17,7 +17,7 @@ def weights(key: CopyKey = KEY) -> Weights:
     step, part, chunk = key
     return Weights(
         job=1, epoch=0, step=step, attempt=1, role=Role.SWITCH, rank=0, incarnation=1,
-        generation=1, chunk=chunk, part=part, dtype="float32",
+        generation=1, chunk=chunk, part=part, dtype="float32", in_place=False,
     )  # fmt: skip
 
 

@@ -27,7 +27,9 @@ CONFIG = GPTConfig(layers=2, width=64, heads=2, context=16)
 TOKENS = np.random.default_rng(1).integers(0, 256, 20_000, dtype=np.uint16)
 
 WAYS = list(
-    itertools.product(["ipc", "tcp"], ["16KiB", "4MiB"], ["in RAM", "an eighth"], [True, False])
+    itertools.product(
+        ["ipc", "tcp", "shm"], ["16KiB", "4MiB"], ["in RAM", "an eighth"], [True, False]
+    )
 )
 
 

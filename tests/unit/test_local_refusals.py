@@ -129,7 +129,7 @@ def test_another_protocol_version_is_refused(
 ) -> None:
     """I6. Goal: two installations that do not understand each other say so.
     Method: the workers state the next version."""
-    monkeypatch.setattr("luwu.nic.member.PROTOCOL_VERSION", 2)
+    monkeypatch.setattr("luwu.nic.member.PROTOCOL_VERSION", 3)
     text = refusal(Job(), tmp_path, has_switch=has_switch)
-    assert "protocol version 2 is spoken by you, 1 here" in text
+    assert "protocol version 3 is spoken by you, 2 here" in text
     assert "install the same luwu on both sides" in text

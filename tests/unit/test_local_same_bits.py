@@ -27,7 +27,7 @@ from tests.unit.local_job import (
 
 @every_order
 @every_place
-@pytest.mark.parametrize("transport", ["inproc", "ipc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "ipc", "tcp", "shm"])
 def test_training_gives_the_bits_of_a_plain_loop(
     transport: str, has_switch: bool, update: str, tmp_path: Path
 ) -> None:

@@ -10,9 +10,10 @@ import numpy as np
 from luwu.base.events import Recorder
 from luwu.wire.hyper import encode_hyper
 from switch_emu.node.actions import Update
+from switch_emu.node.kernels import make_kernel
 from switch_emu.node.pages import store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline
-from switch_emu.payload import Payload
+from switch_emu.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, MemoryPageStore
 from switch_emu.switch.slots import Contribution
 from tests.unit.local_job import Job, every_order
@@ -24,7 +25,7 @@ class Answers:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def updated(self, update: Any, squares: Any, weights: Any) -> list[Any]:
+    def updated(self, update: Any, squares: Any, weights: Any, *, in_place: bool) -> list[Any]:
         self.calls.append("updated")
         return []
 
@@ -53,9 +54,11 @@ def test_an_update_of_an_aborted_attempt_does_no_harm(update: str) -> None:
     done = threading.Semaphore(0)
     answers: Any = Answers()
     store.record_attempt(1)
+    kernel = make_kernel("adamw", ("m", "v"), cache=None).kernel
     pipeline = Pipeline(
-        answers, store, job.description, job=1, updates_count=1, reads_count=1,
-        recorder=Recorder(role="node", printed=None), wake=done.release,
+        answers, store, job.description, job=1, kernel=kernel,
+        updates_count=1, reads_count=1, recorder=Recorder(role="node", printed=None),
+        buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))), wake=done.release,
     )  # fmt: skip
     pipeline.start(action)
     for _ in range(2):

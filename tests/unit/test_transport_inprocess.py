@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from luwu.transport import InProcessNetwork, Transport
-from tests.suites.transport_suite import Make, TransportSuite, message
+from tests.suites.transport_suite import DEADLINE_NS, Make, TransportSuite, message
 
 
 class TestInProcessTransport(TransportSuite):
@@ -38,6 +39,7 @@ class TestInProcessTransport(TransportSuite):
         delivery = message(listener)
         view[0] = 7  # what the interface forbids, to see that nothing was copied
         assert delivery.buffers[0][0] == 7
+        assert delivery.is_shared
         assert not handle.done
         assert dialler.credit("parent") == 256 * 1024 * 1024 - 101
 
@@ -45,3 +47,13 @@ class TestInProcessTransport(TransportSuite):
 
         assert handle.done
         assert dialler.credit("parent") == 256 * 1024 * 1024
+
+    def test_a_blocked_sender_hears_of_returns(self, make: Make, endpoint: str) -> None:
+        """Goal: `receive` without a limit ends when the peer gave the buffer back."""
+        listener, dialler, _child = self.pair(make, endpoint)
+        handle = dialler.send("parent", b"h", [dialler.reserve(100)])
+        releaser = threading.Thread(target=lambda: message(listener).release())
+        releaser.start()
+        while not handle.done:
+            assert dialler.receive(DEADLINE_NS) is None
+        releaser.join()

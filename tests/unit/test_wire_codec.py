@@ -62,8 +62,8 @@ GOLDEN: list[tuple[Message, str]] = [
     ),
     (Pull(**_CHUNK), "9b 03 01 02 03 04 01 05 06 07 08 09"),
     (
-        Weights(**_CHUNK, dtype="float32"),
-        "9c 04 01 02 03 04 01 05 06 07 08 09 a7 66 6c 6f 61 74 33 32",
+        Weights(**_CHUNK, dtype="float32", in_place=True),
+        "9d 04 01 02 03 04 01 05 06 07 08 09 a7 66 6c 6f 61 74 33 32 c3",
     ),
     (
         Received(**_CHUNK, verb=Verb.PUSH, contributors=1 << 9),

@@ -1,0 +1,196 @@
+"""The spans and instants of a run, of the steps asked for, all on one clock.
+
+Processes of one boot of one host share the monotonic clock, so their times are compared as they
+stand, exactly. Each boot gets one offset to wall time, the median of its clock records; hosts are
+then as well aligned as their wall clocks agree (with NTP typically some milliseconds, so a sum may
+seem to begin before the last of its pushes did). Files without a clock record are taken for those
+of the first host. Times are nanoseconds from the run's start: the earliest of all clock records
+and spans.
+
+Instants carry `at_ns`; where one does not, it stands at the latest time in its file before it,
+which is not later than it was, and by no more than until the next record.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.events import CLOCK
+from luwu.report.event_files import EventFile, event_files, records
+
+RESTARTED: Final = "started again"
+"""Name of the instant at which a process was started again."""
+NOT_EXACT: Final = "after the record before it"
+"""Said with an instant whose record has no time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A range of steps: `first` to `end`, without `end`; None is open."""
+
+    first: int | None = None
+    end: int | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing is left out."""
+        return self.first is None and self.end is None
+
+    def has(self, step: object) -> bool:
+        """Whether a record with this step belongs to it."""
+        if self.is_all:
+            return True
+        if not isinstance(step, int):
+            return False
+        return (self.first or 0) <= step and (self.end is None or step < self.end)
+
+
+ALL_STEPS: Final = Steps()
+
+
+def parse_steps(text: str, name: str) -> Steps:
+    """`A:B` is A up to and without B, `A:` and `:B` are open, `A` is one. Raises ConfigError."""
+    found = re.fullmatch(r"(\d*)(:?)(\d*)", text, flags=re.ASCII)
+    if found is None or not (found[1] or found[3]):
+        raise ConfigError(f"{name}: {text!r} are no steps; write A:B, from A up to and without B")
+    first = int(found[1]) if found[1] else None
+    end = int(found[3]) if found[3] else None
+    if not found[2]:
+        assert first is not None
+        return Steps(first, first + 1)
+    if end is not None and end <= (first or 0):
+        raise ConfigError(f"{name}: no step is from {first or 0} up to and without {end}")
+    return Steps(first, end)
+
+
+# ---------------------------------------------------------------------- one clock for all files
+
+
+@dataclass(slots=True)
+class Survey:
+    """What is known once all files were read: how to align them, and what is in them."""
+
+    files: list[EventFile]
+    steps: Steps
+    cut_count: int = 0
+    origin_ns: int = 0
+    """The run's start: wall time where any clock is known, else monotonic."""
+    first_ns: int = 0
+    """Start of the earliest chosen span, from the run's start."""
+    last_ns: int = 0
+    """End of the latest."""
+    span_count: int = 0
+    """Chosen spans."""
+    unclocked: list[str] = field(default_factory=list)
+    """Files with spans before, or without, a clock record."""
+    offsets: dict[str | None, int] = field(default_factory=dict)
+    """Wall time minus monotonic time, by boot."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know, a sentence each."""
+        found = []
+        if self.cut_count:
+            found.append(f"{self.cut_count} lines were cut short by a kill and are left out")
+        boots = [boot for boot in self.offsets if boot is not None]
+        if len(boots) > 1:
+            found.append(
+                f"{len(boots)} hosts are aligned by their wall clocks; between them, times are as "
+                "good as these agree"
+            )
+        if self.unclocked and len(boots) > 1:
+            found.append(f"no clock in {', '.join(self.unclocked)}: taken for the first host's")
+        return found
+
+    def shift_ns(self, boot: str | None) -> int:
+        """What makes a monotonic time one from the run's start."""
+        return self.offsets[boot] - self.origin_ns
+
+
+def survey(folder: Path, steps: Steps = ALL_STEPS) -> Survey:
+    """Read all files of a run once. Raises ConfigError."""
+    found = Survey(event_files(folder), steps)
+    offsets: dict[str, list[int]] = {}
+    earliest: dict[str | None, int] = {}
+    chosen: dict[str | None, tuple[int, int]] = {}
+
+    def count_cut() -> None:
+        found.cut_count += 1
+
+    for file in found.files:
+        boot: str | None = None
+        for record in records(file.path, on_cut=count_cut):
+            if record["name"] == CLOCK:
+                boot, start_ns = record["boot"], record["monotonic_ns"]
+                offsets.setdefault(record["boot"], []).append(record["unix_ns"] - start_ns)
+            elif "end_ns" in record:
+                start_ns, end_ns = record["start_ns"], record["end_ns"]
+                if boot is None and file.path.name not in found.unclocked:
+                    found.unclocked.append(file.path.name)
+                if steps.has(record.get("step")):
+                    found.span_count += 1
+                    low, high = chosen.get(boot, (start_ns, end_ns))
+                    chosen[boot] = min(low, start_ns), max(high, end_ns)
+            else:
+                continue
+            earliest[boot] = min(start_ns, earliest.get(boot, start_ns))
+    medians: dict[str | None, int] = {
+        boot: statistics.median_low(each) for boot, each in offsets.items()
+    }
+    found.offsets = {None: next(iter(medians.values()), 0), **medians}
+    found.origin_ns = min((ns + found.offsets[boot] for boot, ns in earliest.items()), default=0)
+    shifts = {boot: found.shift_ns(boot) for boot in chosen}
+    found.first_ns = min((chosen[boot][0] + ns for boot, ns in shifts.items()), default=0)
+    found.last_ns = max((chosen[boot][1] + ns for boot, ns in shifts.items()), default=0)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A span or an instant, from the run's start."""
+
+    name: str
+    start_ns: int
+    end_ns: int | None
+    """None for an instant."""
+    fields: dict[str, Any]
+    """What names it: step, unit, chunk and so on."""
+
+
+def timed(file: EventFile, found: Survey) -> Iterator[Timed]:
+    """The chosen spans and instants of a file, in its order; instants without a step if they lie
+    among the chosen spans."""
+    steps = found.steps
+    shift_ns = found.shift_ns(None)
+    latest_ns = -shift_ns  # the run's start
+    has_begun = False
+    for record in records(file.path):
+        name = record.pop("name")
+        record.pop("role", None)
+        is_again, has_begun = has_begun, True
+        if name == CLOCK:
+            shift_ns = found.shift_ns(record["boot"])
+            latest_ns = record["monotonic_ns"]
+            if not is_again:
+                continue
+            name = RESTARTED
+            record.clear()
+        if "end_ns" in record:
+            start_ns, end_ns = record.pop("start_ns"), record.pop("end_ns")
+            latest_ns = max(latest_ns, end_ns)
+            if steps.has(record.get("step")):
+                yield Timed(name, start_ns + shift_ns, end_ns + shift_ns, record)
+            continue
+        if "at_ns" not in record and name != RESTARTED:
+            record["placed"] = NOT_EXACT
+        at_ns = record.pop("at_ns", latest_ns) + shift_ns
+        latest_ns = max(latest_ns, at_ns - shift_ns)
+        is_near = found.first_ns <= at_ns <= found.last_ns
+        if steps.has(record["step"]) if "step" in record else steps.is_all or is_near:
+            yield Timed(name, at_ns, None, record)

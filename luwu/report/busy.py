@@ -1,0 +1,214 @@
+"""How busy each engine of a run was, and how much of that lay behind compute.
+
+Busy is the time in which at least one span of the engine was under way; `at once` is how many were,
+on average, while it was busy. *Compute* of a worker is forward and backward of its units without
+what its training thread does meanwhile to get weights (pull_wait) and to copy gradients out
+(flatten): the time that transfers and updates can hide behind. *Behind compute* is the share of an
+engine's busy time in which a worker computed: its own worker for a worker's engines, each worker
+for those of switch and node.
+
+A row of memory is two numbers a span, nothing more. Shapes: int64 [S spans] or [I intervals].
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from luwu.report.aligned import ALL_STEPS, Steps, Survey, survey, timed
+from luwu.report.event_files import EventFile
+from luwu.report.timeline import TRACKS, track_of
+
+WORKERS_SHOWN_MAX: Final = 8
+"""More workers than these are shown as a range."""
+_NOT_COMPUTE: Final = ("pull_wait", "flatten")
+
+Times = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """Times that do not touch, in order."""
+
+    starts_I: Times
+    ends_I: Times
+
+    @property
+    def total_ns(self) -> int:
+        """Their length."""
+        return int((self.ends_I - self.starts_I).sum())
+
+    def covered_ns(self, other: Intervals) -> int:
+        """The length of what lies in both."""
+        before_end = self._length_before(other.ends_I)
+        return int((before_end - self._length_before(other.starts_I)).sum())
+
+    def without(self, other: Intervals) -> Intervals:
+        """What lies in these only."""
+        edges = np.concatenate([other.starts_I, other.ends_I, self.starts_I, self.ends_I])
+        edges.sort()
+        starts_I, ends_I = edges[:-1], edges[1:]
+        chosen = self._has(starts_I) & ~other._has(starts_I) & (ends_I > starts_I)
+        return union(starts_I[chosen], ends_I[chosen])
+
+    def _length_before(self, times: Times) -> Times:
+        """How much of these lies before each time."""
+        index = np.searchsorted(self.starts_I, times, side="right")
+        sums = np.concatenate([[0], np.cumsum(self.ends_I - self.starts_I)])
+        ends = np.concatenate([[0], self.ends_I])
+        after: Times = np.where(index > 0, np.maximum(ends[index] - times, 0), 0)
+        return np.asarray(sums[index] - after, np.int64)
+
+    def _has(self, times: Times) -> NDArray[np.bool_]:
+        index = np.searchsorted(self.starts_I, times, side="right")
+        ends = np.concatenate([[np.iinfo(np.int64).min], self.ends_I])
+        return np.asarray(times < ends[index], np.bool_)
+
+
+def union(starts_S: Times, ends_S: Times) -> Intervals:
+    """The time in which at least one of the spans is under way."""
+    if len(starts_S) == 0:
+        return Intervals(starts_S, ends_S)
+    order = np.argsort(starts_S, kind="stable")
+    starts, ends = starts_S[order], np.maximum.accumulate(ends_S[order])
+    breaks = np.flatnonzero(starts[1:] > ends[:-1])
+    return Intervals(
+        starts[np.concatenate([[0], breaks + 1])], ends[np.concatenate([breaks, [len(ends) - 1]])]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A row of the summary."""
+
+    process: str
+    name: str
+    span_count: int
+    busy_ns: int
+    spans_ns: int
+    """Lengths of all spans added up."""
+    behind_compute: tuple[float, ...]
+    """Shares of its busy time, by worker; none for compute itself and where none computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """The summary of a run."""
+
+    length_ns: int
+    """From the first of the chosen spans to the last."""
+    engines: tuple[Engine, ...]
+    survey: Survey
+
+
+def busy(events: Path, steps: Steps = ALL_STEPS) -> Busy:
+    """Read a run's events and sum them up. Raises ConfigError."""
+    found = survey(events, steps)
+    spans = {file.path: _spans(file, found) for file in found.files}
+    computes = {
+        file.path: _compute(spans[file.path]) for file in found.files if file.kind == "worker"
+    }
+    engines = []
+    for file in found.files:
+        tracks = spans[file.path]
+        if file.kind == "worker":
+            workers = [computes[file.path]]
+        else:
+            workers = [computes[each.path] for each in found.files
+                       if each.path in computes and each.prefix == file.prefix]  # fmt: skip
+        for name in sorted(tracks, key=_place):
+            both = union(*_times(tracks[name]))
+            if name == "compute" and file.kind == "worker":
+                both = computes[file.path]
+            engines.append(_engine(file, name, tracks[name], both, workers))
+    length_ns = found.last_ns - found.first_ns
+    return Busy(length_ns=length_ns, engines=tuple(engines), survey=found)
+
+
+def summary_text(summary: Busy) -> str:
+    """The summary as a table."""
+    header = ("process", "engine", "spans", "busy", "of the run", "at once", "behind compute")
+    rows = [header]
+    for engine in summary.engines:
+        rows.append((
+            engine.process,
+            engine.name,
+            f"{engine.span_count:,}",
+            f"{engine.busy_ns / 1e9:.3f} s",
+            _share(engine.busy_ns, summary.length_ns),
+            "-" if engine.name == "compute" or not engine.busy_ns
+            else f"{engine.spans_ns / engine.busy_ns:.1f}",
+            _behind_text(engine.behind_compute),
+        ))  # fmt: skip
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    lines = [f"{summary.length_ns / 1e9:.3f} s from the first span to the last", ""]
+    for number, row in enumerate(rows):
+        cells = [f"{row[0]:<{widths[0]}}", f"{row[1]:<{widths[1]}}"]
+        cells += [f"{cell:>{width}}" for cell, width in zip(row[2:], widths[2:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+        if number == 0:
+            lines.append("  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def _spans(file: EventFile, found: Survey) -> dict[str, array[int]]:
+    """By engine: start and end of each span, in turns."""
+    tracks: dict[str, array[int]] = {}
+    for item in timed(file, found):
+        if item.end_ns is not None:
+            times = tracks.setdefault(track_of(item.name), array("q"))
+            times.append(item.start_ns)
+            times.append(item.end_ns)
+    return tracks
+
+
+def _times(times: array[int] | None) -> tuple[Times, Times]:
+    pairs = np.array([] if times is None else times, np.int64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _compute(tracks: dict[str, array[int]]) -> Intervals:
+    found = union(*_times(tracks.get("compute")))
+    for name in _NOT_COMPUTE:
+        found = found.without(union(*_times(tracks.get(name))))
+    return found
+
+
+def _engine(
+    file: EventFile, name: str, times: array[int], both: Intervals, workers: Sequence[Intervals]
+) -> Engine:
+    starts_S, ends_S = _times(times)
+    busy_ns = both.total_ns
+    shares: tuple[float, ...] = ()
+    if name != "compute" and busy_ns and any(each.total_ns for each in workers):
+        shares = tuple(each.covered_ns(both) / busy_ns for each in workers)
+    return Engine(
+        process=file.title,
+        name=name,
+        span_count=len(starts_S),
+        busy_ns=busy_ns,
+        spans_ns=int((ends_S - starts_S).sum()),
+        behind_compute=shares,
+    )
+
+
+def _place(name: str) -> tuple[int, str]:
+    return (TRACKS.index(name) if name in TRACKS else len(TRACKS), name)
+
+
+def _share(part_ns: int, whole_ns: int) -> str:
+    return f"{part_ns / whole_ns:.0%}" if whole_ns else "-"
+
+
+def _behind_text(shares: Sequence[float]) -> str:
+    if not shares:
+        return "-"
+    if len(shares) > WORKERS_SHOWN_MAX:
+        return f"{min(shares):.0%} to {max(shares):.0%}"
+    return " ".join(f"{share:.0%}" for share in shares)

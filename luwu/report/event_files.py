@@ -1,0 +1,129 @@
+"""The events of a run as they lie on disk, read one at a time.
+
+Each process has a file of JSON lines (`luwu.base.events`): spans with start and end, instants, and
+at each start of the process a `clock` record. What a line may be:
+
+    a record                          read
+    the last one, cut short           a process was killed while it wrote: passed over, counted
+    cut short, a clock behind it      the same, and the process was started again: both
+    anything else                     refused with file and line
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.events import CLOCK
+
+_LINE_START: Final = b'{"name":"'
+_CLOCK_START: Final = _LINE_START + CLOCK.encode() + b'"'
+_KINDS: Final = ("worker", "switch", "node")
+
+
+@dataclass(frozen=True, slots=True)
+class EventFile:
+    """The events of one process."""
+
+    path: Path
+    prefix: str
+    """Names the arm; empty for luwu."""
+    kind: str
+    """`worker`, `switch`, `node` or another."""
+    rank: int
+
+    @property
+    def title(self) -> str:
+        """For people: `worker 0`, `fsdp worker 0`, `node`."""
+        return self.path.stem.replace("-", " ")
+
+
+def event_files(folder: Path) -> list[EventFile]:
+    """The files of a run: workers by rank, then switch, node and others; luwu's arm first."""
+    files = []
+    for path in folder.glob("*.jsonl"):
+        found = re.fullmatch(r"(?:(.*)-)?(worker|switch|node)(?:-(\d+))?", path.stem)
+        prefix, kind, rank = found.groups() if found else ("", path.stem, None)
+        files.append(EventFile(path, prefix or "", kind, int(rank or 0)))
+    place = {kind: index for index, kind in enumerate(_KINDS)}
+    files.sort(key=lambda f: (f.prefix, place.get(f.kind, len(_KINDS)), f.rank, f.path.name))
+    if not files:
+        raise ConfigError(f"no events in {folder}; name the directory of a run")
+    return files
+
+
+# ---------------------------------------------------------------------- one file
+
+
+def records(
+    path: Path, *, mark: bytes = b"", on_cut: Callable[[], None] = lambda: None
+) -> Iterator[dict[str, Any]]:
+    """The records of a file; with `mark`, only of lines that hold it. Raises ConfigError.
+
+    `on_cut` is called for each line cut short by a kill.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if mark not in line:
+                continue
+            record = _parsed(line)
+            if record is None:
+                again = line.rfind(_CLOCK_START)
+                cut, rest = (line[:again], line[again:]) if again > 0 else (line, b"")
+                record = _parsed(rest)
+                is_cut = cut.startswith(_LINE_START[: len(cut)])
+                if not is_cut or (record is None and line.endswith(b"\n")):
+                    raise _garbage(path, number, "no JSON")
+                on_cut()
+                if record is None:
+                    return
+            wrong = _what_is_wrong(record)
+            if wrong:
+                raise _garbage(path, number, wrong)
+            yield record
+
+
+def spans(path: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The spans of one name in a file, with their own times; none if there is no file."""
+    if not path.exists():
+        return
+    for record in records(path, mark=f'"name":"{name}"'.encode()):
+        if record["name"] == name and "end_ns" in record:
+            yield record
+
+
+def _parsed(line: bytes) -> Any:
+    """The JSON value of a line; None if there is none."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _what_is_wrong(record: Any) -> str:
+    """Why this is no record; nothing if it is one."""
+    if not isinstance(record, dict) or not isinstance(record.get("name"), str):
+        return "no record with a name"
+    start_ns, end_ns = record.get("start_ns"), record.get("end_ns")
+    is_span = type(start_ns) is int and type(end_ns) is int and start_ns <= end_ns
+    if not is_span and not (start_ns is None and end_ns is None):
+        return f"start_ns and end_ns are {start_ns!r} and {end_ns!r}"
+    if record["name"] == CLOCK:
+        fields = [type(record.get(name)) for name in ("monotonic_ns", "unix_ns", "boot")]
+        if fields != [int, int, str]:
+            return "no whole clock record"
+    if "at_ns" in record and type(record["at_ns"]) is not int:
+        return f"at_ns is {record['at_ns']!r}"
+    return ""
+
+
+def _garbage(path: Path, number: int, what: str) -> ConfigError:
+    return ConfigError(
+        f"{path}:{number}: {what}; luwu did not write this line, or it was changed. Remove it to "
+        "read the rest"
+    )

@@ -1,0 +1,197 @@
+"""Shared memory as this process sees it: regions, each one arena mapped once.
+
+An arena is a memfd: it has no name, so nothing is left behind when its last user dies. The seals
+
+    GROW, SHRINK     its size is for good: nobody who maps it can be hit by SIGBUS
+    FUTURE_WRITE     its owner, who has mapped it, is the only one who can write to it
+    SEAL             and that stays so
+
+are what makes a descriptor from a peer safe to map, and all of it that a receiver must check. Peers
+map it private and writable: whoever writes to received weights by mistake gets pages of its own and
+harms nobody else; until then private pages show what the owner writes.
+
+A mapping ends when its region is dropped and the last view of it is gone, whichever comes last.
+The calls are libc's, because an `mmap.mmap` keeps a descriptor open as long as it is mapped.
+
+How a buffer is found again: `Regions.at` looks its address up among the regions. The address of a
+view costs (measured, CPython 3.11) 0.22 us by way of ctypes, which takes writable ones only, and
+1.4 us by way of numpy for the read-only ones that are handed on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import weakref
+from bisect import bisect_right
+from typing import Any, Final
+
+import numpy as np
+
+from luwu.base.errors import ConnectionFailed, RemoteProtocolError
+
+SEALS: Final = (
+    fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL | 0x10  # F_SEAL_FUTURE_WRITE
+)
+_SEALS_NEEDED: Final = fcntl.F_SEAL_SHRINK
+_MAP_NORESERVE: Final = 0x4000
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class Region:
+    """One arena mapped here, our own or a peer's."""
+
+    __slots__ = ("base", "end", "fd", "key", "nbytes", "shown", "users_count", "view")
+
+    def __init__(self, fd: int, nbytes: int, *, shared: bool) -> None:
+        """Map the whole of `fd`, which the region then owns. Raises OSError."""
+        self.view = map_memory(fd, nbytes, shared=shared)
+        """Writable: what `reserve` gives is cut from it, and what is received from `shown`."""
+        self.shown = self.view.toreadonly()
+        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.view))
+        self.end = self.base + nbytes
+        self.nbytes = nbytes
+        self.fd = fd
+        self.key = key_of(fd)
+        self.users_count = 1
+
+
+class Regions:
+    """The regions of one transport, by the file they are and by the addresses they have."""
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []
+        self._sorted: list[Region] = []
+        self._by_key: dict[tuple[int, int], Region] = {}
+
+    def add(self, region: Region) -> None:
+        """From now on found by `at` and `adopt`."""
+        index = bisect_right(self._bases, region.base)
+        self._bases.insert(index, region.base)
+        self._sorted.insert(index, region)
+        self._by_key[region.key] = region
+
+    def adopt(self, fd: int, nbytes: int) -> Region:
+        """The region of a descriptor that a peer passed: a new one, or one more use of it.
+
+        Takes the descriptor over. Raises RemoteProtocolError for what is not a sealed memfd of this
+        size, ConnectionFailed if it cannot be mapped here.
+        """
+        try:
+            _check_descriptor(fd, nbytes)
+            region = self._by_key.get(key_of(fd))
+            if region is not None:
+                region.users_count += 1
+                os.close(fd)
+                return region
+            try:
+                region = Region(fd, nbytes, shared=False)
+            except (OSError, OverflowError, ValueError) as exc:
+                raise ConnectionFailed(
+                    f"cannot map an arena of {nbytes} bytes: {exc}. Allow this process more "
+                    f"address space (ulimit -v), or make the arena smaller."
+                ) from exc
+        except BaseException:
+            os.close(fd)
+            raise
+        self.add(region)
+        return region
+
+    def drop(self, region: Region) -> bool:
+        """End one use of a region; True if it was the last: then it is no longer found."""
+        region.users_count -= 1
+        if region.users_count:
+            return False
+        index = self._sorted.index(region)
+        del self._bases[index], self._sorted[index], self._by_key[region.key]
+        os.close(region.fd)
+        return True
+
+    def at(self, view: memoryview) -> tuple[Region, int] | None:
+        """The region in which all of a view (not empty) lies, and its offset there."""
+        if not self._bases:
+            return None
+        address = address_of(view)
+        index = bisect_right(self._bases, address) - 1
+        if index < 0:
+            return None
+        region = self._sorted[index]
+        if address + view.nbytes > region.end:
+            return None
+        return region, address - region.base
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+
+def map_memory(fd: int, nbytes: int, *, shared: bool) -> memoryview:
+    """A writable view of a whole file; unmapped with the last view. Raises OSError."""
+    # Without NORESERVE the kernel refuses a private mapping larger than its memory, though nobody
+    # means to write there.
+    flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | _MAP_NORESERVE
+    address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address is None or address == _MAP_FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return _owning_view((ctypes.c_ubyte * nbytes).from_address(address), _unmap, address, nbytes)
+
+
+def part_of(view: memoryview, start: int, nbytes: int, at_end: Any, *values: Any) -> memoryview:
+    """A part of writable memory; `at_end(*values)` is called when the last view of it is gone."""
+    return _owning_view((ctypes.c_ubyte * nbytes).from_buffer(view, start), at_end, *values)
+
+
+def advise_huge(view: memoryview) -> None:
+    """Ask for huge pages; a wish, so failing is no error."""
+    _libc.madvise(address_of(view), view.nbytes, mmap.MADV_HUGEPAGE)
+
+
+def address_of(view: memoryview) -> int:
+    """Where a view (not empty) starts."""
+    if view.readonly:
+        return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def key_of(fd: int) -> tuple[int, int]:
+    """What two descriptors of one file have in common; nobody can forge it."""
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+def _owning_view(owner: Any, at_end: Any, *values: Any) -> memoryview:
+    weakref.finalize(owner, at_end, *values).atexit = False
+    return memoryview(owner).cast("B")
+
+
+def _unmap(address: int, nbytes: int) -> None:
+    _libc.munmap(address, nbytes)
+
+
+def _check_descriptor(fd: int, nbytes: int) -> None:
+    found_bytes = os.fstat(fd).st_size
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        seals = 0
+    if seals & _SEALS_NEEDED != _SEALS_NEEDED or found_bytes != nbytes or nbytes <= 0:
+        raise RemoteProtocolError(
+            f"a descriptor said to be an arena of {nbytes} bytes has {found_bytes} and the seals "
+            f"{seals:#x}; a memfd that cannot shrink (seal {_SEALS_NEEDED:#x}) was expected. It "
+            f"was closed; is the peer of the same version?"
+        )

@@ -1,0 +1,255 @@
+"""One connection over shared memory: what each side lent the other, and got back.
+
+A SHARED message lends memory. Its life, seen from both sides:
+
+    sender      `Passed` in `Link.lent`         until RELEASED names it, or the connection ends
+    receiver    `Ticket` of the delivery        until `Delivery.release`, and until what was handed
+                                                on of it came back: then RELEASED is due
+
+A buffer that is handed on (A -> B -> C) stays A's memory: B's message to C takes part in the ticket
+of A's delivery at B, so A's handle is done only when B and C have both let go, in either order.
+Only B knows that C reads: if B dies, A's handle is done, and C must not use what B handed on after
+the PeerDown that C gets too.
+
+Everything here belongs to the transport's thread, except `Ticket.release`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from luwu.base.errors import RemoteProtocolError
+from luwu.base.limits import WORLD_SIZE_MAX
+from luwu.transport import descriptors
+from luwu.transport.interface import Counters, Delivery, SendHandle
+from luwu.transport.mapping import Region, Regions
+from luwu.transport.notices import Span
+
+_ARENAS_COUNT_MAX: Final = WORLD_SIZE_MAX + 64
+"""Arenas that one peer may pass: its own, and those of all whose memory it hands on."""
+
+
+class Passed:
+    """Handle of a message with spans: done when the receiver gave them back."""
+
+    __slots__ = ("_inline", "is_returned", "nbytes", "tickets", "views")
+
+    def __init__(
+        self, views: list[memoryview], nbytes: int, tickets: list[Ticket], inline: SendHandle
+    ) -> None:
+        self.views: list[memoryview] | None = views  # keeps the memory from being reserved again
+        self.nbytes = nbytes
+        self.tickets = tickets
+        self.is_returned = False
+        self._inline = inline
+
+    @property
+    def done(self) -> bool:
+        """Neither the receiver nor libzmq needs the buffers."""
+        return self.is_returned and self._inline.done
+
+
+class Ticket:
+    """A delivery with spans that is not given back."""
+
+    __slots__ = ("_on_release", "holders_count", "link", "nbytes", "places", "sequence")
+
+    def __init__(
+        self,
+        link: Link,
+        sequence: int,
+        places: list[tuple[Region, int, int]],
+        on_release: Callable[[Ticket], None],
+    ) -> None:
+        self.link = link
+        self.sequence = sequence
+        self.places = places
+        self.nbytes = sum(nbytes for _, _, nbytes in places)
+        self.holders_count = 1
+        """The delivery itself, and each message that hands a part of it on."""
+        self._on_release = on_release
+
+    def release(self) -> None:
+        """For `Delivery`; any thread."""
+        self._on_release(self)
+
+    def covers(self, region: Region, offset: int, nbytes: int) -> bool:
+        """Whether all of a span lies in one of our buffers."""
+        for place, start, length in self.places:
+            if place is region and start <= offset and offset + nbytes <= start + length:
+                return True
+        return False
+
+
+class OpenTickets:
+    """The tickets of a transport by where their buffers start."""
+
+    def __init__(self) -> None:
+        self._by_region: dict[Region, dict[int, list[Ticket]]] = {}
+
+    def add(self, ticket: Ticket) -> None:
+        """From now on found by `covering`."""
+        for region, offset, _ in ticket.places:
+            self._by_region.setdefault(region, {}).setdefault(offset, []).append(ticket)
+
+    def remove(self, ticket: Ticket) -> None:
+        """Undo `add`."""
+        for region, offset, _ in ticket.places:
+            by_offset = self._by_region[region]
+            by_offset[offset].remove(ticket)
+            if not by_offset[offset]:
+                del by_offset[offset]
+                if not by_offset:
+                    del self._by_region[region]
+
+    def remove_of(self, link: Link) -> None:
+        """Forget all of a connection that is over: from now on only views hold its memory."""
+        tickets = {
+            ticket: None
+            for by_offset in self._by_region.values()
+            for at_offset in by_offset.values()
+            for ticket in at_offset
+            if ticket.link is link
+        }
+        for ticket in tickets:
+            self.remove(ticket)
+
+    def covering(self, region: Region, offset: int, nbytes: int) -> Ticket | None:
+        """A ticket in which the span lies; None for memory that nobody lent us."""
+        by_offset = self._by_region.get(region)
+        if by_offset is None:  # nearly always so for memory of our own
+            return None
+        for ticket in by_offset.get(offset, ()):
+            if ticket.covers(region, offset, nbytes):
+                return ticket
+        for tickets in by_offset.values():  # a part of a buffer is handed on
+            for ticket in tickets:
+                if ticket.covers(region, offset, nbytes):
+                    return ticket
+        return None
+
+
+class Link:
+    """One peer that is up."""
+
+    __slots__ = (
+        "_arenas",
+        "_arenas_count",
+        "_channel",
+        "_passed",
+        "_passed_count",
+        "counters",
+        "forgotten",
+        "heard_sequence",
+        "is_up",
+        "lent",
+        "lent_bytes",
+        "peer",
+        "released",
+        "sent_sequence",
+    )
+
+    def __init__(self, peer: str, channel: socket.socket) -> None:
+        self.peer = peer
+        self.is_up = True
+        self.counters = Counters()
+        self.sent_sequence = 0
+        self.heard_sequence = 0
+        self.lent: dict[int, Passed] = {}
+        self.lent_bytes = 0
+        self.released: list[int] = []
+        """What a RELEASED notice must name."""
+        self.forgotten: list[int] = []
+        """What a FORGOTTEN notice must name."""
+        self._channel = channel
+        self._passed: dict[Region, int] = {}
+        self._passed_count = 0
+        self._arenas: dict[int, Region] = {}
+        self._arenas_count = 0
+
+    def span(self, region: Region, offset: int, nbytes: int) -> Span | None:
+        """How to name memory of a region to the peer; None if that is not possible now."""
+        index = self._passed.get(region)
+        if index is None:
+            if not descriptors.pass_arena(self._channel, region.fd, region.nbytes):
+                return None
+            index = self._passed[region] = self._passed_count
+            self._passed_count += 1
+        return Span(index, offset, nbytes)
+
+    def forget(self, region: Region) -> None:
+        """The region is no more; the peer need not keep it either, if it has it."""
+        index = self._passed.pop(region, None)
+        if index is not None:
+            self.forgotten.append(index)
+
+    def lend(self, passed: Passed) -> None:
+        """A message with spans was sent."""
+        self.sent_sequence += 1
+        self.lent[self.sent_sequence] = passed
+        self.lent_bytes += passed.nbytes
+
+    def take_back(self, sequence: int) -> Passed:
+        """The peer gave a message's spans back. Raises RemoteProtocolError."""
+        passed = self.lent.pop(sequence, None)
+        if passed is None:
+            raise RemoteProtocolError(
+                f"peer {self.peer!r} gave message {sequence} back, which it does not have. That "
+                f"was ignored; is the peer of the same version?"
+            )
+        self.lent_bytes -= passed.nbytes
+        return passed
+
+    def count(self, delivery: Delivery) -> None:
+        """A message came."""
+        self.counters.header_bytes_received += len(delivery.header)
+        for view in delivery.buffers:
+            self.counters.payload_bytes_received += view.nbytes
+
+    def place(self, span: Span, regions: Regions) -> tuple[Region, int, int]:
+        """Where a span of the peer's is. Raises RemoteProtocolError, ConnectionFailed."""
+        region = self._arenas.get(span.arena_index)
+        if region is None:
+            region = self._arena(span.arena_index, regions)
+        if span.nbytes == 0 or span.offset + span.nbytes > region.nbytes:
+            raise RemoteProtocolError(
+                f"peer {self.peer!r} named {span.nbytes} bytes at {span.offset} of an arena of "
+                f"{region.nbytes}. The message was dropped; is the peer of the same version?"
+            )
+        return region, span.offset, span.nbytes
+
+    def lose_arena(self, index: int, regions: Regions) -> Region:
+        """The peer will not name this arena again. Raises as `place` does."""
+        region = self._arena(index, regions)
+        del self._arenas[index]
+        return region
+
+    def close(self) -> tuple[list[Region], list[Passed]]:
+        """The connection is over: arenas to drop, and what was lent, now returned."""
+        self.is_up = False
+        self._channel.close()
+        arenas, lent = list(self._arenas.values()), list(self.lent.values())
+        for each in (self._arenas, self._passed, self.lent, self.released, self.forgotten):
+            each.clear()
+        self.lent_bytes = 0
+        return arenas, lent
+
+    def _arena(self, index: int, regions: Regions) -> Region:
+        """An arena that the peer passed, now or earlier."""
+        while index >= self._arenas_count and len(self._arenas) < _ARENAS_COUNT_MAX:
+            number = self._arenas_count
+            self._arenas_count += 1  # it was passed, whether it can be used or not
+            arena = descriptors.passed_arena(self._channel)
+            if arena is None:
+                self._arenas_count -= 1
+                break
+            self._arenas[number] = regions.adopt(*arena)
+        region = self._arenas.get(index)
+        if region is None:
+            raise RemoteProtocolError(
+                f"peer {self.peer!r} named arena {index}, having passed {self._arenas_count}. "
+                f"The message was dropped; is the peer of the same version?"
+            )
+        return region

@@ -1,0 +1,13 @@
+"""The page update in one pass: sum, squares, division, clip, optimizer and cast, in two versions.
+
+interface.py   what a kernel does, and the order in which it adds
+portable.py    blocks of torch's fused kernels; works everywhere
+compiled.py    the same bits from `update.c`, which `build.py` compiles at the node's start
+selfcheck.py   compares the two before a page is touched
+make.py        chooses, and says why
+"""
+
+from switch_emu.node.kernels.interface import Made, Run, UpdateKernel
+from switch_emu.node.kernels.make import make_kernel
+
+__all__ = ["Made", "Run", "UpdateKernel", "make_kernel"]

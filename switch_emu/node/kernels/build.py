@@ -1,0 +1,151 @@
+"""Compile `update.c` with the machine's compiler, once, and load it.
+
+A library is kept under a name that is a hash of all it depends on: source, compiler, flags and
+processor. So a new compiler or another machine never loads an old library, and nothing is ever
+invalidated. What is loaded runs with our rights: the directory and the file must be ours and
+writable by nobody else, and a file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("update.c")
+
+COMPILE_SECONDS_MAX = 60.0
+
+_FLAGS = (
+    "-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared",
+    "-fPIC",
+)  # fmt: skip
+_MACHINE_FLAGS = {
+    "x86_64": ("-march=native", "-mprefer-vector-width=512"),
+    "aarch64": ("-mcpu=native",),
+}
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class BuildError(Exception):
+    """There is no library, and this is why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A loaded library."""
+
+    library: ctypes.CDLL
+    path: Path
+    compiler: str
+    """The compiler's first line about itself."""
+    is_new: bool
+    """Compiled just now; else found in the cache."""
+
+
+def user_cache() -> Path:
+    """Where libraries lie if nobody says where: private to the user."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+    return root / "luwu" / "kernels"
+
+
+def build(cache: Path | None) -> Built:
+    """The library, from the cache or compiled into it. Raises BuildError."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise BuildError("no C compiler: there is no `cc` on the PATH")
+    compiler_version = _run(compiler, "--version").partition("\n")[0].strip()
+    flags = (*_FLAGS, *_MACHINE_FLAGS.get(platform.machine(), ()))
+    source = SOURCE.read_bytes()
+    parts = (source, compiler_version.encode(), " ".join(flags).encode(), _processor())
+    digest = hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts))
+    try:
+        directory = _private_directory(user_cache() if cache is None else cache)
+        path = directory / f"update-{digest.hexdigest()[:32]}.so"
+        if _is_ours(path):
+            try:
+                return Built(ctypes.CDLL(str(path)), path, compiler_version, False)
+            except OSError:
+                pass  # no library, e.g. cut short by a full disk: compiled again
+        _compile(compiler, flags, path)
+        return Built(ctypes.CDLL(str(path)), path, compiler_version, True)
+    except (OSError, RuntimeError) as exc:  # RuntimeError: there is no home directory
+        raise BuildError(f"the cache of kernels cannot be used: {exc}") from exc
+
+
+def _private_directory(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
+        raise BuildError(
+            f"{path} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}; "
+            f"libraries are loaded only from a directory of user {os.geteuid()} that nobody "
+            "else can write: remove it, or set its mode to 700"
+        )
+    return path.resolve()
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is there that nobody else could have written."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return (
+        stat.S_ISREG(found.st_mode)
+        and found.st_uid == os.geteuid()
+        and not found.st_mode & _OTHERS_WRITE
+    )
+
+
+def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
+    handle, name = tempfile.mkstemp(prefix=".update-", suffix=".partial", dir=path.parent)
+    try:
+        _run(compiler, *flags, "-o", name, str(SOURCE), "-lm")
+        os.chmod(name, 0o700)
+        os.fsync(handle)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(handle)
+
+
+def _run(*words: str) -> str:
+    """Output of a program. Raises BuildError with the first line of its complaint."""
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, errors="replace", check=False,
+            stdin=subprocess.DEVNULL, timeout=COMPILE_SECONDS_MAX,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as exc:
+        raise BuildError(f"{words[0]} could not be run: {exc}") from exc
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        said = next((line for line in lines if "error" in line), lines[0] if lines else "nothing")
+        raise BuildError(f"{words[0]} failed with {done.returncode}: {said:.200}")
+    return done.stdout
+
+
+def _processor() -> bytes:
+    """Model and abilities of the processor: `-march=native` depends on them."""
+    wanted = ("model name", "flags", "Features", "CPU part")
+    found = {platform.machine()}
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = [platform.processor()]
+        wanted = ("",)
+    found.update(line for line in lines if line.startswith(wanted))
+    return "\n".join(sorted(found)).encode()

@@ -1,0 +1,198 @@
+"""The page update by `update.c`: a call a page, without Python's lock.
+
+Only addresses and rounded hyper-parameters are made here. They are rounded as torch rounds them:
+computed in float64 with the C library's `pow`, then cast.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from luwu.base.limits import NORM_BLOCK_ELEMS
+from switch_emu.node.kernels.interface import (
+    Contributions,
+    Run,
+    UpdateKernel,
+    address,
+    check_fold,
+    check_update,
+)
+from switch_emu.switch.aggregate import F32Array
+
+_DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+_NO_WIRE = -1
+_OPTIMIZERS = {
+    ("none", ()): 0,
+    ("adamw", ("m", "v")): 1,
+    ("sgd", ()): 2,
+    ("sgd", ("momentum",)): 3,
+}
+_MAXIMIZE, _DECAY, _NESTEROV, _FIRST, _LERP_FROM_GRAD, _NO_MOMENTUM = 1, 2, 4, 8, 16, 32
+
+_Pointer = ctypes.c_void_p
+
+
+class _Run(ctypes.Structure):
+    """`run_t` of the source."""
+
+    _fields_ = (
+        ("start", ctypes.c_int64),
+        ("stop", ctypes.c_int64),
+        ("flags", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+        ("weight_decay", ctypes.c_float),
+        ("momentum", ctypes.c_float),
+        ("dampening", ctypes.c_float),
+        ("beta2", ctypes.c_float),
+        ("correction", ctypes.c_float),
+        ("eps", ctypes.c_float),
+        ("step_size", ctypes.c_float),
+        ("unused_too", ctypes.c_float),
+    )
+
+
+class _Update(ctypes.Structure):
+    """`update_t` of the source."""
+
+    _fields_ = (
+        ("elems", ctypes.c_int64),
+        ("optimizer", ctypes.c_int32),
+        ("contributions_count", ctypes.c_int32),
+        ("contributions", _Pointer),
+        ("dtypes", _Pointer),
+        ("weights", _Pointer),
+        ("state0", _Pointer),
+        ("state1", _Pointer),
+        ("weights_out", _Pointer),
+        ("state0_out", _Pointer),
+        ("state1_out", _Pointer),
+        ("runs", _Pointer),
+        ("squares", _Pointer),
+        ("wire", _Pointer),
+        ("wire_dtype", ctypes.c_int32),
+        ("divisor", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("in_place", ctypes.c_int32),
+    )
+
+
+class CompiledKernel(UpdateKernel):
+    """One optimizer of a loaded library; see the module."""
+
+    version = "compiled"
+
+    def __init__(
+        self, library: ctypes.CDLL, name: str, optimizer: str, state_fields: tuple[str, ...]
+    ) -> None:
+        self._name, self._state_fields = name, state_fields
+        self._optimizer = _OPTIMIZERS[(optimizer, state_fields)]
+        self._make_run = _adamw_run if optimizer == "adamw" else _sgd_run
+        self._update, self._fold = library.luwu_update, library.luwu_fold
+        self._update.argtypes, self._update.restype = (_Pointer,), None
+        self._fold.argtypes = (
+            ctypes.c_int64, _Pointer, _Pointer, ctypes.c_int32, _Pointer, _Pointer, _Pointer,
+        )  # fmt: skip
+        self._fold.restype = None
+
+    @property
+    def name(self) -> str:
+        """See UpdateKernel."""
+        return self._name
+
+    @property
+    def state_fields(self) -> tuple[str, ...]:
+        """See UpdateKernel."""
+        return self._state_fields
+
+    def fold(
+        self, contributions: Contributions, before: F32Array | None, out: F32Array
+    ) -> tuple[float, ...]:
+        """See UpdateKernel."""
+        check_fold(contributions, before, out)
+        pointers, dtypes = _sources(contributions)
+        squares = np.empty(-(-out.size // NORM_BLOCK_ELEMS), np.float64)
+        self._fold(
+            out.size, ctypes.addressof(pointers), ctypes.addressof(dtypes), len(contributions),
+            None if before is None else address(before), address(out), address(squares),
+        )  # fmt: skip
+        return tuple(squares.tolist())
+
+    def update(
+        self, *, contributions: Contributions, weights: F32Array, state: tuple[F32Array, ...],
+        weights_out: F32Array, state_out: tuple[F32Array, ...], runs: Sequence[Run],
+        divisor: float, scale: float, updates_count: int, wire: tuple[memoryview, str] | None,
+        measure: bool,
+    ) -> tuple[float, ...]:  # fmt: skip
+        """See UpdateKernel."""
+        read, written = (weights, *state), (weights_out, *state_out)
+        in_place = check_update(self, contributions, read, written, runs, wire)
+        pointers, dtypes = _sources(contributions)
+        said = (_Run * len(runs))()
+        if self._optimizer:
+            for place, run in zip(said, runs, strict=True):
+                self._make_run(place, run, updates_count)
+        count = -(-weights.size // NORM_BLOCK_ELEMS) if measure else 0
+        squares = np.empty(count, np.float64)
+        old = (*(address(array) for array in read), None, None)
+        new = (*(address(array) for array in written), None, None)
+        call = _Update(
+            weights.size, self._optimizer, len(contributions), ctypes.addressof(pointers),
+            ctypes.addressof(dtypes), old[0], old[1], old[2], new[0], new[1], new[2],
+            ctypes.addressof(said), address(squares) if measure else None,
+            None if wire is None else _address_of(wire[0]),
+            _NO_WIRE if wire is None else _DTYPES[wire[1]], divisor, scale, in_place,
+        )  # fmt: skip
+        self._update(ctypes.addressof(call))
+        return tuple(squares.tolist())
+
+
+def _sources(contributions: Contributions) -> tuple[ctypes.Array, ctypes.Array]:
+    count = len(contributions)
+    pointers = (_Pointer * count)(*(_address_of(payload) for payload, _ in contributions))
+    dtypes = (ctypes.c_int32 * count)(*(_DTYPES[dtype] for _, dtype in contributions))
+    return pointers, dtypes
+
+
+def _address_of(payload: memoryview) -> int:
+    return address(np.frombuffer(payload, np.uint8))
+
+
+def _adamw_run(place: _Run, run: Run, updates_count: int) -> None:
+    hyper = run.hyper
+    lr, decay = float(hyper["lr"]), float(hyper["weight_decay"])
+    beta1, beta2 = float(hyper["beta1"]), float(hyper["beta2"])
+    step = float(np.float32(updates_count + 1))  # torch counts steps in float32
+    lerp = np.float32(1 - beta1)
+    flags = _MAXIMIZE * bool(hyper["maximize"]) | _DECAY * (decay != 0)
+    if abs(lerp) >= 0.5:
+        flags |= _LERP_FROM_GRAD
+        lerp -= np.float32(1)
+    with np.errstate(all="ignore"):  # a bad beta gives NaN weights, as in torch
+        step_size = np.float64(lr) / (1 - _power(beta1, step))
+        correction = np.sqrt(np.float64(1 - _power(beta2, step)))
+    place.start, place.stop, place.flags = run.start, run.stop, flags
+    place.weight_decay, place.momentum = 1 - lr * decay, lerp
+    place.dampening, place.beta2, place.eps = 1 - beta2, beta2, float(hyper["eps"])
+    place.correction, place.step_size = correction, -step_size
+
+
+def _sgd_run(place: _Run, run: Run, updates_count: int) -> None:
+    hyper = run.hyper
+    momentum, decay = float(hyper["momentum"]), float(hyper["weight_decay"])
+    flags = _MAXIMIZE * bool(hyper["maximize"]) | _DECAY * (decay != 0)
+    flags |= _NESTEROV * bool(hyper["nesterov"]) | _FIRST * (updates_count == 0)
+    flags |= _NO_MOMENTUM * (momentum == 0)
+    place.start, place.stop, place.flags = run.start, run.stop, flags
+    place.weight_decay, place.momentum = decay, momentum
+    place.dampening, place.step_size = 1 - float(hyper["dampening"]), -float(hyper["lr"])
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return math.pow(base, exponent)
+    except (OverflowError, ValueError):  # where C gives infinity or NaN
+        return math.inf if abs(base) > 1 else math.nan

@@ -1,0 +1,159 @@
+"""What an update kernel does; its versions differ in speed only, never in a bit.
+
+One update of a page of C elements, in float32 throughout:
+
+    total = c0 + c1 + ...             from left to right; narrow types are widened exactly
+    mean  = total / float32(divisor)  and, if scale < 1, * float32(scale)
+    weights, state = torch's fused update of each run, as on whole vectors
+    wire  = weights in the wire dtype, to nearest, ties to even
+
+Block squares, in float64: a block is 4,096 elements from the page's start, the last one filled up
+with zeros. Lane j of 1,024 adds the squares of elements j, j + 1024, j + 2048 and j + 3072, in this
+order; then the upper half of the lanes is added to the lower half until one lane is left. A float32
+squared fits float64, so a result is not finite exactly if an element is not.
+
+Kernels keep nothing between calls and may be called by several threads at once. Which NaN comes
+out of a NaN is not promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from luwu.wire.hyper import Number
+from switch_emu.switch.aggregate import F32Array
+
+CELL_ELEMS = 64
+"""Pages and runs are multiples of this."""
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""What travels."""
+
+NO_OPTIMIZER = "none"
+"""Name of the kernel that updates nothing; it needs no runs."""
+
+Contributions = Sequence[tuple[memoryview, str]]
+"""Payloads with their dtypes, at any address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Elements `start` to `stop` of a page, multiples of 64, take one group's hyper-parameters."""
+
+    start: int
+    stop: int
+    hyper: Mapping[str, Number]
+
+
+class UpdateKernel(Protocol):
+    """Updates pages of one optimizer."""
+
+    @property
+    def name(self) -> str:
+        """Written into the store's configuration: another name, other bits."""
+
+    @property
+    def version(self) -> str:
+        """Whether it is the "compiled" or the "portable" one: for logs and reports."""
+
+    @property
+    def state_fields(self) -> tuple[str, ...]:
+        """float32 arrays kept beside the weights."""
+
+    def fold(
+        self, contributions: Contributions, before: F32Array | None, out: F32Array
+    ) -> tuple[float, ...]:
+        """out = before + (c0 + c1 + ...). Returns the block squares of `out`.
+
+        Shapes: payloads of C elements, float32 [C]; `before` may be `out` itself.
+        """
+
+    def update(
+        self, *, contributions: Contributions, weights: F32Array, state: tuple[F32Array, ...],
+        weights_out: F32Array, state_out: tuple[F32Array, ...], runs: Sequence[Run],
+        divisor: float, scale: float, updates_count: int, wire: tuple[memoryview, str] | None,
+        measure: bool,
+    ) -> tuple[float, ...]:  # fmt: skip
+        """Update one page; see the module. Returns block squares of the sum if `measure`, else ().
+
+        Shapes: weights, each array of state and what is written: float32 [C]; runs cover C.
+        In place if `*_out` are the arrays read; else they are disjoint from these, never partly.
+        `updates_count` is the number of updates before this one; `wire`, where the new weights go.
+        Raises: ValueError if shapes, dtypes or runs do not fit; nothing is written then.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A kernel, and why it is this version."""
+
+    kernel: UpdateKernel
+    reason: str
+
+
+def address(array: np.ndarray) -> int:
+    """Where its first element lies."""
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+def check_contributions(contributions: Contributions, elems: int) -> None:
+    """Raises ValueError unless each has `elems` elements of a dtype that travels."""
+    if not contributions:
+        raise ValueError("nothing to sum: there is no contribution")
+    if elems % CELL_ELEMS:
+        raise ValueError(f"{elems} elements are no multiple of {CELL_ELEMS}")
+    for index, (payload, dtype) in enumerate(contributions):
+        _check_payload(f"contribution {index}", payload, dtype, elems)
+
+
+def check_fold(contributions: Contributions, before: F32Array | None, out: F32Array) -> None:
+    """Raises ValueError as `UpdateKernel.fold` needs it."""
+    check_contributions(contributions, out.size)
+    for array in (out,) if before is None else (before, out):
+        _check_array(array, out.size)
+
+
+def check_update(
+    kernel: UpdateKernel, contributions: Contributions, read: Sequence[F32Array],
+    written: Sequence[F32Array], runs: Sequence[Run], wire: tuple[memoryview, str] | None,
+) -> bool:  # fmt: skip
+    """Whether it is done in place. Raises ValueError as `UpdateKernel.update` says.
+
+    `read` and `written` are weights and state.
+    """
+    elems = read[0].size
+    check_contributions(contributions, elems)
+    if not len(read) == len(written) == 1 + len(kernel.state_fields):
+        raise ValueError(f"{len(read)} and {len(written)} arrays; state: {kernel.state_fields}")
+    for array in (*read, *written):
+        _check_array(array, elems)
+    same = [address(left) == address(right) for left, right in zip(read, written, strict=True)]
+    if any(same) and not all(same):
+        raise ValueError("an update is in place for all arrays or for none")
+    at = 0
+    for run in runs:
+        if run.start != at or run.stop <= at or run.stop % CELL_ELEMS:
+            raise ValueError(f"run {run.start}..{run.stop} does not follow {at}")
+        at = run.stop
+    if at != elems and kernel.name != NO_OPTIMIZER:
+        raise ValueError(f"runs cover {at} of {elems} elements")
+    if wire is not None:
+        _check_payload("the wire", wire[0], wire[1], elems)
+    return all(same)
+
+
+def _check_array(array: F32Array, elems: int) -> None:
+    if array.dtype != np.float32 or array.shape != (elems,) or not array.flags.c_contiguous:
+        raise ValueError(f"{array.dtype} {array.shape} is no float32 [{elems}] in one piece")
+
+
+def _check_payload(what: str, payload: memoryview, dtype: str, elems: int) -> None:
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"{what}: dtype {dtype!r} does not travel; {', '.join(DTYPE_BYTES)} do")
+    if payload.nbytes != elems * DTYPE_BYTES[dtype]:
+        raise ValueError(f"{what} has {payload.nbytes} bytes, expected {elems} of {dtype}")

@@ -1,0 +1,45 @@
+"""Choose the update kernel of a node: compiled where that works and keeps its promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from luwu.base.errors import ConfigError
+from switch_emu.node.kernels.build import BuildError, build
+from switch_emu.node.kernels.compiled import CompiledKernel
+from switch_emu.node.kernels.interface import Made
+from switch_emu.node.kernels.portable import PORTABLE
+from switch_emu.node.kernels.selfcheck import difference
+
+
+def make_kernel(
+    optimizer: str, state_fields: tuple[str, ...], *, cache: Path | None,
+    compiled: bool | None = None,
+) -> Made:  # fmt: skip
+    """The kernel of an optimizer, and why it is the version it is.
+
+    `cache` keeps compiled libraries; None is a private directory of the user. `compiled` is True
+    or False to insist on a version, None for the compiled one if it works.
+    Raises: ConfigError if the node has no such optimizer, or `compiled` is True and it fails.
+    """
+    portable = PORTABLE.get((optimizer, state_fields))
+    if portable is None:
+        known = ", ".join(sorted({name for name, _ in PORTABLE}))
+        raise ConfigError(
+            f"optimizer {optimizer!r} with state {list(state_fields)} is not known to this node; "
+            f"it has {known}"
+        )
+    if compiled is False:
+        return Made(portable, "the portable kernel was asked for")
+    try:
+        built = build(cache)
+        kernel = CompiledKernel(built.library, portable.name, optimizer, state_fields)
+        wrong = difference(kernel, portable, optimizer)
+        if wrong is not None:
+            raise BuildError(f"the compiled kernel does not give torch's bits here: {wrong}")
+    except BuildError as exc:
+        if compiled:
+            raise ConfigError(f"no compiled update kernel: {exc}") from exc
+        return Made(portable, str(exc))
+    origin = "compiled" if built.is_new else "found in the cache, compiled"
+    return Made(kernel, f"{origin} by {built.compiler}")

@@ -1,0 +1,309 @@
+"""The page update with torch's fused CPU kernels, in blocks that stay in the second-level cache.
+
+The reference: `compiled.py` promises the bits of this module. It needs several passes over a block
+and some twenty calls, so blocks are large enough for the calls not to count and small enough for
+the cache (design note 0008).
+
+torch divides no call among threads for blocks of this size unless its caller lets it: pages are the
+unit of parallel work, so a caller sets one torch thread for each of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from luwu.base.limits import NORM_BLOCK_ELEMS
+from luwu.wire.hyper import Number
+from switch_emu.node.kernels.interface import (
+    DTYPE_BYTES,
+    Contributions,
+    Run,
+    UpdateKernel,
+    address,
+    check_fold,
+    check_update,
+)
+from switch_emu.switch.aggregate import F32Array
+
+BLOCK_ELEMS = 128 * 1024
+"""Elements worked on at a time; a multiple of NORM_BLOCK_ELEMS."""
+
+LANES = 1024
+"""Partial sums of a block's squares."""
+
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+_NUMPY_DTYPES = {"float32": np.float32, "bfloat16": np.int16, "float16": np.int16}
+
+Hyper = Mapping[str, Number]
+Step = Callable[[Any, Any, tuple[Any, ...], int, Hyper], None]
+"""(weights, mean gradient, state, updates before this one, hyper-parameters), in place."""
+
+
+def adamw(weights: Any, grad: Any, state: tuple[Any, ...], updates: int, hyper: Hyper) -> None:
+    """torch's fused AdamW."""
+    torch._fused_adamw_(
+        [weights],
+        [grad],
+        [state[0]],
+        [state[1]],
+        [],
+        [torch.tensor(float(updates + 1))],
+        lr=float(hyper["lr"]),
+        beta1=float(hyper["beta1"]),
+        beta2=float(hyper["beta2"]),
+        weight_decay=float(hyper["weight_decay"]),
+        eps=float(hyper["eps"]),
+        amsgrad=False,
+        maximize=bool(hyper["maximize"]),
+    )
+
+
+def sgd(weights: Any, grad: Any, state: tuple[Any, ...], updates: int, hyper: Hyper) -> None:
+    """torch's fused SGD; a momentum of zero leaves the buffer alone, as `torch.optim.SGD` does."""
+    momentum = float(hyper["momentum"]) if state else 0.0
+    torch._fused_sgd_(
+        [weights],
+        [grad],
+        list(state) if momentum else [],
+        weight_decay=float(hyper["weight_decay"]),
+        momentum=momentum,
+        lr=float(hyper["lr"]),
+        dampening=float(hyper["dampening"]),
+        nesterov=bool(hyper["nesterov"]),
+        maximize=bool(hyper["maximize"]),
+        is_first_step=updates == 0,
+    )
+
+
+class PortableKernel(UpdateKernel):
+    """Blocks of torch's fused kernels; see the module."""
+
+    version = "portable"
+
+    def __init__(self, name: str, state_fields: tuple[str, ...], step: Step | None) -> None:
+        self._name, self._state_fields, self._step = name, state_fields, step
+        self._scratch = threading.local()
+
+    @property
+    def name(self) -> str:
+        """See UpdateKernel."""
+        return self._name
+
+    @property
+    def state_fields(self) -> tuple[str, ...]:
+        """See UpdateKernel."""
+        return self._state_fields
+
+    def fold(
+        self, contributions: Contributions, before: F32Array | None, out: F32Array
+    ) -> tuple[float, ...]:
+        """See UpdateKernel."""
+        check_fold(contributions, before, out)
+        work = self._work()
+        lanes = _lanes(out.size)
+        with torch.no_grad():
+            sources = [_source(payload, dtype) for payload, dtype in contributions]
+            earlier = None if before is None else _tensor(before)
+            target = _tensor(out)
+            for block in _blocks(out.size):
+                part = target[block]
+                work.sum_into(part if earlier is None else work.total(block), sources, block)
+                if earlier is not None:
+                    torch.add(earlier[block], work.total(block), out=part)
+                work.square(part, lanes, block)
+        return _tree(lanes)
+
+    def update(
+        self, *, contributions: Contributions, weights: F32Array, state: tuple[F32Array, ...],
+        weights_out: F32Array, state_out: tuple[F32Array, ...], runs: Sequence[Run],
+        divisor: float, scale: float, updates_count: int, wire: tuple[memoryview, str] | None,
+        measure: bool,
+    ) -> tuple[float, ...]:  # fmt: skip
+        """See UpdateKernel."""
+        read, written = (weights, *state), (weights_out, *state_out)
+        in_place = check_update(self, contributions, read, written, runs, wire)
+        work = self._work()
+        lanes = _lanes(weights.size if measure else 0)
+        with torch.no_grad():
+            sources = [_source(payload, dtype) for payload, dtype in contributions]
+            target = None if wire is None else _target(*wire)
+            tensors = tuple(_tensor(array) for array in written)
+            for block in _blocks(weights.size):
+                total = work.sum_of(sources, block)
+                if measure:
+                    work.square(total, lanes, block)
+                if self._step is not None:
+                    total = work.mean(total, divisor, scale)
+                if not in_place:
+                    for old, new in zip(read, written, strict=True):
+                        np.copyto(new[block], old[block])
+                self._run(tensors, total, block, runs, updates_count)
+                if target is not None:
+                    target[block].copy_(tensors[0][block])
+        if wire is not None and target is not None:
+            _deliver(target, wire[0])
+        return _tree(lanes) if measure else ()
+
+    def _run(
+        self, tensors: tuple[Any, ...], mean: Any, block: slice, runs: Sequence[Run], updates: int
+    ) -> None:
+        if self._step is None:
+            return
+        for run in runs:
+            start, stop = max(run.start, block.start), min(run.stop, block.stop)
+            if start < stop:
+                cut = [tensor[start:stop] for tensor in tensors]
+                grad = mean[start - block.start : stop - block.start]
+                self._step(cut[0], grad, tuple(cut[1:]), updates, run.hyper)
+
+    def _work(self) -> _Work:
+        found: _Work | None = getattr(self._scratch, "work", None)
+        if found is None:
+            found = self._scratch.work = _Work()
+        return found
+
+
+PORTABLE: dict[tuple[str, tuple[str, ...]], PortableKernel] = {
+    ("adamw", ("m", "v")): PortableKernel("torch-fused-adamw", ("m", "v"), adamw),
+    ("sgd", ("momentum",)): PortableKernel("torch-fused-sgd", ("momentum",), sgd),
+    ("sgd", ()): PortableKernel("torch-fused-sgd-plain", (), sgd),
+    ("none", ()): PortableKernel("none", (), None),
+}
+"""By the optimizer's name and its state fields."""
+
+
+class _Work:
+    """What one thread works in: a block of sums, of widened elements and of squares."""
+
+    def __init__(self) -> None:
+        self._total = torch.empty(BLOCK_ELEMS)
+        self._wide = torch.empty(BLOCK_ELEMS)
+        self._doubles = torch.empty(BLOCK_ELEMS, dtype=torch.float64)
+
+    def total(self, block: slice) -> Any:
+        """Room for the sum of a block."""
+        return self._total[: block.stop - block.start]
+
+    def sum_of(self, sources: Sequence[Any], block: slice) -> Any:
+        """The sum of a block; a single float32 contribution is not copied."""
+        if len(sources) == 1 and sources[0].dtype == torch.float32:
+            return sources[0][block]
+        total = self.total(block)
+        self.sum_into(total, sources, block)
+        return total
+
+    def sum_into(self, total: Any, sources: Sequence[Any], block: slice) -> None:
+        """Write source 0 + source 1 + ... of a block, from left to right."""
+        first, *others = (source[block] for source in sources)
+        if others and first.dtype == others[0].dtype == torch.float32:
+            torch.add(first, others.pop(0), out=total)
+        else:
+            total.copy_(first)
+        for values in others:
+            if values.dtype != torch.float32:
+                wide = self._wide[: len(total)]
+                wide.copy_(values)
+                total.add_(wide)
+            else:
+                total.add_(values)
+
+    def mean(self, total: Any, divisor: float, scale: float) -> Any:
+        """Divided and clipped, in room of its own."""
+        room = self._total[: len(total)]
+        if np.float32(divisor) != 1:
+            mantissa, exponent = math.frexp(float(np.float32(divisor)))
+            if mantissa == 0.5 and abs(exponent) < 100:  # the same bits as a division
+                total = torch.mul(total, 1 / divisor, out=room)
+            else:
+                total = torch.div(total, float(np.float32(divisor)), out=room)
+        if scale < 1.0:
+            total = torch.mul(total, float(np.float32(scale)), out=room)
+        return total
+
+    def square(self, total: Any, lanes: Any, block: slice) -> None:
+        """Add the squares of a block into its rows of `lanes`."""
+        rows = slice(block.start // NORM_BLOCK_ELEMS, -(-block.stop // NORM_BLOCK_ELEMS))
+        count = rows.stop - rows.start
+        doubles = self._doubles[: count * NORM_BLOCK_ELEMS]
+        doubles[: len(total)].copy_(total)
+        doubles[len(total) :].zero_()
+        parts = doubles.view(count, NORM_BLOCK_ELEMS // LANES, LANES)
+        sums = parts[:, 0]
+        sums.mul_(sums)
+        for index in range(1, parts.shape[1]):
+            sums.addcmul_(parts[:, index], parts[:, index])
+        half = LANES // 2
+        while half > lanes.shape[1]:
+            sums[:, :half].add_(sums[:, half : 2 * half])
+            half //= 2
+        torch.add(sums[:, :half], sums[:, half : 2 * half], out=lanes[rows])
+
+
+_LANES_KEPT = 64
+"""Lanes of a block that are added up at the end for all blocks of a page together."""
+
+
+def _lanes(elems: int) -> Any:
+    return torch.empty((-(-elems // NORM_BLOCK_ELEMS), _LANES_KEPT), dtype=torch.float64)
+
+
+def _tree(lanes: Any) -> tuple[float, ...]:
+    half = _LANES_KEPT // 2
+    while half:
+        lanes[:, :half].add_(lanes[:, half : 2 * half])
+        half //= 2
+    squares: list[float] = lanes[:, 0].tolist()
+    return tuple(squares)
+
+
+def _blocks(elems: int) -> Iterator[slice]:
+    for start in range(0, elems, BLOCK_ELEMS):
+        yield slice(start, min(start + BLOCK_ELEMS, elems))
+
+
+class _Memory:
+    """Somebody's memory as numpy takes it: torch warns of arrays that must not be written."""
+
+    def __init__(self, octets: np.ndarray) -> None:
+        self.octets = octets
+        self.__array_interface__ = octets.__array_interface__ | {"data": (address(octets), False)}
+
+
+def _tensor(array: np.ndarray) -> Any:
+    """A tensor that shares an array's memory."""
+    if not array.flags.writeable:
+        array = np.asarray(_Memory(array))
+    return torch.from_numpy(array)
+
+
+def _source(payload: memoryview, dtype: str) -> Any:
+    """A payload as a tensor; copied only if its elements are not aligned."""
+    octets = np.frombuffer(payload, np.uint8)
+    if address(octets) % DTYPE_BYTES[dtype]:
+        octets = octets.copy()
+    return _tensor(octets.view(_NUMPY_DTYPES[dtype])).view(TORCH_DTYPES[dtype])
+
+
+def _target(payload: memoryview, dtype: str) -> Any:
+    """A tensor for the new weights: in the payload itself if its elements are aligned."""
+    octets = np.frombuffer(payload, np.uint8)
+    if address(octets) % DTYPE_BYTES[dtype]:
+        octets = np.empty_like(octets)
+    return torch.from_numpy(octets.view(_NUMPY_DTYPES[dtype])).view(TORCH_DTYPES[dtype])
+
+
+def _deliver(target: Any, payload: memoryview) -> None:
+    octets = np.frombuffer(payload, np.uint8)
+    if target.data_ptr() != address(octets):
+        np.copyto(octets, target.view(torch.uint8).numpy())

@@ -1,0 +1,112 @@
+"""Does a compiled kernel give the bits of the portable one, on this machine and this torch?
+
+A few thousand elements in every dtype, from denormal to huge, in place and out of place. Done once
+a kernel, before it touches a page: torch may change its arithmetic, and a compiler may be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from luwu.wire.hyper import Number
+from switch_emu.node.kernels.interface import DTYPE_BYTES, Run, UpdateKernel
+from switch_emu.switch.aggregate import F32Array
+
+ELEMS = 4096 + 192
+
+_ADAMW: tuple[dict[str, Number], ...] = (
+    {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "maximize": False},
+    {"lr": 0.3, "beta1": 0.4, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.0, "maximize": True},
+)
+_SGD: tuple[dict[str, Number], ...] = (
+    {
+        "lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.01, "nesterov": True,
+        "maximize": False,
+    },
+    {
+        "lr": 0.3, "momentum": 0.8, "dampening": 0.4, "weight_decay": 0.0, "nesterov": False,
+        "maximize": True,
+    },
+)  # fmt: skip
+HYPER: dict[str, tuple[Mapping[str, Number], ...]] = {"adamw": _ADAMW, "sgd": _SGD, "none": _SGD}
+
+
+def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> str | None:
+    """What the two kernels do not agree in; None if every bit is the same."""
+    values = _values(4 + len(expected.state_fields))
+    updates, start = 0, values[: 1 + len(expected.state_fields)]
+    for array in start[2:]:
+        np.abs(array, out=array)  # v is never negative
+    kept = [[array.copy() for array in start] for _ in range(2)]
+    for dtypes, wire, divisor, in_place in _CASES:
+        contributions = [
+            (memoryview(_as(dtype, values[-1 - index % 3])), dtype)
+            for index, dtype in enumerate(dtypes)
+        ]
+        results = []
+        for kernel, arrays in zip((found, expected), kept, strict=True):
+            outs = arrays if in_place else [np.zeros_like(array) for array in arrays]
+            octets = np.zeros(ELEMS * DTYPE_BYTES[wire], np.uint8)
+            squares = kernel.update(
+                contributions=contributions,
+                weights=arrays[0],
+                state=tuple(arrays[1:]),
+                weights_out=outs[0],
+                state_out=tuple(outs[1:]),
+                runs=[
+                    Run(start=0, stop=2048 + 64, hyper=HYPER[optimizer][0]),
+                    Run(start=2048 + 64, stop=ELEMS, hyper=HYPER[optimizer][1]),
+                ],
+                divisor=divisor,
+                scale=1.0 if in_place else 0.7,
+                updates_count=updates,
+                wire=(memoryview(octets), wire),
+                measure=True,
+            )
+            total = np.empty(ELEMS, np.float32)
+            folded = kernel.fold(contributions, arrays[0], total)
+            arrays[:] = outs
+            results.append((*outs, octets, np.array(squares), total, np.array(folded)))
+        updates += 1
+        names = ("weights", *expected.state_fields, "wire", "squares", "fold", "folded squares")
+        for name, left, right in zip(names, *results, strict=True):
+            count = int((left.view(np.uint8) != right.view(np.uint8)).sum())
+            if count:
+                return f"{name} differ in {count} bytes ({'+'.join(dtypes)}, update {updates})"
+    return None
+
+
+_CASES = (
+    (("float32",), "bfloat16", 1.0, True),
+    (("bfloat16", "bfloat16", "float16"), "float16", 3.0, False),
+    (("float16", "float32", "float32", "float32", "float32"), "float32", 4.0, True),
+    (("bfloat16",) * 4, "bfloat16", 7.3, False),
+)
+
+
+def _values(count: int) -> list[F32Array]:
+    rng = np.random.default_rng(20240902)
+    found = []
+    for _ in range(count):
+        size = np.exp2(rng.uniform(-30, 6, ELEMS))
+        values = (rng.standard_normal(ELEMS) * size).astype(np.float32)
+        values[::97] = 0
+        values[1::101] = rng.standard_normal(values[1::101].size) * 1e-41
+        found.append(values)
+    return found
+
+
+def _as(dtype: str, values: F32Array) -> bytes:
+    if dtype == "float32":
+        return values.tobytes()
+    if dtype == "float16":
+        return values.astype(np.float16).tobytes()
+    return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+def cases() -> Iterator[str]:
+    """What is compared, in words."""
+    for dtypes, wire, divisor, in_place in _CASES:
+        yield f"{'+'.join(dtypes)} -> {wire}, divisor {divisor}, in place: {in_place}"

@@ -1,0 +1,481 @@
+/* The page update in one pass; compiled at start with the machine's own compiler.
+
+   A page is worked through in blocks of 4,096 elements, so that a block stays in the first-level
+   cache from the sum to the cast. Per block: sum the contributions (from left to right, in
+   float32), add their squares (float64), and by 64 elements: divide, clip, update, cast, store.
+   While one block is updated the next one is fetched.
+
+   The arithmetic is that of torch's fused CPU kernels for vectors, rounding by rounding: FMA()
+   stands exactly where torch's build has a fused multiply-add, and nowhere else (build with
+   -ffp-contract=off). `selfcheck.py` compares the bits before a page is touched.
+
+   Loops over 64 elements have a fixed length: the compiler makes vectors of them on any machine.
+   Intrinsics stand only where C has no word: float16, and stores that go past the cache. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#if defined(__clang__)
+#define VECTOR _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define VECTOR _Pragma("GCC ivdep")
+#endif
+
+/* Where the machine fuses, torch fuses; else both round twice. */
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#define FMA(a, b, c) __builtin_fmaf((a), (b), (c))
+#else
+#define FMA(a, b, c) ((a) * (b) + (c))
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define ALIGNED __attribute__((aligned(64)))
+
+enum { BLOCK = 4096, LANES = 1024, CELL = 64 };
+#ifndef FETCH_AHEAD
+#define FETCH_AHEAD 1024
+#define FETCH_HINT 2
+#endif
+
+enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, NO_WIRE = -1 };
+enum { NONE = 0, ADAMW = 1, SGD = 2, SGD_MOMENTUM = 3 };
+enum { MAXIMIZE = 1, DECAY = 2, NESTEROV = 4, FIRST = 8, LERP_FROM_GRAD = 16, NO_MOMENTUM = 32 };
+
+/* What came from a network may lie at any address. */
+typedef float __attribute__((aligned(1), may_alias)) any_float;
+typedef uint16_t __attribute__((aligned(1), may_alias)) any_half;
+
+/* Hyper-parameters of elements start..stop, rounded to float32 as torch rounds them. */
+typedef struct {
+    int64_t start, stop;
+    int32_t flags, unused;
+    float weight_decay; /* AdamW: the factor 1 - lr * weight_decay */
+    float momentum;     /* AdamW: weight of the lerp of m */
+    float dampening;    /* SGD: 1 - dampening; AdamW: 1 - beta2 */
+    float beta2;
+    float correction; /* AdamW: sqrt(1 - beta2 ** step) */
+    float eps;
+    float step_size; /* negative */
+    float unused_too;
+} run_t;
+
+typedef struct {
+    int64_t elems;
+    int32_t optimizer, contributions_count;
+    const void *const *contributions;
+    const int32_t *dtypes;
+    const float *weights, *state0, *state1;
+    float *weights_out, *state0_out, *state1_out;
+    const run_t *runs;
+    double *squares; /* one a block, or NULL */
+    void *wire;
+    int32_t wire_dtype;
+    float divisor, scale;
+    int32_t in_place;
+} update_t;
+
+/* ------------------------------------------------------------------ types that travel */
+
+INLINE float from_bfloat16(uint16_t value) {
+    union { uint32_t bits; float value; } as = {.bits = (uint32_t)value << 16};
+    return as.value;
+}
+
+/* To nearest, ties to even; every NaN becomes 0xffff, as in torch's vector code. */
+INLINE uint16_t to_bfloat16(float value) {
+    union { float value; uint32_t bits; } as = {.value = value};
+    uint32_t rounded = (as.bits + 0x7fffu + (as.bits >> 16 & 1u)) >> 16;
+    return (as.bits & 0x7fffffffu) > 0x7f800000u ? 0xffffu : (uint16_t)rounded;
+}
+
+#if defined(__AVX512F__)
+INLINE void from_float16(const any_half *from, float *to) {
+    for (int j = 0; j < CELL; j += 16)
+        _mm512_storeu_ps(to + j, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from + j))));
+}
+INLINE void to_float16(const float *from, uint16_t *to) {
+    for (int j = 0; j < CELL; j += 16)
+        _mm256_storeu_si256((__m256i *)(to + j),
+                            _mm512_cvtps_ph(_mm512_loadu_ps(from + j), _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__F16C__)
+INLINE void from_float16(const any_half *from, float *to) {
+    for (int j = 0; j < CELL; j += 8)
+        _mm256_storeu_ps(to + j, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + j))));
+}
+INLINE void to_float16(const float *from, uint16_t *to) {
+    for (int j = 0; j < CELL; j += 8)
+        _mm_storeu_si128((__m128i *)(to + j),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(from + j), _MM_FROUND_TO_NEAREST_INT));
+}
+#else
+INLINE void from_float16(const any_half *from, float *to) {
+    for (int j = 0; j < CELL; j++) {
+        uint32_t sign = (uint32_t)(from[j] & 0x8000u) << 16, rest = from[j] & 0x7fffu;
+        union { uint32_t bits; float value; } as;
+        if (rest >= 0x7c00u) /* infinity, NaN (made quiet) */
+            as.bits = 0x7f800000u | rest << 13 | (rest > 0x7c00u ? 0x400000u : 0u);
+        else if (rest >= 0x400u)
+            as.bits = (rest << 13) + 0x38000000u;
+        else
+            as.value = (float)rest * 0x1p-24f;
+        as.bits |= sign;
+        to[j] = as.value;
+    }
+}
+INLINE void to_float16(const float *from, uint16_t *to) {
+    for (int j = 0; j < CELL; j++) {
+        union { float value; uint32_t bits; } as = {.value = from[j]};
+        uint32_t sign = as.bits >> 16 & 0x8000u, rest = as.bits & 0x7fffffffu, half;
+        if (rest > 0x7f800000u)
+            half = 0x7e00u | (rest >> 13 & 0x3ffu);
+        else if (rest >= 0x477ff000u) /* 65,520 and above */
+            half = 0x7c00u;
+        else if (rest >= 0x38800000u)
+            half = (rest - 0x38000000u + 0xfffu + (rest >> 13 & 1u)) >> 13;
+        else { /* the sum with 0.5 rounds to a multiple of 2 ** -24 */
+            as.bits = rest;
+            as.value += 0.5f;
+            half = as.bits - 0x3f000000u;
+        }
+        to[j] = (uint16_t)(sign | half);
+    }
+}
+#endif
+
+/* ------------------------------------------------------------------ stores past the cache */
+
+/* `bytes` is a multiple of 64, `from` aligned to it; whether `to` is, the caller knows. */
+INLINE void store(void *to, const void *from, int64_t bytes, int past_cache) {
+#if defined(__AVX512F__)
+    if (past_cache) {
+        for (int64_t i = 0; i < bytes; i += 64)
+            _mm512_stream_si512((__m512i *)((char *)to + i),
+                                _mm512_load_si512((const __m512i *)((const char *)from + i)));
+        return;
+    }
+#elif defined(__x86_64__)
+    if (past_cache) {
+        for (int64_t i = 0; i < bytes; i += 16)
+            _mm_stream_si128((__m128i *)((char *)to + i),
+                             _mm_load_si128((const __m128i *)((const char *)from + i)));
+        return;
+    }
+#endif
+    memcpy(to, from, (size_t)bytes);
+}
+
+INLINE void finish_stores(void) {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
+INLINE int is_aligned(const void *pointer) { return ((uintptr_t)pointer & 63u) == 0; }
+
+/* ------------------------------------------------------------------ the sum and its squares */
+
+#define F32(k) (s##k[j])
+#define B16(k) from_bfloat16(s##k[j])
+#define F16(k) (h##k[j])
+
+/* sum = c0 (+ c1 (+ c2 + c3)), or sum += the same one after the other. */
+#define ADD(VALUE) VECTOR for (int j = 0; j < CELL; j++) sum[j] = VALUE;
+#define SOURCE(k, type) const type *s##k = (const type *)from[k];
+#define HALF(k) ALIGNED float h##k[CELL]; from_float16(s##k, h##k);
+#define ADD_SOME(V, type, H1, H2, H4)                                                              \
+    if (count == 1) {                                                                              \
+        SOURCE(0, type) H1                                                                         \
+        if (is_first) { ADD(V(0)) } else { ADD(sum[j] + V(0)) }                                    \
+    } else if (count == 2) {                                                                       \
+        SOURCE(0, type) SOURCE(1, type) H2                                                         \
+        if (is_first) { ADD(V(0) + V(1)) } else { ADD((sum[j] + V(0)) + V(1)) }                    \
+    } else {                                                                                       \
+        SOURCE(0, type) SOURCE(1, type) SOURCE(2, type) SOURCE(3, type) H4                         \
+        if (is_first) { ADD(((V(0) + V(1)) + V(2)) + V(3)) }                                       \
+        else { ADD((((sum[j] + V(0)) + V(1)) + V(2)) + V(3)) }                                     \
+    }
+
+INLINE int64_t size_of(int dtype) { return dtype == FLOAT32 ? 4 : 2; }
+
+/* Elements at..at + 64 of all contributions, from left to right, up to 4 of one type at once. */
+INLINE void sum_cell(float *sum, const void *const *contributions, const int32_t *dtypes,
+                     int contributions_count, int64_t at) {
+    const char *from[4];
+    for (int index = 0, count; index < contributions_count; index += count) {
+        int dtype = dtypes[index], same = 1, is_first = index == 0;
+        while (same < 4 && index + same < contributions_count && dtypes[index + same] == dtype)
+            same++;
+        count = same == 3 ? 2 : same;
+        for (int k = 0; k < count; k++)
+            from[k] = (const char *)contributions[index + k] + at * size_of(dtype);
+        if (dtype == FLOAT32) {
+            ADD_SOME(F32, any_float, , , )
+        } else if (dtype == BFLOAT16) {
+            ADD_SOME(B16, any_half, , , )
+        } else {
+            ADD_SOME(F16, any_half, HALF(0), HALF(0) HALF(1), HALF(0) HALF(1) HALF(2) HALF(3))
+        }
+    }
+}
+
+/* Lane j of 1,024 adds the squares of elements j, j + 1024, j + 2048, j + 3072 of a block. A
+   float32 squared fits float64 exactly, so a fused multiply-add would change nothing. */
+INLINE void square_cell(double *lanes, const any_float *sum, int64_t at) {
+    double *lane = lanes + at % LANES;
+    if (at % BLOCK < LANES) {
+        VECTOR for (int j = 0; j < CELL; j++) lane[j] = (double)sum[j] * (double)sum[j];
+    } else {
+        VECTOR for (int j = 0; j < CELL; j++) lane[j] += (double)sum[j] * (double)sum[j];
+    }
+}
+
+/* The upper half of the lanes is added to the lower half until one is left. `elems` of the block
+   were added; the others are zero. */
+static double add_lanes(double *lanes, int64_t elems) {
+    for (int64_t j = elems; j < LANES; j++) lanes[j] = 0;
+    for (int half = LANES / 2; half >= 8; half /= 2) {
+        VECTOR for (int j = 0; j < half; j++) lanes[j] += lanes[j + half];
+    }
+    for (int half = 4; half >= 1; half /= 2)
+        for (int j = 0; j < half; j++) lanes[j] += lanes[j + half];
+    return lanes[0];
+}
+
+/* ------------------------------------------------------------------ 64 elements of an optimizer */
+
+/* x / divisor as the machine divides, without its divider: two corrections of x * (1 / divisor),
+   each with an exact remainder, give the correctly rounded quotient (Markstein 1990, Theorem 8.3).
+   For x a square root and divisor in [2 ** -20, 1] nothing over- or underflows on the way. */
+INLINE float divided(float x, float divisor, float inverse) {
+    float quotient = x * inverse;
+    quotient = __builtin_fmaf(__builtin_fmaf(-quotient, divisor, x), inverse, quotient);
+    float better = __builtin_fmaf(__builtin_fmaf(-quotient, divisor, x), inverse, quotient);
+    return x < INFINITY ? better : x;
+}
+
+INLINE void adamw_cell(const run_t *run, int flags, int by_inverse, const any_float *grad,
+                       const float *weights, const float *m, const float *v, float *weights_out,
+                       float *m_out, float *v_out) {
+    float inverse = 1.0f / run->correction;
+    float lerp = run->momentum, decay = run->weight_decay, beta2 = run->beta2;
+    float rest2 = run->dampening, correction = run->correction, eps = run->eps;
+    float step_size = run->step_size;
+    VECTOR for (int j = 0; j < CELL; j++) {
+        float g = grad[j], w = weights[j], first = m[j], second = v[j];
+        if (flags & MAXIMIZE) g = -g;
+        if (flags & DECAY) w *= decay;
+        first = FMA(lerp, g - first, flags & LERP_FROM_GRAD ? g : first);
+        second = FMA(rest2 * g, g, second * beta2);
+        float root = sqrtf(second);
+        float norm = by_inverse ? divided(root, correction, inverse) : root / correction;
+        w = w + (step_size * first) / (norm + eps);
+        m_out[j] = first;
+        v_out[j] = second;
+        weights_out[j] = w;
+    }
+}
+
+INLINE void sgd_cell(const run_t *run, int flags, int has_momentum, const any_float *grad,
+                     const float *weights, const float *buffer, float *weights_out,
+                     float *buffer_out) {
+    float decay = run->weight_decay, momentum = run->momentum, rest = run->dampening;
+    float step_size = run->step_size;
+    VECTOR for (int j = 0; j < CELL; j++) {
+        float g = grad[j], w = weights[j];
+        if (flags & MAXIMIZE) g = -g;
+        if (flags & DECAY) g = FMA(w, decay, g);
+        if (has_momentum) {
+            float b = flags & FIRST ? g : FMA(g, rest, buffer[j] * momentum);
+            if (flags & NO_MOMENTUM) b = buffer[j];
+            else g = flags & NESTEROV ? FMA(b, momentum, g) : b;
+            buffer_out[j] = b;
+        }
+        weights_out[j] = FMA(g, step_size, w);
+    }
+}
+
+/* ------------------------------------------------------------------ pages */
+
+/* What follows from a call, once. */
+typedef struct {
+    int divide, clip, past_cache, wire_past_cache, is_direct;
+    float factor;
+} plan_t;
+
+INLINE void fetch(const void *from) { __builtin_prefetch(from, 0, FETCH_HINT); }
+
+INLINE void fetch_cell(const void *const *contributions, const int32_t *dtypes,
+                       int contributions_count, int64_t at) {
+    for (int k = 0; k < contributions_count; k++) {
+        int64_t size = size_of(dtypes[k]);
+        const char *from = (const char *)contributions[k] + at * size;
+        fetch(from);
+        fetch(from + 64);
+        if (size == 4) {
+            fetch(from + 128);
+            fetch(from + 192);
+        }
+    }
+}
+
+INLINE void fetch_floats(const float *from) {
+    for (int i = 0; i < CELL; i += 16) fetch(from + i);
+}
+
+INLINE void cast_cell(const update_t *call, const float *weights, int64_t at, int past_cache) {
+    ALIGNED uint16_t narrow[CELL];
+    if (call->wire_dtype == FLOAT32) {
+        ALIGNED float wide[CELL];
+        memcpy(wide, weights, sizeof wide);
+        store((char *)call->wire + at * 4, wide, sizeof wide, past_cache);
+        return;
+    }
+    if (call->wire_dtype == BFLOAT16) {
+        VECTOR for (int j = 0; j < CELL; j++) narrow[j] = to_bfloat16(weights[j]);
+    } else {
+        to_float16(weights, narrow);
+    }
+    store((char *)call->wire + at * 2, narrow, sizeof narrow, past_cache);
+}
+
+/* The sum of a cell and its squares; a single float32 contribution is read where it lies. */
+INLINE const any_float *measured_cell(const update_t *call, const plan_t *plan, double *lanes,
+                                      float *sum, int64_t at) {
+    const any_float *total = sum;
+    if (plan->is_direct) total = (const any_float *)call->contributions[0] + at;
+    else sum_cell(sum, call->contributions, call->dtypes, call->contributions_count, at);
+    if (call->squares) {
+        square_cell(lanes, total, at);
+        int64_t stop = at + CELL;
+        if (stop % BLOCK == 0 || stop == call->elems)
+            call->squares[at / BLOCK] = add_lanes(lanes, stop - at / BLOCK * BLOCK);
+    }
+    return total;
+}
+
+/* Elements of one run: one optimizer, known flags. */
+INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *run, double *lanes,
+                         int kind, int flags, int by_inverse) {
+    ALIGNED float out0[CELL], out1[CELL], out2[CELL], sum[CELL];
+    for (int64_t at = run->start; at < run->stop; at += CELL) {
+        float *w = plan->past_cache ? out0 : call->weights_out + at;
+        float *a = plan->past_cache ? out1 : call->state0_out + at;
+        float *b = plan->past_cache ? out2 : call->state1_out + at;
+        if (at + FETCH_AHEAD < call->elems) {
+            fetch_cell(call->contributions, call->dtypes, call->contributions_count,
+                       at + FETCH_AHEAD);
+            fetch_floats(call->weights + at + FETCH_AHEAD);
+            if (kind != SGD) fetch_floats(call->state0 + at + FETCH_AHEAD);
+            if (kind == ADAMW) fetch_floats(call->state1 + at + FETCH_AHEAD);
+        }
+        const any_float *grad = measured_cell(call, plan, lanes, sum, at);
+        if (plan->divide == 1) {
+            VECTOR for (int j = 0; j < CELL; j++) sum[j] = grad[j] * plan->factor;
+            grad = sum;
+        } else if (plan->divide == 2) {
+            VECTOR for (int j = 0; j < CELL; j++) sum[j] = grad[j] / call->divisor;
+            grad = sum;
+        }
+        if (plan->clip) {
+            VECTOR for (int j = 0; j < CELL; j++) sum[j] = grad[j] * call->scale;
+            grad = sum;
+        }
+        if (kind == ADAMW)
+            adamw_cell(run, flags, by_inverse, grad, call->weights + at, call->state0 + at,
+                       call->state1 + at, w, a, b);
+        else
+            sgd_cell(run, flags, kind == SGD_MOMENTUM, grad, call->weights + at,
+                     call->state0 + at, w, a);
+        if (call->wire_dtype != NO_WIRE) cast_cell(call, w, at, plan->wire_past_cache);
+        if (plan->past_cache) {
+            store(call->weights_out + at, out0, sizeof out0, 1);
+            if (kind != SGD) store(call->state0_out + at, out1, sizeof out1, 1);
+            if (kind == ADAMW) store(call->state1_out + at, out2, sizeof out2, 1);
+        }
+    }
+}
+
+#define UPDATE(kind, flags, by_inverse)                                                            \
+    update_cells(call, plan, run, lanes, kind, flags, by_inverse)
+
+static void update_adamw(const update_t *call, const plan_t *plan, const run_t *run,
+                         double *lanes) {
+    int is_usual = run->correction >= 0x1p-20f && run->correction <= 1.0f;
+#if !(defined(__FMA__) || defined(__ARM_FEATURE_FMA))
+    is_usual = 0;
+#endif
+    if (is_usual && run->flags == DECAY) UPDATE(ADAMW, DECAY, 1);
+    else if (is_usual && run->flags == 0) UPDATE(ADAMW, 0, 1);
+    else UPDATE(ADAMW, run->flags, 0);
+}
+
+static void update_sgd(const update_t *call, const plan_t *plan, const run_t *run, double *lanes) {
+    if (call->optimizer == SGD) UPDATE(SGD, run->flags, 0);
+    else UPDATE(SGD_MOMENTUM, run->flags, 0);
+}
+
+/* No optimizer: the sum is measured at most. */
+static void copy_page(const update_t *call, const plan_t *plan, double *lanes) {
+    ALIGNED float sum[CELL];
+    for (int64_t at = 0; at < call->elems; at += CELL) {
+        if (call->squares) measured_cell(call, plan, lanes, sum, at);
+        if (!call->in_place)
+            memcpy(call->weights_out + at, call->weights + at, CELL * sizeof(float));
+        if (call->wire_dtype != NO_WIRE)
+            cast_cell(call, call->weights + at, at, plan->wire_past_cache);
+    }
+}
+
+/* Runs lie in order, without gaps, and all borders are multiples of 64. */
+void luwu_update(const update_t *call) {
+    ALIGNED double lanes[LANES];
+    plan_t plan = {.clip = call->scale < 1.0f};
+    if (call->divisor != 1.0f) {
+        /* Dividing by a power of two is multiplying by its inverse, bit for bit. */
+        int exponent;
+        int is_power = frexpf(call->divisor, &exponent) == 0.5f && exponent > -100 && exponent < 100;
+        plan.divide = is_power ? 1 : 2;
+        plan.factor = 1.0f / call->divisor;
+    }
+    plan.is_direct = call->contributions_count == 1 && call->dtypes[0] == FLOAT32;
+    plan.past_cache = !call->in_place && is_aligned(call->weights_out) &&
+                      is_aligned(call->state0_out) && is_aligned(call->state1_out);
+    plan.wire_past_cache = call->wire_dtype != NO_WIRE && is_aligned(call->wire);
+    if (call->optimizer == NONE) copy_page(call, &plan, lanes);
+    else
+        for (int64_t at = 0, index = 0; at < call->elems; at = call->runs[index++].stop) {
+            if (call->optimizer == ADAMW) update_adamw(call, &plan, call->runs + index, lanes);
+            else update_sgd(call, &plan, call->runs + index, lanes);
+        }
+    finish_stores();
+}
+
+/* out = before + (c0 + c1 + ...); `before` may be NULL, or `out` itself. */
+void luwu_fold(int64_t elems, const void *const *contributions, const int32_t *dtypes,
+               int32_t contributions_count, const float *before, float *out, double *squares) {
+    ALIGNED double lanes[LANES];
+    ALIGNED float sum[CELL];
+    int past_cache = is_aligned(out) && before != out;
+    for (int64_t at = 0; at < elems; at += CELL) {
+        if (at + FETCH_AHEAD < elems) {
+            fetch_cell(contributions, dtypes, contributions_count, at + FETCH_AHEAD);
+            if (before) fetch_floats(before + at + FETCH_AHEAD);
+        }
+        sum_cell(sum, contributions, dtypes, contributions_count, at);
+        if (before) {
+            VECTOR for (int j = 0; j < CELL; j++) sum[j] = before[at + j] + sum[j];
+        }
+        square_cell(lanes, sum, at);
+        int64_t stop = at + CELL;
+        if (stop % BLOCK == 0 || stop == elems)
+            squares[at / BLOCK] = add_lanes(lanes, stop - at / BLOCK * BLOCK);
+        store(out + at, sum, sizeof sum, past_cache);
+    }
+    finish_stores();
+}

@@ -1,0 +1,122 @@
+"""Weights at fixed places in shared memory: written once, read in place by every worker.
+
+Each chunk has two places, one for the weights of even and one for those of odd steps; a unit's
+chunks lie one behind the other, as in its flat vector, so that a worker can use a unit where it
+lies. While step t+1's weights are written, those of step t stay, in the other place.
+
+    empty -> written   `claim`, `fill`   weights of a step, made under an attempt
+    written -> held    `get`, `fill`     handed out as a payload, to be sent
+    held -> written    the payload's last holder, and so the last worker, gave it back
+    written -> empty   `claim`           for a later step, or under a later attempt
+
+Invariant: a place that is held is never written. Whoever finds no place sends a copy instead, so a
+worker that holds weights for long costs a copy and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from luwu.layout import DTYPE_BYTES, Layout
+from switch_emu.payload import Payload
+
+_UNIT_ALIGN_BYTES = 4096
+
+
+@dataclass(slots=True)
+class _Place:
+    memory: memoryview
+    is_frozen: bool
+    """Its weights never change: once written, they are those of every step."""
+    step: int = -1
+    """The step its weights are for; -1: none."""
+    attempt: int = -1
+    holders_count: int = 0
+    is_claimed: bool = False
+
+
+def places_bytes(layout: Layout) -> int:
+    """Shared memory that the places of a model take."""
+    return 2 * sum(_unit_bytes(layout, unit) for unit in range(len(layout.units)))
+
+
+class WeightsPlaces:
+    """The places of one model. Any thread may use it."""
+
+    def __init__(self, layout: Layout, memory: memoryview) -> None:
+        """`memory`: `places_bytes(layout)` of it, writable and shared with the workers."""
+        self._lock = threading.Lock()
+        self._settled = (-1, -1)
+        """(step, attempt): weights for this step, made under this attempt, are decided."""
+        self._places: tuple[list[_Place], list[_Place]] = ([], [])
+        start = 0
+        for places in self._places:
+            for unit in range(len(layout.units)):
+                for index in layout.unit_chunks[unit]:
+                    chunk = layout.chunks[index]
+                    first = start + chunk.start * DTYPE_BYTES[chunk.wire_dtype]
+                    cell = memory[first : first + chunk.wire_bytes]
+                    places.append(_Place(cell, not chunk.trainable))
+                start += _unit_bytes(layout, unit)
+
+    def claim(self, chunk: int, step: int, attempt: int) -> memoryview | None:
+        """Where to write weights for a step; None if the place is held, or has them already.
+
+        `fill` or `give_up` must follow.
+        """
+        with self._lock:
+            place = self._place(chunk, step)
+            if place.is_claimed or place.holders_count or self._has(place, step, attempt):
+                return None
+            place.is_claimed, place.step = True, -1
+            return place.memory
+
+    def fill(self, chunk: int, step: int, attempt: int) -> Payload:
+        """The weights were written; they are handed out."""
+        with self._lock:
+            place = self._place(chunk, step)
+            assert place.is_claimed
+            place.is_claimed, place.step, place.attempt = False, step, attempt
+            return self._handed_out(place)
+
+    def give_up(self, chunk: int, step: int) -> None:
+        """Nothing was written."""
+        with self._lock:
+            self._place(chunk, step).is_claimed = False
+
+    def get(self, chunk: int, step: int, attempt: int) -> Payload | None:
+        """The weights for a step, if they are here and count under this attempt."""
+        with self._lock:
+            place = self._place(chunk, step)
+            return self._handed_out(place) if self._has(place, step, attempt) else None
+
+    def settle(self, step: int, attempt: int) -> None:
+        """Weights for this step, made under this attempt, are decided: they count from now on."""
+        with self._lock:
+            self._settled = (step, attempt)
+
+    def _place(self, chunk: int, step: int) -> _Place:
+        return self._places[step % 2][chunk]
+
+    def _has(self, place: _Place, step: int, attempt: int) -> bool:
+        if place.step < 0 or place.is_claimed:
+            return False
+        if place.is_frozen:
+            return True
+        return place.step == step and (
+            place.attempt == attempt or (step, place.attempt) == self._settled
+        )
+
+    def _handed_out(self, place: _Place) -> Payload:
+        place.holders_count += 1
+        return Payload(place.memory.toreadonly(), lambda: self._given_back(place), is_shared=True)
+
+    def _given_back(self, place: _Place) -> None:
+        with self._lock:
+            place.holders_count -= 1
+
+
+def _unit_bytes(layout: Layout, unit: int) -> int:
+    nbytes = layout.unit_wire_bytes(unit)
+    return -(-nbytes // _UNIT_ALIGN_BYTES) * _UNIT_ALIGN_BYTES
