@@ -1,0 +1,63 @@
+"""`workers/train.py` without an exchange: the same model, data and loop, and no update at all.
+
+    python -m benchmarks.compute_only --arm ddp --steps 5 --result FILE.json
+
+What a step costs where gradients and weights cost nothing. `--arm` is there because the options are
+those of the script; it is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+from workers.arms import Arm
+from workers.data import Batches, load_corpus
+from workers.gpt import GPT, GPTConfig, init_weights
+from workers.options import Options, env_int, parse_options
+from workers.train import train, write_result
+
+
+class ComputeOnlyArm(Arm):
+    """Every worker alone with its batch: forward and backward."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.rank, self.world_size = env_int("RANK", 0), env_int("WORLD_SIZE", 1)
+        self.device = torch.device("cpu")
+
+    def build(self, config: GPTConfig) -> None:
+        model = GPT(config)
+        for module in model.modules():
+            init_weights(module, self.options.seed)
+        self.module = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # the base class wants one
+
+    def step(self, *, want_norm: bool) -> None:
+        """Forget the gradients."""
+        self.optimizer.zero_grad()
+
+    def measurements(self) -> dict[str, Any]:
+        return {}
+
+
+def main() -> int:
+    """Compute as the command line says."""
+    options = parse_options()
+    if "OMP_NUM_THREADS" in os.environ:
+        torch.set_num_threads(max(1, env_int("OMP_NUM_THREADS", 1)))
+    corpus = load_corpus(options.data)
+    batches = Batches(corpus.tokens, context=options.context, seed=options.seed)
+    arm = ComputeOnlyArm(options)
+    arm.build(options.gpt(corpus.vocab))
+    progress = train(arm, batches, options)
+    write_result(arm, corpus, progress, None, options)
+    arm.leave()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Whole training runs for benchmarks: `workers/train.py` by one arm, as `luwu compare` runs it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.crew import SOURCE
+from luwu.base.config import RunConfig, resolve
+from luwu.base.json_file import read_json
+from luwu.launch.arm import ArmRun, run_arm, script_arguments
+from luwu.launch.comparison import arm_document
+from luwu.launch.console import Console
+from luwu.launch.run_directory import RunDirectory
+from luwu.launch.serving import decide_sizes
+from luwu.launch.supervisor import Supervisor, threads_per_worker
+
+COMPUTE_ONLY = "compute-only"
+WARM_UPS = 3
+"""Steps of a run that are not counted."""
+_TEXT_BYTES = 2_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A job: the built-in GPT on random text, so many tokens a worker and step."""
+
+    layers: int
+    width: int
+    context: int
+    batch: int
+    workers: int
+    steps: int
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """As `luwu compare` takes them."""
+        names = ("layers", "width", "context", "batch", "workers", "steps")
+        return {name: str(getattr(self, name)) for name in names}
+
+
+class TrainingRuns:
+    """Runs below a temporary directory; the number of each is its directory's."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._count = 0
+        self._data = directory / "text"
+        letters = np.random.default_rng(0).integers(97, 123, _TEXT_BYTES, dtype=np.uint8)
+        self._data.write_bytes(letters.tobytes())
+        # The launcher starts `benchmarks.compute_only` as a module, from wherever we were started.
+        paths = [str(SOURCE), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+    def run(self, arm: str, job: Training, flags: Mapping[str, str] | None = None) -> Run:
+        """Train by `luwu`, `fsdp`, `ddp` or `compute-only`; what was measured."""
+        self._count += 1
+        run = RunDirectory.create(self._directory / f"{self._directory.name}-{self._count}")
+        config = resolve(
+            flags={"data": str(self._data), **job.flags, **(flags or {})}, environ={}
+        ).config
+        with (run.path / "console.log").open("a") as log:
+            if arm == COMPUTE_ONLY:
+                return Run(job=job, document=_compute_only(config, run, Console(log)))
+            sizes = decide_sizes(config, None)
+            done = run_arm(arm, config, sizes, run, Console(log), lambda: False)
+        return Run(job=job, document=arm_document(done, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run, in the fields of an arm of `luwu compare`."""
+
+    job: Training
+    document: dict[str, Any]
+
+    @property
+    def step_seconds(self) -> list[float]:
+        """Of each counted step: the slowest worker's."""
+        found: list[float] = self.document["step_seconds"]
+        return found[min(WARM_UPS, len(found) - 1) :]
+
+
+def temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    """Where runs and their states are kept until the end of the benchmark."""
+    return tempfile.TemporaryDirectory(prefix="luwu-training-")
+
+
+def _compute_only(config: RunConfig, run: RunDirectory, console: Console) -> dict[str, Any]:
+    result = run.result(f"{COMPUTE_ONLY}.json")
+    with Supervisor(run, console, prefix=f"{COMPUTE_ONLY}-") as supervisor:
+        supervisor.train(
+            ["-m", "benchmarks.compute_only", *script_arguments("ddp", config, result)],
+            workers=config.workers,
+            connect=None,
+            on_line=lambda _: None,
+            threads=threads_per_worker(config.workers),
+        )
+        supervisor.wait()
+    paths = [result.with_suffix(f".rank{rank}.json") for rank in range(config.workers)]
+    workers = [read_json(path) or {} for path in paths]
+    done = ArmRun(
+        name=COMPUTE_ONLY, workers=workers, node=None, memory_peaks=supervisor.memory_peaks,
+        kernel_disk=None, threads=threads_per_worker(config.workers),
+        updated_before_last_push_ratio=None,
+    )  # fmt: skip
+    return arm_document(done, 1)
