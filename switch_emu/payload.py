@@ -144,10 +144,8 @@ class Buffers:
         """Memory to write to, and the payload it makes."""
         with self._lock:
             spare = self._spare.get(nbytes)
-            memory = spare.pop() if spare else None
-        if memory is None:
             try:
-                memory = self._reserve(nbytes)
+                memory = spare.pop() if spare else self._reserve(nbytes)
             except CreditExceeded:  # all of it is in use: this one travels as a copy
                 memory = np.empty(nbytes, np.uint8).data
                 return memory, Payload(memory)

@@ -2,8 +2,8 @@
 
     12:00:03.214 INFO node.step step=41 chunk_count=768 read_s=0.412 update_s=0.388
 
-`Recorder.event` marks an instant, `Recorder.span` a stretch of work (start_ns, end_ns of the
-monotonic clock, and whatever names it: step, unit, chunk). INFO is for once a step or rarer and is
+`Recorder.event` marks an instant (at_ns in the file), `Recorder.span` a stretch of work (start_ns,
+end_ns; all of the monotonic clock) and whatever names it: step, unit, chunk. INFO is for once a step or rarer and is
 printed; DEBUG is for chunks and goes to the file alone. A `Recorder` without a file only prints.
 
 The first record of each start of a process is its clock: an instant of the monotonic clock, the
@@ -50,7 +50,7 @@ class Recorder(Closing):
             with self._lock:
                 print(f"{local_time_text()} {level} {name} {text}".rstrip(), file=self._printed)
                 self._printed.flush()
-        self._append({"name": name, "role": self._role, **fields})
+        self._append({"name": name, "role": self._role, "at_ns": SYSTEM_CLOCK.now_ns(), **fields})
         if level != "DEBUG":
             self.flush()
 

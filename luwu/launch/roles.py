@@ -101,7 +101,7 @@ class RoleProcess:
 
 def node_spec(
     config: RunConfig, run: RunDirectory, *, job: int, listen: str, memory_budget_bytes: int,
-    chunk_bytes: int, arena_bytes: int, state: Path | None, advertise: str | None = None,
+    chunk_bytes: int, state: Path | None, arena_bytes: int = 0, advertise: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `NodeSpec`, as JSON takes them."""
     return {
@@ -125,7 +125,7 @@ def node_spec(
 
 def switch_spec(
     config: RunConfig, run: RunDirectory, *, job: int, world_size: int, listen: str, parent: str,
-    chunk_bytes: int, arena_bytes: int, advertise: str | None = None,
+    chunk_bytes: int, arena_bytes: int = 0, advertise: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `SwitchSpec`, as JSON takes them."""
     slot_bytes_max = max(256 * MIB, 4 * world_size * chunk_bytes)

@@ -496,13 +496,19 @@ class Nic(Closing):
         handle = self._handles.pop(number)
         self.recorder.span(
             handle.name, handle.asked_ns, SYSTEM_CLOCK.now_ns(), step=handle.step,
-            unit=handle.unit, rank=self.rank,
+            unit=self._unit_name(handle), rank=self.rank,
         )  # fmt: skip
         if handle.arriving is not None:
             handle.shared = handle.arriving.finish()
             handle.arriving = None
         handle.done = True
         self._notify()
+
+    def _unit_name(self, handle: Handle) -> str | int:
+        """As the rest of the worker calls it; of a load, its chunk."""
+        if handle.name == "load":
+            return handle.unit
+        return self._units.units[handle.unit].name
 
     def _tell(self, action: nic.Action) -> None:
         with self._changed:
@@ -530,6 +536,7 @@ class Nic(Closing):
                     for kept in self._steps.values():
                         kept.era = self._era
                     self.counters.aborts_count += 1
+                    self.recorder.event("worker.aborted", level="DEBUG", step=step)
                 case nic.Refused(text):
                     self._error = ConfigError(f"worker {self.rank} was refused: {text}")
                 case nic.Left():

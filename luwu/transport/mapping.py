@@ -140,11 +140,15 @@ class Regions:
 
 
 def map_memory(fd: int, nbytes: int, *, shared: bool) -> memoryview:
-    """A writable view of a whole file; unmapped with the last view. Raises OSError."""
+    """A view of a whole file, writable if `shared`; unmapped with the last view. Raises OSError."""
     # Without NORESERVE the kernel refuses a private mapping larger than its memory, though nobody
     # means to write there.
     flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | _MAP_NORESERVE
     address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address in (None, _MAP_FAILED) and not shared:
+        # Private memory that could be written counts against RLIMIT_DATA; what can only be read
+        # does not. Then a write by mistake ends the process.
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ, flags, fd, 0)
     if address is None or address == _MAP_FAILED:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -174,6 +174,7 @@ class NodeCore(NodeGathering):
         verdict = self._ours(wire.Verdict, step=step.number, applied=applied, grad_norm=norm)
         step.verdict = self._outcomes.verdict = verdict
         self._tell_all(verdict)
+        self._note("node.verdict", level="DEBUG", step=step.number, applied=applied)
         if not applied:
             self._outcomes.skip = verdict
             step.ready.clear()

@@ -36,6 +36,8 @@ class Step:
     """Also among updated and written: no rank had a gradient, so the page stays as it is."""
     verdict: Verdict | None = None
     preparing: bool = False
+    measured_count: int = 0
+    """Trainable chunks, from the first on, whose sums are complete and measured: they stay so."""
 
     def make_ready(self, chunk: int) -> bool:
         """All of a chunk's gradient is there. False if it is empty: the page stays as it is."""
@@ -105,7 +107,8 @@ class Step:
         """Whether every sum of the step is complete and its squares are known."""
         if self.parts is None:
             return False
-        for chunk in trainable:
+        while self.measured_count < len(trainable):
+            chunk = trainable[self.measured_count]
             entry = self.sums.chunks.get(chunk)
             if entry is None or not entry.complete_up_to(self.parts):
                 return False
@@ -113,6 +116,7 @@ class Step:
                 return False
             if not self.streaming and entry.folded_count < self.parts:
                 return False
+            self.measured_count += 1
         return True
 
     def norm(self, trainable: Sequence[int]) -> float:
