@@ -69,7 +69,10 @@ def draw_moments(seed: int, count: int) -> list[Moment]:
     return moments
 
 
-def start(directory: Path, name: str, *, steps: int, restarts: int, outside: Outside) -> Cluster:
+def start(
+    directory: Path, name: str, *, steps: int, restarts: int, outside: Outside,
+    transport: str = "auto",
+) -> Cluster:  # fmt: skip
     """A run of the built-in job that takes its time."""
     script = [
         "-m", "workers.train", "--arm", "luwu", "--steps", str(steps), "--log-every", "1",
@@ -77,7 +80,7 @@ def start(directory: Path, name: str, *, steps: int, restarts: int, outside: Out
     ]  # fmt: skip
     flags = [
         "--workers", str(WORKERS), "--restarts", str(restarts), "--durability", "process",
-        "--state", str(directory / f"{name}.state"),
+        "--state", str(directory / f"{name}.state"), "--transport", transport,
     ]  # fmt: skip
     return Cluster.run(directory, *script, flags=flags, name=name, environ=outside.environ)
 
@@ -113,13 +116,15 @@ def finish(cluster: Cluster, outside: Outside) -> str:
     return digest
 
 
-def kill_role(directory: Path, role: str, *, count: int, seed: int) -> str:
+def kill_role(directory: Path, role: str, *, count: int, seed: int, transport: str = "auto") -> str:
     """Kill the switch or the node in one run, `count` times; its verdict. Raises TakenBadly."""
     steps = (count + 1) * STEPS_BETWEEN
     digests = []
     for name, moments in (("quiet", []), ("killed", draw_moments(seed, count))):
         outside = Outside(directory / f"{name}.tmp")
-        with start(directory, name, steps=steps, restarts=count, outside=outside) as cluster:
+        with start(
+            directory, name, steps=steps, restarts=count, outside=outside, transport=transport
+        ) as cluster:
             pid = cluster.wait_for(role)
             for number, moment in enumerate(moments, start=1):
                 if moment.step is not None:
@@ -176,13 +181,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--role", required=True, choices=ROLES)
     parser.add_argument("--count", type=int, default=5, help="kills (5)")
     parser.add_argument("--seed", type=int, default=0, help="draws the moments (0)")
+    parser.add_argument("--transport", default="auto", help="of the run (auto: shared memory)")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="luwu-kill-") as name:
         try:
             if asked.role == "worker":
                 said = kill_workers(Path(name), count=asked.count, seed=asked.seed)
             else:
-                said = kill_role(Path(name), asked.role, count=asked.count, seed=asked.seed)
+                said = kill_role(
+                    Path(name), asked.role, count=asked.count, seed=asked.seed,
+                    transport=asked.transport,
+                )  # fmt: skip
         except (TakenBadly, LuwuError) as error:
             print(f"FAILED (--seed {asked.seed}): {error}")
             return 1

@@ -1,6 +1,6 @@
 """I3 with real processes: one digest, whatever carries the bytes and wherever they are kept.
 
-Four choices of two, by a covering array: any two choices meet in all four combinations.
+Four choices, by a covering array for ipc and tcp: any two choices meet in all combinations.
 
     transport   chunk    memory       sums
     ipc         16 KiB   in RAM       switch
@@ -8,8 +8,10 @@ Four choices of two, by a covering array: any two choices meet in all four combi
     tcp         16 KiB   an eighth    node
     tcp         4 MiB    in RAM       node
     tcp         4 MiB    an eighth    switch
+    shm         16 KiB   in RAM       node
+    shm         4 MiB    an eighth    switch
 
-All sixteen are tried within one process in `tests/unit/test_digests_in_process.py`.
+All twenty-four are tried within one process in `tests/unit/test_digests_in_process.py`.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ WAYS = {
     "tcp-16KiB-eighth-node": ("tcp", *SIXTEEN_KIB, *EIGHTH, "--no-switch"),
     "tcp-4MiB-RAM-node": ("tcp", *FOUR_MIB, *IN_RAM, "--no-switch"),
     "tcp-4MiB-eighth-switch": ("tcp", *FOUR_MIB, *NO_PAGES_56),
+    "shm-16KiB-RAM-node": ("shm", *SIXTEEN_KIB, *IN_RAM, "--no-switch"),
+    "shm-4MiB-eighth-switch": ("shm", *FOUR_MIB, *NO_PAGES_56),
 }
 
 

@@ -15,12 +15,14 @@ INTERRUPTED = 130
 INTERRUPT_S_MAX = 4.0
 
 
-@pytest.mark.parametrize("role", ["node", "switch"])
-def test_run_goes_on(role: str, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("role", "transport"), [("node", "shm"), ("node", "tcp"), ("switch", "shm"), ("switch", "ipc")]
+)
+def test_run_goes_on(role: str, transport: str, capfd: pytest.CaptureFixture[str]) -> None:
     """I1, I2, I3, I8. Goal: one digest, killed or not. Method: two kills, the second (with this
     seed) while the process is still starting."""
     assert [moment.step is None for moment in kill.draw_moments(7, 2)] == [False, True]
-    code = kill.main(["--role", role, "--count", "2", "--seed", "7"])
+    code = kill.main(["--role", role, "--count", "2", "--seed", "7", "--transport", transport])
     assert code == 0, capfd.readouterr().out
 
 

@@ -29,12 +29,14 @@ def script(directory: Path, arm: str) -> list[str]:
 
 
 @pytest.mark.timeout(240)
-def test_larger_than_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_larger_than_worker(transport: str, tmp_path: Path) -> None:
     """I5. Goal: workers hold the prefetch window, one unit and the root, and no optimizer state,
     by their own count and by the kernel's.
     Method: a limit on memory (`limited_train.py`) whose headroom is a quarter of the model."""
     outside = Outside(tmp_path / "outside")
     flags = ["--memory-budget", "64MiB", "--chunk", "1MiB", "--durability", "process"]
+    flags += ["--transport", transport]
     state = tmp_path / "state"
     try:
         with Cluster.run(

@@ -11,12 +11,15 @@ from tests.processes.jobs import SMALL, compare
 STEPS = 20
 
 
-def test_bytes_of_the_node_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["shm", "ipc", "tcp"])
+def test_bytes_of_the_node_do_not_depend_on_the_number_of_workers(
+    transport: str, tmp_path: Path
+) -> None:
     """Goal: into the node goes one gradient a step, out of it the pulls of one worker, for 2 and
     for 4 workers. Method: count payloads at both ends, of the workers and of the node."""
     per_step = {}
     for workers in (2, 4):
-        flags = ["--workers", str(workers), "--steps", str(STEPS), *SMALL]
+        flags = ["--workers", str(workers), "--transport", transport, "--steps", str(STEPS), *SMALL]
         done = compare(tmp_path, *flags, name=f"run{workers}")
         found, parameters = done.arm()["network_bytes"], done.document["job"]["parameters"]
         gradient_bytes = 4 * parameters

@@ -109,17 +109,16 @@ def _is_ours(path: Path) -> bool:
 
 
 def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
-    handle, name = tempfile.mkstemp(prefix=".update-", suffix=".partial", dir=path.parent)
-    try:
-        _run(compiler, *flags, "-o", name, str(SOURCE), "-lm")
-        os.chmod(name, 0o700)
-        os.fsync(handle)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(handle)
+    with tempfile.TemporaryDirectory(prefix=".update-", dir=path.parent) as directory:
+        partial = Path(directory) / path.name
+        _run(compiler, *flags, "-o", str(partial), str(SOURCE), "-lm")
+        partial.chmod(0o700)
+        handle = os.open(partial, os.O_RDONLY)
+        try:
+            os.fsync(handle)  # after a power loss: all of it, or nothing under that name
+        finally:
+            os.close(handle)
+        partial.replace(path)
 
 
 def _run(*words: str) -> str:
@@ -140,7 +139,7 @@ def _run(*words: str) -> str:
 
 def _processor() -> bytes:
     """Model and abilities of the processor: `-march=native` depends on them."""
-    wanted = ("model name", "flags", "Features", "CPU part")
+    wanted: tuple[str, ...] = ("model name", "flags", "Features", "CPU part")
     found = {platform.machine()}
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

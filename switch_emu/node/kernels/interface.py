@@ -8,8 +8,8 @@ One update of a page of C elements, in float32 throughout:
     wire  = weights in the wire dtype, to nearest, ties to even
 
 Block squares, in float64: a block is 4,096 elements from the page's start, the last one filled up
-with zeros. Lane j of 1,024 adds the squares of elements j, j + 1024, j + 2048 and j + 3072, in this
-order; then the upper half of the lanes is added to the lower half until one lane is left. A float32
+with zeros. Lane j of 256 adds the squares of elements j, j + 256, j + 512 ... in this order;
+then the upper half of the lanes is added to the lower half until one lane is left. A float32
 squared fits float64, so a result is not finite exactly if an element is not.
 
 Kernels keep nothing between calls and may be called by several threads at once. Which NaN comes

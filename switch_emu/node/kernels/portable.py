@@ -31,10 +31,10 @@ from switch_emu.node.kernels.interface import (
 )
 from switch_emu.switch.aggregate import F32Array
 
-BLOCK_ELEMS = 128 * 1024
+BLOCK_ELEMS = 64 * 1024
 """Elements worked on at a time; a multiple of NORM_BLOCK_ELEMS."""
 
-LANES = 1024
+LANES = 256
 """Partial sums of a block's squares."""
 
 TORCH_DTYPES = {
@@ -111,7 +111,7 @@ class PortableKernel(UpdateKernel):
         """See UpdateKernel."""
         check_fold(contributions, before, out)
         work = self._work()
-        lanes = _lanes(out.size)
+        lanes = work.lanes(out.size)
         with torch.no_grad():
             sources = [_source(payload, dtype) for payload, dtype in contributions]
             earlier = None if before is None else _tensor(before)
@@ -134,7 +134,7 @@ class PortableKernel(UpdateKernel):
         read, written = (weights, *state), (weights_out, *state_out)
         in_place = check_update(self, contributions, read, written, runs, wire)
         work = self._work()
-        lanes = _lanes(weights.size if measure else 0)
+        lanes = work.lanes(weights.size if measure else 0)
         with torch.no_grad():
             sources = [_source(payload, dtype) for payload, dtype in contributions]
             target = None if wire is None else _target(*wire)
@@ -190,6 +190,14 @@ class _Work:
         self._total = torch.empty(BLOCK_ELEMS)
         self._wide = torch.empty(BLOCK_ELEMS)
         self._doubles = torch.empty(BLOCK_ELEMS, dtype=torch.float64)
+        self._lanes = np.empty((0, LANES))
+
+    def lanes(self, elems: int) -> np.ndarray:
+        """Room for the lanes of a page's blocks; kept, for fresh memory costs page faults."""
+        count = -(-elems // NORM_BLOCK_ELEMS)
+        if len(self._lanes) < count:
+            self._lanes = np.empty((count, LANES))
+        return self._lanes[:count]
 
     def total(self, block: slice) -> Any:
         """Room for the sum of a block."""
@@ -231,40 +239,24 @@ class _Work:
             total = torch.mul(total, float(np.float32(scale)), out=room)
         return total
 
-    def square(self, total: Any, lanes: Any, block: slice) -> None:
+    def square(self, total: Any, lanes: np.ndarray, block: slice) -> None:
         """Add the squares of a block into its rows of `lanes`."""
         rows = slice(block.start // NORM_BLOCK_ELEMS, -(-block.stop // NORM_BLOCK_ELEMS))
         count = rows.stop - rows.start
         doubles = self._doubles[: count * NORM_BLOCK_ELEMS]
         doubles[: len(total)].copy_(total)
         doubles[len(total) :].zero_()
-        parts = doubles.view(count, NORM_BLOCK_ELEMS // LANES, LANES)
-        sums = parts[:, 0]
-        sums.mul_(sums)
-        for index in range(1, parts.shape[1]):
-            sums.addcmul_(parts[:, index], parts[:, index])
-        half = LANES // 2
-        while half > lanes.shape[1]:
-            sums[:, :half].add_(sums[:, half : 2 * half])
-            half //= 2
-        torch.add(sums[:, :half], sums[:, half : 2 * half], out=lanes[rows])
+        parts = doubles.numpy().reshape(count, -1, LANES)
+        np.einsum("brl,brl->bl", parts, parts, out=lanes[rows])
 
 
-_LANES_KEPT = 64
-"""Lanes of a block that are added up at the end for all blocks of a page together."""
-
-
-def _lanes(elems: int) -> Any:
-    return torch.empty((-(-elems // NORM_BLOCK_ELEMS), _LANES_KEPT), dtype=torch.float64)
-
-
-def _tree(lanes: Any) -> tuple[float, ...]:
-    half = _LANES_KEPT // 2
+def _tree(lanes: np.ndarray) -> tuple[float, ...]:
+    """Add the lanes of each block: the upper half to the lower half, until one is left."""
+    half = LANES // 2
     while half:
-        lanes[:, :half].add_(lanes[:, half : 2 * half])
+        lanes[:, :half] += lanes[:, half : 2 * half]
         half //= 2
-    squares: list[float] = lanes[:, 0].tolist()
-    return tuple(squares)
+    return tuple(lanes[:, 0].tolist())
 
 
 def _blocks(elems: int) -> Iterator[slice]:

@@ -6,7 +6,7 @@ a kernel, before it touches a page: torch may change its arithmetic, and a compi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -36,11 +36,11 @@ HYPER: dict[str, tuple[Mapping[str, Number], ...]] = {"adamw": _ADAMW, "sgd": _S
 def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> str | None:
     """What the two kernels do not agree in; None if every bit is the same."""
     values = _values(4 + len(expected.state_fields))
-    updates, start = 0, values[: 1 + len(expected.state_fields)]
+    start = values[: 1 + len(expected.state_fields)]
     for array in start[2:]:
         np.abs(array, out=array)  # v is never negative
     kept = [[array.copy() for array in start] for _ in range(2)]
-    for dtypes, wire, divisor, in_place in _CASES:
+    for updates, (dtypes, wire, divisor, in_place) in enumerate(_CASES):
         contributions = [
             (memoryview(_as(dtype, values[-1 - index % 3])), dtype)
             for index, dtype in enumerate(dtypes)
@@ -62,19 +62,18 @@ def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> s
                 divisor=divisor,
                 scale=1.0 if in_place else 0.7,
                 updates_count=updates,
-                wire=(memoryview(octets), wire),
+                wire=(octets.data, wire),
                 measure=True,
             )
             total = np.empty(ELEMS, np.float32)
             folded = kernel.fold(contributions, arrays[0], total)
             arrays[:] = outs
             results.append((*outs, octets, np.array(squares), total, np.array(folded)))
-        updates += 1
         names = ("weights", *expected.state_fields, "wire", "squares", "fold", "folded squares")
         for name, left, right in zip(names, *results, strict=True):
             count = int((left.view(np.uint8) != right.view(np.uint8)).sum())
             if count:
-                return f"{name} differ in {count} bytes ({'+'.join(dtypes)}, update {updates})"
+                return f"{name} differ in {count} bytes ({'+'.join(dtypes)}, update {updates + 1})"
     return None
 
 
@@ -104,9 +103,3 @@ def _as(dtype: str, values: F32Array) -> bytes:
     if dtype == "float16":
         return values.astype(np.float16).tobytes()
     return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-
-
-def cases() -> Iterator[str]:
-    """What is compared, in words."""
-    for dtypes, wire, divisor, in_place in _CASES:
-        yield f"{'+'.join(dtypes)} -> {wire}, divisor {divisor}, in place: {in_place}"

@@ -1,9 +1,9 @@
 /* The page update in one pass; compiled at start with the machine's own compiler.
 
-   A page is worked through in blocks of 4,096 elements, so that a block stays in the first-level
-   cache from the sum to the cast. Per block: sum the contributions (from left to right, in
-   float32), add their squares (float64), and by 64 elements: divide, clip, update, cast, store.
-   While one block is updated the next one is fetched.
+   A page is worked through in cells of 64 elements, which stay in the first-level cache or in
+   registers from the sum to the cast: sum the contributions (from left to right, in float32), add
+   their squares (float64), divide, clip, update, cast, store. The reads of later cells are on their
+   way meanwhile, so memory and arithmetic overlap.
 
    The arithmetic is that of torch's fused CPU kernels for vectors, rounding by rounding: FMA()
    stands exactly where torch's build has a fused multiply-add, and nowhere else (build with
@@ -36,11 +36,9 @@
 #define INLINE static inline __attribute__((always_inline))
 #define ALIGNED __attribute__((aligned(64)))
 
-enum { BLOCK = 4096, LANES = 1024, CELL = 64 };
-#ifndef FETCH_AHEAD
-#define FETCH_AHEAD 1024
-#define FETCH_HINT 2
-#endif
+/* A cell is what is worked on at once. All streams are fetched 256 elements ahead: the processor's
+   own prefetchers do not keep up with so many streams (design note 0008). */
+enum { BLOCK = 4096, LANES = 256, CELL = 64, FETCH_AHEAD = 256 };
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, NO_WIRE = -1 };
 enum { NONE = 0, ADAMW = 1, SGD = 2, SGD_MOMENTUM = 3 };
@@ -224,8 +222,8 @@ INLINE void sum_cell(float *sum, const void *const *contributions, const int32_t
     }
 }
 
-/* Lane j of 1,024 adds the squares of elements j, j + 1024, j + 2048, j + 3072 of a block. A
-   float32 squared fits float64 exactly, so a fused multiply-add would change nothing. */
+/* Lane j of 256 adds the squares of elements j, j + 256, j + 512 ... of a block. A float32 squared
+   fits float64 exactly, so a fused multiply-add changes nothing. */
 INLINE void square_cell(double *lanes, const any_float *sum, int64_t at) {
     double *lane = lanes + at % LANES;
     if (at % BLOCK < LANES) {
@@ -308,7 +306,7 @@ typedef struct {
     float factor;
 } plan_t;
 
-INLINE void fetch(const void *from) { __builtin_prefetch(from, 0, FETCH_HINT); }
+INLINE void fetch(const void *from) { __builtin_prefetch(from, 0, 3); }
 
 INLINE void fetch_cell(const void *const *contributions, const int32_t *dtypes,
                        int contributions_count, int64_t at) {
