@@ -9,7 +9,7 @@ import numpy as np
 from luwu.base.digest import WeightsDigest
 from luwu.layout import Layout
 from luwu.wire.description import Description
-from switch_emu.node.update import kernel_for
+from switch_emu.node.kernels import kernel_name
 from switch_emu.store import Field, PageKind, PageStore, StoreConfig
 from switch_emu.switch.aggregate import F32Array
 
@@ -21,7 +21,7 @@ UPDATES = "updates"
 def store_config(description: Description) -> StoreConfig:
     """Pages for a job: one a chunk; trained ones with moments, frozen ones without."""
     layout = description.layout
-    kernel = kernel_for(description.optimizer, description.state_fields)
+    kernel = kernel_name(description.optimizer, description.state_fields)
     kinds: dict[tuple[bool, int], int] = {}
     built: list[PageKind] = []
     page_kinds: list[int] = []
@@ -31,7 +31,7 @@ def store_config(description: Description) -> StoreConfig:
             kinds[key] = len(built)
             fields = [Field(WEIGHT, "float32", chunk.elems)]
             if chunk.trainable:
-                fields += [Field(name, "float32", chunk.elems) for name in kernel.state_fields]
+                fields += [Field(name, "float32", chunk.elems) for name in description.state_fields]
                 fields.append(Field(UPDATES, "int64", 1))
             name = f"{description.optimizer if chunk.trainable else 'frozen'}-{chunk.elems}"
             built.append(PageKind(name, tuple(fields)))
@@ -40,7 +40,7 @@ def store_config(description: Description) -> StoreConfig:
         kinds=tuple(built),
         page_kinds=tuple(page_kinds),
         page_elems=tuple(chunk.elems for chunk in layout.chunks),
-        optimizer=kernel.name,
+        optimizer=kernel,
         chunk_bytes=layout.chunk_bytes,
         layout_hash=description.hash,
         description=description.to_bytes(),

@@ -59,9 +59,9 @@ def _stored(buffer: memoryview | bytes, dtype: str) -> Any:
 
 def _widened(values: Any, dtype: str) -> F32Array:
     if dtype == "float32":
-        return values  # type: ignore[no-any-return]
+        return values
     if dtype == "float16":
-        return values.astype(np.float32)  # type: ignore[no-any-return]
+        return values.astype(np.float32)
     bits = values.astype(np.uint32)
     bits <<= 16
-    return bits.view(np.float32)  # type: ignore[no-any-return]
+    return bits.view(np.float32)

@@ -449,9 +449,12 @@ def test_portable_on_request(cache: Path) -> None:
 
 
 @pytest.fixture
-def fresh(version: str, tmp_path: Path) -> Path:
+def fresh(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a user without one of his own."""
     if version != "compiled":
         pytest.skip("about the compiled kernel")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     return tmp_path / "kernels"
 
 
@@ -471,6 +474,17 @@ def test_a_library_is_compiled_once(fresh: Path) -> None:
     assert second.reason.startswith("found in the cache")
     assert libraries(fresh) == [path]
     assert path.stat().st_mtime_ns == changed_ns
+
+
+def test_a_new_state_takes_the_library_from_the_user(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: one compile for all state directories of a user; each has a library of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    assert make_kernel(*ADAMW, cache=fresh).reason.startswith("compiled by ")
+    other = tmp_path / "other"
+    assert make_kernel(*ADAMW, cache=other).reason.startswith("found in the cache")
+    assert [path.name for path in libraries(other)] == [path.name for path in libraries(fresh)]
 
 
 def test_a_damaged_or_open_library_is_compiled_again(fresh: Path, cache: Path) -> None:

@@ -14,15 +14,9 @@ from luwu.base.errors import ConfigError
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import Layout, Parameter, Unit, padded
 from luwu.wire.hyper import Number, StepHyper
-from switch_emu.node.update import (
-    KERNELS,
-    WIRE_DTYPES,
-    block_squares,
-    clip_scale,
-    kernel_for,
-    to_wire,
-    update_page,
-)
+from switch_emu.node.kernels import kernel_name
+from switch_emu.node.update import WIRE_DTYPES, clip_scale
+from tests.unit.kernel_calls import block_squares, kernel_for, to_wire, update_page
 
 Runs = tuple[tuple[int, int, int], ...]
 
@@ -285,9 +279,9 @@ def test_clipping_follows_torch(max_norm: float) -> None:
     """I4. Goal: clipped as `clip_grad_norm_` does, within rounding.
 
     Method: a gradient of norm about 76. Bound: torch takes norm and coefficient in float32, we in
-    float64 and round once, so the two factors differ by a few eps (torch adds 5,776 squares by
+    float64 and round once, so the two factors differ by a few eps (torch adds 5,760 squares by
     vectors and a tree: a few eps more)."""
-    elems = 5776
+    elems = 5760
     grad = start(elems)
     tensor = torch.nn.Parameter(torch.zeros(elems))
     tensor.grad = torch.from_numpy(grad.copy())
@@ -394,11 +388,12 @@ def test_narrow_weights_are_rounded_to_nearest_even(dtype: str) -> None:
 
 def test_kernels_have_different_names() -> None:
     """Goal: the name in a store's configuration tells which arithmetic made it."""
-    names = [kernel.name for kernel in KERNELS.values()]
-    assert len(set(names)) == len(names)
-    for (optimizer, state_fields), kernel in KERNELS.items():
-        assert kernel_for(optimizer, state_fields) is kernel
-        assert kernel.state_fields == state_fields
+    kinds = {(case.optimizer, case.state_fields) for case in CASES} | {("none", ())}
+    names = {kind: kernel_for(*kind).name for kind in kinds}
+    assert len(set(names.values())) == len(names) == 4
+    for kind, name in names.items():
+        assert name == kernel_name(*kind)
+        assert kernel_for(*kind).state_fields == kind[1]
 
 
 @pytest.mark.parametrize(

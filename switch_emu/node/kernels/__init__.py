@@ -8,6 +8,6 @@ make.py        chooses, and says why
 """
 
 from switch_emu.node.kernels.interface import Made, Run, UpdateKernel
-from switch_emu.node.kernels.make import make_kernel
+from switch_emu.node.kernels.make import kernel_name, make_kernel
 
-__all__ = ["Made", "Run", "UpdateKernel", "make_kernel"]
+__all__ = ["Made", "Run", "UpdateKernel", "kernel_name", "make_kernel"]

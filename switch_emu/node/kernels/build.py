@@ -59,7 +59,10 @@ def user_cache() -> Path:
 
 
 def build(cache: Path | None) -> Built:
-    """The library, from the cache or compiled into it. Raises BuildError."""
+    """The library, from `cache` or the user's, or compiled into it. Raises BuildError.
+
+    A cache of its own makes a state directory complete; the user's spares every new one a compile.
+    """
     compiler = shutil.which("cc")
     if compiler is None:
         raise BuildError("no C compiler: there is no `cc` on the PATH")
@@ -69,14 +72,19 @@ def build(cache: Path | None) -> Built:
     parts = (source, compiler_version.encode(), " ".join(flags).encode(), _processor())
     digest = hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts))
     try:
+        name = f"update-{digest.hexdigest()[:32]}.so"
         directory = _private_directory(user_cache() if cache is None else cache)
-        path = directory / f"update-{digest.hexdigest()[:32]}.so"
+        path = directory / name
+        if not _is_ours(path) and cache is not None:
+            _copy_from_user(path)
         if _is_ours(path):
             try:
                 return Built(ctypes.CDLL(str(path)), path, compiler_version, False)
             except OSError:
                 pass  # no library, e.g. cut short by a full disk: compiled again
         _compile(compiler, flags, path)
+        if cache is not None:
+            _copy_to_user(path)
         return Built(ctypes.CDLL(str(path)), path, compiler_version, True)
     except (OSError, RuntimeError) as exc:  # RuntimeError: there is no home directory
         raise BuildError(f"the cache of kernels cannot be used: {exc}") from exc
@@ -108,17 +116,47 @@ def _is_ours(path: Path) -> bool:
     )
 
 
+def _copy_from_user(path: Path) -> None:
+    """Take the library of this name from the user's cache, if it is there."""
+    try:
+        source = _private_directory(user_cache()) / path.name
+    except (BuildError, OSError, RuntimeError):
+        return  # the user has no cache of his own
+    if _is_ours(source):
+        _copy(source, path)
+
+
+def _copy_to_user(path: Path) -> None:
+    """Leave a copy for other state directories; one that cannot be left is no error."""
+    try:
+        _copy(path, _private_directory(user_cache()) / path.name)
+    except (BuildError, OSError, RuntimeError):
+        pass
+
+
+def _copy(source: Path, path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".update-", dir=path.parent) as directory:
+        partial = Path(directory) / path.name
+        shutil.copyfile(source, partial)
+        _put(partial, path)
+
+
+def _put(partial: Path, path: Path) -> None:
+    """Give a file its name, whole."""
+    partial.chmod(0o700)
+    handle = os.open(partial, os.O_RDONLY)
+    try:
+        os.fsync(handle)  # after a power loss: all of it, or nothing under that name
+    finally:
+        os.close(handle)
+    partial.replace(path)
+
+
 def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".update-", dir=path.parent) as directory:
         partial = Path(directory) / path.name
         _run(compiler, *flags, "-o", str(partial), str(SOURCE), "-lm")
-        partial.chmod(0o700)
-        handle = os.open(partial, os.O_RDONLY)
-        try:
-            os.fsync(handle)  # after a power loss: all of it, or nothing under that name
-        finally:
-            os.close(handle)
-        partial.replace(path)
+        _put(partial, path)
 
 
 def _run(*words: str) -> str:

@@ -8,8 +8,13 @@ from luwu.base.errors import ConfigError
 from switch_emu.node.kernels.build import BuildError, build
 from switch_emu.node.kernels.compiled import CompiledKernel
 from switch_emu.node.kernels.interface import Made
-from switch_emu.node.kernels.portable import PORTABLE
+from switch_emu.node.kernels.portable import PORTABLE, PortableKernel
 from switch_emu.node.kernels.selfcheck import difference
+
+
+def kernel_name(optimizer: str, state_fields: tuple[str, ...]) -> str:
+    """The name of an optimizer's kernel, whatever version. Raises ConfigError if there is none."""
+    return _portable(optimizer, state_fields).name
 
 
 def make_kernel(
@@ -22,13 +27,7 @@ def make_kernel(
     or False to insist on a version, None for the compiled one if it works.
     Raises: ConfigError if the node has no such optimizer, or `compiled` is True and it fails.
     """
-    portable = PORTABLE.get((optimizer, state_fields))
-    if portable is None:
-        known = ", ".join(sorted({name for name, _ in PORTABLE}))
-        raise ConfigError(
-            f"optimizer {optimizer!r} with state {list(state_fields)} is not known to this node; "
-            f"it has {known}"
-        )
+    portable = _portable(optimizer, state_fields)
     if compiled is False:
         return Made(portable, "the portable kernel was asked for")
     try:
@@ -43,3 +42,14 @@ def make_kernel(
         return Made(portable, str(exc))
     origin = "compiled" if built.is_new else "found in the cache, compiled"
     return Made(kernel, f"{origin} by {built.compiler}")
+
+
+def _portable(optimizer: str, state_fields: tuple[str, ...]) -> PortableKernel:
+    portable = PORTABLE.get((optimizer, state_fields))
+    if portable is None:
+        known = ", ".join(sorted({name for name, _ in PORTABLE}))
+        raise ConfigError(
+            f"optimizer {optimizer!r} with state {list(state_fields)} is not known to this node; "
+            f"it has {known}"
+        )
+    return portable

@@ -1,0 +1,51 @@
+"""Calls of an update kernel in place, on arrays: what tests of arithmetic need of one."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from luwu.layout import DTYPE_BYTES
+from luwu.wire.hyper import StepHyper
+from switch_emu.node.kernels import Made, Run, UpdateKernel, make_kernel
+from switch_emu.node.update import cast_into
+
+Runs = tuple[tuple[int, int, int], ...]
+
+
+@functools.cache
+def _made(optimizer: str, state_fields: tuple[str, ...]) -> Made:
+    return make_kernel(optimizer, state_fields, cache=None)
+
+
+def kernel_for(optimizer: str, state_fields: tuple[str, ...]) -> UpdateKernel:
+    """The node's kernel, as it is chosen on this machine."""
+    return _made(optimizer, state_fields).kernel
+
+
+def update_page(
+    *, kernel: UpdateKernel, weights: Any, state: tuple[Any, ...], grad: Any, runs: Runs,
+    hyper: StepHyper, divisor: float, scale: float, updates_count: int,
+) -> None:  # fmt: skip
+    """Update one page in place from the sum of its gradients."""
+    kernel.update(
+        contributions=[(np.ascontiguousarray(grad).view(np.uint8).data, "float32")],
+        weights=weights, state=state, weights_out=weights, state_out=state,
+        runs=[Run(start=a, stop=b, hyper=hyper.groups[group]) for a, b, group in runs],
+        divisor=divisor, scale=scale, updates_count=updates_count, wire=None, measure=False,
+    )  # fmt: skip
+
+
+def block_squares(grad: Any) -> tuple[float, ...]:
+    """Sums of squares over blocks of 4,096 elements, as the norm is made of."""
+    kernel = kernel_for("none", ())
+    return kernel.fold([(grad.view(np.uint8).data, "float32")], None, np.empty_like(grad))
+
+
+def to_wire(weights: Any, dtype: str) -> memoryview:
+    """Master weights in the wire dtype."""
+    memory = memoryview(bytearray(weights.size * DTYPE_BYTES[dtype]))
+    cast_into(weights, dtype, memory)
+    return memory
