@@ -1,11 +1,13 @@
 """The optimizer's pipeline: a fixed set of threads that read, add, update, write and publish pages.
 
-Each thread takes a page through all its stages; while one waits for the disk another computes, so
+Each thread takes a page through all its stages; while some wait for the disk others compute, so
 the stages of different pages overlap and the buffers are bounded by the number of threads
 (step-centric, as the paper has it: a fixed crew over the whole step, not one pipeline a layer).
-Which page is taken when is the core's decision; nothing is decided here.
+A thread is one request in flight; there are more of them than cores, as many as the plan has
+buffers for. Which page is taken when is the core's decision; nothing is decided here.
 
-Threads never touch a core: what they finished is a function that the shell's loop calls.
+Threads never touch a core: what they finished is a function that the shell's loop calls. It is
+woken once for all that was finished since it last looked.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 import math
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,20 +29,19 @@ from luwu.wire.hyper import StepHyper, decode_hyper
 from switch_emu.node.actions import Decide, Fold, LoadPage, Prepare, ReadWeights, Update
 from switch_emu.node.core import NodeCore
 from switch_emu.node.kernels import Run, UpdateKernel
-from switch_emu.node.pages import WEIGHT, field_view, updates_view
+from switch_emu.node.outgoing import Outgoing
+from switch_emu.node.pages import WEIGHT, field_view
 from switch_emu.node.places import WeightsPlaces
+from switch_emu.node.scratch import Adder, Scratch, record_views
 from switch_emu.node.update import cast_into, clip_scale
-from switch_emu.payload import Buffers, Payload, terms_of
+from switch_emu.payload import Buffers, Payload
 from switch_emu.store import (
     Contributor,
     DecidedStep,
     PageStore,
     StaleAttempt,
     VersionMissing,
-    aligned_buffer,
 )
-from switch_emu.switch.aggregate import F32Array
-from switch_emu.switch.slots import Contribution
 
 Finished = Callable[[], Sequence[Any]]
 """To be called by the shell's loop: tells the core, returns its actions."""
@@ -61,12 +61,15 @@ class Pipeline:
         self._kernel, self._places, self._sent = kernel, places, buffers
         self._streaming = description.update == "streaming"
         self._recorder, self._wake = recorder, wake
-        self._record_bytes_max = max(kind.record_bytes for kind in store.config.kinds)
-        self._elems_max = max(chunk.elems for chunk in self._layout.chunks)
+        self._adder = Adder(max(chunk.elems for chunk in self._layout.chunks))
         self._sums = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
-        self._finished: deque[Finished] = deque()
+        self._sums_room = threading.Semaphore(updates_count)
+        """Folded sums the core has not counted yet: one a thread."""
+        self._finished: list[Finished] = []
+        self._finished_lock = threading.Lock()
         self._error: BaseException | None = None
         self._hyper: tuple[bytes, StepHyper] | None = None
+        self._is_closing = False
         # Two queues: a pull must not stand behind a row of updates.
         self._updates: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -90,10 +93,14 @@ class Pipeline:
         """What was finished since the last call. Raises what a thread failed with."""
         if self._error is not None:
             raise self._error
-        return [self._finished.popleft() for _ in range(len(self._finished))]
+        with self._finished_lock:
+            finished, self._finished = self._finished, []
+        return finished
 
     def close(self) -> None:
         """Let the threads end and wait for them."""
+        self._is_closing = True
+        self._sums_room.release(len(self._threads))
         for thread in self._threads:
             (self._reads if thread.name == "luwu-read" else self._updates).put(None)
         for thread in self._threads:
@@ -103,77 +110,65 @@ class Pipeline:
 
     def _serve(self, tasks: queue.SimpleQueue[Any]) -> None:
         torch.set_num_threads(1)  # of this thread: pages are the unit of parallel work
-        buffers = _Buffers(self._record_bytes_max, self._elems_max)
+        scratch = Scratch(self._store.config, self._kernel.state_fields)
         while True:
             action = tasks.get()
             if action is None:
                 return
             try:
-                self._do(action, buffers)
+                self._do(action, scratch)
             except BaseException as exc:
                 self._error = exc
                 self._wake()
                 return
 
-    def _do(self, action: Any, buffers: _Buffers) -> None:
+    def _do(self, action: Any, scratch: Scratch) -> None:
         match action:
             case Update():
-                self._update(action, buffers)
+                self._update(action, scratch)
             case ReadWeights():
-                self._read(action, buffers)
+                self._read(action, scratch)
             case Fold():
-                self._fold(action, buffers)
+                self._fold(action)
             case LoadPage():
-                self._load(action, buffers)
+                self._load(action, scratch)
             case Prepare():
                 self._prepare(action)
             case Decide():
+                start_ns = SYSTEM_CLOCK.now_ns()
                 self._store.decide(action.version, action.attempt)
                 if self._places is not None:
                     self._places.settle(action.version, action.attempt)
+                self._span("decide", start_ns, step=action.version - 1)
                 failpoint("node.after_decide")
                 self._tell(lambda: self._core.decided(action))
             case _:
                 raise AssertionError(f"unknown action {action}")
 
     def _tell(self, finished: Finished) -> None:
-        self._finished.append(finished)
-        self._wake()
+        with self._finished_lock:
+            is_first = not self._finished
+            self._finished.append(finished)
+        if is_first:
+            self._wake()
 
     def _span(self, name: str, start_ns: int, **fields: object) -> int:
         now_ns = SYSTEM_CLOCK.now_ns()
         self._recorder.span(name, start_ns, now_ns, **fields)
         return now_ns
 
-    def _update(self, action: Update, buffers: _Buffers) -> None:
-        kind = self._store.config.kind(action.chunk)
-        named = {"step": action.step, "chunk": action.chunk}
+    def _update(self, action: Update, scratch: Scratch) -> None:
+        chunk = action.chunk
+        named = {"step": action.step, "chunk": chunk}
         start_ns = SYSTEM_CLOCK.now_ns()
-        scratch = buffers.record[: kind.record_bytes]
-        source = self._store.record_in_ram(action.chunk, action.step)
-        if source is None:
-            self._store.read(action.chunk, action.step, scratch)
-            source = scratch
-        target = self._target(action)
-        target = scratch if target is None else target
+        record = self._store.record_in_ram(chunk, action.step)
+        if record is None:
+            self._store.read(chunk, action.step, scratch.record(chunk))
+        place = self._target(action)
+        target = scratch.record(chunk) if place is None else place
         read_ns = self._span("read", start_ns, **named)
-        wire = self._wire(action.chunk, action.step + 1, action.attempt, needed=action.publish)
-        hyper = self._decoded(action.hyper)
-        updates_count = int(updates_view(kind, source)[0])
-        squares = self._kernel.update(
-            contributions=_terms(action.contributions),
-            weights=field_view(kind, source, WEIGHT),
-            state=tuple(field_view(kind, source, n) for n in self._kernel.state_fields),
-            weights_out=field_view(kind, target, WEIGHT),
-            state_out=tuple(field_view(kind, target, n) for n in self._kernel.state_fields),
-            runs=self._runs(action.chunk, hyper),
-            divisor=action.divisor,
-            scale=clip_scale(hyper, action.grad_norm),
-            updates_count=updates_count,
-            wire=wire.target,
-            measure=self._streaming,
-        )
-        updates_view(kind, target)[0] = updates_count + 1
+        wire = self._wire(chunk, action.step + 1, action.attempt, needed=action.publish)
+        squares = self._compute(action, scratch, record, place, wire)
         is_finite = all(map(math.isfinite, squares))
         published = None
         if is_finite:
@@ -188,12 +183,40 @@ class Pipeline:
         self._tell(lambda: self._core.updated(action, squares, published, in_place=in_place))
         if is_finite:  # else the step will be skipped, and its pages are discarded anyway
             try:
-                self._store.write(action.chunk, action.step + 1, action.attempt, target)
+                self._store.write(chunk, action.step + 1, action.attempt, target)
             except StaleAttempt:
                 pass  # the attempt was given up meanwhile; the core knows
         self._span("write", update_ns, **named)
         failpoint("node.after_write")
         self._tell(lambda: self._core.written(action))
+
+    def _compute(
+        self, action: Update, scratch: Scratch, record: memoryview | None,
+        place: memoryview | None, wire: Outgoing,
+    ) -> tuple[float, ...]:  # fmt: skip
+        """Update the page from `record` to `place`; None of either: the thread's own record."""
+        kind, fields = self._store.config.kind(action.chunk), self._kernel.state_fields
+        own = scratch.views(action.chunk)
+        source = own if record is None else record_views(kind, record, fields)
+        target = own if place is None else record_views(kind, place, fields)
+        hyper = self._decoded(action.hyper)
+        updates_count = int(source.updates[0])
+        with self._adder.terms(action.contributions, source.weights.size) as contributions:
+            squares = self._kernel.update(
+                contributions=contributions,
+                weights=source.weights,
+                state=source.state,
+                weights_out=target.weights,
+                state_out=target.state,
+                runs=self._runs(action.chunk, hyper),
+                divisor=action.divisor,
+                scale=clip_scale(hyper, action.grad_norm),
+                updates_count=updates_count,
+                wire=wire.target,
+                measure=self._streaming,
+            )
+        target.updates[0] = updates_count + 1
+        return squares
 
     def _target(self, action: Update) -> memoryview | None:
         try:
@@ -207,23 +230,35 @@ class Pipeline:
             for start, stop, group in self._layout.group_runs(chunk)
         ]
 
-    def _wire(self, chunk: int, step: int, attempt: int, *, needed: bool) -> _Wire:
-        return _Wire(
+    def _wire(self, chunk: int, step: int, attempt: int, *, needed: bool) -> Outgoing:
+        return Outgoing(
             self._places, self._sent, chunk, step, attempt,
             dtype=self._layout.chunks[chunk].wire_dtype,
             nbytes=self._layout.chunks[chunk].wire_bytes if needed else 0,
         )  # fmt: skip
 
-    def _fold(self, action: Fold, buffers: _Buffers) -> None:
+    def _fold(self, action: Fold) -> None:
+        self._sums_room.acquire()
+        if self._is_closing:
+            return
         memory, payload = self._sums.take(self._layout.chunks[action.chunk].sum_bytes)
         total = np.frombuffer(memory, np.float32)
-        before = None if action.total is None else _array(action.total)
+        before = None
+        if action.total is not None:  # copied: if it was spilled, its memory is free again at once
+            assert isinstance(action.total.payload, Payload)
+            memory[:] = action.total.payload.view()
+            before = total
         start_ns = SYSTEM_CLOCK.now_ns()
-        squares = self._kernel.fold(_terms(action.contributions), before, total)
+        with self._adder.terms(action.contributions, total.size) as contributions:
+            squares = self._kernel.fold(contributions, before, total)
         self._span("fold", start_ns, step=action.step, chunk=action.chunk)
-        self._tell(lambda: self._core.folded(action, squares, payload, payload.nbytes))
+        self._tell(lambda: self._folded(action, squares, payload))
 
-    def _read(self, action: ReadWeights, buffers: _Buffers) -> None:
+    def _folded(self, action: Fold, squares: tuple[float, ...], payload: Payload) -> Sequence[Any]:
+        self._sums_room.release()
+        return self._core.folded(action, squares, payload, payload.nbytes)
+
+    def _read(self, action: ReadWeights, scratch: Scratch) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
         payload, in_place = None, True
         if self._places is not None:
@@ -231,27 +266,27 @@ class Pipeline:
         if payload is None:
             wire = self._wire(action.chunk, action.step, action.attempt, needed=True)
             try:
-                self._read_weights(action, wire, buffers)
+                self._read_weights(action, wire, scratch)
                 payload, in_place = wire.written(), wire.is_in_place
             except VersionMissing:  # decided or aborted meanwhile: nobody waits for it any more
                 wire.given_up()
         self._span("read_weights", start_ns, step=action.step, chunk=action.chunk)
         self._tell(lambda: self._core.weights_read(action, payload, in_place=in_place))
 
-    def _read_weights(self, action: ReadWeights, wire: _Wire, buffers: _Buffers) -> None:
+    def _read_weights(self, action: ReadWeights, wire: Outgoing, scratch: Scratch) -> None:
         if action.version is not None:
-            self._copy_weights(action.chunk, action.version, wire, buffers)
+            self._copy_weights(action.chunk, action.version, wire, scratch)
             return
         while True:
             decided = self._store.decided
             assert decided is not None
             try:
-                self._copy_weights(action.chunk, decided.version, wire, buffers)
+                self._copy_weights(action.chunk, decided.version, wire, scratch)
                 return
             except VersionMissing:
                 continue  # the next version was decided just now
 
-    def _copy_weights(self, chunk: int, version: int, wire: _Wire, buffers: _Buffers) -> None:
+    def _copy_weights(self, chunk: int, version: int, wire: Outgoing, scratch: Scratch) -> None:
         kind = self._store.config.kind(chunk)
         assert wire.target is not None
         memory, dtype = wire.target
@@ -261,13 +296,13 @@ class Pipeline:
         elif dtype == "float32":
             self._store.read_field(chunk, version, WEIGHT, memory)
         else:
-            weights = buffers.weights[: self._layout.chunks[chunk].elems]
+            weights = scratch.weights(self._layout.chunks[chunk].elems)
             self._store.read_field(chunk, version, WEIGHT, weights.view(np.uint8).data)
             cast_into(weights, dtype, memory)
 
-    def _load(self, action: LoadPage, buffers: _Buffers) -> None:
+    def _load(self, action: LoadPage, scratch: Scratch) -> None:
         kind = self._store.config.kind(action.chunk)
-        record = buffers.record[: kind.record_bytes]
+        record = scratch.record(action.chunk)
         np.frombuffer(record, np.uint8)[:] = 0
         payload = action.payload
         assert isinstance(payload, Payload)
@@ -309,61 +344,3 @@ class Pipeline:
         if held is None or held[0] != hyper:
             held = self._hyper = (hyper, decode_hyper(hyper))
         return held[1]
-
-
-class _Buffers:
-    """What one thread works in."""
-
-    def __init__(self, record_bytes: int, elems: int) -> None:
-        self.record = aligned_buffer(record_bytes)
-        self.weights: F32Array = np.empty(elems, np.float32)
-
-
-class _Wire:
-    """Where weights are written that go out: their place in shared memory, or a copy's."""
-
-    def __init__(
-        self, places: WeightsPlaces | None, buffers: Buffers, chunk: int, step: int, attempt: int,
-        *, dtype: str, nbytes: int,
-    ) -> None:  # fmt: skip
-        """`nbytes`: of the copy, where the place is not to be had; 0: then none is made."""
-        self._places, self._key = places, (chunk, step, attempt)
-        place = None if places is None else places.claim(chunk, step, attempt)
-        self.is_in_place = place is not None
-        self._payload: Payload | None = None
-        if place is None and nbytes:
-            place, self._payload = buffers.take(nbytes)
-        self.target: tuple[memoryview, str] | None = None if place is None else (place, dtype)
-
-    def written(self) -> Payload | None:
-        """The weights as a payload; None if nobody needed them."""
-        if self.is_in_place:
-            assert self._places is not None
-            return self._places.fill(*self._key)
-        return self._payload
-
-    def given_up(self) -> None:
-        """Nothing was written, or nothing that counts."""
-        if self.is_in_place:
-            assert self._places is not None
-            self._places.give_up(*self._key[:2])
-        elif self._payload is not None:
-            self._payload.drop()
-
-
-def _array(said: Contribution) -> F32Array:
-    assert isinstance(said.payload, Payload)
-    return np.frombuffer(said.payload.view(), np.float32)
-
-
-def _terms(contributions: Sequence[Contribution]) -> list[tuple[memoryview, str]]:
-    """What is added, in order. A sum among others is made first: their order of addition counts."""
-    if len(contributions) == 1:
-        (said,) = contributions
-        assert isinstance(said.payload, Payload)
-        return list(terms_of(said.payload, said.dtype))
-    terms = []
-    for said in contributions:
-        assert isinstance(said.payload, Payload)
-        terms.append((said.payload.view(), said.dtype))
-    return terms

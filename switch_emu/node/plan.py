@@ -17,11 +17,19 @@ from luwu.base.quantities import format_bytes
 _MIB = 1024 * 1024
 _RECORD_CHUNKS = 3
 """Record of the largest page in chunks of float32: weights, m and v."""
-_UPDATE_CHUNKS = _RECORD_CHUNKS + 3
-"""Buffers of one update: the record, the sum, the weights to publish, a spilled sum read back."""
+_UPDATE_CHUNKS = _RECORD_CHUNKS + 2
+"""Buffers of one update: the record, the weights to publish, a spilled sum read back. A fold needs
+one for the sum it makes and one for what it reads back."""
 _READ_CHUNKS = 2
 """Buffers of one read of weights: as stored, and as sent."""
-_CHUNK_AUTO_BYTES_MAX = _MIB
+_SHARED_CHUNKS = 1
+"""Of all threads together: the sum of contributions that are added one by one."""
+_UPDATES_COUNTS = (6, 4, 3, 2)
+"""Pages in flight, as many as the budget has room for. Two leave the disk idle while they compute;
+more than four are there for small pages, which cost the disk less than the program."""
+_SPILL_BUFFERS_MAX = 2
+"""One is filled while the other is written."""
+_CHUNK_AUTO_BYTES_MAX = 4 * _MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +38,15 @@ class NodePlan:
 
     budget_bytes: int
     updates_count: int
-    """Pages updated at the same time, a thread each."""
+    """Pages in flight between the disk and back, a thread each."""
     reads_count: int
     pipeline_bytes: int
     window_bytes: int
     """Credit of the child: payload it may have under way to us."""
     sums_bytes: int
     """Gradient sums in RAM; more are spilled."""
+    spill_bytes: int
+    """Spilled sums on their way to the disk."""
     outgoing_bytes: int
     """Weights handed to the transport that have not left."""
     slots_bytes: int
@@ -44,6 +54,11 @@ class NodePlan:
     copies_bytes: int
     resident_bytes: int
     """Pages kept in RAM, and weights that workers read in place."""
+
+    @property
+    def updates_max(self) -> int:
+        """Updates the core may have under way: some wait, so that no thread ever does."""
+        return self.updates_count + 2
 
     @property
     def shared_bytes(self) -> int:
@@ -57,6 +72,7 @@ class NodePlan:
             f"pipeline ({threads})": self.pipeline_bytes,
             "pushes under way": self.window_bytes,
             "sums in RAM": self.sums_bytes,
+            "sums being spilled": self.spill_bytes,
             "weights going out": self.outgoing_bytes,
             "slots": self.slots_bytes + self.copies_bytes,
             "resident pages": self.resident_bytes,
@@ -66,7 +82,7 @@ class NodePlan:
 
 
 def default_chunk_bytes(budget_bytes: int) -> int:
-    """The chunk for a budget: a 64th of it, a power of two, from 16 KiB to 1 MiB."""
+    """The chunk for a budget: a 64th of it, a power of two, from 16 KiB to 4 MiB."""
     chunk_bytes = CHUNK_BYTES_STEP
     while chunk_bytes * 2 <= min(budget_bytes // 64, _CHUNK_AUTO_BYTES_MAX):
         chunk_bytes *= 2
@@ -86,7 +102,7 @@ def plan_node(
             f"{-(-least // 1024)}KiB, or a smaller --chunk"
         )
     updates_count, reads_count = 1, 1
-    for count in (4, 2):
+    for count in _UPDATES_COUNTS:
         pipeline_bytes = _pipeline_bytes(chunk_bytes, count, 2)
         if pipeline_bytes <= min(budget_bytes // 3, budget_bytes - leasts.total):
             updates_count, reads_count = count, 2
@@ -100,8 +116,15 @@ def plan_node(
         slots_bytes = _share(spare, 0.2, leasts.slots, 256 * _MIB)
         copies_bytes = _share(spare, 0.1, leasts.copies, 256 * _MIB)
     sums_bytes = _share(spare, 0.25, leasts.sums, 1024 * _MIB)
+    spill_bytes = _share(spare, 0.05, leasts.spill, _SPILL_BUFFERS_MAX * chunk_bytes)
     resident_bytes = budget_bytes - (
-        pipeline_bytes + window_bytes + outgoing_bytes + slots_bytes + copies_bytes + sums_bytes
+        pipeline_bytes
+        + window_bytes
+        + outgoing_bytes
+        + slots_bytes
+        + copies_bytes
+        + sums_bytes
+        + spill_bytes
     )
     assert resident_bytes >= 0
     return NodePlan(
@@ -111,6 +134,7 @@ def plan_node(
         pipeline_bytes=pipeline_bytes,
         window_bytes=window_bytes,
         sums_bytes=sums_bytes,
+        spill_bytes=spill_bytes,
         outgoing_bytes=outgoing_bytes,
         slots_bytes=slots_bytes,
         copies_bytes=copies_bytes,
@@ -119,7 +143,8 @@ def plan_node(
 
 
 def _pipeline_bytes(chunk_bytes: int, updates_count: int, reads_count: int) -> int:
-    return (updates_count * _UPDATE_CHUNKS + reads_count * _READ_CHUNKS) * chunk_bytes
+    chunks = updates_count * _UPDATE_CHUNKS + reads_count * _READ_CHUNKS + _SHARED_CHUNKS
+    return chunks * chunk_bytes
 
 
 class _Leasts(NamedTuple):
@@ -128,6 +153,7 @@ class _Leasts(NamedTuple):
     window: int
     outgoing: int
     sums: int
+    spill: int
     slots: int
     copies: int
 
@@ -139,9 +165,14 @@ class _Leasts(NamedTuple):
 def _leasts(chunk_bytes: int, world_size: int, has_switch: bool) -> _Leasts:
     two = 2 * chunk_bytes
     if has_switch:
-        return _Leasts(window=two, outgoing=two, sums=two, slots=0, copies=0)
+        return _Leasts(
+            window=two, outgoing=two, sums=chunk_bytes, spill=chunk_bytes, slots=0, copies=0
+        )
     all_ranks = world_size * chunk_bytes  # each worker may have a chunk under way, and in a slot
-    return _Leasts(window=max(two, all_ranks), outgoing=two, sums=two, slots=all_ranks, copies=two)
+    return _Leasts(
+        window=max(two, all_ranks), outgoing=two, sums=chunk_bytes, spill=chunk_bytes,
+        slots=all_ranks, copies=two,
+    )  # fmt: skip
 
 
 def _share(spare: int, ratio: float, least: int, most: int) -> int:

@@ -124,7 +124,7 @@ def make_node_shell(spec: NodeSpec, transport: Transport, recorder: Recorder) ->
         ranks=ranks,
         limits=NodeLimits(
             sum_bytes_max=plan.sums_bytes,
-            updates_max=plan.updates_count,
+            updates_max=plan.updates_max,
             reads_max=plan.reads_count * 4,
             push_window_bytes=plan.window_bytes,
             raw_bytes_max=spec.arena_bytes // 4 or None,
@@ -145,6 +145,7 @@ def make_node_shell(spec: NodeSpec, transport: Transport, recorder: Recorder) ->
             spec.state,
             place_bytes=max(chunk.sum_bytes for chunk in layout.chunks),
             places_count=sum(chunk.trainable for chunk in layout.chunks),
+            buffers_count=plan.spill_bytes // spec.chunk_bytes,
         )
 
     def make_places(description: Description) -> WeightsPlaces | None:

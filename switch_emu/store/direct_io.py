@@ -1,9 +1,10 @@
 """Files read and written in whole blocks, past the page cache where the file system allows it.
 
 Direct I/O wants file offsets, lengths and memory addresses on multiples of the device's block (512
-or 4,096 bytes; `probe_direct_io` finds out). `BlockFile` takes any range: aligned buffers, such as
-those of `aligned_buffer`, go straight to the device, others through a bounce buffer of 1 MiB a
-thread. Without direct I/O the same calls go through the page cache.
+or 4,096 bytes; `probe_direct_io` finds out). `BlockFile` takes any range: the whole blocks of
+aligned buffers, such as those of `aligned_buffer`, go straight to the device; what is left, and
+other buffers, through a bounce buffer of up to 1 MiB a thread, of which only what is used is ever
+taken. Without direct I/O the same calls go through the page cache.
 
 Short transfers are continued; signals are handled by Python (PEP 475). No error is ever retried.
 """
@@ -26,12 +27,19 @@ BLOCK_BYTES = 4096
 
 BOUNCE_BYTES = 1024 * 1024
 
+_HUGE_BYTES = 2 * 1024 * 1024
+_COPIED_BYTES = 64 * 1024
+"""Up to this, a copy costs less than a second transfer for the last block."""
+
 _bounce = threading.local()
 
 
 def aligned_buffer(size: int) -> memoryview:
-    """Zeroed memory on a page boundary, freed with its last view."""
-    return memoryview(mmap.mmap(-1, max(size, 1)))[:size]
+    """Zeroed memory on a page boundary, freed with its last view; taken as it is first written."""
+    mapping = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= _HUGE_BYTES:
+        mapping.madvise(mmap.MADV_HUGEPAGE)  # the kernel pins one page instead of 512
+    return memoryview(mapping)[:size]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +123,12 @@ class BlockFile:
         """Fill `into` from `offset`. Raises PageCorruptError if the file ends before that."""
         if not len(into):
             return
-        if self._is_aligned(offset, into):
-            self._read_all(offset, into)
-            return
+        direct = self._aligned_bytes(offset, into)
+        if direct:
+            self._read_all(offset, into[:direct])
+            if direct == len(into):
+                return
+            offset, into = offset + direct, into[direct:]
         bounce = _bounce_buffer()
         done = 0
         while done < len(into):
@@ -134,9 +145,14 @@ class BlockFile:
         assert offset % BLOCK_BYTES == 0, "records start on blocks"
         if not len(data):
             return
-        if self._is_aligned(offset, data):
-            self._write_all(offset, data)
-            return
+        direct = self._aligned_bytes(offset, data)
+        if direct < len(data):
+            direct -= direct % BLOCK_BYTES
+        if direct:
+            self._write_all(offset, data[:direct])
+            if direct == len(data):
+                return
+            offset, data = offset + direct, data[direct:]
         bounce = _bounce_buffer()
         for start in range(0, len(data), BOUNCE_BYTES):
             part = data[start : start + BOUNCE_BYTES]
@@ -155,10 +171,12 @@ class BlockFile:
         """Close the file; once."""
         os.close(self._fd)
 
-    def _is_aligned(self, offset: int, view: memoryview) -> bool:
-        if offset % self._align or len(view) % self._align:
-            return False
-        return self._align == 1 or _address(view) % self._align == 0
+    def _aligned_bytes(self, offset: int, view: memoryview) -> int:
+        """How much of the view, from its start, goes straight to the device."""
+        if self._align > 1 and (offset % self._align or _address(view) % self._align):
+            return 0
+        rest = len(view) % self._align
+        return 0 if rest and len(view) <= _COPIED_BYTES else len(view) - rest
 
     def _read_all(self, offset: int, into: memoryview) -> None:
         done = 0
@@ -192,7 +210,8 @@ class BlockFile:
 
 
 def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
+    found: int = np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0]
+    return found
 
 
 def _bounce_buffer() -> memoryview:

@@ -278,7 +278,7 @@ class FilePageStore(PageStore):
         kind = self._config.kind(page)
         view = read_view(record, kind.record_bytes, f"page {page}")
         side = self._steps.side_to_write(page, version, attempt)
-        digests = b"".join(xxhash.xxh3_128_digest(view[a:b]) for a, b in kind.parts)
+        digests = b"".join([xxhash.xxh3_128_digest(view[a:b]) for a, b in kind.parts])
         body = self._geometry.body_bytes[self._config.page_kinds[page]]
         with self._dirty_lock:
             self._dirty.add(side)

@@ -3,34 +3,55 @@
 Nothing in it outlives the process that made it: an undecided step is replayed, not recovered. The
 file is deleted from its directory as soon as it is open, so a crash leaves nothing behind, and its
 blocks are allocated before they are needed, so a full disk is an error at a known place.
+
+Like pages it passes the page cache by, where the file system allows it. `put` copies into one of a
+few aligned buffers, and a thread writes behind; it waits only while all buffers are being written.
+Places are used in the order in which they became free, so what is put in a row lies in a row. Any
+thread may call; writes are made in the order of `put`, so a place may be used again at once.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import tempfile
+import threading
+from collections import deque
 from pathlib import Path
 
-from luwu.base.errors import StoreFullError
+from luwu.base.closing import Closing
+from luwu.base.errors import StateError, StoreFullError
 from luwu.base.quantities import format_bytes
+from switch_emu.store.direct_io import BLOCK_BYTES, aligned_buffer, probe_direct_io
 
 
-class SpillFile:
+class SpillFile(Closing):
     """Places of `place_bytes` each; grows by as many as it was made with."""
 
-    def __init__(self, directory: Path | None, *, place_bytes: int, places_count: int) -> None:
-        self._place_bytes = place_bytes
+    def __init__(
+        self, directory: Path | None, *, place_bytes: int, places_count: int, buffers_count: int = 2
+    ) -> None:
+        """`buffers_count`: of one place each; with two, one is filled while one is written."""
+        self._buffers_count = max(1, buffers_count)
+        self._place_bytes = _whole(place_bytes)
         self._grow_count = max(1, places_count)
-        self._free: list[int] = []
+        self._free: deque[int] = deque()
         self._places_count = 0
-        descriptor, name = tempfile.mkstemp(prefix="spill-", dir=directory)
-        self._fd = descriptor
-        os.unlink(name)
+        self._lock = threading.Lock()
+        self._unwritten: dict[int, memoryview] = {}
+        """What was put last to a place and is not in the file yet."""
+        self._spare: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        self._full: queue.SimpleQueue[tuple[int, memoryview, int] | None] = queue.SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._error: OSError | None = None
         self.bytes_written = 0
         self.bytes_read = 0
+        self._fd, name = tempfile.mkstemp(prefix="spill-", dir=directory)
+        os.unlink(name)
         try:
             self._grow()
-        except StoreFullError:
+            self._pass_the_cache_by()
+        except BaseException:
             self.close()
             raise
 
@@ -40,37 +61,92 @@ class SpillFile:
         return self._places_count * self._place_bytes
 
     def put(self, data: memoryview) -> int:
-        """Keep the bytes; the number of their place. Raises StoreFullError."""
+        """Keep the bytes; the number of their place. Raises StoreFullError, StateError."""
         assert data.nbytes <= self._place_bytes, (data.nbytes, self._place_bytes)
-        if not self._free:
-            self._grow()
-        place = self._free.pop()
-        written = 0
-        while written < data.nbytes:
-            written += os.pwrite(self._fd, data[written:], place * self._place_bytes + written)
-        self.bytes_written += data.nbytes
+        self._check()
+        if self._writer is None:
+            self._start_writer()
+        with self._lock:
+            if not self._free:
+                self._grow()
+            place = self._free.popleft()
+        buffer = self._spare.get()
+        buffer[: data.nbytes] = data.cast("B")
+        with self._lock:
+            self._unwritten[place] = buffer
+            self.bytes_written += data.nbytes
+        self._full.put((place, buffer, _whole(data.nbytes)))
         return place
 
     def get(self, place: int, nbytes: int) -> memoryview:
-        """The bytes of a place, in a new buffer."""
-        data = memoryview(bytearray(nbytes))
+        """The bytes of a place, in a new buffer. Raises StateError."""
+        self._check()
+        data = aligned_buffer(_whole(nbytes))
+        with self._lock:
+            self.bytes_read += nbytes
+            unwritten = self._unwritten.get(place)
+            if unwritten is not None:
+                data[:nbytes] = unwritten[:nbytes]
+                return data[:nbytes]
         done = 0
         while done < nbytes:
             count = os.preadv(self._fd, [data[done:]], place * self._place_bytes + done)
             assert count > 0, "the spill file is shorter than what was put into it"
             done += count
-        self.bytes_read += nbytes
-        return data
+        return data[:nbytes]
 
     def free(self, place: int) -> None:
         """The place may be used again."""
-        self._free.append(place)
+        with self._lock:
+            self._free.append(place)
 
     def close(self) -> None:
         """Give the disk space back."""
+        if self._writer is not None:
+            self._full.put(None)
+            self._writer.join()
+            self._writer = None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _start_writer(self) -> None:
+        for _ in range(self._buffers_count):
+            self._spare.put(aligned_buffer(self._place_bytes))
+        self._writer = threading.Thread(target=self._write_behind, name="luwu-spill", daemon=True)
+        self._writer.start()
+
+    def _write_behind(self) -> None:
+        while (item := self._full.get()) is not None:
+            place, buffer, nbytes = item
+            try:
+                if self._error is None:
+                    self._write(place * self._place_bytes, buffer[:nbytes])
+            except OSError as exc:
+                self._error = exc
+            with self._lock:
+                if self._unwritten.get(place) is buffer:  # else it was put to again meanwhile
+                    del self._unwritten[place]
+            self._spare.put(buffer)
+
+    def _write(self, offset: int, data: memoryview) -> None:
+        written = 0
+        while written < len(data):
+            written += os.pwritev(self._fd, [data[written:]], offset + written)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise StateError(
+                f"a gradient sum cannot be written to the spill file: {self._error}. "
+                "The undecided step is lost; check the disk and start the node again."
+            ) from self._error
+
+    def _pass_the_cache_by(self) -> None:
+        path = Path(f"/proc/self/fd/{self._fd}")
+        if self.disk_bytes >= 2 * BLOCK_BYTES and probe_direct_io(path).enabled:
+            direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+            os.close(self._fd)
+            self._fd = direct
 
     def _grow(self) -> None:
         start = self._places_count * self._place_bytes
@@ -84,3 +160,7 @@ class SpillFile:
             ) from exc
         self._free.extend(range(self._places_count, self._places_count + self._grow_count))
         self._places_count += self._grow_count
+
+
+def _whole(size: int) -> int:
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES

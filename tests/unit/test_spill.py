@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base.errors import StoreFullError
+from luwu.base.errors import StateError, StoreFullError
 from switch_emu.store.spill import SpillFile
 
 PLACE = 4096
@@ -136,3 +136,43 @@ def test_a_full_disk_is_told_with_numbers(tmp_path: Path) -> None:
         assert "File too large" in text
         assert "Free space, or raise --memory-budget" in text
     assert StoreFullError.exit_code == 5
+
+
+def test_what_is_being_written_can_be_read(tmp_path: Path) -> None:
+    """Goal: `get` returns what was put last, whether or not the thread behind has written it; a
+    place that is freed and used again in between holds the later bytes.
+    Method: more places than buffers, each read at once, freed and put to again; then read all."""
+    nbytes = 1024 * 1024 + 512
+    spill = SpillFile(tmp_path, place_bytes=nbytes, places_count=8)
+    for value in range(40):
+        place = spill.put(data(value, nbytes))
+        assert spill.get(place, nbytes) == data(value, nbytes)
+        if value < 32:
+            spill.free(place)
+    places = [spill.put(data(value, nbytes)) for value in range(8)]
+    assert spill.disk_bytes == 16 * (nbytes + 4096 - 512)
+    for value, place in enumerate(places):
+        assert spill.get(place, nbytes) == data(value, nbytes)
+    spill.close()
+
+
+def test_a_write_that_fails_is_told(tmp_path: Path) -> None:
+    """I6. Goal: an error of the thread that writes behind reaches whoever calls next.
+    Method: its file is exchanged for one that is always full."""
+    spill = SpillFile(tmp_path, place_bytes=PLACE, places_count=2)
+    full = os.open("/dev/full", os.O_RDWR)
+    os.dup2(full, spill._fd)
+    os.close(full)
+    spill.put(data(1))
+    with pytest.raises(StateError, match="spill file"):
+        for _ in range(1000):
+            spill.free(spill.put(data(2)))
+    spill.close()
+
+
+@pytest.mark.parametrize("buffers_count", [1, 2])
+def test_what_is_put_in_a_row_lies_in_a_row(tmp_path: Path, buffers_count: int) -> None:
+    """Goal: places are handed out in order, which is what a disk likes best."""
+    spill = SpillFile(tmp_path, place_bytes=PLACE, places_count=6, buffers_count=buffers_count)
+    assert [spill.put(data(value)) for value in range(6)] == list(range(6))
+    spill.close()

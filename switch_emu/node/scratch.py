@@ -1,0 +1,112 @@
+"""Memory a pipeline thread works in, and views of records that cost nothing to take again.
+
+Everything is aligned for direct I/O and counted in the node's plan; memory is taken when it is
+first written, so a thread that never needs a part never has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+
+from switch_emu.node.pages import UPDATES, WEIGHT
+from switch_emu.payload import Payload, terms_of
+from switch_emu.store import PageKind, StoreConfig, aligned_buffer
+from switch_emu.switch.aggregate import F32Array, sum_in_order
+from switch_emu.switch.slots import Contribution
+
+
+class RecordViews(NamedTuple):
+    """The arrays of one record, without a copy."""
+
+    weights: F32Array
+    state: tuple[F32Array, ...]
+    updates: np.ndarray
+    """Count of updates: int64 [1]."""
+
+
+def record_views(kind: PageKind, record: memoryview, state_fields: Sequence[str]) -> RecordViews:
+    """Views of a trained page's record, wherever it lies."""
+
+    def view(name: str, dtype: type[np.generic]) -> np.ndarray:
+        start, stop = kind.range(name)
+        return np.frombuffer(record[start:stop], dtype)
+
+    state = tuple(view(name, np.float32) for name in state_fields)
+    return RecordViews(view(WEIGHT, np.float32), state, view(UPDATES, np.int64))
+
+
+class Scratch:
+    """What one thread works in: a record, and one page's weights."""
+
+    def __init__(self, config: StoreConfig, state_fields: Sequence[str]) -> None:
+        self._config, self._state_fields = config, state_fields
+        self._record = aligned_buffer(max(kind.record_bytes for kind in config.kinds))
+        self._weights = aligned_floats(max(config.page_elems))
+        self._views: dict[int, RecordViews] = {}
+
+    def record(self, page: int) -> memoryview:
+        """Memory for the page's record."""
+        return self._record[: self._config.kind(page).record_bytes]
+
+    def views(self, page: int) -> RecordViews:
+        """Views of what `record` gives, for a trained page."""
+        index = self._config.page_kinds[page]
+        views = self._views.get(index)
+        if views is None:
+            views = record_views(self._config.kinds[index], self.record(page), self._state_fields)
+            self._views[index] = views
+        return views
+
+    def weights(self, elems: int) -> F32Array:
+        """Memory for a page's weights."""
+        return self._weights[:elems]
+
+
+class Adder:
+    """Hands out what a page adds up; what may have to be read back is bounded by a chunk a thread.
+
+    Contributions that are larger together may all have been spilled: they are added one by one into
+    one array, by one thread at a time. The order is the kernel's, so are the bits.
+    """
+
+    def __init__(self, elems_max: int) -> None:
+        self._lock = Lock()
+        self._total = aligned_floats(elems_max)
+
+    @contextmanager
+    def terms(
+        self, contributions: Sequence[Contribution], elems: int
+    ) -> Iterator[Sequence[tuple[memoryview, str]]]:
+        """What the kernel adds, in order. A sum among others is made first: the order counts."""
+        payloads = [_payload(said) for said in contributions]
+        if len(payloads) == 1:
+            yield terms_of(payloads[0], contributions[0].dtype)
+            return
+        dtypes = [said.dtype for said in contributions]
+        if sum(payload.nbytes for payload in payloads) <= 4 * elems:
+            yield [(payload.view(), d) for payload, d in zip(payloads, dtypes, strict=True)]
+            return
+        with self._lock:
+            total = self._total[:elems]
+            octets = total.view(np.uint8).data
+            for index, (payload, dtype) in enumerate(zip(payloads, dtypes, strict=True)):
+                if index == 0:
+                    sum_in_order([payload.view()], [dtype], total)
+                else:
+                    sum_in_order([octets, payload.view()], ["float32", dtype], total)
+            yield [(octets, "float32")]
+
+
+def aligned_floats(elems: int) -> F32Array:
+    """Zeroed memory for float32 on a page boundary."""
+    return np.frombuffer(aligned_buffer(4 * elems), np.float32)
+
+
+def _payload(said: Contribution) -> Payload:
+    assert isinstance(said.payload, Payload)
+    return said.payload
