@@ -1,10 +1,11 @@
 """Everything in which the arms differ; the training loop and the model are the same for all.
 
-    arm      who keeps the weights               who sums the gradients
-    luwu     an optimizer node, out of core      the SmartSwitch
-    fsdp     every rank its shard (FSDP2)        reduce-scatter: NCCL on GPUs, gloo on CPUs
-    ddp      every rank all of them              all-reduce: NCCL on GPUs, gloo on CPUs
-    single   one process that computes every worker's batch, one after the other
+    arm            who keeps the weights            who sums the gradients
+    luwu           an optimizer node, out of core   the SmartSwitch
+    fsdp           every rank its shard (FSDP2)     reduce-scatter: NCCL on GPUs, gloo on CPUs
+    fsdp_offload   the same, in the host's memory, where it is updated too (CPUOffloadPolicy)
+    ddp            every rank all of them           all-reduce: NCCL on GPUs, gloo on CPUs
+    single         one process that computes every worker's batch, one after the other
 
 All start from the same weights, bit for bit, and update them with AdamW on the mean gradient. The
 single arm adds in rank order and divides once, as an optimizer node does.
@@ -25,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -185,9 +186,12 @@ class LuwuArm(Arm):
 class FsdpArm(Arm):
     """PyTorch's own sharded data parallel, FSDP2: the path a user would otherwise take."""
 
+    also_on_host = False
+    """The ranks exchange tensors of the host too, which NCCL cannot."""
+
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self.rank, self.world_size, self.device = _join_process_group(options.arm)
+        self.rank, self.world_size, self.device = _join_process_group(self.also_on_host)
 
     def build(self, config: GPTConfig) -> None:
         options = self.options
@@ -201,13 +205,35 @@ class FsdpArm(Arm):
                 mesh=mesh,
                 reshard_after_forward=options.reshard_after_forward,
                 **_precision(options),
+                **self._offload(),
             )
-        fully_shard(model, mesh=mesh, **_precision(options))
-        model.to_empty(device=self.device)
+        fully_shard(model, mesh=mesh, **_precision(options), **self._offload())
+        model.to_empty(device=self._home)
         for module in model.modules():
             _init_shards(module, options.seed)
         self.module = model
         self.optimizer = self._fused_adamw()
+
+    @property
+    def _home(self) -> torch.device:
+        """Where the shards lie between uses."""
+        return self.device
+
+    def _offload(self) -> dict[str, Any]:
+        return {}
+
+
+class FsdpOffloadArm(FsdpArm):
+    """FSDP2 with shards, gradients and optimizer state in the host's memory."""
+
+    also_on_host = True  # the norm of the gradient, and the weights' digest
+
+    @property
+    def _home(self) -> torch.device:
+        return torch.device("cpu")
+
+    def _offload(self) -> dict[str, Any]:
+        return {"offload_policy": CPUOffloadPolicy(pin_memory=self.device.type == "cuda")}
 
 
 class DdpArm(Arm):
@@ -215,7 +241,7 @@ class DdpArm(Arm):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self.rank, self.world_size, self.device = _join_process_group(options.arm)
+        self.rank, self.world_size, self.device = _join_process_group()
 
     def build(self, config: GPTConfig) -> None:
         model = _initialised(config, self.options, self.device)
@@ -265,6 +291,8 @@ def make_arm(options: Options, *, data_digest: str) -> Arm:
         return LuwuArm(options, data_digest=data_digest)
     if options.arm == "fsdp":
         return FsdpArm(options)
+    if options.arm == "fsdp_offload":
+        return FsdpOffloadArm(options)
     if options.arm == "ddp":
         return DdpArm(options)
     return SingleArm(options)
@@ -298,20 +326,18 @@ def _init_shards(module: nn.Module, seed: int) -> None:
     for parameter, values in initial_values(module, seed):
         assert isinstance(parameter, DTensor)
         # src_data_rank=None: all ranks have drawn the same values, so nothing need be sent
-        parameter.copy_(
-            distribute_tensor(
-                values.to(parameter.device),
-                parameter.device_mesh,
-                parameter.placements,
-                src_data_rank=None,
-            )
+        shard = distribute_tensor(
+            values, parameter.device_mesh, parameter.placements, src_data_rank=None
         )
+        parameter.to_local().copy_(shard.to_local())  # from the mesh's device to the shard's
 
 
-def _join_process_group(arm: str) -> tuple[int, int, torch.device]:
+def _join_process_group(also_on_host: bool = False) -> tuple[int, int, torch.device]:
     """Join what torchrun started, or make a group of one: (rank, world_size, device)."""
     device = _local_device()
     backend = "nccl" if device.type == "cuda" else "gloo"
+    if backend == "nccl" and also_on_host:
+        backend = "cpu:gloo,cuda:nccl"
     if env_int("WORLD_SIZE", 0):
         dist.init_process_group(backend)
     else:

@@ -15,7 +15,7 @@ import torch
 from luwu.base.errors import ConfigError
 from workers.gpt import Checkpointing, GPTConfig
 
-ARM_NAMES = ("luwu", "fsdp", "ddp", "single")
+ARM_NAMES = ("luwu", "fsdp", "ddp", "single", "fsdp_offload")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HEAD_WIDTH = 32
 
@@ -25,7 +25,7 @@ class Options:
     """One run of one arm. Raises ConfigError if it cannot work."""
 
     arm: str
-    """Who keeps the weights and sums the gradients: `luwu`, `fsdp`, `ddp`, `single`."""
+    """Who keeps the weights and sums the gradients: `luwu`, `fsdp`, `ddp`, ..."""
 
     steps: int = 120
     """Optimizer updates of the whole run, those done before a resume included."""

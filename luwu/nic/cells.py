@@ -36,6 +36,11 @@ class Cell:
         """Of the present use."""
 
     @property
+    def memory(self) -> memoryview:
+        """All of it."""
+        return self._memory
+
+    @property
     def capacity_bytes(self) -> int:
         """What fits in."""
         return self._memory.nbytes
@@ -62,6 +67,14 @@ class Cells:
         self._limit_bytes = limit_bytes
         self._cells: deque[Cell] = deque()
         """The one that was taken longest ago first."""
+        self._reserved: Callable[[memoryview], object] = _ignore
+        self._dropped: Callable[[memoryview], object] = _ignore
+
+    def watch(
+        self, reserved: Callable[[memoryview], object], dropped: Callable[[memoryview], object]
+    ) -> None:
+        """Be told of memory when it is reserved for cells, and before it is let go."""
+        self._reserved, self._dropped = reserved, dropped
 
     def take_now(self, nbytes: int) -> Cell | None:
         """A cell, if there is one without waiting."""
@@ -74,11 +87,11 @@ class Cells:
         if self._under_way_bytes() + nbytes > self._limit_bytes and self._under_way() is not None:
             return None
         try:
-            cell = Cell(self._reserve(nbytes))
+            cell = self._make(nbytes)
         except CreditExceeded:
             self._drop_free()  # of another size: their memory may do
             try:
-                cell = Cell(self._reserve(nbytes))
+                cell = self._make(nbytes)
             except CreditExceeded:
                 return None
         self._cells.append(cell)
@@ -89,7 +102,7 @@ class Cells:
         found = self.take_now(nbytes)
         while found is None:
             if not self._cells:
-                return Cell(self._reserve(nbytes))  # says why it cannot be
+                return self._make(nbytes)  # says why it cannot be
             free_count = self._free_count()
             under_way = self._under_way()
             self._wait_until(
@@ -111,5 +124,20 @@ class Cells:
     def _free_count(self) -> int:
         return sum(cell.is_free for cell in self._cells)
 
+    def _make(self, nbytes: int) -> Cell:
+        memory = self._reserve(nbytes)
+        self._reserved(memory)
+        return Cell(memory)
+
     def _drop_free(self) -> None:
-        self._cells = deque(cell for cell in self._cells if not cell.is_free)
+        kept: deque[Cell] = deque()
+        for cell in self._cells:
+            if cell.is_free:
+                self._dropped(cell.memory)
+            else:
+                kept.append(cell)
+        self._cells = kept
+
+
+def _ignore(memory: memoryview) -> None:
+    pass

@@ -8,6 +8,8 @@ session.py       one worker's training: steps, aborts, and what is pulled now
 hooks.py         what happens before and after a unit's forward and backward
 backward.py      one backward pass: when a unit's gradient is final, and its push
 unit.py          a unit's parameters between pull and free (`weights.py`: their storage)
+device.py        between host memory of the network and the device: nothing on CPUs; on GPUs
+                 `streams.py`, `pinning.py`, `ring.py`, `turns.py`, `device_weights.py`
 prefetch.py      pulls ahead of use, in the order of the last step
 gradients.py     gradients as flat vectors, in a bounded number of buffers
 clip.py          clipping by the global norm

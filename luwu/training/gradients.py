@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from luwu.layout import Layout, padded
-from luwu.training.interface import Nic
+
+if TYPE_CHECKING:
+    from luwu.training.device import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +91,19 @@ def write(plan: ChunkPlan, flat: Sequence[torch.Tensor | None], into: torch.Tens
 
 
 def push_unit(
-    nic: Nic, plans: Sequence[ChunkPlan], gradients: Sequence[torch.Tensor | None],
+    device: Device, plans: Sequence[ChunkPlan], gradients: Sequence[torch.Tensor | None],
     dtype: torch.dtype, push: Callable[[list[tuple[int, Any]]], None],
 ) -> None:  # fmt: skip
     """Write a unit's gradients to cells and hand them to `push`, several at a time."""
     flat = flat_gradients(gradients)
     group: list[tuple[int, Any]] = []
     for plan in plans:
-        cell = nic.cells.take_now(plan.nbytes)
+        cell = device.take_now(plan.nbytes)
         if cell is None:
             if group:
                 push(group)
                 group = []
-            cell = nic.cells.take(plan.nbytes)
-        write(plan, flat, torch.frombuffer(cell.data, dtype=dtype))
-        group.append((plan.chunk, cell))
+            cell = device.take(plan.nbytes)
+        group.append((plan.chunk, device.write(plan, flat, cell, dtype)))
     if group:
         push(group)

@@ -44,6 +44,8 @@ class Cell(Protocol):
     """Memory for the gradient of one chunk; from `take` on it belongs to the caller."""
 
     data: memoryview
+    is_needed: bool
+    """Set to False to give back what is not pushed."""
 
 
 class Cells(Protocol):
@@ -55,6 +57,12 @@ class Cells(Protocol):
 
     def take(self, nbytes: int) -> Any:
         """A cell of this size; waits for one."""
+        ...
+
+    def watch(
+        self, reserved: Callable[[memoryview], object], dropped: Callable[[memoryview], object]
+    ) -> None:
+        """Be told of memory when it is reserved for cells, and before it is let go."""
         ...
 
 

@@ -62,6 +62,7 @@ class Prefetcher:
         pull = self._pulls.get(index)
         if pull is None:
             self.forget_all()
+            unit.weights.prepare(wait=True)
             pull = self._ask(unit)
         self._cursor = self._after(index)
         early = pull.handle.done
@@ -76,9 +77,11 @@ class Prefetcher:
         del self._pulls[index]
         unit.uses += 1
         unit.weights.publish(pull.handle.shared)
+        self._fetch_arrived()
 
     def top_up(self, wanted: int = -1) -> None:
         """Ask for what comes next, as far as the window allows; `wanted` is being waited for."""
+        self._fetch_arrived()
         under_way = sum(
             index != wanted and not _comes_shared(pull.unit) for index, pull in self._pulls.items()
         )
@@ -96,6 +99,8 @@ class Prefetcher:
                 return
             foreseen.add(index)
             if index not in self._pulls:
+                if not unit.weights.prepare(wait=False):
+                    return  # the next look will find more
                 self._ask(unit)
                 under_way += not _comes_shared(unit)
 
@@ -130,6 +135,12 @@ class Prefetcher:
                 del self._pulls[index]
                 assert pull.unit.weights is not None
                 pull.unit.weights.free()
+
+    def _fetch_arrived(self) -> None:
+        for pull in self._pulls.values():
+            if pull.handle.done:
+                assert pull.unit.weights is not None
+                pull.unit.weights.fetch(pull.handle.shared)
 
     def _rewind(self, step: int) -> None:
         self._step = step

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import torch
 
 from luwu.base.errors import ConfigError
+from luwu.training.device import Device, device_at
 from luwu.training.interface import Nic
 from luwu.training.session import Session
 
@@ -26,7 +27,7 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 def init(
     agree: Mapping[str, str] | None = None, nic: Nic | None = None,
-    device: torch.device | str | None = None,
+    device: torch.device | str | Device | None = None,
 ) -> Session:  # fmt: skip
     """Join the run this process was started in; call it once, before fully_shard.
 
@@ -40,8 +41,11 @@ def init(
         with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
             faulthandler.enable()
         nic = _open_nic()
-    where = _local_device() if device is None else torch.device(device)
-    made = Session(nic, agree=agree or {}, device=where)
+    if not isinstance(device, Device):
+        where = _local_device() if device is None else torch.device(device)
+        _say_if_shared(nic, where)
+        device = device_at(where)
+    made = Session(nic, agree=agree or {}, device=device)
     _here.session = made
     _sessions.add(made)
     return made
@@ -112,11 +116,17 @@ def _environment(name: str) -> int:
 def _local_device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if local_rank >= torch.cuda.device_count():
-        raise ConfigError(
-            f"local rank {local_rank} has no GPU: this host has {torch.cuda.device_count()}; "
-            "start fewer workers, or set CUDA_VISIBLE_DEVICES= to train on CPUs"
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _say_if_shared(nic: Nic, device: torch.device) -> None:
+    """Workers of one host may share a GPU, but not without a word."""
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if 0 < count < local_count:
+        nic.recorder.event(
+            "worker.shares_gpu", level="WARNING", rank=nic.rank, gpu=device.index,
+            gpus_count=count, workers_count=local_count,
+        )  # fmt: skip

@@ -28,6 +28,7 @@ from luwu.layout import Layout
 from luwu.training import initialise
 from luwu.training.backward import Backward
 from luwu.training.clip import ClippedNorm
+from luwu.training.device import Device
 from luwu.training.gradients import ChunkPlan, gradient_plan, push_unit
 from luwu.training.interface import Handle, Nic
 from luwu.training.model import describe, fill_units
@@ -42,10 +43,11 @@ from luwu.wire.description import Description
 class Session:
     """See the module; made by `luwu.init`."""
 
-    def __init__(self, nic: Nic, *, agree: Mapping[str, str], device: torch.device) -> None:
-        self.nic = nic
+    def __init__(self, nic: Nic, *, agree: Mapping[str, str], device: Device) -> None:
+        self.mover = device
+        self.nic = device.connect(nic)
         self.agree = dict(agree)
-        self.device = device
+        self.device = device.where
         self.rank, self.world_size = nic.rank, nic.world_size
         self.chunk_bytes = nic.chunk_bytes
         self.prefetch_units = nic.prefetch_units
@@ -123,6 +125,7 @@ class Session:
             for member in unit.members:
                 member.placeholder.luwu_value = None
         fill_units(self)
+        self.mover.start(unit_bytes_max=self.unit_bytes_max, window=self.prefetch_units)
         self._gradient_plans = [gradient_plan(self.layout, unit.index) for unit in self.units]
         self._prefetcher = Prefetcher(
             self.nic,
@@ -242,7 +245,7 @@ class Session:
         assert unit.weights is not None
         dtype = unit.weights.parameters[0].dtype
         with self.attempt():
-            push_unit(self.nic, plans, gradients, dtype, lambda group: self._push(unit, group))
+            push_unit(self.mover, plans, gradients, dtype, lambda group: self._push(unit, group))
 
     def _push(self, unit: Unit, group: list[tuple[int, Any]] | None) -> None:
         with self.attempt():
@@ -312,6 +315,7 @@ class Session:
                 self._free_everything()
                 self._prefetcher.forget_all()
             self.nic.leave()
+        self.mover.close()
         self.nic.close()
         self.is_finished = True
 
@@ -354,6 +358,7 @@ class Session:
         """Forget everything of the lost attempt; the latest error, if another one came."""
         self.aborts_count += 1
         while True:
+            self.mover.drop()
             try:
                 if self._prefetcher is not None:
                     self._prefetcher.restart(error.step)

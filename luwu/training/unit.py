@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from luwu.base.errors import ConfigError, LuwuError
+from luwu.training.device_weights import make_weights
 from luwu.training.module import class_name
 from luwu.training.placeholder import Placeholder
 from luwu.training.weights import UnitWeights
@@ -107,10 +108,10 @@ class Unit:
 
     def make_weights(self, elems: int, dtype: torch.dtype) -> None:
         """The layout is known: make the storage, empty."""
-        self.weights = UnitWeights(
+        self.weights = make_weights(
+            self.session.mover,
             elems=elems,
             dtype=dtype,
-            device=self.session.device,
             live_bytes=self.session.parameter_bytes,
             places=[(m.start, m.placeholder.shape, m.trainable) for m in self.members],
         )

@@ -11,7 +11,7 @@ nothing is copied. They have a storage of their own at each such address, and ar
 step ends: to free them gives no memory back, and what a graph saved stays as it was. A unit that
 was copied in a step is copied again in the same step, for the graph looks at that storage.
 
-On a GPU the network fills a pinned buffer of the host, and `publish` copies it over.
+On a GPU it is a storage of the device: `device_weights.py`.
 """
 
 from __future__ import annotations
@@ -63,21 +63,19 @@ class UnitWeights:
     """One flat vector in the wire dtype, and the parameters that are views of it."""
 
     def __init__(
-        self, *, elems: int, dtype: torch.dtype, device: torch.device, live_bytes: ByteCount,
+        self, *, elems: int, dtype: torch.dtype, live_bytes: ByteCount,
         places: Sequence[tuple[int, torch.Size, bool]],
     ) -> None:  # fmt: skip
         """`places`: first element, shape and requires_grad of each parameter."""
         self._live_bytes = live_bytes
         self._places = places
-        with own_mapping():
-            flat = torch.empty(elems, dtype=dtype, device=device)
+        flat = self._allocate(elems, dtype)
         self._own = _View(flat, places)
         self._storage = flat.untyped_storage()
         self._view = self._own
         self._mapped: dict[int, _View] = {}
         """By address."""
         self._shared: SharedWeights | None = None
-        self._host: torch.Tensor | None = None
         self._is_open = False
         self._was_copied = False
         """In this step."""
@@ -101,27 +99,28 @@ class UnitWeights:
         """Whether the next pull may leave the weights where their sender has them."""
         return not self._was_copied
 
+    def prepare(self, *, wait: bool) -> bool:
+        """A pull is about to be asked for; False if there is no room for it, unless we `wait`."""
+        return True
+
     def open(self) -> memoryview:
         """Take memory; the caller fills it, then `publish` is called."""
         assert not self._is_open
         self._is_open = True
         self._live_bytes.add(self.nbytes)
-        if self._own.flat.device.type == "cpu":
-            with own_mapping():
-                self._storage.resize_(self.nbytes)
-            address = self._storage.data_ptr()
-        else:
-            self._host = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=True)
-            address = self._host.data_ptr()
+        with own_mapping():
+            self._storage.resize_(self.nbytes)
+        address = self._storage.data_ptr()
         # Not through numpy: a tensor that numpy has seen cannot be resized any more.
         return memoryview((ctypes.c_ubyte * self.nbytes).from_address(address)).cast("B")
+
+    def fetch(self, shared: SharedWeights | None = None) -> None:
+        """The weights came; they are used later, if they are not given up."""
 
     def publish(self, shared: SharedWeights | None = None) -> None:
         """The weights are there, in our memory or where `shared` says: they may be read."""
         self.comes_shared = shared is not None
-        if self._own.flat.device.type != "cpu":
-            self._copy_to_device(shared)
-        elif shared is not None:
+        if shared is not None:
             self._shared = shared
             self._view = self._mapped_view(shared)
             return
@@ -138,7 +137,6 @@ class UnitWeights:
             self._is_open = False
             self._live_bytes.add(-self.nbytes)
             self._storage.resize_(0)
-            self._host = None
 
     def end_step(self) -> None:
         """Nothing of this step is read any more."""
@@ -146,6 +144,10 @@ class UnitWeights:
         if self._shared is not None:
             self._shared.release()
             self._shared = None
+
+    def _allocate(self, elems: int, dtype: torch.dtype) -> torch.Tensor:
+        with own_mapping():
+            return torch.empty(elems, dtype=dtype)
 
     def _mapped_view(self, shared: SharedWeights) -> _View:
         view = self._mapped.get(shared.address)
@@ -157,19 +159,3 @@ class UnitWeights:
             flat = torch.frombuffer(memory, dtype=self._own.flat.dtype)
             view = self._mapped[shared.address] = _View(flat, self._places)
         return view
-
-    def _copy_to_device(self, shared: SharedWeights | None) -> None:
-        flat = self._own.flat
-        source = self._host
-        if shared is not None:
-            self._is_open = True
-            self._live_bytes.add(self.nbytes)
-            memory = (ctypes.c_ubyte * self.nbytes).from_address(shared.address)
-            source = torch.frombuffer(memory, dtype=torch.uint8)
-        assert source is not None
-        self._storage.resize_(self.nbytes)
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(flat):
-            flat.copy_(source.view(flat.dtype), non_blocking=shared is None)
-        self._host = None
-        if shared is not None:
-            shared.release()

@@ -108,6 +108,15 @@ def test_arms_compute_the_same(tmp_path: Path, options: tuple[str, ...]) -> None
         assert result["data_digest"] == load_corpus(None).digest
 
 
+def test_offloaded_fsdp_computes_what_fsdp_does(tmp_path: Path) -> None:
+    """I4. Goal: where the shards lie changes no bit; without a GPU they lie there anyway, so this
+    shows that the arm runs, clips and counts its state."""
+    options = ("--max-grad-norm", "1.0")
+    fsdp, offload = (train(arm, tmp_path, *options) for arm in ("fsdp", "fsdp_offload"))
+    for name in ("loss", "grad_norm", "weights_digest", "worker_optimizer_bytes"):
+        assert [each[name] for each in offload] == [each[name] for each in fsdp]
+
+
 def test_bfloat16_arms_agree_within_rounding(tmp_path: Path) -> None:
     """The arms round sums of bfloat16 gradients in different places: 8 bits of mantissa."""
     options = ("--dtype", "bfloat16", "--max-grad-norm", "1.0")

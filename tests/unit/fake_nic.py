@@ -1,7 +1,7 @@
 """A network in one process: what `luwu.nic.shell.Nic` does, with threads in place of peers.
 
 `FakeNetwork` is the switch and the node; `FakeNic` is one rank's way to it. Contributions are added
-in rank order and pages are updated by the node's own `update_page`, so the arithmetic is the real
+in rank order and pages are updated by the node's own kernel, so the arithmetic is the real
 one; there is no protocol. Weights have two versions: the last decided, and the one being made. A
 step is decided with its verdict.
 
@@ -25,8 +25,9 @@ from luwu.base.events import Recorder
 from luwu.layout import Layout
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
-from switch_emu.node.update import block_squares, clip_scale, kernel_for, to_wire, update_page
+from switch_emu.node.update import clip_scale
 from switch_emu.switch.aggregate import F32Array
+from tests.unit.kernel_calls import block_squares, kernel_for, to_wire, update_page
 
 WAIT_S_MAX = 60.0
 
@@ -250,6 +251,7 @@ class FakeCell:
 
     def __init__(self, nbytes: int) -> None:
         self.data = memoryview(bytearray(nbytes))
+        self.is_needed = True
 
 
 class FakeCells:
@@ -264,6 +266,9 @@ class FakeCells:
 
     def take(self, nbytes: int) -> FakeCell:
         return FakeCell(nbytes)
+
+    def watch(self, reserved: object, dropped: object) -> None:
+        pass
 
 
 class FakeNic:

@@ -31,7 +31,6 @@ def make_weights(count: ByteCount | None = None) -> UnitWeights:
     return UnitWeights(
         elems=128,
         dtype=torch.float32,
-        device=torch.device("cpu"),
         live_bytes=count or ByteCount(),
         places=[(0, torch.Size([8, 8]), True), (64, torch.Size([8]), True)],
     )

@@ -1,0 +1,84 @@
+"""The engines of a GPU worker with the real NIC, transports and node: registered cells, real waits.
+
+The streams are those of a CPU, which do their work as late as the events allow.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import luwu
+from luwu.base.errors import StepAborted
+from luwu.testing.local import LocalCluster
+from luwu.training import run
+from luwu.training.device import CpuDevice, CudaDevice, Device
+from tests.unit.fake_streams import FakeStreams
+from tests.unit.test_device import STEPS, loss, make, shard
+from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
+
+BUDGET_BYTES = 256 * 1024 * 1024
+
+_making = threading.Lock()
+
+
+def train(
+    tmp_path: Path, transport: str, update: str, devices: list[Device], *, cancel: bool = False
+) -> str:
+    """Two workers to the end; the digest of the weights."""
+
+    def work(nic: Any) -> None:
+        session = luwu.init(nic=nic, device=devices[nic.rank])
+        try:
+            with _making:
+                model = make()
+            shard(model)
+            optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update)
+            step, may_cancel = 0, cancel and nic.rank == 0
+            while True:
+                try:
+                    if step == STEPS:
+                        luwu.finish()
+                        return
+                    loss(model, step, nic.rank, 0).backward()
+                    if may_cancel and step == 1:
+                        may_cancel = False
+                        optimizer.zero_grad()
+                        continue
+                    optimizer.step()
+                    step += 1
+                except StepAborted as error:
+                    step = error.step
+        finally:
+            session.mover.close()
+            run._sessions.discard(session)
+            run._here.session = None
+
+    with LocalCluster(
+        world_size=2, state=None, memory_budget_bytes=BUDGET_BYTES, chunk_bytes=16384,
+        summary=tmp_path / "summary.json", transport=transport,
+    ) as cluster:  # fmt: skip
+        cluster.run(work)
+        return cluster.weights_digest()
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
+@pytest.mark.parametrize("update", ["at_step", "streaming"])
+@pytest.mark.parametrize("cancel", [False, True])
+def test_same_bits_as_on_a_cpu(tmp_path: Path, transport: str, update: str, cancel: bool) -> None:
+    """I3, D1-D5, V1-V4. Goal: what moves the bytes does not show in the weights."""
+    streams = [FakeStreams() for _ in range(2)]
+    where = torch.device("cpu")
+    there = [CudaDevice(where, each) for each in streams]
+    found = train(tmp_path, transport, update, list(there), cancel=cancel)
+    assert found == train(tmp_path, transport, update, [CpuDevice(), CpuDevice()])
+    for each, device in zip(streams, there, strict=True):
+        assert each.registered == {}  # undone before the memory went
+        assert each.device_buffers_count == 1
+        # cells are registered, so no gradient went through a buffer; of weights, the window's
+        assert each.host_buffers_count <= 4
+        assert not device.turns._thread.is_alive()
