@@ -3,8 +3,9 @@
     12:00:03.214 INFO node.step step=41 chunk_count=768 read_s=0.412 update_s=0.388
 
 `Recorder.event` marks an instant (at_ns in the file), `Recorder.span` a stretch of work (start_ns,
-end_ns; all of the monotonic clock) and whatever names it: step, unit, chunk. INFO is for once a step or rarer and is
-printed; DEBUG is for chunks and goes to the file alone. A `Recorder` without a file only prints.
+end_ns; all of the monotonic clock) and whatever names it: step, unit, chunk. INFO is for once a
+step or rarer and is printed; DEBUG is for chunks and goes to the file alone. A `Recorder` without a
+file only prints.
 
 The first record of each start of a process is its clock: an instant of the monotonic clock, the
 same instant of the wall clock, and which boot of which host the monotonic clock belongs to.
