@@ -21,7 +21,7 @@ from luwu.launch.arm import run_arm, with_budget
 from luwu.launch.comparison import comparison
 from luwu.launch.console import Console
 from luwu.launch.run_directory import RunDirectory
-from luwu.launch.serving import decide_sizes
+from luwu.launch.serving import Sizes, decide_sizes, state_directory
 from luwu.launch.stopping import stop_requests
 from luwu.report.page import write_report
 from luwu.report.table import table_text
@@ -61,6 +61,13 @@ def run(parsed: Parsed) -> int:
     run_directory = RunDirectory.create(config.run_dir)
     write_resolved(run_directory, resolved, "compare")
     console.say(f"run directory {run_directory.path}")
+    estimate = None
+    if "luwu" in config.arms:
+        try:
+            estimate = _plan(config, sizes, run_directory, console)
+        except LuwuError as error:
+            write_outcome(run_directory, error.exit_code, str(error))
+            raise
     if is_demo:
         console.say(f"arms {', '.join(config.arms)}; {DEMO_TIME_TEXT}; Ctrl-C stops everything")
     with stop_requests() as should_stop:
@@ -72,13 +79,29 @@ def run(parsed: Parsed) -> int:
         except LuwuError as error:
             write_outcome(run_directory, error.exit_code, str(error))
             raise
-    document = comparison(config, arms)
+    document = comparison(config, arms, estimate)
     code = _finish(run_directory, document, config, console, is_demo=is_demo)
     console.say(f"took    {(SYSTEM_CLOCK.now_ns() - started_ns) / 1e9:.0f} s")
     write_outcome(run_directory, code, "finished" if code == 0 else "a loss is too high")
     if parsed.has("open"):
         webbrowser.open(run_directory.file("report.html").as_uri())
     return code
+
+
+def _plan(
+    config: RunConfig, sizes: Sizes, run_directory: RunDirectory, console: Console
+) -> dict[str, Any]:
+    """Say what luwu's arm will take, and keep what was measured for it. Raises ConfigError."""
+    from luwu.launch.estimate.job import plan_gpt
+    from luwu.launch.estimate.text import short_lines
+    from luwu.launch.timing import QUICK
+
+    state = state_directory(config, run_directory.file("state"))
+    planned = plan_gpt(config, sizes, state=state, samples=QUICK)
+    write_json(run_directory.file("floors.json"), {"schema": 1, **planned.floors.document()})
+    for line in short_lines(planned.estimate):
+        console.say(line)
+    return planned.estimate.document()
 
 
 def write_resolved(

@@ -37,6 +37,8 @@ class Verb:
     """Whether the keys of `RunConfig` for this verb are flags of it."""
     has_all_keys: bool = False
     """Whether those of all verbs are."""
+    keys_of: str = ""
+    """The verb whose keys are flags of this one too."""
     rest: str = "none"
     """What may stand beside the flags: `none`, `one` word, or `script` with all that follows."""
     presets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -46,7 +48,8 @@ class Verb:
         """The keys that are flags of this verb."""
         if not self.has_keys:
             return []
-        return [name for name in KEYS if self.has_all_keys or self.name in KEYS[name].verbs]
+        owners = {self.name, self.keys_of}
+        return [name for name in KEYS if self.has_all_keys or owners & {*KEYS[name].verbs}]
 
 
 CONFIG_FLAG = Flag(name="config", shape="FILE", text="TOML file of keys; or LUWU_CONFIG")

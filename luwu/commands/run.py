@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from luwu.base.config import Resolved
+from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.json_file import write_json
 from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_trace, write_trace
 from luwu.launch.console import Console
 from luwu.launch.run_directory import RunDirectory
-from luwu.launch.serving import STATE_DIRECTORY, decide_sizes, serve, state_directory
+from luwu.launch.serving import STATE_DIRECTORY, Sizes, decide_sizes, serve, state_directory
 from luwu.launch.stopping import stop_requests
 from luwu.launch.supervisor import Supervisor, threads_per_worker
 from luwu.nic.connection import join
@@ -30,6 +32,8 @@ SERVING_KEYS: Final = (
     "resume", "state", "transport",
 )  # fmt: skip
 """Keys that belong to whoever started what --join names."""
+RECORD_CHUNKS: Final = 3
+"""A page holds a chunk's weights and its two moments."""
 
 
 def run(parsed: Parsed) -> int:
@@ -58,6 +62,7 @@ def run(parsed: Parsed) -> int:
                 if config.join is None:
                     state = state_directory(config, STATE_DIRECTORY)
                     sizes = decide_sizes(config, state)
+                    _plan(config, sizes, state, run_directory, console)
                     serve(supervisor, config, state=state, sizes=sizes, say=console.say)
                     connect, workers = str(run_directory.connect_file), config.workers
                 else:
@@ -73,6 +78,39 @@ def run(parsed: Parsed) -> int:
     if config.trace is not None:
         write_trace(run_directory, config.trace, console.say)
     return 0
+
+
+def _plan(
+    config: RunConfig, sizes: Sizes, state: Path | None, run_directory: RunDirectory,
+    console: Console,
+) -> None:  # fmt: skip
+    """Say what is known before the script tells its model. Raises ConfigError."""
+    from luwu.launch.disk_floors import disk_floors
+    from luwu.launch.estimate.text import disk_line
+    from luwu.launch.timing import QUICK
+    from switch_emu.node.plan import plan_node
+
+    plan = plan_node(
+        budget_bytes=sizes.memory_budget_bytes,
+        chunk_bytes=sizes.chunk_bytes,
+        world_size=config.workers,
+        has_switch=not config.no_switch,
+    )
+    for line in plan.lines():
+        console.say(line)
+    if state is None:
+        return
+    disk = disk_floors(
+        state.absolute().parent,
+        page_bytes=RECORD_CHUNKS * sizes.chunk_bytes,
+        threads_count=plan.updates_count,
+        pulls_count=plan.reads_count,
+        samples=QUICK,
+    )
+    if disk is not None:
+        document = {"schema": 1, "label": "measured", "disk": asdict(disk)}
+        write_json(run_directory.file("floors.json"), document)
+        console.say(disk_line(disk))
 
 
 def _join(resolved: Resolved, console: Console, should_stop: Callable[[], bool]) -> tuple[str, int]:

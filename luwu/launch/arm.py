@@ -14,6 +14,7 @@ from luwu.base.errors import LuwuError
 from luwu.base.json_file import read_json
 from luwu.launch.children import DiskBytes
 from luwu.launch.console import Console
+from luwu.launch.estimate.outcome import busy_seconds
 from luwu.launch.overlap import updated_before_last_push_ratio
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, serve, state_directory
@@ -34,6 +35,8 @@ class ArmRun:
     kernel_disk: DiskBytes | None
     threads: int
     updated_before_last_push_ratio: float | None
+    busy_seconds: dict[str, float] | None = None
+    """Of a step, by resource."""
 
 
 def run_arm(
@@ -75,9 +78,11 @@ def run_arm(
         console.end_live()
     if config.state is None and state is not None:
         shutil.rmtree(state, ignore_errors=True)
+    workers = [_result(run, name, rank) for rank in range(1 if alone else config.workers)]
+    steps_count = len(workers[0]["step_seconds"])
     return ArmRun(
         name=name,
-        workers=[_result(run, name, rank) for rank in range(1 if alone else config.workers)],
+        workers=workers,
         node=_node_summary(run) if name == "luwu" else None,
         memory_peaks=supervisor.memory_peaks,
         kernel_disk=supervisor.kernel_disk_bytes("node"),
@@ -85,6 +90,7 @@ def run_arm(
         updated_before_last_push_ratio=(
             updated_before_last_push_ratio(run.path / "events") if name == "luwu" else None
         ),
+        busy_seconds=busy_seconds(run.path / "events", steps_count) if name == "luwu" else None,
     )
 
 

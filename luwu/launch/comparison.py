@@ -19,6 +19,7 @@ from typing import Any, Final
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
 from luwu.launch.arm import ArmRun
+from luwu.launch.estimate.outcome import outcome
 
 SCHEMA: Final = 1
 MODEL: Final = "gpt"
@@ -42,8 +43,13 @@ def environment(arms: Sequence[ArmRun]) -> dict[str, Any]:
     }
 
 
-def comparison(config: RunConfig, arms: Sequence[ArmRun]) -> dict[str, Any]:
-    """The whole document. Raises LuwuError if the arms did not train the same job."""
+def comparison(
+    config: RunConfig, arms: Sequence[ArmRun], estimate: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The whole document; `estimate` is what was planned for luwu's arm.
+
+    Raises: LuwuError if the arms did not train the same job.
+    """
     first = arms[0].workers[0]
     _check_same_job(arms)
     tokens_per_step = sum(worker["tokens"] for worker in arms[0].workers) // max(
@@ -63,12 +69,17 @@ def comparison(config: RunConfig, arms: Sequence[ArmRun]) -> dict[str, Any]:
         "schema": SCHEMA,
         "environment": environment(arms),
         "job": job,
-        "arms": [arm_document(arm, tokens_per_step) for arm in arms],
+        "arms": [
+            arm_document(arm, tokens_per_step, estimate if arm.name == "luwu" else None)
+            for arm in arms
+        ],
     }
 
 
-def arm_document(arm: ArmRun, tokens_per_step: int) -> dict[str, Any]:
-    """One arm's measurements."""
+def arm_document(
+    arm: ArmRun, tokens_per_step: int, estimate: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """One arm's measurements, and what was planned."""
     workers, node = arm.workers, arm.node or {}
     step_seconds = [max(each) for each in zip(*(w["step_seconds"] for w in workers), strict=True)]
     median = statistics.median(step_seconds)
@@ -104,6 +115,9 @@ def arm_document(arm: ArmRun, tokens_per_step: int) -> dict[str, Any]:
         },
         "aborts_count": max(worker["aborts_count"] for worker in workers),
         "weights_digest": node.get("weights_digest") or workers[0]["weights_digest"],
+        **outcome(
+            estimate, step_seconds=median, busy=arm.busy_seconds, disk_bytes=node.get("disk_bytes")
+        ),
     }
     return document
 

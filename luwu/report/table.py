@@ -21,6 +21,10 @@ def rows() -> list[Row]:
         ("processes x compute threads", _threads),
         ("step time, median", lambda arm: _seconds(arm["step_seconds_median"])),
         ("step time, 10 % to 90 %", lambda arm: spread_text(arm["step_seconds"])),
+        ("step time, predicted", lambda arm: _seconds(_planned(arm, "step_seconds"))),
+        ("prediction off by", lambda arm: _ratio(arm.get("plan_error_ratio"))),
+        ("bound by, predicted", lambda arm: _planned(arm, "binding") or "-"),
+        ("bound by, measured", lambda arm: arm.get("bound_by") or "-"),
         ("tokens/s", lambda arm: _count(arm["tokens_per_second"])),
         ("loss, first step", lambda arm: _loss(arm["loss"][:1])),
         (f"loss, mean of last {LOSS_STEPS}", lambda arm: _loss(arm["loss"][-LOSS_STEPS:])),
@@ -82,6 +86,23 @@ def table_text(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def plan_rows(document: dict[str, Any]) -> list[list[str]]:
+    """Header and rows of what was planned, beside what was measured; none without a plan."""
+    arm = next((arm for arm in document["arms"] if arm.get("estimate")), None)
+    if arm is None:
+        return []
+    busy = arm.get("busy_seconds") or {}
+    table = [["resource", "floor, before the run", "of it", "busy, in the run"]]
+    for floor in arm["estimate"]["floors"]:
+        seconds = floor["seconds"]
+        table.append([
+            floor["name"], _seconds(seconds), floor["label"], _seconds(busy.get(floor["name"])),
+        ])  # fmt: skip
+    whole = arm["estimate"]["step_seconds"]
+    table.append(["step", _seconds(whole), "predicted", _seconds(arm["step_seconds_median"])])
+    return table
+
+
 def notes(document: dict[str, Any]) -> list[str]:
     """What must be known to read the table rightly, a sentence each."""
     found = []
@@ -94,6 +115,11 @@ def notes(document: dict[str, Any]) -> list[str]:
         found.append(
             "The node's budget is for what it allocates after its start; its peak has Python and "
             "torch in it too."
+        )
+    if any(arm.get("bound_by") == "waiting" for arm in document["arms"]):
+        found.append(
+            "Bound by waiting: no resource was busy for half of a step; processes waited for "
+            "messages, for one another, or for a turn on a core that others used."
         )
     if any(arm["disk_bytes"] for arm in document["arms"]):
         found.append(
@@ -158,6 +184,14 @@ def _of(record: dict[str, Any] | None, key: str) -> str:
 
 def _network(arm: dict[str, Any], key: str) -> str:
     return _of(arm["network_bytes"], key)
+
+
+def _planned(arm: dict[str, Any], key: str) -> Any:
+    return (arm.get("estimate") or {}).get(key)
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
 
 
 def _overlap(arm: dict[str, Any], key: str) -> str:

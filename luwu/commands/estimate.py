@@ -1,0 +1,58 @@
+"""`luwu estimate`: what a job of `luwu compare` would take on this machine, before it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.json_file import write_json
+from luwu.commands.flags import Parsed, Verb, resolve_parsed
+from luwu.launch.run_directory import RUNS_DIRECTORY
+from luwu.launch.serving import decide_sizes, state_directory
+
+VERB: Final = Verb(
+    name="estimate",
+    usage="luwu estimate [--json FILE|-] [flags of luwu compare]",
+    text=(
+        "Plan a job of luwu compare without running it: memory, disk, threads, the floor of each\n"
+        "resource as measured on this machine, and which one binds. Labels say what is measured,\n"
+        "predicted, assumed or cited."
+    ),
+    keys_of="compare",
+)
+
+
+def run(parsed: Parsed) -> int:
+    """Run the verb; the exit code."""
+    resolved = resolve_parsed(VERB, parsed)
+    config = resolved.config
+    if config.json not in (None, "-") and not Path(str(config.json)).absolute().parent.is_dir():
+        raise ConfigError(f"json: no directory for {config.json}; make it first")
+    from luwu.launch.estimate.job import plan_gpt
+    from luwu.launch.estimate.text import estimate_text
+    from luwu.launch.timing import THOROUGH
+    from workers.data_file import check_data_file
+
+    if config.data is not None:
+        check_data_file(config.data)
+    sizes = decide_sizes(config, config.state)
+    state = state_directory(config, RUNS_DIRECTORY / "state")
+    planned = plan_gpt(config, sizes, state=state, samples=THOROUGH)
+    document = {
+        "schema": 1,
+        "estimate": planned.estimate.document(),
+        "floors": planned.floors.document(),
+        "chunk_bytes": sizes.chunk_bytes,
+        "memory_budget_bytes": sizes.memory_budget_bytes,
+    }
+    if config.json == "-":
+        print(json.dumps(document, indent=1))
+        return 0
+    if config.json is not None:
+        write_json(Path(config.json).absolute(), document)
+    for line in sizes.lines:
+        print(line)
+    print(estimate_text(planned.estimate, planned.job, planned.plan, planned.floors))
+    return 0

@@ -1,0 +1,176 @@
+"""The job that an estimate is of: pure numbers, from a model that need not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from luwu.base.errors import ConfigError
+from luwu.base.quantities import format_bytes
+from luwu.layout import Layout, Parameter, Unit
+from luwu.wire.description import Description
+from switch_emu.node.pages import store_config
+from switch_emu.node.places import places_bytes
+from switch_emu.node.plan import NodePlan, default_chunk_bytes, plan_node
+from switch_emu.store import StoreConfig
+
+ROOT = "root"
+"""Name of the unit that holds all others: it is not freed between forward and backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobShape:
+    """What decides how much a step moves."""
+
+    layout: Layout
+    workers: int
+    transport: str
+    """`tcp`, `ipc` or `shm`."""
+    tokens_per_step: int
+    """Of all workers."""
+    has_switch: bool = True
+    reshard_after_forward: bool = True
+    """Free a unit after forward, and pull it again; the root stays."""
+    update: str = "streaming"
+    """Order of work: `streaming` or `at_step`."""
+    durability: str = "step"
+    is_in_ram: bool = False
+    """The state has no directory."""
+    worker_threads: int = 1
+    arena_bytes: int = 0
+    """Shared memory of each worker for its gradients, with `shm`."""
+    prefetch_units: int = 2
+    optimizer: str = "adamw"
+    state_fields: tuple[str, ...] = ("m", "v")
+    compute_seconds_min: float = 0.0
+    """Of a step, where the job is told to compute slowly."""
+
+    @property
+    def parameters_count(self) -> int:
+        """Elements of all parameters, without padding."""
+        return sum(parameter.elems for parameter in self.layout.parameters)
+
+    @property
+    def trainable_elems(self) -> int:
+        """Elements that are pushed and updated, with padding."""
+        return sum(chunk.elems for chunk in self.layout.chunks if chunk.trainable)
+
+    @property
+    def pushed_bytes(self) -> int:
+        """Of one worker in a step."""
+        return sum(chunk.wire_bytes for chunk in self.layout.chunks if chunk.trainable)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Weights of the whole model as they travel."""
+        return sum(chunk.wire_bytes for chunk in self.layout.chunks)
+
+    def pulls_twice(self, unit: int) -> bool:
+        """Whether a unit is pulled for forward and again for backward."""
+        return self.reshard_after_forward and self.layout.units[unit].name != ROOT
+
+    @property
+    def store(self) -> StoreConfig:
+        """The pages of the job."""
+        return store_config(
+            Description(
+                layout=self.layout,
+                optimizer=self.optimizer,
+                update=self.update,
+                state_fields=self.state_fields,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What the node's budget keeps in RAM."""
+
+    places_bytes: int
+    """Weights in shared memory, used in place by every worker; 0: each pull is sent."""
+    resident: frozenset[int]
+    """Pages that are never read from disk."""
+    resident_bytes: int
+
+
+def kept_in_ram(job: JobShape, plan: NodePlan, store: StoreConfig) -> Kept:
+    """How the node divides what its plan leaves for pages; it takes the first that fit."""
+    in_place, room = _divided(job, plan, store.state_bytes)
+    if job.is_in_ram:
+        pages = frozenset(range(store.page_count))
+        return Kept(places_bytes=in_place, resident=pages, resident_bytes=2 * store.state_bytes)
+    left, resident = room, set()
+    for page in range(store.page_count):
+        record_bytes = store.kind(page).record_bytes
+        if record_bytes <= left:
+            resident.add(page)
+            left -= record_bytes
+    return Kept(
+        places_bytes=in_place, resident=frozenset(resident), resident_bytes=room - left
+    )  # fmt: skip
+
+
+def _divided(job: JobShape, plan: NodePlan, state_bytes: int) -> tuple[int, int]:
+    """(bytes of weights in place, bytes for resident pages), as the node divides them."""
+    most = plan.resident_bytes // 2
+    if job.is_in_ram:
+        most = min(most, plan.resident_bytes - 2 * state_bytes)
+    in_place = places_bytes(job.layout) if job.transport == "shm" else 0
+    in_place = in_place if in_place <= most else 0
+    return in_place, plan.resident_bytes - in_place
+
+
+def check_fits(job: JobShape, plan: NodePlan, *, disk_free_bytes: int | None = None) -> None:
+    """Raises ConfigError, with the number that would do, if the state fits neither place."""
+    from switch_emu.store.directory import store_disk_bytes
+
+    if job.is_in_ram:
+        needed = 2 * job.store.state_bytes
+        if needed > plan.resident_bytes:
+            raise ConfigError(
+                f"memory_budget: two sides of the state take {format_bytes(needed)} of RAM, "
+                f"{format_bytes(plan.resident_bytes)} are left of the budget; give "
+                f"{_budget_for_ram(job, plan) // 1024}KiB, or a directory with --state"
+            )
+        return
+    needed = store_disk_bytes(job.store)
+    if disk_free_bytes is not None and needed > disk_free_bytes:
+        raise ConfigError(
+            f"state: two sides and their manifests take {format_bytes(needed)} on disk, "
+            f"{format_bytes(disk_free_bytes)} are free; name a directory with as much by --state"
+        )
+
+
+def _budget_for_ram(job: JobShape, plan: NodePlan) -> int:
+    """A budget that leaves room for two sides of all pages; other uses grow with it."""
+    budget_bytes = plan.budget_bytes
+    while True:
+        missing = 0
+        for chunk_bytes in {job.layout.chunk_bytes, default_chunk_bytes(budget_bytes)}:
+            found = plan_node(
+                budget_bytes=budget_bytes, chunk_bytes=chunk_bytes, world_size=job.workers,
+                has_switch=job.has_switch,
+            )  # fmt: skip
+            missing = max(missing, 2 * job.store.state_bytes - found.resident_bytes)
+        if missing <= 0:
+            return budget_bytes
+        budget_bytes = -(-(budget_bytes + missing) // 1024) * 1024
+
+
+def layout_of_units(
+    unit_elems: Sequence[int], *, chunk_bytes: int, dtype: str = "float32",
+    frozen_units: Sequence[int] = (), root_elems: int = 0,
+) -> Layout:  # fmt: skip
+    """A layout of units known by their numbers of elements only, the root first if it has any."""
+    sizes = [(ROOT, root_elems)] if root_elems else []
+    sizes += [(f"unit{index}", elems) for index, elems in enumerate(unit_elems)]
+    frozen = {f"unit{index}" for index in frozen_units}
+    return Layout(
+        parameters=tuple(
+            Parameter(name=f"{name}.flat", shape=(elems,), wire_dtype=dtype,
+                      trainable=name not in frozen)
+            for name, elems in sizes
+        ),
+        units=tuple(Unit(name=name, parameters=(i,)) for i, (name, _) in enumerate(sizes)),
+        chunk_bytes=chunk_bytes,
+    )  # fmt: skip
