@@ -1,8 +1,8 @@
-"""The page update with torch's fused CPU kernels, in blocks that stay in the second-level cache.
+"""The page update with torch's fused CPU kernels, in blocks.
 
 The reference: `compiled.py` promises the bits of this module. It needs several passes over a block
-and some twenty calls, so blocks are large enough for the calls not to count and small enough for
-the cache (design note 0008).
+and some twenty calls, each of which hands the interpreter's lock on, so blocks are large enough for
+the calls not to count, though they leave the second-level cache (design note 0008).
 
 torch divides no call among threads for blocks of this size unless its caller lets it: pages are the
 unit of parallel work, so a caller sets one torch thread for each of its own.
@@ -31,7 +31,7 @@ from switch_emu.node.kernels.interface import (
 )
 from switch_emu.switch.aggregate import F32Array
 
-BLOCK_ELEMS = 64 * 1024
+BLOCK_ELEMS = 256 * 1024
 """Elements worked on at a time; a multiple of NORM_BLOCK_ELEMS."""
 
 LANES = 256
@@ -110,7 +110,7 @@ class PortableKernel(UpdateKernel):
     ) -> tuple[float, ...]:
         """See UpdateKernel."""
         check_fold(contributions, before, out)
-        work = self._work()
+        work = self._work(out.size)
         lanes = work.lanes(out.size)
         with torch.no_grad():
             sources = [_source(payload, dtype) for payload, dtype in contributions]
@@ -133,7 +133,7 @@ class PortableKernel(UpdateKernel):
         """See UpdateKernel."""
         read, written = (weights, *state), (weights_out, *state_out)
         in_place = check_update(self, contributions, read, written, runs, wire)
-        work = self._work()
+        work = self._work(weights.size)
         lanes = work.lanes(weights.size if measure else 0)
         with torch.no_grad():
             sources = [_source(payload, dtype) for payload, dtype in contributions]
@@ -167,10 +167,11 @@ class PortableKernel(UpdateKernel):
                 grad = mean[start - block.start : stop - block.start]
                 self._step(cut[0], grad, tuple(cut[1:]), updates, run.hyper)
 
-    def _work(self) -> _Work:
+    def _work(self, elems: int) -> _Work:
         found: _Work | None = getattr(self._scratch, "work", None)
-        if found is None:
-            found = self._scratch.work = _Work()
+        needed = min(elems, BLOCK_ELEMS)
+        if found is None or found.elems < needed:
+            found = self._scratch.work = _Work(needed)
         return found
 
 
@@ -186,10 +187,13 @@ PORTABLE: dict[tuple[str, tuple[str, ...]], PortableKernel] = {
 class _Work:
     """What one thread works in: a block of sums, of widened elements and of squares."""
 
-    def __init__(self) -> None:
-        self._total = torch.empty(BLOCK_ELEMS)
-        self._wide = torch.empty(BLOCK_ELEMS)
-        self._doubles = torch.empty(BLOCK_ELEMS, dtype=torch.float64)
+    def __init__(self, elems: int) -> None:
+        """For blocks of up to so many elements."""
+        self.elems = elems
+        whole = -(-elems // NORM_BLOCK_ELEMS) * NORM_BLOCK_ELEMS
+        self._total = torch.empty(elems)
+        self._wide = torch.empty(elems)
+        self._doubles = torch.empty(whole, dtype=torch.float64)
         self._lanes = np.empty((0, LANES))
 
     def lanes(self, elems: int) -> np.ndarray:
