@@ -60,6 +60,15 @@ class NodePlan:
         """Updates the core may have under way: some wait, so that no thread ever does."""
         return self.updates_count + 2
 
+    def in_place_bytes(self, wanted_bytes: int, *, state_in_ram_bytes: int = 0) -> int:
+        """Shared memory for weights that workers read in place; 0 where there is no room.
+
+        It comes out of what resident pages may take: up to half of it, or what a state in RAM, both
+        sides of it, leaves.
+        """
+        most = min(self.resident_bytes // 2, self.resident_bytes - state_in_ram_bytes)
+        return wanted_bytes if wanted_bytes <= most else 0
+
     @property
     def shared_bytes(self) -> int:
         """Shared memory the node may need: weights in place, and copies on their way out."""

@@ -217,15 +217,9 @@ def _tiered(
 
 
 def _places_bytes(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
-    """Shared memory for weights that workers read in place; 0 where the budget has no room.
-
-    It comes out of what resident pages may take: up to half of it, or what a state in RAM leaves.
-    """
-    nbytes = places_bytes(description.layout) if spec.arena_bytes else 0
-    most = plan.resident_bytes // 2
-    if spec.state is None:
-        most = min(most, plan.resident_bytes - 2 * store_config(description).state_bytes)
-    return nbytes if nbytes <= most else 0
+    in_ram_bytes = 0 if spec.state is not None else 2 * store_config(description).state_bytes
+    wanted_bytes = places_bytes(description.layout) if spec.arena_bytes else 0
+    return plan.in_place_bytes(wanted_bytes, state_in_ram_bytes=in_ram_bytes)
 
 
 def _own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:

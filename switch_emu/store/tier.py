@@ -50,6 +50,18 @@ class _Resident:
         self.state, self.attempt = state, attempt
 
 
+def pages_that_fit(config: StoreConfig, resident_bytes: int) -> dict[int, int]:
+    """The pages that are kept, by index as far as the bytes go, and the bytes of each."""
+    kept: dict[int, int] = {}
+    left = resident_bytes
+    for page in range(config.page_count):
+        record_bytes = config.kind(page).record_bytes
+        if record_bytes <= left:
+            kept[page] = record_bytes
+            left -= record_bytes
+    return kept
+
+
 class TieredPageStore(PageStore):
     """`store` with up to `resident_bytes` of its pages in RAM. Closing it closes `store`."""
 
@@ -59,16 +71,10 @@ class TieredPageStore(PageStore):
         self._store = store
         self._lock = threading.Lock()
         self._hits_count = 0
-        kept: dict[int, int] = {}
-        left = resident_bytes
-        for page in range(store.config.page_count):
-            record_bytes = store.config.kind(page).record_bytes
-            if record_bytes <= left:
-                kept[page] = record_bytes
-                left -= record_bytes
+        kept = pages_that_fit(store.config, resident_bytes)
         views = cut(list(kept.values()))
         self._resident = {page: _Resident(view) for page, view in zip(kept, views, strict=True)}
-        self._resident_bytes = resident_bytes - left
+        self._resident_bytes = sum(kept.values())
 
     @property
     def config(self) -> StoreConfig:

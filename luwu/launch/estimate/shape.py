@@ -13,6 +13,7 @@ from switch_emu.node.pages import store_config
 from switch_emu.node.places import places_bytes
 from switch_emu.node.plan import NodePlan, default_chunk_bytes, plan_node
 from switch_emu.store import StoreConfig
+from switch_emu.store.tier import pages_that_fit
 
 ROOT = "root"
 """Name of the unit that holds all others: it is not freed between forward and backward."""
@@ -95,29 +96,17 @@ class Kept:
 
 def kept_in_ram(job: JobShape, plan: NodePlan, store: StoreConfig) -> Kept:
     """How the node divides what its plan leaves for pages; it takes the first that fit."""
-    in_place, room = _divided(job, plan, store.state_bytes)
+    in_place = plan.in_place_bytes(
+        places_bytes(job.layout) if job.transport == "shm" else 0,
+        state_in_ram_bytes=2 * store.state_bytes if job.is_in_ram else 0,
+    )
     if job.is_in_ram:
         pages = frozenset(range(store.page_count))
         return Kept(places_bytes=in_place, resident=pages, resident_bytes=2 * store.state_bytes)
-    left, resident = room, set()
-    for page in range(store.page_count):
-        record_bytes = store.kind(page).record_bytes
-        if record_bytes <= left:
-            resident.add(page)
-            left -= record_bytes
+    kept = pages_that_fit(store, plan.resident_bytes - in_place)
     return Kept(
-        places_bytes=in_place, resident=frozenset(resident), resident_bytes=room - left
+        places_bytes=in_place, resident=frozenset(kept), resident_bytes=sum(kept.values())
     )  # fmt: skip
-
-
-def _divided(job: JobShape, plan: NodePlan, state_bytes: int) -> tuple[int, int]:
-    """(bytes of weights in place, bytes for resident pages), as the node divides them."""
-    most = plan.resident_bytes // 2
-    if job.is_in_ram:
-        most = min(most, plan.resident_bytes - 2 * state_bytes)
-    in_place = places_bytes(job.layout) if job.transport == "shm" else 0
-    in_place = in_place if in_place <= most else 0
-    return in_place, plan.resident_bytes - in_place
 
 
 def check_fits(job: JobShape, plan: NodePlan, *, disk_free_bytes: int | None = None) -> None:
