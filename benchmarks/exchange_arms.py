@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from benchmarks.exchange_model import Job
 from benchmarks.harness import copy_bytes_per_s, core_count, threads_per_worker
 from luwu.base.closing import Closing
 from luwu.base.errors import LuwuError
+from luwu.launch.sockets import private_directory
 
 FRAME_BYTES = 1024 * 1024
 """Of hub and pair: LuWu's chunk, in float32."""
@@ -26,6 +28,7 @@ class Arm(Closing):
         self.job = job
         self._temporary = tempfile.TemporaryDirectory(prefix=PREFIX)
         self.directory = Path(self._temporary.name)
+        self._sockets: Path | None = None
         self.crew = Crew(self.directory, watch)
 
     def start(self, kind: str, ranks: range, threads: int, **more: object) -> list[Document]:
@@ -58,6 +61,15 @@ class Arm(Closing):
     def close(self) -> None:
         self.crew.close()
         self._temporary.cleanup()
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    @property
+    def sockets(self) -> Path:
+        """A directory whose path is short enough for sockets."""
+        if self._sockets is None:
+            self._sockets = private_directory()
+        return self._sockets
 
 
 class LuwuArm(Arm):
@@ -111,7 +123,7 @@ def hub_arm(job: Job, transport: str) -> Arm:
     """The hub and its workers; the hub is the last member."""
     arm = Arm(job)
     try:
-        endpoint = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{arm.directory}/hub"
+        endpoint = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{arm.sockets}/hub"
         hub = range(job.workers, job.workers + 1)
         (said,) = arm.start("hub", hub, 1, endpoint=endpoint, frame_bytes=FRAME_BYTES)
         for rank in range(job.workers):
