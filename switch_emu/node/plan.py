@@ -29,7 +29,8 @@ _UPDATES_COUNTS = (6, 4, 3, 2)
 more than four are there for small pages, which cost the disk less than the program."""
 _SPILL_BUFFERS_MAX = 2
 """One is filled while the other is written."""
-_CHUNK_AUTO_BYTES_MAX = 4 * _MIB
+_CHUNK_AUTO_BYTES_MAX = 16 * _MIB
+"""Messages, not bytes, are what a chunk costs in shared memory: design note 0011."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ class NodePlan:
 
 
 def default_chunk_bytes(budget_bytes: int) -> int:
-    """The chunk for a budget: a 64th of it, a power of two, from 16 KiB to 4 MiB."""
+    """The chunk for a budget: a 64th of it, a power of two, from 16 KiB to 16 MiB."""
     chunk_bytes = CHUNK_BYTES_STEP
     while chunk_bytes * 2 <= min(budget_bytes // 64, _CHUNK_AUTO_BYTES_MAX):
         chunk_bytes *= 2

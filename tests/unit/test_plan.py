@@ -137,11 +137,12 @@ def test_the_plan_is_told_in_one_line() -> None:
         (4 * MIB, 64 * KIB),
         (64 * MIB, 1 * MIB),
         (256 * MIB, 4 * MIB),
-        (512 * GIB, 4 * MIB),
+        (GIB, 16 * MIB),
+        (512 * GIB, 16 * MIB),
     ],
 )
 def test_default_chunk_follows_from_the_budget(budget_bytes: int, chunk_bytes: int) -> None:
-    """Goal: a 64th of the budget, a power of two, from 16 KiB to 4 MiB."""
+    """Goal: a 64th of the budget, a power of two, from 16 KiB to 16 MiB."""
     assert default_chunk_bytes(budget_bytes) == chunk_bytes
 
 
