@@ -1,0 +1,109 @@
+"""Weights at fixed places: never written while somebody holds them, never those of another step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from luwu.layout import Layout, Parameter, Unit
+from switch_emu.node.places import WeightsPlaces, places_bytes
+from switch_emu.payload import Payload
+
+TRAINED, FROZEN = 0, 2
+"""Chunks: two of unit 0, then the frozen one of unit 1."""
+
+
+def layout() -> Layout:
+    return Layout(
+        parameters=(
+            Parameter(name="w", shape=(6000,)),
+            Parameter(name="table", shape=(100,), trainable=False),
+        ),
+        units=(Unit(name="a", parameters=(0,)), Unit(name="b", parameters=(1,))),
+        chunk_bytes=16 * 1024,
+    )
+
+
+@pytest.fixture
+def places() -> WeightsPlaces:
+    return WeightsPlaces(layout(), memoryview(bytearray(places_bytes(layout()))))
+
+
+def publish(places: WeightsPlaces, chunk: int, step: int, attempt: int, value: int) -> Payload:
+    memory = places.claim(chunk, step, attempt)
+    assert memory is not None
+    memory[:] = bytes([value]) * memory.nbytes
+    return places.fill(chunk, step, attempt)
+
+
+def test_a_unit_lies_in_one_piece(places: WeightsPlaces) -> None:
+    """Goal: chunks of a unit follow each other as in its flat vector, for both steps."""
+    for step in (0, 1):
+        first, second = (publish(places, chunk, step, 0, 1).view() for chunk in (0, 1))
+        addresses = [
+            np.frombuffer(view, np.uint8).__array_interface__["data"][0] for view in (first, second)
+        ]
+        assert addresses[1] - addresses[0] == first.nbytes == 16 * 1024
+
+
+def test_a_held_place_is_not_written(places: WeightsPlaces) -> None:
+    """I3. Goal: what a worker reads does not change under it, however late it lets go; the next
+    step has a place of its own."""
+    held = publish(places, TRAINED, 4, 0, 1)
+    assert places.claim(TRAINED, 6, 0) is None
+    publish(places, TRAINED, 5, 0, 2).drop()
+    assert bytes(held.view()[:2]) == b"\1\1"
+    again = places.get(TRAINED, 4, 0)
+    assert again is not None
+    held.drop()
+    assert places.claim(TRAINED, 6, 0) is None
+    again.drop()
+    assert places.claim(TRAINED, 6, 0) is not None
+
+
+def test_only_weights_that_count_are_handed_out(places: WeightsPlaces) -> None:
+    """I2. Goal: tentative weights count under their own attempt, decided ones under any."""
+    publish(places, TRAINED, 7, 3, 1).drop()
+    assert places.get(TRAINED, 5, 3) is None
+    assert places.get(TRAINED, 7, 4) is None
+    found = places.get(TRAINED, 7, 3)
+    assert found is not None
+    found.drop()
+    places.settle(7, 3)
+    decided = places.get(TRAINED, 7, 4)
+    assert decided is not None
+    decided.drop()
+    places.settle(8, 4)
+    assert places.get(TRAINED, 7, 4) is None
+
+
+def test_void_weights_are_written_anew(places: WeightsPlaces) -> None:
+    """I2. Goal: after an abort the same place takes what the new attempt makes."""
+    publish(places, TRAINED, 2, 0, 1).drop()
+    assert places.claim(TRAINED, 2, 0) is None, "they are there already"
+    publish(places, TRAINED, 2, 1, 9).drop()
+    found = places.get(TRAINED, 2, 1)
+    assert found is not None
+    assert bytes(found.view()[:1]) == b"\x09"
+
+
+def test_nothing_is_handed_out_while_it_is_written(places: WeightsPlaces) -> None:
+    """I3. Goal: half-written weights are nobody's; giving up leaves nothing."""
+    assert places.claim(TRAINED, 0, 0) is not None
+    assert places.get(TRAINED, 0, 0) is None
+    assert places.claim(TRAINED, 0, 0) is None
+    places.give_up(TRAINED, 0)
+    assert places.get(TRAINED, 0, 0) is None
+    assert places.claim(TRAINED, 0, 0) is not None
+
+
+def test_frozen_weights_are_written_once_for_each_place(places: WeightsPlaces) -> None:
+    """Goal: what never changes is not published anew at every step."""
+    for step in (0, 1):
+        assert places.get(FROZEN, step, 0) is None
+        publish(places, FROZEN, step, 0, 3).drop()
+    for step in range(2, 6):
+        found = places.get(FROZEN, step, attempt=step)
+        assert found is not None
+        found.drop()
+        assert places.claim(FROZEN, step, step) is None
