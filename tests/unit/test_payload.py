@@ -5,9 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import numpy as np
 import pytest
 
-from switch_emu.payload import Payload
+from luwu.transport.interface import CreditExceeded
+from switch_emu.payload import Buffers, Payload, Unsummed, terms_of
 from switch_emu.store.spill import SpillFile
 
 
@@ -124,3 +126,60 @@ def test_readers_while_it_is_spilled() -> None:
             payload.drop()
     assert spill.disk_bytes == 8 * 4096
     spill.close()
+
+
+def payload_of(values: list[float], released: Releases | None = None) -> Payload:
+    return Payload(memoryview(np.array(values, np.float32).view(np.uint8)), released)
+
+
+def test_an_unmade_sum_holds_its_terms() -> None:
+    """Goal: who needs the sum gets the terms in order, or the sum itself; they are let go once."""
+    released = [Releases(), Releases()]
+    terms = [payload_of([1.0, 2.0], released[0]), payload_of([0.5, 0.25], released[1])]
+    total = Unsummed([(term, "float32") for term in terms], nbytes=8)
+    for term in terms:
+        term.drop()  # the slot's own hold
+    assert [each.count for each in released] == [0, 0]
+    firsts = [np.frombuffer(view, np.float32)[0] for view, _ in terms_of(total, "float32")]
+    assert firsts == [1.0, 0.5]
+    np.testing.assert_array_equal(np.frombuffer(total.view(), np.float32), [1.5, 2.25])
+    total.drop()
+    assert [each.count for each in released] == [1, 1]
+
+
+def test_an_unmade_sum_is_made_to_be_spilled() -> None:
+    """I5. Goal: spilled, it is one sum, and its terms are free; it reads the same."""
+    spill = SpillFile(None, place_bytes=64, places_count=1)
+    released = Releases()
+    term = payload_of([3.0, 4.0], released)
+    total = Unsummed([(term, "float32"), (term, "float32")], nbytes=8)
+    term.drop()
+    total.spill(spill)
+    assert released.count == 1
+    ((view, dtype),) = terms_of(total, "float32")
+    assert dtype == "float32"
+    np.testing.assert_array_equal(np.frombuffer(view, np.float32), [6.0, 8.0])
+    total.drop()
+    spill.close()
+
+
+def test_buffers_are_used_again_when_nobody_needs_them() -> None:
+    """Goal: no fresh memory in the steady state, and never the memory of a payload in use; where
+    shared memory has run out, the payload is a copy's."""
+    left = [64, 64]
+
+    def reserve(nbytes: int) -> memoryview:
+        if not left:
+            raise CreditExceeded("no room")
+        return memoryview(bytearray(left.pop()))
+
+    buffers = Buffers(reserve)
+    first, held = buffers.take(64)
+    second, other = buffers.take(64)
+    third, private = buffers.take(64)
+    assert len({id(memory.obj) for memory in (first, second, third)}) == 3
+    held.drop()
+    again, _ = buffers.take(64)
+    assert again.obj is first.obj
+    other.drop()
+    private.drop()

@@ -12,7 +12,6 @@ from torch import nn
 import luwu
 from luwu.nic.shell import Nic
 from luwu.testing.local import LocalCluster
-from luwu.training import run
 
 MIB = 2**20
 STEPS = 4
@@ -26,7 +25,7 @@ def cluster_of(tmp_path: Path, *, has_switch: bool, world_size: int = 2) -> Loca
 
 
 def train(nic: Nic, model: nn.Module) -> Any:
-    """A few steps; (bytes of weights this worker held at most, bytes it was sent)."""
+    """A few steps; the session."""
     torch.set_num_threads(1)
     session = luwu.init(nic=nic, device="cpu")
     torch.manual_seed(3)
@@ -46,16 +45,17 @@ def train(nic: Nic, model: nn.Module) -> Any:
 def test_weights_are_used_where_they_lie(has_switch: bool, tmp_path: Path) -> None:
     """Goal: a worker holds no weights of its own, and pulls each unit once a step, though it is
     freed between forward and backward."""
-    parameters = sum(
-        p.numel() for p in nn.Sequential(nn.Linear(96, 96), nn.Linear(96, 8)).parameters()
-    )
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(96, 96), nn.Linear(96, 8))
 
     def worker(nic: Nic) -> tuple[int, int]:
-        session = train(nic, nn.Sequential(nn.Linear(96, 96), nn.Linear(96, 8)))
+        session = train(nic, model())
         return session.parameter_bytes_peak, nic.counters.pull_bytes
 
     with cluster_of(tmp_path, has_switch=has_switch) as cluster:
         results = cluster.run(worker)
+    parameters = sum(parameter.numel() for parameter in model().parameters())
     for held_bytes, pulled_bytes in results:
         assert held_bytes == 0
         padding = 1.1
@@ -78,4 +78,3 @@ def test_a_weight_that_is_changed_in_place_is_noticed(tmp_path: Path) -> None:
         pytest.raises(luwu.LuwuError, match="unit 0: a weight was changed in place"),
     ):
         cluster.run(lambda nic: train(nic, nn.Sequential(Clamped(96, 96), nn.Linear(96, 8))))
-    assert run is not None
