@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from luwu.wire.hyper import StepHyper
+from switch_emu.node.kernels.portable import TORCH_DTYPES
 from switch_emu.switch.aggregate import F32Array
 
 _CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it
-
-WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def clip_scale(hyper: StepHyper, grad_norm: float | None) -> float:
@@ -35,4 +34,4 @@ def cast_into(weights: F32Array, dtype: str, into: memoryview) -> None:
     source = torch.frombuffer(
         (ctypes.c_float * weights.size).from_address(address), dtype=torch.float32
     )
-    torch.frombuffer(into, dtype=WIRE_DTYPES[dtype]).copy_(source)
+    torch.frombuffer(into, dtype=TORCH_DTYPES[dtype]).copy_(source)

@@ -9,6 +9,7 @@ import numpy as np
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
+from luwu.layout import DTYPE_BYTES, SUM_BYTES
 from luwu.transport.interface import Transport
 from luwu.wire.actions import PARENT
 from luwu.wire.messages import Message
@@ -25,8 +26,8 @@ def unsummed(action: Sum) -> Unsummed:
         for payload, dtype in zip(action.payloads, action.dtypes, strict=True)
         if isinstance(payload, Payload)
     ]
-    elems = terms[0][0].nbytes // _DTYPE_BYTES[terms[0][1]]
-    return Unsummed(terms, elems * 4)
+    elems = terms[0][0].nbytes // DTYPE_BYTES[terms[0][1]]
+    return Unsummed(terms, elems * SUM_BYTES)
 
 
 def add_up(action: Sum, buffers: Buffers) -> Payload:
@@ -36,9 +37,6 @@ def add_up(action: Sum, buffers: Buffers) -> Payload:
     terms.sum_into(np.frombuffer(memory, np.float32))
     terms.drop()
     return payload
-
-
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class SwitchShell(Shell):

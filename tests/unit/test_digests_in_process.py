@@ -1,7 +1,8 @@
 """I3: one digest, whatever the transport, the chunk, the memory and the place of the sum.
 
-Real training of a small GPT by two worker threads over real sockets, 20 steps, all 16 ways: ipc or
-tcp, chunks of 16 KiB or 4 MiB, all in RAM or an eighth of it, with a switch or without.
+Real training of a small GPT by two worker threads over real sockets, 20 steps, all 24 ways: ipc,
+tcp or shared memory, chunks of 16 KiB or 4 MiB, all in RAM or an eighth of it, with a switch or
+without.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def expected() -> set[str]:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way)).replace(" ", "_"))
 def test_digest_is_one(way: tuple[str, str, str, bool], tmp_path: Path) -> None:
-    """I3. Goal: the same bits 16 ways. Method: compare with all ways run before in this process."""
+    """I3. Goal: the same bits 24 ways. Method: compare with all ways run before in this process."""
     transport, chunk, memory, has_switch = way
     chunk_bytes = {"16KiB": 16 * 1024, "4MiB": 4 * 1024 * 1024}[chunk]
     # The state of this model is 1.5 MiB; a chunk of 4 MiB is cut down to the unit by the layout,

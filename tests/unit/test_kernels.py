@@ -16,11 +16,11 @@ import torch
 
 from benchmarks import update as benchmark
 from luwu.base.errors import ConfigError
+from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
 from switch_emu.node.kernels import Run, UpdateKernel, make_kernel
 from switch_emu.node.kernels import build as building
 from switch_emu.node.kernels import make as making
-from switch_emu.node.kernels.interface import DTYPE_BYTES
 from switch_emu.node.kernels.portable import BLOCK_ELEMS, TORCH_DTYPES
 
 ADAMW = ("adamw", ("m", "v"))

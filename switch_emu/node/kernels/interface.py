@@ -24,14 +24,12 @@ from typing import Protocol
 
 import numpy as np
 
+from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
 from switch_emu.switch.aggregate import F32Array
 
 CELL_ELEMS = 64
 """Pages and runs are multiples of this."""
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""What travels."""
 
 NO_OPTIMIZER = "none"
 """Name of the kernel that updates nothing; it needs no runs."""

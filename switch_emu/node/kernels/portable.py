@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from luwu.base.limits import NORM_BLOCK_ELEMS
+from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
 from switch_emu.node.kernels.interface import (
-    DTYPE_BYTES,
     Contributions,
     Run,
     UpdateKernel,

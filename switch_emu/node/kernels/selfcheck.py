@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
-from switch_emu.node.kernels.interface import DTYPE_BYTES, Run, UpdateKernel
+from switch_emu.node.kernels.interface import Run, UpdateKernel
 from switch_emu.switch.aggregate import F32Array
 
 ELEMS = 4096 + 192
