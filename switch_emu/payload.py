@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from luwu.transport.interface import CreditExceeded
-from switch_emu.switch.aggregate import F32Array, sum_in_order
+from switch_emu.switch.aggregate import F32Array, SumInOrder, sum_in_order
 
 
 class SpillFile(Protocol):
@@ -117,10 +117,10 @@ class Unsummed(Payload):
         self.sum_into(total)
         return total.view(np.uint8).data
 
-    def sum_into(self, total: F32Array) -> None:
-        """Add the terms up."""
+    def sum_into(self, total: F32Array, add: SumInOrder = sum_in_order) -> None:
+        """Add the terms up, as `sum_in_order` does."""
         terms = self.terms()
-        sum_in_order([data for data, _ in terms], [dtype for _, dtype in terms], total)
+        add([data for data, _ in terms], [dtype for _, dtype in terms], total)
 
     def _drop_terms(self) -> None:
         terms, self._terms = self._terms, ()

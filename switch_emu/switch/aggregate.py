@@ -6,7 +6,7 @@ Numerical Algorithms, 2nd ed., ch. 4): arrival must not choose the last bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 F32Array = npt.NDArray[np.float32]
 
+SumInOrder = Callable[[Sequence[memoryview], Sequence[str], F32Array], None]
+"""`sum_in_order`, or what does the same."""
 
 _BLOCK_ELEMS = 64 * 1024
 """Added at a time: the running sum stays in the second-level cache from first to last payload."""
@@ -37,10 +39,7 @@ def sum_in_order(
     Shapes: W payloads of C elements each -> float32 [C]; the payloads are not modified.
     Raises: ValueError unless each payload has C elements (numpy would spread a single one).
     """
-    stored = [_stored(payload, dtype) for payload, dtype in zip(payloads, dtypes, strict=True)]
-    for index, values_C in enumerate(stored):
-        if values_C.shape != out.shape:
-            raise ValueError(f"payload {index} has {values_C.size} elements, expected {out.size}")
+    stored = check_shapes(payloads, dtypes, out)
     for start in range(0, out.size, _BLOCK_ELEMS):
         block = slice(start, start + _BLOCK_ELEMS)
         total = out[block]
@@ -49,6 +48,17 @@ def sum_in_order(
                 np.copyto(total, _widened(values_C[block], dtype))
             else:
                 total += _widened(values_C[block], dtype)
+
+
+def check_shapes(
+    payloads: Sequence[memoryview | bytes], dtypes: Sequence[str], out: F32Array
+) -> list[Any]:
+    """The payloads as arrays of what travels. Raises ValueError unless each has C elements."""
+    stored = [_stored(payload, dtype) for payload, dtype in zip(payloads, dtypes, strict=True)]
+    for index, values_C in enumerate(stored):
+        if values_C.shape != out.shape:
+            raise ValueError(f"payload {index} has {values_C.size} elements, expected {out.size}")
+    return stored
 
 
 def _stored(buffer: memoryview | bytes, dtype: str) -> Any:

@@ -11,6 +11,7 @@ from luwu.base.events import Recorder
 from luwu.transport.opening import open_transport
 from luwu.wire.actions import PARENT
 from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.adding import make_adder
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.shell import SwitchShell
 
@@ -56,7 +57,9 @@ def serve_switch(
             children=[1 << rank for rank in range(spec.world_size)],
             limits=_limits(spec),
         )
-        shell = SwitchShell(transport, core, recorder, grace_s=spec.grace_s)
+        adder = make_adder()
+        recorder.event("switch.sums", version=adder.version, reason=adder.reason)
+        shell = SwitchShell(transport, core, recorder, grace_s=spec.grace_s, add=adder.add)
         is_finished = shell.run(should_stop)
         shell.drain(2.0)
         recorder.event(

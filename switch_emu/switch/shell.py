@@ -16,6 +16,7 @@ from luwu.wire.messages import Message
 from switch_emu.payload import Buffers, Payload, Unsummed
 from switch_emu.shell import Shell
 from switch_emu.switch.actions import Sum
+from switch_emu.switch.aggregate import SumInOrder, sum_in_order
 from switch_emu.switch.core import SwitchCore
 
 
@@ -30,11 +31,11 @@ def unsummed(action: Sum) -> Unsummed:
     return Unsummed(terms, elems * SUM_BYTES)
 
 
-def add_up(action: Sum, buffers: Buffers) -> Payload:
+def add_up(action: Sum, buffers: Buffers, add: SumInOrder = sum_in_order) -> Payload:
     """The float32 sum of an action's payloads, in their order."""
     terms = unsummed(action)
     memory, payload = buffers.take(terms.nbytes)
-    terms.sum_into(np.frombuffer(memory, np.float32))
+    terms.sum_into(np.frombuffer(memory, np.float32), add)
     terms.drop()
     return payload
 
@@ -43,10 +44,12 @@ class SwitchShell(Shell):
     """Runs one switch."""
 
     def __init__(
-        self, transport: Transport, core: SwitchCore, recorder: Recorder, *, grace_s: float = 600.0
-    ) -> None:
+        self, transport: Transport, core: SwitchCore, recorder: Recorder, *,
+        grace_s: float = 600.0, add: SumInOrder = sum_in_order,
+    ) -> None:  # fmt: skip
         super().__init__(transport, recorder, grace_s=grace_s)
         self.core = core
+        self._add = add
         self._buffers = Buffers(transport.reserve)
 
     def received(
@@ -60,7 +63,7 @@ class SwitchShell(Shell):
     def do_own(self, action: Any) -> None:
         assert isinstance(action, Sum), action
         start_ns = SYSTEM_CLOCK.now_ns()
-        total = add_up(action, self._buffers)
+        total = add_up(action, self._buffers, self._add)
         now_ns = SYSTEM_CLOCK.now_ns()
         step, _, chunk = action.key
         self.recorder.span("sum", start_ns, now_ns, step=step, chunk=chunk)

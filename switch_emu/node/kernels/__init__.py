@@ -2,7 +2,7 @@
 
 interface.py   what a kernel does, and the order in which it adds
 portable.py    blocks of torch's fused kernels; works everywhere
-compiled.py    the same bits from `update.c`, which `build.py` compiles at the node's start
+compiled.py    the same bits from `switch_emu.native`, compiled at the node's start
 selfcheck.py   compares the two before a page is touched
 make.py        chooses, and says why
 """

@@ -1,4 +1,4 @@
-"""The page update by `update.c`: a call a page, without Python's lock.
+"""The page update by `switch_emu/native/arithmetic.c`: a call a page, without Python's lock.
 
 Only addresses and rounded hyper-parameters are made here. They are rounded as torch rounds them:
 computed in float64 with the C library's `pow`, then cast.
@@ -13,17 +13,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from luwu.base.limits import NORM_BLOCK_ELEMS
+from switch_emu.native.fold import DTYPES, Fold, Pointer, address, address_of, sources
 from switch_emu.node.kernels.interface import (
     Contributions,
     Run,
     UpdateKernel,
-    address,
     check_fold,
     check_update,
 )
 from switch_emu.switch.aggregate import F32Array
 
-_DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 _NO_WIRE = -1
 _OPTIMIZERS = {
     ("none", ()): 0,
@@ -32,8 +31,6 @@ _OPTIMIZERS = {
     ("sgd", ("momentum",)): 3,
 }
 _MAXIMIZE, _DECAY, _NESTEROV, _FIRST, _LERP_FROM_GRAD, _NO_MOMENTUM = 1, 2, 4, 8, 16, 32
-
-_Pointer = ctypes.c_void_p
 
 
 class _Run(ctypes.Structure):
@@ -62,17 +59,17 @@ class _Update(ctypes.Structure):
         ("elems", ctypes.c_int64),
         ("optimizer", ctypes.c_int32),
         ("contributions_count", ctypes.c_int32),
-        ("contributions", _Pointer),
-        ("dtypes", _Pointer),
-        ("weights", _Pointer),
-        ("state0", _Pointer),
-        ("state1", _Pointer),
-        ("weights_out", _Pointer),
-        ("state0_out", _Pointer),
-        ("state1_out", _Pointer),
-        ("runs", _Pointer),
-        ("squares", _Pointer),
-        ("wire", _Pointer),
+        ("contributions", Pointer),
+        ("dtypes", Pointer),
+        ("weights", Pointer),
+        ("state0", Pointer),
+        ("state1", Pointer),
+        ("weights_out", Pointer),
+        ("state0_out", Pointer),
+        ("state1_out", Pointer),
+        ("runs", Pointer),
+        ("squares", Pointer),
+        ("wire", Pointer),
         ("wire_dtype", ctypes.c_int32),
         ("divisor", ctypes.c_float),
         ("scale", ctypes.c_float),
@@ -91,12 +88,9 @@ class CompiledKernel(UpdateKernel):
         self._name, self._state_fields = name, state_fields
         self._optimizer = _OPTIMIZERS[(optimizer, state_fields)]
         self._make_run = _adamw_run if optimizer == "adamw" else _sgd_run
-        self._update, self._fold = library.luwu_update, library.luwu_fold
-        self._update.argtypes, self._update.restype = (_Pointer,), None
-        self._fold.argtypes = (
-            ctypes.c_int64, _Pointer, _Pointer, ctypes.c_int32, _Pointer, _Pointer, _Pointer,
-        )  # fmt: skip
-        self._fold.restype = None
+        self._fold = Fold(library)
+        self._update = library.luwu_update
+        self._update.argtypes, self._update.restype = (Pointer,), None
 
     @property
     def name(self) -> str:
@@ -113,12 +107,8 @@ class CompiledKernel(UpdateKernel):
     ) -> tuple[float, ...]:
         """See UpdateKernel."""
         check_fold(contributions, before, out)
-        pointers, dtypes = _sources(contributions)
         squares = np.empty(-(-out.size // NORM_BLOCK_ELEMS), np.float64)
-        self._fold(
-            out.size, ctypes.addressof(pointers), ctypes.addressof(dtypes), len(contributions),
-            None if before is None else address(before), address(out), address(squares),
-        )  # fmt: skip
+        self._fold(contributions, before, out, squares)
         return tuple(squares.tolist())
 
     def update(
@@ -130,7 +120,7 @@ class CompiledKernel(UpdateKernel):
         """See UpdateKernel."""
         read, written = (weights, *state), (weights_out, *state_out)
         in_place = check_update(self, contributions, read, written, runs, wire)
-        pointers, dtypes = _sources(contributions)
+        pointers, dtypes = sources(contributions)
         said = (_Run * len(runs))()
         if self._optimizer:
             for place, run in zip(said, runs, strict=True):
@@ -143,22 +133,11 @@ class CompiledKernel(UpdateKernel):
             weights.size, self._optimizer, len(contributions), ctypes.addressof(pointers),
             ctypes.addressof(dtypes), old[0], old[1], old[2], new[0], new[1], new[2],
             ctypes.addressof(said), address(squares) if measure else None,
-            None if wire is None else _address_of(wire[0]),
-            _NO_WIRE if wire is None else _DTYPES[wire[1]], divisor, scale, in_place,
+            None if wire is None else address_of(wire[0]),
+            _NO_WIRE if wire is None else DTYPES[wire[1]], divisor, scale, in_place,
         )  # fmt: skip
         self._update(ctypes.addressof(call))
         return tuple(squares.tolist())
-
-
-def _sources(contributions: Contributions) -> tuple[ctypes.Array, ctypes.Array]:
-    count = len(contributions)
-    pointers = (_Pointer * count)(*(_address_of(payload) for payload, _ in contributions))
-    dtypes = (ctypes.c_int32 * count)(*(_DTYPES[dtype] for _, dtype in contributions))
-    return pointers, dtypes
-
-
-def _address_of(payload: memoryview) -> int:
-    return address(np.frombuffer(payload, np.uint8))
 
 
 def _adamw_run(place: _Run, run: Run, updates_count: int) -> None:

@@ -26,10 +26,8 @@ import numpy as np
 
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
+from switch_emu.native.fold import CELL_ELEMS, address
 from switch_emu.switch.aggregate import F32Array
-
-CELL_ELEMS = 64
-"""Pages and runs are multiples of this."""
 
 NO_OPTIMIZER = "none"
 """Name of the kernel that updates nothing; it needs no runs."""
@@ -91,12 +89,6 @@ class Made:
 
     kernel: UpdateKernel
     reason: str
-
-
-def address(array: np.ndarray) -> int:
-    """Where its first element lies."""
-    found: int = array.__array_interface__["data"][0]
-    return found
 
 
 def check_contributions(contributions: Contributions, elems: int) -> None:

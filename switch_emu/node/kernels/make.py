@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from luwu.base.errors import ConfigError
-from switch_emu.node.kernels.build import BuildError, build
+from switch_emu.native.build import BuildError, build
 from switch_emu.node.kernels.compiled import CompiledKernel
 from switch_emu.node.kernels.interface import Made
 from switch_emu.node.kernels.portable import PORTABLE, PortableKernel

@@ -1,4 +1,4 @@
-/* The page update in one pass; compiled at start with the machine's own compiler.
+/* Sums and the page update in one pass; compiled at start with the machine's own compiler.
 
    A page is worked through in cells of 64 elements, which stay in the first-level cache or in
    registers from the sum to the cast: sum the contributions (from left to right, in float32), add
@@ -7,7 +7,7 @@
 
    The arithmetic is that of torch's fused CPU kernels for vectors, rounding by rounding: FMA()
    stands exactly where torch's build has a fused multiply-add, and nowhere else (build with
-   -ffp-contract=off). `selfcheck.py` compares the bits before a page is touched.
+   -ffp-contract=off). Whoever loads it compares its bits before it is used.
 
    Loops over 64 elements have a fixed length: the compiler makes vectors of them on any machine.
    Intrinsics stand only where C has no word: float16, and stores that go past the cache. */
@@ -454,7 +454,7 @@ void luwu_update(const update_t *call) {
     finish_stores();
 }
 
-/* out = before + (c0 + c1 + ...); `before` may be NULL, or `out` itself. */
+/* out = before + (c0 + c1 + ...); `before` may be NULL, or `out` itself; `squares` may be NULL. */
 void luwu_fold(int64_t elems, const void *const *contributions, const int32_t *dtypes,
                int32_t contributions_count, const float *before, float *out, double *squares) {
     ALIGNED double lanes[LANES];
@@ -469,11 +469,12 @@ void luwu_fold(int64_t elems, const void *const *contributions, const int32_t *d
         if (before) {
             VECTOR for (int j = 0; j < CELL; j++) sum[j] = before[at + j] + sum[j];
         }
+        store(out + at, sum, sizeof sum, past_cache);
+        if (!squares) continue;
         square_cell(lanes, sum, at);
         int64_t stop = at + CELL;
         if (stop % BLOCK == 0 || stop == elems)
             squares[at / BLOCK] = add_lanes(lanes, stop - at / BLOCK * BLOCK);
-        store(out + at, sum, sizeof sum, past_cache);
     }
     finish_stores();
 }

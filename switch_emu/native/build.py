@@ -1,4 +1,4 @@
-"""Compile `update.c` with the machine's compiler, once, and load it.
+"""Compile `arithmetic.c` with the machine's compiler, once, and load it.
 
 A library is kept under a name that is a hash of all it depends on: source, compiler, flags and
 processor. So a new compiler or another machine never loads an old library, and nothing is ever
@@ -19,7 +19,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("update.c")
+SOURCE = Path(__file__).with_name("arithmetic.c")
 
 COMPILE_SECONDS_MAX = 60.0
 
@@ -72,7 +72,7 @@ def build(cache: Path | None) -> Built:
     parts = (source, compiler_version.encode(), " ".join(flags).encode(), _processor())
     digest = hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts))
     try:
-        name = f"update-{digest.hexdigest()[:32]}.so"
+        name = f"arithmetic-{digest.hexdigest()[:32]}.so"
         directory = _private_directory(user_cache() if cache is None else cache)
         path = directory / name
         if not _is_ours(path) and cache is not None:
@@ -135,7 +135,7 @@ def _copy_to_user(path: Path) -> None:
 
 
 def _copy(source: Path, path: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".update-", dir=path.parent) as directory:
+    with tempfile.TemporaryDirectory(prefix=".arithmetic-", dir=path.parent) as directory:
         partial = Path(directory) / path.name
         shutil.copyfile(source, partial)
         _put(partial, path)
@@ -153,7 +153,7 @@ def _put(partial: Path, path: Path) -> None:
 
 
 def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".update-", dir=path.parent) as directory:
+    with tempfile.TemporaryDirectory(prefix=".arithmetic-", dir=path.parent) as directory:
         partial = Path(directory) / path.name
         _run(compiler, *flags, "-o", str(partial), str(SOURCE), "-lm")
         _put(partial, path)

@@ -1,0 +1,8 @@
+"""Compiled arithmetic of switch and node: one C file, one library, built at the start of a process.
+
+arithmetic.c   sums, squares, optimizers and casts, in one pass over memory
+build.py       compiles it once, with the machine's own compiler, and loads it
+
+Whoever uses it compares its bits with the portable way first, and goes on without it if there is
+no compiler: `switch_emu.node.kernels` for updates, `switch_emu.switch.adding` for sums.
+"""

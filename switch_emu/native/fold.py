@@ -1,0 +1,63 @@
+"""`luwu_fold` of the library: contributions added from left to right, in one pass over memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Pointer = ctypes.c_void_p
+
+DTYPES: Final = {"float32": 0, "bfloat16": 1, "float16": 2}
+"""How the library calls what travels."""
+
+CELL_ELEMS: Final = 64
+"""The library works on multiples of this."""
+
+
+class Fold:
+    """out = before + (c0 + c1 + ...), in float32; checks nothing."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._fold = library.luwu_fold
+        self._fold.argtypes = (
+            ctypes.c_int64, Pointer, Pointer, ctypes.c_int32, Pointer, Pointer, Pointer,
+        )  # fmt: skip
+        self._fold.restype = None
+
+    def __call__(
+        self, contributions: Sequence[tuple[memoryview, str]],
+        before: npt.NDArray[np.float32] | None, out: npt.NDArray[np.float32],
+        squares: npt.NDArray[np.float64] | None = None,
+    ) -> None:  # fmt: skip
+        """Shapes: payloads of C elements, a multiple of 64; float32 [C]; float64 [C / 4096]."""
+        pointers, dtypes = sources(contributions)
+        self._fold(
+            out.size, ctypes.addressof(pointers), ctypes.addressof(dtypes), len(contributions),
+            None if before is None else address(before), address(out),
+            None if squares is None else address(squares),
+        )  # fmt: skip
+
+
+def sources(
+    contributions: Sequence[tuple[memoryview, str]],
+) -> tuple[ctypes.Array[Pointer], ctypes.Array[ctypes.c_int32]]:
+    """Addresses and dtypes, as the library takes them; valid while these objects are."""
+    count = len(contributions)
+    pointers = (Pointer * count)(*(address_of(payload) for payload, _ in contributions))
+    dtypes = (ctypes.c_int32 * count)(*(DTYPES[dtype] for _, dtype in contributions))
+    return pointers, dtypes
+
+
+def address(array: npt.NDArray[np.generic]) -> int:
+    """Where its first element lies."""
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+def address_of(payload: memoryview) -> int:
+    """Where its first byte lies."""
+    return address(np.frombuffer(payload, np.uint8))

@@ -1,0 +1,79 @@
+"""Which way a switch adds: compiled where that works and gives the same bits, else by numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from switch_emu.native.build import BuildError, build
+from switch_emu.native.fold import CELL_ELEMS, Fold
+from switch_emu.switch.aggregate import F32Array, SumInOrder, check_shapes, sum_in_order
+
+_CHECKED_ELEMS = 4096 + 192
+_CHECKED = (
+    ("float32",), ("float32",) * 4, ("bfloat16",) * 8, ("float16",) * 3,
+    ("float32", "bfloat16", "bfloat16", "float16", "float32"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Adder:
+    """A way to add, and why it is this one."""
+
+    add: SumInOrder
+    version: str
+    """`compiled` or `portable`."""
+    reason: str
+
+
+def make_adder(cache: Path | None = None) -> Adder:
+    """The best way that works here; `cache` keeps the library, None is the user's own."""
+    try:
+        built = build(cache)
+        add = _compiled(Fold(built.library))
+        wrong = _difference(add)
+        if wrong is not None:
+            raise BuildError(f"compiled sums do not have the bits of numpy's here: {wrong}")
+    except BuildError as exc:
+        return Adder(sum_in_order, "portable", str(exc))
+    origin = "compiled" if built.is_new else "found in the cache, compiled"
+    return Adder(add, "compiled", f"{origin} by {built.compiler}")
+
+
+def _compiled(fold: Fold) -> SumInOrder:
+    def add(payloads: Sequence[memoryview], dtypes: Sequence[str], out: F32Array) -> None:
+        if out.size % CELL_ELEMS or not payloads:
+            sum_in_order(payloads, dtypes, out)
+            return
+        check_shapes(payloads, dtypes, out)
+        fold(list(zip(payloads, dtypes, strict=True)), None, out)
+
+    return add
+
+
+def _difference(add: SumInOrder) -> str | None:
+    """Where its bits are not those of `sum_in_order`; None if all are the same."""
+    rng = np.random.default_rng(20240902)
+    for dtypes in _CHECKED:
+        payloads = []
+        for dtype in dtypes:
+            size = np.exp2(rng.uniform(-30, 6, _CHECKED_ELEMS))
+            values = (rng.standard_normal(_CHECKED_ELEMS) * size).astype(np.float32)
+            values[::101] *= 1e-38  # denormal sums too
+            narrow: dict[str, Any] = {
+                "float32": values,
+                "bfloat16": (values.view(np.uint32) >> 16).astype(np.uint16),
+                "float16": values.astype(np.float16),
+            }
+            payloads.append(narrow[dtype].view(np.uint8).data)
+        found, expected = np.empty((2, _CHECKED_ELEMS), np.float32)
+        add(payloads, dtypes, found)
+        sum_in_order(payloads, dtypes, expected)
+        count = int((found.view(np.uint32) != expected.view(np.uint32)).sum())
+        if count:
+            return f"{count} of {_CHECKED_ELEMS} sums of {'+'.join(dtypes)}"
+    return None

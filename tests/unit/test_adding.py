@@ -1,0 +1,98 @@
+"""Compiled sums of the switch: numpy's bits, or numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from luwu.layout import DTYPE_BYTES
+from switch_emu.native import build as building
+from switch_emu.switch import adding
+from switch_emu.switch.adding import make_adder
+from switch_emu.switch.aggregate import sum_in_order
+
+needs_compiler = pytest.mark.skipif(
+    make_adder().version != "compiled", reason="no C compiler that works here"
+)
+
+
+def random_payloads(
+    seed: int, count: int, elems: int, dtypes: tuple[str, ...]
+) -> tuple[list[memoryview], list[str]]:
+    rng = np.random.default_rng(seed)
+    chosen = [dtypes[index] for index in rng.integers(0, len(dtypes), count)]
+    payloads = []
+    for dtype in chosen:
+        octets = rng.integers(0, 256, elems * DTYPE_BYTES[dtype], np.uint8)
+        if dtype == "float32":  # any bits are a number, but which NaN comes out is not promised
+            values = octets.view(np.float32)
+            values[~np.isfinite(values)] = 1.0
+        elif dtype == "bfloat16":
+            words = octets.view(np.uint16)
+            words[(words & 0x7F80) == 0x7F80] = 0x3F80
+        else:
+            halves = octets.view(np.float16)
+            halves[~np.isfinite(halves)] = 1.0
+        payloads.append(octets.data)
+    return payloads, chosen
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "dtypes", [("float32",), ("bfloat16",), ("float32", "bfloat16", "float16")]
+)
+def test_compiled_sums_have_the_bits_of_numpys(seed: int, dtypes: tuple[str, ...]) -> None:
+    """I3. Goal: which way a switch adds changes no bit. Method: random bits of every type, overflow
+    to infinity among the sums, at addresses that are not aligned."""
+    rng = np.random.default_rng(seed)
+    elems = 64 * int(rng.integers(1, 200))
+    payloads, chosen = random_payloads(seed, int(rng.integers(1, 10)), elems, dtypes)
+    memory = np.zeros(elems + 1, np.float32)
+    found = memory[seed % 2 :][:elems]
+    expected = np.empty(elems, np.float32)
+    make_adder().add(payloads, chosen, found)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sum_in_order(payloads, chosen, expected)
+    is_nan = np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(found), is_nan)
+    np.testing.assert_array_equal(found[~is_nan].view(np.uint32), expected[~is_nan].view(np.uint32))
+
+
+@needs_compiler
+def test_lengths_that_do_not_fit_are_refused_or_added_by_numpy() -> None:
+    """Goal: the compiled way reads nothing outside its payloads, and takes any length."""
+    adder = make_adder()
+    one = np.ones(100, np.float32)
+    out = np.empty(100, np.float32)
+    adder.add([one.data.cast("B")] * 3, ["float32"] * 3, out)
+    np.testing.assert_array_equal(out, 3 * one)
+    with pytest.raises(ValueError, match="expected 128"):
+        adder.add([one.data.cast("B")], ["float32"], np.empty(128, np.float32))
+    with pytest.raises(ValueError, match="does not travel"):
+        adder.add([np.ones(64, np.float32).data.cast("B")], ["int32"], np.empty(64, np.float32))
+
+
+def test_without_a_compiler_numpy_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a machine without `cc` sums as before, and says why."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    adder = make_adder(tmp_path / "cache")
+    assert (adder.version, adder.add) == ("portable", sum_in_order)
+    assert "no C compiler" in adder.reason
+
+
+@needs_compiler
+def test_a_library_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: the self-check looks at every type. Method: a library that forgets the last term."""
+
+    class Forgetful(adding.Fold):
+        def __call__(self, contributions, before, out, squares=None):  # type: ignore[no-untyped-def]
+            super().__call__(contributions[:-1] or contributions, before, out, squares)
+
+    monkeypatch.setattr(adding, "Fold", Forgetful)
+    adder = make_adder()
+    assert adder.version == "portable"
+    assert "do not have the bits" in adder.reason
+    assert building.user_cache()  # and the library stays where it is: the node may use it
