@@ -24,6 +24,7 @@ from luwu.launch.supervisor import Supervisor
 from luwu.nic.open import open_nic
 from luwu.nic.promises import Handle
 from luwu.nic.shell import Nic
+from luwu.testing.flat_push import push_flat
 
 MIB = 1024 * 1024
 BUDGET_BYTES_PER_PARAM = 48
@@ -106,9 +107,10 @@ class LuwuWorker(Part):
         nic.begin(number, self._hyper)
         for unit in reversed(self._units):
             nic.forget(self._pulls[unit])
-            self._pushes += nic.push_flat(
-                number, 0, unit, self._gradients[unit], self.job.dtype, last=True
-            )
+            self._pushes += push_flat(
+                nic, self._layout, self._gradients[unit], self.job.dtype, step=number, unit=unit,
+                last=True,
+            )  # fmt: skip
         self._step = nic.commit(number, 1, self._hyper)
         self._number += 1
         self._pull_all()

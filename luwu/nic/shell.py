@@ -17,14 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.closing import Closing
 from luwu.base.errors import (
     ConfigError,
     ConnectionFailed,
-    DeadlineError,
     LuwuError,
     RemoteProtocolError,
     StepAborted,
@@ -36,6 +33,7 @@ from luwu.nic.arriving import Arriving
 from luwu.nic.cells import Cell, Cells
 from luwu.nic.core import NicCore
 from luwu.nic.promises import Handle, NicCounters, StepHandle
+from luwu.nic.told import Told
 from luwu.transport.interface import (
     Delivery,
     PeerDown,
@@ -48,9 +46,6 @@ from luwu.wire.actions import PARENT, Drop, Note, Send
 from luwu.wire.codec import decode, encode
 from luwu.wire.description import Description
 from luwu.wire.hyper import hyper_hash
-
-REPORT_EVERY_S = 15.0
-"""A wait that takes longer than this says what it waits for, and again as often."""
 
 GRADIENT_BYTES = 64 * 1024 * 1024
 """Gradients written and not received; what shares memory with us may hold more for reading."""
@@ -85,29 +80,20 @@ class Nic(Closing):
         self.recorder = recorder or Recorder(role="worker", printed=None)
         self.counters = NicCounters()
         self._endpoint = endpoint
-        self._connect_timeout_s, self._grace_s = connect_timeout_s, grace_s
+        self._connect_timeout_s = connect_timeout_s
         self._transport = transport
         self._core = NicCore(
             job=job, rank=rank, world_size=world_size,
             incarnation=SYSTEM_CLOCK.now_ns() if incarnation is None else incarnation,
         )  # fmt: skip
+        self._told = Told(
+            rank=rank, grace_s=grace_s, recorder=self.recorder, waits_for=self._core.waits_for
+        )
         self._layout: Layout | None = None
-        self._changed = threading.Condition()
-        self.cells = Cells(transport.reserve, self.wait_until, gradient_bytes)
+        self.cells = Cells(transport.reserve, self._told.wait_until, gradient_bytes)
         self._commands: deque[_Command] = deque()
         self._handles: dict[int, Handle] = {}
         self._handles_count = 0
-        self._steps: dict[int, StepHandle] = {}
-        self._joined: nic.Joined | None = None
-        self._left = False
-        self._connected = False
-        self._trouble = ""
-        self._error: LuwuError | None = None
-        self._era = 0
-        """Aborts seen by the I/O thread."""
-        self._known_era = 0
-        """Aborts the training thread was told of."""
-        self._abort: nic.Aborted | None = None
         self._stopping = False
         transport.dial(PARENT, endpoint)
         self._thread = threading.Thread(target=self._serve, name=f"luwu-nic-{rank}", daemon=True)
@@ -117,8 +103,8 @@ class Nic(Closing):
 
     def connect(self) -> None:
         """Wait for the parent to answer. Raises ConnectionFailed after the connect timeout."""
-        self.wait_until(
-            lambda: self._connected,
+        self._told.wait_until(
+            lambda: self._told.is_connected,
             f"{self._endpoint} to answer",
             None,
             limit_s=self._connect_timeout_s,
@@ -129,9 +115,9 @@ class Nic(Closing):
         encoded = description.to_bytes()
         self._layout = description.layout
         self._command(lambda now: self._core.join(now, encoded, description.hash))
-        self.wait_until(lambda: self._joined is not None, "all ranks to join", None)
-        assert self._joined is not None
-        return self._joined
+        self._told.wait_until(lambda: self._told.joined is not None, "all ranks to join", None)
+        assert self._told.joined is not None
+        return self._told.joined
 
     def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
         """Send initial float32 weights, chunk by chunk; blocks until all are received."""
@@ -215,50 +201,14 @@ class Nic(Closing):
         self.counters.push_bytes += sum(entry.payload_bytes for entry in entries)
         return handle
 
-    def push_flat(
-        self, step: int, part: int, unit: int, gradient: memoryview, dtype: str, *, last: bool,
-        weight: float = 1.0,
-    ) -> list[Handle]:  # fmt: skip
-        """Copy a unit's flat gradient to cells and push them; as many pushes as there was room.
-
-        `gradient`: the trainable parameters' part of the unit's flat vector, as bytes; it is not
-        needed any more after the return.
-        """
-        layout, scale = self._units, DTYPE_BYTES[dtype]
-        handles: list[Handle] = []
-        group: list[tuple[int, Cell]] = []
-
-        def push_group() -> None:
-            if group:
-                pushed = self.push(step, part, unit, group[:], dtype, last=last, weight=weight)
-                handles.append(pushed)
-                group.clear()
-
-        for index in layout.trainable_chunks(unit):
-            chunk = layout.chunks[index]
-            start, nbytes = chunk.start * scale, chunk.elems * scale
-            cell = self.cells.take_now(nbytes)
-            if cell is None:
-                push_group()
-                cell = self.cells.take(nbytes)
-            np.copyto(
-                np.frombuffer(cell.data, np.uint8),
-                np.frombuffer(gradient[start : start + nbytes], np.uint8),
-            )
-            group.append((index, cell))
-        push_group()
-        return handles
-
     def begin(self, step: int, hyper: bytes) -> None:
         """State the hyper-parameters of a step before its first push."""
         self._command(lambda now: self._core.begin(now, step, hyper_hash(hyper), hyper))
 
     def commit(self, step: int, parts: int, hyper: bytes) -> StepHandle:
         """Every push of the step is out; returns at once."""
-        self._raise_if_aborted()
-        handle = StepHandle(self.wait_until, step, self._known_era)
-        with self._changed:
-            self._steps[step] = handle
+        self._told.raise_if_aborted()
+        handle = self._told.new_step(step)
         self._command(lambda now: self._core.commit(now, step, hyper_hash(hyper), parts, hyper))
         return handle
 
@@ -271,16 +221,18 @@ class Nic(Closing):
         if handle.done:
             return
         what = f"the {handle.name} of step {handle.step}, unit {handle.unit}"
-        self.wait_until(lambda: handle.done, what, handle.era)
+        self._told.wait_until(lambda: handle.done, what, handle.era)
 
     def leave(self) -> None:
         """Say goodbye and wait until the parent knows; may be repeated."""
-        if self._left:
+        if self._told.has_left:
             return
         self._command(self._core.leave)
-        while not self._left:
+        while not self._told.has_left:
             try:
-                self.wait_until(lambda: self._left, "the parent to take note that we leave", None)
+                self._told.wait_until(
+                    lambda: self._told.has_left, "the parent to take note that we leave", None
+                )
             except StepAborted:
                 continue  # nothing of ours can be lost any more
 
@@ -291,39 +243,6 @@ class Nic(Closing):
             self._transport.wake()
             self._thread.join()
 
-    def wait_until(
-        self, condition: Callable[[], bool], what: str, era: int | None,
-        *, limit_s: float | None = None,
-    ) -> None:  # fmt: skip
-        """Block until a condition holds; report a long wait, and end it at the deadline."""
-        limit_s = self._grace_s if limit_s is None else limit_s
-        start_ns = SYSTEM_CLOCK.now_ns()
-        report_s = REPORT_EVERY_S
-        with self._changed:
-            while not condition():
-                self._raise_if_aborted()
-                if era is not None and era < self._era:
-                    raise StepAborted(self._core_step, f"{what} was lost with its attempt")
-                if self._error is not None:
-                    raise self._error
-                waited_s = (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
-                if waited_s > limit_s:
-                    raise DeadlineError(self._deadline_text(what, waited_s))
-                if waited_s > report_s:
-                    report_s += REPORT_EVERY_S
-                    self.recorder.event(
-                        "worker.waits", level="WARNING", rank=self.rank, what=what,
-                        waited_s=waited_s, answer=self._core.waits_for(), trouble=self._trouble,
-                    )  # fmt: skip
-                self._changed.wait(timeout=1.0)
-
-    def _deadline_text(self, what: str, waited_s: float) -> str:
-        return (
-            f"worker {self.rank} waited {waited_s:.0f} s for {what} ({self._core.waits_for()})"
-            + (f"; {self._trouble}" if self._trouble else "")
-            + "; look into the logs of the switch and the node, or allow more with --grace"
-        )
-
     @property
     def _units(self) -> Layout:
         if self._layout is None:
@@ -331,34 +250,22 @@ class Nic(Closing):
         return self._layout
 
     def _new(self, name: str, step: int, unit: int) -> Handle:
-        self._raise_if_aborted()
-        return Handle(name, step, unit, self._known_era)
+        self._told.raise_if_aborted()
+        return Handle(name, step, unit, self._told.known_era)
 
     def _register(self, handle: Handle) -> int:
-        with self._changed:
-            self._handles_count += 1
-            handle.number = self._handles_count
-            self._handles[handle.number] = handle
-            return handle.number
-
-    def _raise_if_aborted(self) -> None:
-        with self._changed:
-            if self._error is not None:
-                raise self._error
-            abort = self._abort
-            if abort is None:
-                return
-            self._abort = None
-            self._known_era = self._era
-        raise StepAborted(abort.step, abort.text)
+        self._handles_count += 1
+        handle.number = self._handles_count
+        self._handles[handle.number] = handle
+        return handle.number
 
     def _command(
         self, do: Callable[[int], list[nic.Action]], *, wait: bool = False,
         cells: Sequence[Cell] = (),
     ) -> None:  # fmt: skip
-        self._raise_if_aborted()
+        self._told.raise_if_aborted()
         done = threading.Event() if wait else None
-        self._commands.append(_Command(do, self._known_era, done, cells))
+        self._commands.append(_Command(do, self._told.known_era, done, cells))
         self._transport.wake()
         while done is not None and not done.wait(timeout=1.0):
             if not self._thread.is_alive():
@@ -372,19 +279,19 @@ class Nic(Closing):
                 self._run_commands()
                 item = self._transport.receive(self._timeout_ns())
                 if item is None:
-                    self._notify()  # a receiver may have given cells back
+                    self._told.notify()  # a receiver may have given cells back
                 while item is not None:
                     self._handle(item)
                     item = self._transport.receive(0)
                 self._do(self._core.tick(SYSTEM_CLOCK.now_ns()))
         except LuwuError as exc:
-            self._fail(exc)
+            self._told.fail(exc)
         except Exception as exc:
             error = LuwuError(f"the I/O thread of worker {self.rank} failed: {exc!r}")
             error.__cause__ = exc
-            self._fail(error)
+            self._told.fail(error)
         finally:
-            self._fail(ConnectionFailed(f"the NIC of worker {self.rank} was closed"))
+            self._told.fail(ConnectionFailed(f"the NIC of worker {self.rank} was closed"))
             counters = self._transport.counters()
             self.counters.header_bytes = counters.header_bytes_sent + counters.header_bytes_received
             self._transport.close()
@@ -401,7 +308,7 @@ class Nic(Closing):
     def _run_commands(self) -> None:
         while self._commands:
             command = self._commands.popleft()
-            if command.era == self._era:
+            if command.era == self._told.era:
                 self._do(command.do(SYSTEM_CLOCK.now_ns()))
             else:
                 _give_back(command.cells)
@@ -414,14 +321,14 @@ class Nic(Closing):
                 self._received(item)
             case PeerUp():
                 self._do(self._core.reconnected(SYSTEM_CLOCK.now_ns()))
-                self._connected, self._trouble = True, ""
-                self._notify()
+                self._told.is_connected, self._told.trouble = True, ""
+                self._told.notify()
             case PeerDown(_, reason):
-                self._trouble = f"the connection to {self._endpoint} is gone: {reason}"
+                self._told.trouble = f"the connection to {self._endpoint} is gone: {reason}"
             case PeerFailed(_, error, final):
-                self._trouble = str(error)
+                self._told.trouble = str(error)
                 if final:
-                    self._fail(ConnectionFailed(f"worker {self.rank}: {error}"))
+                    self._told.fail(ConnectionFailed(f"worker {self.rank}: {error}"))
 
     def _received(self, delivery: Delivery) -> None:
         buffers = delivery.buffers
@@ -455,14 +362,24 @@ class Nic(Closing):
                 case Note(name, fields, level):
                     self.recorder.event(name, level=level, **dict(fields))
                 case _:
-                    self._tell(action)
+                    if isinstance(action, nic.Aborted):
+                        self._lose_attempt(action)
+                    self._told.tell(action)
+
+    def _lose_attempt(self, aborted: nic.Aborted) -> None:
+        for void in tuple(self._handles.values()):
+            if void.arriving is not None:
+                void.arriving.release()
+        self._handles.clear()
+        self.counters.aborts_count += 1
+        self.recorder.event("worker.aborted", level="DEBUG", step=aborted.step)
 
     def _drop(self, payload: Any) -> None:
         if isinstance(payload, Delivery):
             payload.release()
         elif isinstance(payload, Cell):
             payload.is_needed = False
-            self._notify()
+            self._told.notify()
 
     def _send(self, message: Any, payload: Any) -> None:
         data = payload.data if isinstance(payload, Cell) else payload
@@ -502,57 +419,13 @@ class Nic(Closing):
             handle.shared = handle.arriving.finish()
             handle.arriving = None
         handle.done = True
-        self._notify()
+        self._told.notify()
 
     def _unit_name(self, handle: Handle) -> str | int:
         """As the rest of the worker calls it; of a load, its chunk."""
         if handle.name == "load":
             return handle.unit
         return self._units.units[handle.unit].name
-
-    def _tell(self, action: nic.Action) -> None:
-        with self._changed:
-            match action:
-                case nic.Joined():
-                    self._joined = action
-                case nic.Judged(step, applied, grad_norm):
-                    if step in self._steps:
-                        self._steps[step].outcome = (applied, grad_norm)
-                case nic.Settled(step, applied, grad_norm):
-                    settled = self._steps.pop(step, None)
-                    if settled is not None:
-                        settled.outcome, settled.is_settled = (applied, grad_norm), True
-                case nic.Aborted(step, _, loaded):
-                    self._era += 1
-                    self._core_step = step
-                    self._abort = action
-                    self._joined = nic.Joined(step, loaded)
-                    for void in self._handles.values():
-                        if void.arriving is not None:
-                            void.arriving.release()
-                    self._handles.clear()
-                    # Those before were decided; how they came out is being asked for.
-                    self._steps = {n: kept for n, kept in self._steps.items() if n < step}
-                    for kept in self._steps.values():
-                        kept.era = self._era
-                    self.counters.aborts_count += 1
-                    self.recorder.event("worker.aborted", level="DEBUG", step=step)
-                case nic.Refused(text):
-                    self._error = ConfigError(f"worker {self.rank} was refused: {text}")
-                case nic.Left():
-                    self._left = True
-            self._changed.notify_all()
-
-    _core_step = 0
-
-    def _fail(self, error: LuwuError) -> None:
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
 
 def _give_back(cells: Iterable[Cell]) -> None:

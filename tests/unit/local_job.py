@@ -24,6 +24,7 @@ from luwu.base.errors import ConfigError, StepAborted
 from luwu.layout import Layout, Parameter, Unit, padded
 from luwu.nic.promises import StepHandle
 from luwu.nic.shell import Nic
+from luwu.testing.flat_push import push_flat
 from luwu.testing.local import LocalCluster
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
@@ -243,7 +244,9 @@ class Worker:
             assert bytes(again) == bytes(kept[unit]), "forward and backward saw other weights"
             grads = self._gradients(again, nic.rank, step, unit)
             dtype = self._layout.chunks[0].wire_dtype
-            pushes.extend(nic.push_flat(step, 0, unit, grads, dtype, last=streaming))
+            pushes.extend(
+                push_flat(nic, self._layout, grads, dtype, step=step, unit=unit, last=streaming)
+            )
         for push in pushes:
             nic.wait(push)
         if step == self._cancel_step and may_cancel and nic.rank == 0:
