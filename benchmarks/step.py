@@ -5,7 +5,8 @@ Metric:   seconds of a step of `workers/train.py`, the slowest worker's: forward
 Floor:    compute-only: the same script, model and batches, and no exchange or update.
 Cases:    exchange-bound: 32 tokens a worker; compute-bound: as many as it takes for compute-only to
           need a second. LuWu in RAM (durability none), and out of core (durability process) with a
-          memory budget of the optimizer state, a half and an eighth of it.
+          memory budget of the optimizer state, a half and an eighth of it. `1b`, when asked for:
+          a billion parameters against what was planned (`planned_step.py`).
 Left out: start and end of the runs; losses and weights, which the tests compare.
 
 Every arm gets the same processes and threads. Arms take turns, each in a run of its own.
@@ -19,10 +20,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks import harness
+from benchmarks import harness, planned_step
 from benchmarks.harness import Row, say
 from benchmarks.training import COMPUTE_ONLY, Run, Training, TrainingRuns, temporary_directory
-from luwu.base.errors import LuwuError
+from luwu.base.errors import ConfigError, LuwuError
 
 STATE_BYTES_PER_PARAMETER = 12
 COMPUTE_SECONDS_MIN = 1.0
@@ -36,6 +37,7 @@ LARGE = Training(layers=8, width=512, context=32, batch=1, workers=4, steps=12)
 SMALL = Training(layers=2, width=96, context=16, batch=1, workers=2, steps=3)
 
 EXCHANGE, COMPUTE = "exchange-bound", "compute-bound"
+CASES = (EXCHANGE, COMPUTE, planned_step.CASE)
 MEANINGS = {
     "exchange_bound_over_fsdp": "time of fsdp / time of luwu in RAM; more is better",
     "exchange_bound_over_ddp": "time of ddp / time of luwu in RAM; more is better",
@@ -44,6 +46,7 @@ MEANINGS = {
     "better",
     "pages_updated_before_last_push_ratio": "compute-bound, luwu in RAM; more is better",
     "pull_before_use_ratio": "compute-bound, luwu in RAM; more is better",
+    **planned_step.MEANINGS,
 }
 
 
@@ -143,6 +146,7 @@ def main() -> int:
     parser = harness.flags("step", __doc__ or "")
     parser.add_argument("--arms", type=harness.comma_list, help="luwu ram,luwu budget 1/8,fsdp,...")
     parser.add_argument("--cases", type=harness.comma_list, default=[EXCHANGE, COMPUTE])
+    parser.add_argument("--case", metavar="NAME", help="this one alone: exchange-bound, 1b, ...")
     try:
         return _run(parser.parse_args())
     except LuwuError as error:
@@ -154,9 +158,18 @@ def _run(arguments: argparse.Namespace) -> int:
     job = SMALL if arguments.smoke else LARGE
     repeats = arguments.repeats or (1 if arguments.smoke else 2)
     rows: list[Row] = []
+    planned_claims: dict[str, float] = {}
+    names = arguments.cases if arguments.case is None else [arguments.case]
+    for name in names:
+        if name not in CASES:
+            raise ConfigError(f"no case {name!r}; there are {', '.join(CASES)}")
     with temporary_directory() as folder:
         runs = TrainingRuns(Path(folder))
-        for name in arguments.cases:
+        for name in names:
+            if name == planned_step.CASE:
+                row, planned_claims = planned_step.measure(runs, smoke=arguments.smoke)
+                rows.append(row)
+                continue
             if name == COMPUTE and not arguments.smoke:
                 job = compute_bound(job, runs)
             case = Case(name, job, runs, state_bytes=state_bytes(job))
@@ -164,7 +177,7 @@ def _run(arguments: argparse.Namespace) -> int:
             _show(name, new)
             rows += new
     result = harness.document(
-        "step", rows, claims(rows), claims_meaning=MEANINGS, smoke=arguments.smoke
+        "step", rows, claims(rows) | planned_claims, claims_meaning=MEANINGS, smoke=arguments.smoke
     )
     harness.write(arguments.json, result)
     return 0

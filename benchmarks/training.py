@@ -17,9 +17,12 @@ from luwu.base.json_file import read_json
 from luwu.launch.arm import ArmRun, run_arm, script_arguments
 from luwu.launch.comparison import arm_document
 from luwu.launch.console import Console
+from luwu.launch.estimate.job import Planned, plan_gpt
+from luwu.launch.floors import measure_floors
 from luwu.launch.run_directory import RunDirectory
-from luwu.launch.serving import decide_sizes
+from luwu.launch.serving import decide_sizes, state_directory
 from luwu.launch.supervisor import Supervisor, threads_per_worker
+from luwu.launch.timing import Samples
 
 COMPUTE_ONLY = "compute-only"
 WARM_UPS = 3
@@ -58,19 +61,32 @@ class TrainingRuns:
         paths = [str(SOURCE), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
+    def plan(self, job: Training, flags: Mapping[str, str], samples: Samples) -> Planned:
+        """Plan a run of `luwu` as `luwu estimate` does, with floors that are measured now."""
+        config = self._config(job, flags)
+        measure_floors.cache_clear()
+        state = state_directory(config, self._directory / "state")
+        return plan_gpt(config, decide_sizes(config, None), state=state, samples=samples)
+
+    @property
+    def directory(self) -> Path:
+        """Where the directories of all runs are."""
+        return self._directory
+
     def run(self, arm: str, job: Training, flags: Mapping[str, str] | None = None) -> Run:
         """Train by `luwu`, `fsdp`, `ddp` or `compute-only`; what was measured."""
         self._count += 1
         run = RunDirectory.create(self._directory / f"{self._directory.name}-{self._count}")
-        config = resolve(
-            flags={"data": str(self._data), **job.flags, **(flags or {})}, environ={}
-        ).config
+        config = self._config(job, flags or {})
         with (run.path / "console.log").open("a") as log:
             if arm == COMPUTE_ONLY:
                 return Run(job=job, document=_compute_only(config, run, Console(log)))
             sizes = decide_sizes(config, None)
             done = run_arm(arm, config, sizes, run, Console(log), lambda: False)
-        return Run(job=job, document=arm_document(done, 1))
+        return Run(job=job, document=arm_document(done, 1), node=done.node)
+
+    def _config(self, job: Training, flags: Mapping[str, str]) -> RunConfig:
+        return resolve(flags={"data": str(self._data), **job.flags, **flags}, environ={}).config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +95,8 @@ class Run:
 
     job: Training
     document: dict[str, Any]
+    node: dict[str, Any] | None = None
+    """What the node said of itself at its end."""
 
     @property
     def step_seconds(self) -> list[float]:

@@ -6,15 +6,18 @@ import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from luwu.launch.timing import MIB, Samples, repeated, run_all, timed
+from luwu.launch.timing import MIB, Samples, cpu_seconds, run_all, taking_turns, timed
 
 FLUSHES: Final = 5
+CPU_REQUESTS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +30,19 @@ class DiskFloors:
     mixed_bytes_per_s: float
     """Read plus written, where each thread reads a page and writes one, as an update does."""
     pull_bytes_per_s: float
-    """Reads of a third of a page, as pulls of weights make them."""
+    """Reads of a third of a page, spread over the file, as pulls of weights make them."""
     flush_s: float
+    page_cpu_s: float
+    """Time of a processor that a page takes to be read and written, and not that of the disk."""
+    pull_cpu_s: float
     requests_count: int
     """In flight at once."""
     request_bytes: int
+    pulls_count: int
+    """Pulls in flight at once."""
+    pull_request_bytes: int
+    file_bytes: int
+    """Size of the temporary file that was measured on."""
     reason: str
     """Whether the page cache was passed by."""
     total_bytes: int
@@ -73,14 +84,17 @@ def _measure(
     )
 
     threads_count, pulls_count = counts
+    page_bytes = max(BLOCK_BYTES, -(-page_bytes // BLOCK_BYTES) * BLOCK_BYTES)
+    most = samples.disk_bytes // BLOCK_BYTES * BLOCK_BYTES
+    pull_bytes = max(BLOCK_BYTES, min(page_bytes // 3, most) // BLOCK_BYTES * BLOCK_BYTES)
     most = samples.disk_bytes // (2 * threads_count) // BLOCK_BYTES * BLOCK_BYTES
-    page_bytes = max(BLOCK_BYTES, min(-(-page_bytes // BLOCK_BYTES) * BLOCK_BYTES, most))
+    page_bytes = max(BLOCK_BYTES, min(page_bytes, most))
     pages = max(threads_count, samples.disk_bytes // 2 // page_bytes)
     side_bytes = pages * page_bytes
-    pull_bytes = max(BLOCK_BYTES, page_bytes // 3 // BLOCK_BYTES * BLOCK_BYTES)
     path = folder / "pages"
     with path.open("wb") as made:
         os.posix_fallocate(made.fileno(), 0, 2 * side_bytes)
+    pulls = _pull_offsets(2 * side_bytes, pull_bytes, 3 * max(pages, 2 * pulls_count))
     direct = probe_direct_io(path)
     local = threading.local()
     noise = os.urandom(min(page_bytes, MIB))
@@ -88,10 +102,11 @@ def _measure(
 
     def buffer() -> memoryview:
         if not hasattr(local, "buffer"):
-            local.buffer = aligned_buffer(page_bytes)
-            local.buffer[:] = (noise * (page_bytes // len(noise) + 1))[:page_bytes]
+            size = max(page_bytes, pull_bytes)
+            local.buffer = aligned_buffer(size)
+            local.buffer[:] = (noise * (size // len(noise) + 1))[:size]
         found: memoryview = local.buffer
-        return found
+        return found[:page_bytes]
 
     def read(page: int) -> None:
         file.read(page * page_bytes, buffer())
@@ -99,8 +114,9 @@ def _measure(
     def write(page: int) -> None:
         file.write(page * page_bytes, buffer())
 
-    def pull(page: int) -> None:
-        file.read(page * page_bytes, buffer()[:pull_bytes])
+    def pull(offset: int) -> None:
+        buffer()
+        file.read(offset, local.buffer[:pull_bytes])
 
     def both(page: int) -> None:
         read(page)
@@ -108,13 +124,20 @@ def _measure(
 
     with ThreadPoolExecutor(threads_count) as pool, ThreadPoolExecutor(pulls_count) as pullers:
         try:
-            run_all(pool, write, range(2 * pages))
+            run_all(pool, write, range(2 * pages))  # from the second time on, blocks are there
+            run_all(pullers, pull, pulls[: 2 * pulls_count])  # makes their buffers
             file.flush()
-            write_s = repeated(lambda: run_all(pool, write, range(pages, 2 * pages)),
-                               samples.seconds)  # fmt: skip
-            read_s = repeated(lambda: run_all(pool, read, range(pages)), samples.seconds)
-            pull_s = repeated(lambda: run_all(pullers, pull, range(pages)), samples.seconds)
-            both_s = repeated(lambda: run_all(pool, both, range(pages)), samples.seconds)
+            read_s, write_s, both_s, pull_s = taking_turns(
+                (
+                    partial(run_all, pool, read, range(pages)),
+                    partial(run_all, pool, write, range(pages, 2 * pages)),
+                    partial(run_all, pool, both, range(pages)),
+                    partial(run_all, pullers, pull, pulls),
+                ),
+                samples.seconds,
+            )
+            page_cpu_s = _cpu_seconds(pool, both, range(min(pages, CPU_REQUESTS)))
+            pull_cpu_s = _cpu_seconds(pullers, pull, pulls[:CPU_REQUESTS])
             flush_s = median(_flush_seconds(file, buffer()[:BLOCK_BYTES]) for _ in range(FLUSHES))
         finally:
             file.close()
@@ -122,14 +145,41 @@ def _measure(
         read_bytes_per_s=side_bytes / read_s,
         write_bytes_per_s=side_bytes / write_s,
         mixed_bytes_per_s=2 * side_bytes / both_s,
-        pull_bytes_per_s=pages * pull_bytes / pull_s,
+        pull_bytes_per_s=len(pulls) * pull_bytes / pull_s,
         flush_s=flush_s,
+        page_cpu_s=page_cpu_s,
+        pull_cpu_s=pull_cpu_s,
         requests_count=threads_count,
         request_bytes=page_bytes,
+        pulls_count=pulls_count,
+        pull_request_bytes=pull_bytes,
+        file_bytes=2 * side_bytes,
         reason=direct.reason,
         total_bytes=usage.total,
         free_bytes=usage.free,
     )
+
+
+def _pull_offsets(file_bytes: int, pull_bytes: int, count: int) -> list[int]:
+    """So many, spread over the file, in whole blocks."""
+    room = file_bytes - pull_bytes
+    from switch_emu.store.direct_io import BLOCK_BYTES
+
+    step = BLOCK_BYTES
+    return [room * index // max(1, count - 1) // step * step for index in range(count)]
+
+
+def _cpu_seconds(
+    pool: ThreadPoolExecutor, work: Callable[[int], None], items: Sequence[int]
+) -> float:
+    """Of an item, in the thread that does it; the median."""
+
+    def measured(item: int) -> float:
+        before = cpu_seconds("thread")
+        work(item)
+        return cpu_seconds("thread") - before
+
+    return median(pool.map(measured, items))
 
 
 def _flush_seconds(file: Any, block: memoryview) -> float:

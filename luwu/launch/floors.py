@@ -6,6 +6,8 @@
     flush     of one written block
     update    parameters a second of the update kernel, on pages in memory
     matmul    of float32 or bfloat16 matrices, all cores
+    compute   of the built-in GPT, if its blocks are small (`gpt_floor.py`)
+    messages  a message at one of its ends, by a rehearsal of a switch (`message_floors.py`)
     socket    one pair, for what goes through sockets
 
 A floor is no promise: other work on the machine makes everything slower, and what is measured for
@@ -27,6 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from luwu.launch.disk_floors import DiskFloors, disk_floors
+from luwu.launch.message_floors import MessageFloors, message_floors
 from luwu.launch.timing import MIB, Samples, repeated, run_all
 
 SOCKET_FRAME_BYTES: Final = 4 * MIB
@@ -44,7 +47,10 @@ class Floors:
     update_kernel: str = ""
     """`compiled` or `portable`."""
     matmul_flops_per_s: float | None = None
+    compute_s: float | None = None
+    """Of a step of all workers, where the model itself was measured."""
     socket_bytes_per_s: float | None = None
+    messages: MessageFloors | None = None
     device: str = "cpu"
     """Where workers compute; the rate of a GPU is not measured, a run needs all of it."""
 
@@ -76,6 +82,7 @@ def measure_floors(
         matmul_flops_per_s=None if is_on_gpu else matmul_rate(dtype, samples),
         socket_bytes_per_s=socket_rate(sockets[transport], samples)
         if transport in sockets else None,
+        messages=message_floors(transport, samples),
         device="cuda" if is_on_gpu else "cpu",
     )  # fmt: skip
 

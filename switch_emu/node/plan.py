@@ -7,6 +7,7 @@ with what is left. A budget that cannot work is refused with the one that would.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -150,6 +151,29 @@ def plan_node(
         copies_bytes=copies_bytes,
         resident_bytes=resident_bytes,
     )
+
+
+def budget_for_pages(
+    needed_bytes: Callable[[int], int], *, budget_bytes: int, chunk_bytes: int, world_size: int,
+    has_switch: bool,
+) -> int:  # fmt: skip
+    """A budget in whole KiB, no smaller, that leaves so much for pages; other uses grow with it.
+
+    `needed_bytes` says what pages take if they are cut into chunks of a size. The budget does for
+    the chunk of now, and for the one that follows from it where `--chunk` is not given. Raises
+    ConfigError as `plan_node` does.
+    """
+    while True:
+        missing = 0
+        for each in {chunk_bytes, default_chunk_bytes(budget_bytes)}:
+            plan = plan_node(
+                budget_bytes=budget_bytes, chunk_bytes=each, world_size=world_size,
+                has_switch=has_switch,
+            )  # fmt: skip
+            missing = max(missing, needed_bytes(each) - plan.resident_bytes)
+        if not missing:
+            return budget_bytes
+        budget_bytes = -(-(budget_bytes + missing) // 1024) * 1024
 
 
 def _pipeline_bytes(chunk_bytes: int, updates_count: int, reads_count: int) -> int:

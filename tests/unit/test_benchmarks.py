@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import harness
+from benchmarks import harness, planned_step
 from benchmarks.crew import SOURCE, Crew
 from benchmarks.exchange_claims import MEANINGS, claims
 from benchmarks.exchange_model import LR, Job, check_weights, floor_bytes
 from luwu.base.errors import ConfigError, LuwuError, WorkerFailed
+from luwu.launch.disk_floors import DiskFloors
+from luwu.launch.floors import Floors
 
 LIMIT_S = 100.0
 ENVIRONMENT = {
@@ -81,6 +84,55 @@ def test_step_runs(tmp_path: Path, arm: str) -> None:
     document = run_smoke(tmp_path, "step", "--arms", arm, "--cases", "exchange-bound")
     (row,) = document["rows"]
     assert (row["disk_bytes"] is not None) == arm.startswith("luwu")
+
+
+def test_a_planned_step_runs(tmp_path: Path) -> None:
+    """Goal: a plan, a run out of core, and floors before and after it, in one row."""
+    document = run_smoke(tmp_path, "step", "--case", "1b")
+    (row,) = document["rows"]
+    assert row["case"] == "1b"
+    assert row["measured_count"] == 2  # of four steps: not the first, not the last
+    assert document["claims"] == {"plan_error_ratio": row["plan_error_ratio"]}
+    assert set(document["claims"]) <= set(document["claims_meaning"])
+    assert isinstance(row["plan_void"], bool)
+    for name in ("planned_seconds", "planned_seconds_after", "planned_seconds_mean"):
+        assert row[name] > 0
+    assert row["plan_error_ratio_after"] >= 0
+    assert row["bytes_per_parameter_and_step"]["written"]["planned"] >= 12
+    assert row["floors_before"]["disk"]["file_bytes"] <= 1024 * 1024
+
+
+def test_floors_are_set_beside_each_other() -> None:
+    """Goal: what the binding resource uses, as a share of the floor before; the mean of both."""
+    disk = DiskFloors(
+        read_bytes_per_s=4e9, write_bytes_per_s=1e9, mixed_bytes_per_s=2e9, pull_bytes_per_s=1e9,
+        flush_s=1e-4, page_cpu_s=0.0, pull_cpu_s=0.0, requests_count=4, request_bytes=4096,
+        pulls_count=2, pull_request_bytes=4096, file_bytes=8192,
+        reason="by hand", total_bytes=10**12, free_bytes=10**12,
+    )  # fmt: skip
+    before = Floors(cores_count=2, disk=disk, copy_bytes_per_s=1e9)
+    after = dataclasses.replace(
+        before, disk=dataclasses.replace(disk, read_bytes_per_s=3e9, mixed_bytes_per_s=2.2e9)
+    )
+    assert planned_step.drift(before, after, "disk") == pytest.approx({
+        "disk.read_bytes_per_s": 0.25, "disk.mixed_bytes_per_s": 0.1, "disk.pull_bytes_per_s": 0.0,
+    })  # fmt: skip
+    assert planned_step.drift(before, after, "exchange") == {"copy_bytes_per_s": 0.0}
+    gone = dataclasses.replace(after, disk=None)
+    assert set(planned_step.drift(before, gone, "disk").values()) == {None}
+    mean = planned_step.mean_floors(before, after)
+    assert mean.disk is not None
+    assert (mean.disk.read_bytes_per_s, mean.disk.requests_count) == (3.5e9, 4)
+    assert planned_step.mean_floors(before, gone).disk == disk
+
+
+def test_an_unknown_case_is_refused() -> None:
+    command = [sys.executable, "-m", "benchmarks.step", "--smoke", "--case", "2b"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=SOURCE, check=False
+    )
+    assert done.returncode == 2
+    assert "no case '2b'" in done.stderr
 
 
 def test_scale_runs(tmp_path: Path) -> None:

@@ -12,16 +12,20 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
 from luwu.launch.disk_floors import DiskFloors, disk_floors
+from luwu.launch.estimate.messages import message_uses
 from luwu.launch.estimate.outcome import bound_by, busy_seconds, error_ratio, outcome
 from luwu.launch.estimate.plan import Estimate, estimate
 from luwu.launch.estimate.shape import JobShape, layout_of_units
 from luwu.launch.estimate.text import short_lines
 from luwu.launch.floors import Floors, measure_floors
-from luwu.launch.timing import Samples
+from luwu.launch.gpt_floor import gpt_seconds
+from luwu.launch.message_floors import MessageFloors, message_floors
+from luwu.launch.timing import Samples, taking_turns
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.node.plan import NodePlan, plan_node
 from tests.unit.test_timeline import clock, span, write
+from workers.gpt import GPTConfig
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 CHUNK = 64 * KIB
@@ -32,8 +36,9 @@ P = UNITS * 8 * ELEMS
 
 DISK = DiskFloors(
     read_bytes_per_s=1e9, write_bytes_per_s=5e8, mixed_bytes_per_s=8e8, pull_bytes_per_s=4e8,
-    flush_s=0.001, requests_count=4, request_bytes=3 * CHUNK, reason="by hand",
-    total_bytes=10**12, free_bytes=10**12,
+    flush_s=0.001, page_cpu_s=0.0, pull_cpu_s=0.0, requests_count=4,
+    request_bytes=3 * CHUNK, pulls_count=2, pull_request_bytes=CHUNK, file_bytes=GIB,
+    reason="by hand", total_bytes=10**12, free_bytes=10**12,
 )  # fmt: skip
 FLOORS = Floors(
     cores_count=2, copy_bytes_per_s=1e10, disk=DISK, update_parameters_per_s=1e9,
@@ -174,6 +179,66 @@ def test_a_step_that_computes_is_bound_by_it() -> None:
     assert found.step_seconds >= 6 * P * 64 / 1e7
 
 
+def test_messages_are_counted_as_the_cores_send_them() -> None:
+    """By hand: 32 chunks of 4 units are pushed once and pulled twice; the root is pulled once."""
+    uses = {use.role: (use.forward_ends, use.backward_ends) for use in message_uses(job())}
+    assert uses == {
+        "worker": (2 * 32, 2 * 64 + 5),
+        "switch": (6 * 32, 6 * 64 + 15),
+        "node": (2 * 32, 2 * 64 + 5),
+    }
+    alone = {use.role: use.ends for use in message_uses(job(has_switch=False, workers=4))}
+    assert alone == {"worker": 6 * 32 + 5, "node": 10 * 96 + 25}
+    layout = layout_of_units([ELEMS], root_elems=ELEMS, chunk_bytes=CHUNK, frozen_units=[0])
+    worker = message_uses(job(layout=layout))[0]
+    assert (worker.forward_ends, worker.backward_ends) == (2 * 2, 2 * 2 + 5)
+
+
+def test_a_step_of_many_messages_is_bound_by_them() -> None:
+    """Goal: all ends share the cores; what workers compute comes on top where they fill them.
+    Method: by hand; two cores, so half of all ends, of which the busiest process has fewer."""
+    disk = dataclasses.replace(DISK, page_cpu_s=0.2, pull_cpu_s=0.3)
+    costs = MessageFloors(end_s=0.01, handed_s=0.1)
+    floors = dataclasses.replace(FLOORS, disk=disk, messages=costs)
+    shape = job(durability="process")
+    found = estimate(shape, plan(), floors)
+    ends = sum(use.processes_count * use.ends for use in found.messages)
+    assert ends == 2 * 197 + 591 + 197
+    messages = (ends * 0.01 + (2 * 32 + 64) * 0.1 + 32 * 0.2 + 64 * 0.3) / 2
+    assert found.floor_seconds("messages") == pytest.approx(messages)
+    assert found.binding == "messages"
+    others = found.floor_seconds("compute"), found.floor_seconds("exchange")
+    assert found.step_seconds == pytest.approx(messages + sum(each or 0.0 for each in others))
+    spare = dataclasses.replace(floors, cores_count=64)
+    alone = estimate(shape, plan(), spare)  # the switch takes one after the other
+    assert alone.step_seconds == pytest.approx(591 * 0.01)
+
+
+def test_reads_wait_for_copies_where_few_weights_may_be_on_their_way() -> None:
+    """Goal: the forward of a job in shared memory reads, then copies; else it does both at once.
+    Method: by hand; 4 B a parameter are read at the rate of pulls, and each of two workers reads
+    and writes them once more at the copy rate."""
+    shape = job(transport="shm", durability="process", prefetch_units=0)
+    slow = dataclasses.replace(FLOORS, copy_bytes_per_s=16e8)
+    few = estimate(shape, dataclasses.replace(plan(), outgoing_bytes=2 * CHUNK), slow)
+    many = estimate(shape, dataclasses.replace(plan(), outgoing_bytes=8 * CHUNK), slow)
+    copies = 2 * 2 * 4 * P / 16e8
+    passes = (12 * 2 + 28) * P / 16e8
+    assert few.floor_seconds("exchange") == pytest.approx(passes + 2 * copies)
+    assert few.step_seconds is not None
+    assert many.step_seconds is not None
+    compute = 6 * P * 64 / 1e11 / 3
+    together = max(4 * P / 4e8, copies + compute)
+    assert few.step_seconds - many.step_seconds == pytest.approx(4 * P / 4e8 + copies - together)
+
+
+def test_a_measured_model_counts_for_more_than_its_products() -> None:
+    found = estimate(job(), plan(), dataclasses.replace(FLOORS, compute_s=7.0))
+    assert found.floor_seconds("compute") == 7.0
+    assert found.binding == "compute"
+    assert next(each.label for each in found.floors if each.name == "compute") == "measured"
+
+
 def test_flushes_hide_behind_a_forward_that_is_longer() -> None:
     slow = dataclasses.replace(DISK, flush_s=10.0)
     found = estimate(job(), plan(), dataclasses.replace(FLOORS, disk=slow))
@@ -244,6 +309,9 @@ def test_floors_are_measured_and_leave_nothing(tmp_path: Path) -> None:
     ]
     assert len(rates) >= 6
     assert min(rates) > 0
+    assert found.disk.file_bytes <= MIB
+    assert (found.disk.pulls_count, found.disk.pull_request_bytes) == (1, 4 * KIB)
+    assert found.messages is not None
     assert found.update_kernel in ("compiled", "portable")
     json.dumps(found.document(), allow_nan=False)
 
@@ -253,6 +321,37 @@ def test_a_disk_without_room_is_not_measured(tmp_path: Path) -> None:
     assert disk_floors(tmp_path, page_bytes=MIB, threads_count=1, pulls_count=1,
                        samples=samples) is None  # fmt: skip
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("transport", ["shm", "ipc", "tcp"])
+def test_messages_are_rehearsed(transport: str) -> None:
+    """A switch between two children and a parent says all it should, and ends do not take long."""
+    found = message_floors(transport, Samples(copy_bytes=MIB, disk_bytes=MIB, seconds=0.0))
+    assert found is not None
+    assert 0 < found.end_s < 0.1
+    assert 0 < found.handed_s < 0.1
+
+
+def test_small_models_are_measured_and_large_ones_are_not() -> None:
+    """Twice the layers or samples take longer; a block of width 2048 would take a GiB."""
+    samples = Samples(copy_bytes=MIB, disk_bytes=MIB, seconds=0.0)
+    small = GPTConfig(layers=2, width=32, heads=1, context=8)
+    counts = {"workers": 2, "threads": 1, "cores": 2, "samples": samples}
+    few = gpt_seconds(small, batch=1, **counts)  # type: ignore[arg-type]
+    many = gpt_seconds(small, batch=128 * 16, **counts)  # type: ignore[arg-type]
+    assert few is not None
+    assert many is not None
+    assert 0 < few < many
+    large = dataclasses.replace(small, width=2048)
+    assert gpt_seconds(large, batch=1, **counts) is None  # type: ignore[arg-type]
+
+
+def test_what_takes_turns_has_its_mean() -> None:
+    """Goal: at least two rounds, each thing once a round, in order."""
+    done: list[str] = []
+    works = [lambda: done.append("a"), lambda: done.append("b")]
+    assert len(taking_turns(works, 0.0)) == 2
+    assert done == ["a", "b"] * 2
 
 
 # ---------------------------------------------------------------------- after a run
@@ -322,7 +421,8 @@ def test_the_command_prints_tables(
     small = ["--layers", "1", "--width", "32"]
     assert main(["estimate", *small, "--transport", "ipc", "--no-switch"]) == 0
     text = capsys.readouterr().out
-    for said in ("bound by", "a parameter", "assumed", "measured", "predicted", "cores here"):
+    for said in ("bound by", "a parameter", "assumed", "measured", "predicted", "cores here",
+                 "a message, measured"):  # fmt: skip
         assert said in text
 
 

@@ -2,6 +2,7 @@
 
 shape.py     the job: layout, workers, transport, order of work
 traffic.py   bytes on disk and on links in a step
+messages.py  messages by process, and what they cost
 budget.py    memory of each role, space on disk, threads
 plan.py      `estimate`: all of it, the floors in seconds, and which resource binds
 job.py       from a configuration to the job; here files are looked at

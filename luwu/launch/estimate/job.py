@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from luwu.base.config import RunConfig
 from luwu.launch.estimate.plan import Estimate, estimate
 from luwu.launch.estimate.shape import JobShape
-from luwu.launch.floors import Floors, measure_floors
+from luwu.launch.floors import Floors, core_count, measure_floors
 from luwu.launch.serving import Sizes, chosen_transport, decide_arena_bytes
 from luwu.launch.supervisor import threads_per_worker
 from luwu.launch.timing import Samples
 from luwu.layout import Layout, Parameter, Unit
 from switch_emu.node.plan import NodePlan, plan_node
 
-DISK_TIMES: Final = 4
-"""A small state is measured on a file of so many times its size, not on a large one."""
+if TYPE_CHECKING:
+    from workers.options import Options
+
+SIDES: Final = 2
+"""A state is measured on a file as large as its two sides at most."""
 MIB: Final = 1024 * 1024
 
 
@@ -38,6 +41,8 @@ def plan_gpt(
     plan = node_plan(config, sizes)
     job = gpt_job(config, sizes, is_in_ram=state is None)
     floors = floors_for(job, plan, state=state, samples=samples)
+    if floors.device == "cpu":
+        floors = replace(floors, compute_s=compute_seconds(config, job, samples))
     return Planned(job=job, plan=plan, floors=floors, estimate=estimate(job, plan, floors))
 
 
@@ -53,13 +58,7 @@ def node_plan(config: RunConfig, sizes: Sizes) -> NodePlan:
 
 def gpt_job(config: RunConfig, sizes: Sizes, *, is_in_ram: bool) -> JobShape:
     """The job of `compare`. Raises ConfigError."""
-    from workers.options import Options
-
-    asked = {name: getattr(config, name) for name in ("layers", "width", "batch", "context")}
-    options = replace(
-        Options(arm="luwu", dtype=config.dtype),
-        **{name: value for name, value in asked.items() if value is not None},
-    )
+    options = gpt_options(config)
     transport = chosen_transport(config)
     layout = gpt_layout(options, config.data, sizes.chunk_bytes)
     slow_ms = (config.compute_ms or 0.0) * 2 * len(layout.units)
@@ -80,7 +79,30 @@ def gpt_job(config: RunConfig, sizes: Sizes, *, is_in_ram: bool) -> JobShape:
     )  # fmt: skip
 
 
-def gpt_layout(options: object, data: Path | None, chunk_bytes: int) -> Layout:
+def gpt_options(config: RunConfig) -> Options:
+    """What `workers/train.py` will be asked for."""
+    from workers.options import Options
+
+    asked = {name: getattr(config, name) for name in ("layers", "width", "batch", "context")}
+    return replace(
+        Options(arm="luwu", dtype=config.dtype),
+        **{name: value for name, value in asked.items() if value is not None},
+    )
+
+
+def compute_seconds(config: RunConfig, job: JobShape, samples: Samples) -> float | None:
+    """Of a step of all workers, on all cores; None for a model with large blocks."""
+    from luwu.launch.gpt_floor import gpt_seconds
+    from workers.data import BYTE_VOCAB
+
+    options = gpt_options(config)
+    return gpt_seconds(
+        options.gpt(BYTE_VOCAB), batch=options.batch, workers=job.workers,
+        threads=job.worker_threads, cores=core_count(), samples=samples,
+    )  # fmt: skip
+
+
+def gpt_layout(options: Options, data: Path | None, chunk_bytes: int) -> Layout:
     """Where every parameter of the built-in GPT lies, as `fully_shard` of its blocks lays it out.
 
     The model is made without storage, and a text is not read: its vocabulary is bytes.
@@ -89,9 +111,7 @@ def gpt_layout(options: object, data: Path | None, chunk_bytes: int) -> Layout:
 
     from workers.data import BYTE_VOCAB, TOKEN_SUFFIX, load_corpus
     from workers.gpt import GPT
-    from workers.options import Options
 
-    assert isinstance(options, Options)
     is_tokens = data is not None and data.suffix == TOKEN_SUFFIX
     with torch.device("meta"):
         model = GPT(options.gpt(load_corpus(data).vocab if is_tokens else BYTE_VOCAB))
@@ -114,7 +134,7 @@ def floors_for(job: JobShape, plan: NodePlan, *, state: Path | None, samples: Sa
     """Measure what this job needs, for no longer than its size is worth."""
     store = job.store
     record_bytes = max(kind.record_bytes for kind in store.kinds)
-    worth = max(8 * MIB, DISK_TIMES * store.state_bytes)
+    worth = max(8 * MIB, SIDES * store.state_bytes)
     return measure_floors(
         directory=None if state is None else state.absolute().parent,
         page_bytes=record_bytes // 4096 * 4096,

@@ -4,12 +4,15 @@ Each resource has a floor, the seconds of a step if nothing else took any:
 
     disk       2 min(R, W) / mixed + (R - W) / read, or (W - R) / write, of what updates and spilled
                sums read and write; pulls are reads alone, smaller and fewer at once: pulled / pull
-    compute    6 x parameters x tokens operations at the rate of a matrix product (assumed; Kaplan
-               et al. 2020, arXiv:2001.08361, section 2.1) on the cores that the workers have
-    exchange   shm: parameters x (12 x workers + 28) bytes at the copy rate; else the bytes through
-               the busiest process at the rate of a socket
+    compute    of the model itself, where it was measured; else 6 x parameters x tokens operations
+               at the rate of a matrix product (assumed; Kaplan et al. 2020, arXiv:2001.08361,
+               section 2.1) on the cores that the workers have
+    exchange   shm: parameters x (12 x workers + 28) bytes at the copy rate, and what workers copy
+               of weights that are not used in place; else the bytes through the busiest process at
+               the rate of a socket
     update     parameters at the kernel's rate
     flush      three flushes, for `--durability step`
+    messages   those of the busiest process, or of all of them on the cores (`messages.py`)
 
 A step has two phases, and in each the disk works beside the cores:
 
@@ -20,12 +23,19 @@ A step has two phases, and in each the disk works beside the cores:
     step_seconds = max(disk, cores) of forward + max(disk, cores) of backward
                    + the part of the flushes that is longer than the phase which writes no page
 
-Within the cores, compute is added to the larger of exchange and update where the workers' threads
-fill all cores, else the largest counts. A streaming forward cannot begin before the last update,
+Within the cores, compute, messages and the larger of exchange and update are added where the
+workers' threads fill all cores, else the largest counts. The forward has the messages of its pulls,
+the backward all others. A streaming forward cannot begin before the last update,
 so updates hide behind the backward alone; its first units are handed out by their updates. Where
 updates are the slower ones, an `at_step` forward is handed all of its weights as they are made.
 
-What is left out: messages and Python between them, which bind where chunks are many and small.
+Weights wait in the node's `outgoing` memory until all workers have copied them. Where that holds
+fewer than four chunks, the forward's reads wait for the copies, so both are added (a job of a
+billion parameters had one read in flight, and the disk was idle for two fifths of its forward). In
+the backward, updates have the disk meanwhile.
+
+What is left out: Python in the workers between messages and compute, and what processes lose to one
+another on the same cores. Where chunks are many and small, these are half of a step.
 """
 
 from __future__ import annotations
@@ -42,12 +52,14 @@ from luwu.launch.estimate.budget import (
     disk_space,
     memory_uses,
 )
-from luwu.launch.estimate.shape import JobShape, check_fits, kept_in_ram
+from luwu.launch.estimate.messages import MessageUse, message_seconds, message_uses
+from luwu.launch.estimate.shape import JobShape, Kept, check_fits, kept_in_ram
 from luwu.launch.estimate.traffic import (
     PULLS,
     DiskUse,
     LinkUse,
     PageTraffic,
+    copied_bytes,
     link_uses,
     memory_pass_bytes,
     page_traffic,
@@ -59,6 +71,8 @@ from switch_emu.node.plan import NodePlan
 
 FLUSHES_A_STEP: Final = 3
 FORWARD_SHARE: Final = 1 / 3
+FEW_CHUNKS: Final = 4
+"""In the memory for weights on their way out."""
 OPERATIONS: Final = 6
 """A parameter and token: two in forward, four in backward."""
 ENDURANCE_WRITES: Final = 600
@@ -83,6 +97,7 @@ class Estimate:
     parameters_count: int
     disk: tuple[DiskUse, ...]
     links: tuple[LinkUse, ...]
+    messages: tuple[MessageUse, ...]
     memory: tuple[MemoryUse, ...]
     disk_space_bytes: dict[str, int]
     cores: tuple[CoreUse, ...]
@@ -125,6 +140,7 @@ class Estimate:
             "disk_uses": uses,
             "disk_space_bytes": self.disk_space_bytes,
             "network": [asdict(use) for use in self.links],
+            "messages": [{**asdict(use), "ends": use.ends} for use in self.messages],
             "memory": [asdict(use) for use in self.memory],
             "cores": [asdict(use) for use in self.cores],
             "cores_count": self.cores_count,
@@ -148,7 +164,7 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
     store = job.store
     kept = kept_in_ram(job, plan, store)
     pages = page_traffic(job, kept, store)
-    seconds = _Seconds(job, plan, floors)
+    seconds = _Seconds(job, plan, kept, floors)
     uses = _disk_uses(job, plan, pages, seconds, floors.disk)
     resources = _resources(job, floors, seconds, uses, links=link_uses(job, kept))
     by_name = {each.name: each.seconds for each in resources}
@@ -162,6 +178,7 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
         parameters_count=job.parameters_count,
         disk=uses,
         links=link_uses(job, kept),
+        messages=message_uses(job),
         memory=memory_uses(job, plan, kept),
         disk_space_bytes=disk_space(job, store, spilled_bytes),
         cores=core_uses(job, plan),
@@ -194,12 +211,13 @@ def disk_seconds(disk: DiskFloors, use: DiskUse) -> float:
 class _Seconds:
     """Floors of what is not on disk; nothing where it was not measured."""
 
-    def __init__(self, job: JobShape, plan: NodePlan, floors: Floors) -> None:
+    def __init__(self, job: JobShape, plan: NodePlan, kept: Kept, floors: Floors) -> None:
         cores = floors.cores_count
         busy_cores = min(cores, job.workers * job.worker_threads)
         self.fills_cores = busy_cores >= cores
-        self.compute: float | None = None
-        if floors.matmul_flops_per_s:
+        self.compute = floors.compute_s
+        self.is_compute_measured = self.compute is not None
+        if self.compute is None and floors.matmul_flops_per_s:
             operations = OPERATIONS * job.parameters_count * job.tokens_per_step
             self.compute = operations / (floors.matmul_flops_per_s * busy_cores / cores)
         if job.compute_seconds_min:
@@ -207,6 +225,18 @@ class _Seconds:
         self.update: float | None = None
         if floors.update_parameters_per_s:
             self.update = job.trainable_elems / floors.update_parameters_per_s
+        self.copies = (0.0, 0.0)
+        """Of weights by workers, for forward and for backward."""
+        self.pass_s = 0.0
+        """Of gradients and weights through memory, beside these copies."""
+        if job.transport == "shm" and floors.copy_bytes_per_s:
+            forward, backward = copied_bytes(job, kept)
+            rate = floors.copy_bytes_per_s
+            self.copies = forward / rate, backward / rate
+            self.pass_s = memory_pass_bytes(job) / rate
+        self.reads_wait_for_copies = plan.outgoing_bytes < FEW_CHUNKS * job.layout.chunk_bytes
+        self.messages = message_seconds(job, kept, floors)
+        """Of the forward and of the backward."""
 
     def forward(self) -> float:
         """Compute of the forward."""
@@ -251,7 +281,7 @@ def _resources(
         flush_s = FLUSHES_A_STEP * floors.disk.flush_s if is_flushed else 0.0
     exchange_s = None
     if job.transport == "shm" and floors.copy_bytes_per_s:
-        exchange_s = memory_pass_bytes(job) / floors.copy_bytes_per_s
+        exchange_s = seconds.pass_s + sum(seconds.copies)
     elif floors.socket_bytes_per_s:
         busiest = max(use.into_bytes + use.out_of_bytes for use in links)
         exchange_s = busiest / floors.socket_bytes_per_s
@@ -259,13 +289,18 @@ def _resources(
     return (
         ResourceFloor(name="disk", seconds=disk_s, label="measured",
                       text="reads and writes in the state's directory"),
-        ResourceFloor(name="compute", seconds=seconds.compute, label="assumed",
-                      text="6 operations a parameter and token, at the rate of a matrix product"),
+        ResourceFloor(name="compute", seconds=seconds.compute,
+                      label="measured" if seconds.is_compute_measured else "assumed",
+                      text="forward and backward of a block and the rest"
+                      if seconds.is_compute_measured else
+                      "6 operations a parameter and token, at the rate of a matrix product"),
         ResourceFloor(name="exchange", seconds=exchange_s, label="measured", text=how),
         ResourceFloor(name="update", seconds=seconds.update, label="measured",
                       text=f"{floors.update_kernel or 'the'} kernel"),
         ResourceFloor(name="flush", seconds=flush_s, label="measured",
                       text=f"{FLUSHES_A_STEP} flushes"),
+        ResourceFloor(name="messages", seconds=sum(seconds.messages) if seconds.messages else None,
+                      label="measured", text="of the busiest process, or of all on the cores"),
     )  # fmt: skip
 
 
@@ -277,15 +312,28 @@ def _step_seconds(
     disk = [disk_seconds(floors.disk, use) if floors.disk else 0.0 for use in uses]
     update_s, forward_s, backward_s, spilled_s, manifest_s = disk
     pages_s = update_s + spilled_s + manifest_s
-    moving_s = max(by_name["exchange"] or 0.0, by_name["update"] or 0.0)
+    pass_s = seconds.pass_s or by_name["exchange"] or 0.0
+    moving_s = max(pass_s, by_name["update"] or 0.0)
+    copy_forward_s, copy_backward_s = seconds.copies
     is_streaming = job.update == "streaming"
+    said_forward_s, said_backward_s = seconds.messages or (0.0, 0.0)
 
-    def phase(disk_s: float, compute_s: float, *, writes: bool) -> float:
-        moves_s = moving_s if writes else 0.0
-        cores_s = compute_s + moves_s if seconds.fills_cores else max(compute_s, moves_s)
-        return max(disk_s + (pages_s if writes else 0.0), cores_s)
+    def phase(
+        disk_s: float, compute_s: float, said_s: float, copy_s: float, *, writes: bool
+    ) -> float:
+        cores = (compute_s, said_s, copy_s + (moving_s if writes else 0.0))
+        cores_s = sum(cores) if seconds.fills_cores else max(cores)
+        if writes:
+            disk_s += pages_s
+        elif disk_s and seconds.reads_wait_for_copies:
+            disk_s += copy_s
+        return max(disk_s, cores_s)
 
-    forward = phase(forward_s, seconds.forward(), writes=not is_streaming)
-    backward = phase(backward_s, seconds.backward(), writes=is_streaming)
+    forward = phase(
+        forward_s, seconds.forward(), said_forward_s, copy_forward_s, writes=not is_streaming
+    )
+    backward = phase(
+        backward_s, seconds.backward(), said_backward_s, copy_backward_s, writes=is_streaming
+    )
     quiet = forward if is_streaming else backward
     return forward + backward + max(0.0, (by_name["flush"] or 0.0) - quiet)

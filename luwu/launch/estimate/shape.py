@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
@@ -11,7 +11,7 @@ from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.node.places import places_bytes
-from switch_emu.node.plan import NodePlan, default_chunk_bytes, plan_node
+from switch_emu.node.plan import NodePlan, budget_for_pages
 from switch_emu.store import StoreConfig
 from switch_emu.store.tier import pages_that_fit
 
@@ -131,19 +131,16 @@ def check_fits(job: JobShape, plan: NodePlan, *, disk_free_bytes: int | None = N
 
 
 def _budget_for_ram(job: JobShape, plan: NodePlan) -> int:
-    """A budget that leaves room for two sides of all pages; other uses grow with it."""
-    budget_bytes = plan.budget_bytes
-    while True:
-        missing = 0
-        for chunk_bytes in {job.layout.chunk_bytes, default_chunk_bytes(budget_bytes)}:
-            found = plan_node(
-                budget_bytes=budget_bytes, chunk_bytes=chunk_bytes, world_size=job.workers,
-                has_switch=job.has_switch,
-            )  # fmt: skip
-            missing = max(missing, 2 * job.store.state_bytes - found.resident_bytes)
-        if missing <= 0:
-            return budget_bytes
-        budget_bytes = -(-(budget_bytes + missing) // 1024) * 1024
+    """A budget that leaves room for two sides of all pages."""
+
+    def needed(chunk_bytes: int) -> int:
+        cut = replace(job, layout=replace(job.layout, chunk_bytes=chunk_bytes))
+        return 2 * cut.store.state_bytes
+
+    return budget_for_pages(
+        needed, budget_bytes=plan.budget_bytes, chunk_bytes=job.layout.chunk_bytes,
+        world_size=job.workers, has_switch=job.has_switch,
+    )  # fmt: skip
 
 
 def layout_of_units(

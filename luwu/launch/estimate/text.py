@@ -91,6 +91,12 @@ def estimate_text(found: Estimate, job: JobShape, plan: NodePlan, floors: Floors
         ]),
         "",
         *_table([
+            ("messages, a step, each process", "processes", "sent or received", "label", ""),
+            *((use.role, str(use.processes_count), f"{use.ends:,}", "predicted", "")
+              for use in found.messages),
+        ]),
+        "",
+        *_table([
             ("floor of a step", "seconds", "", "label", ""),
             *((floor.name, seconds_text(floor.seconds), "", floor.label, floor.text)
               for floor in found.floors),
@@ -144,6 +150,10 @@ def _machine_lines(floors: Floors) -> list[str]:
     if floors.update_parameters_per_s:
         rate = floors.update_parameters_per_s / 1e9
         lines.append(f"{floors.update_kernel} update kernel, measured: {rate:.2f} Gparameters/s")
+    if floors.messages:
+        cost = f"{seconds_text(floors.messages.end_s)} at each end"
+        handed = seconds_text(floors.messages.handed_s)
+        lines.append(f"a message, measured: {cost}; work handed to a thread and back: {handed}")
     if floors.matmul_flops_per_s:
         lines.append(f"matrix product, measured: {floors.matmul_flops_per_s / 1e9:.1f} GFLOP/s")
     if floors.device != "cpu":

@@ -127,6 +127,19 @@ def memory_pass_bytes(job: JobShape) -> int:
     return job.trainable_elems * per_parameter
 
 
+def copied_bytes(job: JobShape, kept: Kept) -> tuple[int, int]:
+    """Bytes that workers read and write in memory to copy weights, for forward and for backward.
+
+    In shared memory, where weights are not used in place: each worker copies what it pulled.
+    """
+    if job.transport != "shm" or kept.places_bytes:
+        return 0, 0
+    chunks = job.layout.chunks
+    forward = sum(chunk.wire_bytes for chunk in chunks)
+    backward = sum(chunk.wire_bytes for chunk in chunks if job.pulls_twice(chunk.unit))
+    return 2 * job.workers * forward, 2 * job.workers * backward
+
+
 def use_document(use: DiskUse, parameters_count: int) -> dict[str, Any]:
     """A use as JSON, in bytes and in bytes a parameter."""
     return {
