@@ -4,9 +4,10 @@ Metric:   seconds of a step of `workers/train.py`, the slowest worker's: forward
           the median over steps and repeats, without the first steps of each run.
 Floor:    compute-only: the same script, model and batches, and no exchange or update.
 Cases:    exchange-bound: 32 tokens a worker; compute-bound: as many as it takes for compute-only to
-          need a second. LuWu in RAM (durability none), and out of core (durability process) with a
-          memory budget of the optimizer state, a half and an eighth of it. `1b`, when asked for:
-          a billion parameters against what was planned (`planned_step.py`).
+          need a second. LuWu in RAM (durability none), with a switch process and without one;
+          out of core (durability process), with one, and a memory budget of the optimizer state, a
+          half and an eighth of it. `1b`, when asked for: a billion parameters against what was
+          planned (`planned_step.py`).
 Left out: start and end of the runs; losses and weights, which the tests compare.
 
 Every arm gets the same processes and threads. Arms take turns, each in a run of its own.
@@ -30,6 +31,7 @@ COMPUTE_SECONDS_MIN = 1.0
 BATCH_MAX = 1024
 KEPT = ("overlap", "memory_budget_bytes", "disk_bytes", "node_peak_rss_bytes")
 """Fields of `luwu compare` that stand in a row."""
+RAM, NO_SWITCH = "luwu ram", "luwu ram no-switch"
 BASELINES = ("fsdp", "ddp", COMPUTE_ONLY)
 SHARES = {"1": 1.0, "1/2": 0.5, "1/8": 0.125}
 LARGE = Training(layers=8, width=512, context=32, batch=1, workers=4, steps=12)
@@ -41,6 +43,8 @@ CASES = (EXCHANGE, COMPUTE, planned_step.CASE)
 MEANINGS = {
     "exchange_bound_over_fsdp": "time of fsdp / time of luwu in RAM; more is better",
     "exchange_bound_over_ddp": "time of ddp / time of luwu in RAM; more is better",
+    "exchange_bound_over_fsdp_no_switch": "the same, workers and node alone",
+    "exchange_bound_over_ddp_no_switch": "the same, workers and node alone",
     "compute_bound_over_compute_only": "time of luwu in RAM / time of compute-only; less is better",
     "out_of_core_over_ram": "time of luwu at the worst budget / in RAM, compute-bound; less is "
     "better",
@@ -57,8 +61,10 @@ class Case:
         self.name, self._job = name, job
         self._last: dict[str, Run] = {}
         self._runs = runs
+        in_ram = {"durability": "none"}
         self._arms: dict[str, Callable[[], list[float]]] = {
-            "luwu ram": partial(self._run, "luwu ram", "luwu", {"durability": "none"})
+            RAM: partial(self._run, RAM, "luwu", in_ram),
+            NO_SWITCH: partial(self._run, NO_SWITCH, "luwu", {**in_ram, "no_switch": "true"}),
         }
         for text, share in SHARES.items():
             flags = {"durability": "process", "memory_budget": f"{int(share * state_bytes)}B"}
@@ -77,7 +83,7 @@ class Case:
             rows.append(
                 harness.row(
                     self.name, arm, found, workers=self._job.workers, dtype="float32",
-                    switch=True if arm.startswith("luwu") else None,
+                    switch=arm != NO_SWITCH if arm.startswith("luwu") else None,
                     tokens_per_worker=self._job.batch * self._job.context,
                     worker_peak_rss_bytes=max(document["worker_peak_rss_bytes"]),
                     **{name: document[name] for name in KEPT},
@@ -123,11 +129,12 @@ def claims(rows: list[Row]) -> dict[str, float]:
     """What was measured of `MEANINGS`."""
     seconds = {(each["case"], each["arm"]): each["seconds_median"] for each in rows}
     found = {}
-    for baseline in ("fsdp", "ddp"):
-        pair = (EXCHANGE, baseline), (EXCHANGE, "luwu ram")
-        if seconds.keys() >= set(pair):
-            found[f"exchange_bound_over_{baseline}"] = seconds[pair[0]] / seconds[pair[1]]
-    ram = seconds.get((COMPUTE, "luwu ram"))
+    for ours, end in ((RAM, ""), (NO_SWITCH, "_no_switch")):
+        for baseline in ("fsdp", "ddp"):
+            pair = (EXCHANGE, baseline), (EXCHANGE, ours)
+            if seconds.keys() >= set(pair):
+                found[f"exchange_bound_over_{baseline}{end}"] = seconds[pair[0]] / seconds[pair[1]]
+    ram = seconds.get((COMPUTE, RAM))
     if ram is None:
         return found
     if (COMPUTE, COMPUTE_ONLY) in seconds:
@@ -137,7 +144,7 @@ def claims(rows: list[Row]) -> dict[str, float]:
     ]
     if slowest:
         found["out_of_core_over_ram"] = max(slowest) / ram
-    overlap = next(r["overlap"] for r in rows if (r["case"], r["arm"]) == (COMPUTE, "luwu ram"))
+    overlap = next(r["overlap"] for r in rows if (r["case"], r["arm"]) == (COMPUTE, RAM))
     return found | {name: value for name, value in overlap.items() if value is not None}
 
 

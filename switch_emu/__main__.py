@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from luwu.base.config import suggestion
-from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.errors import STOPPED_CODE, ConfigError, LuwuError
 from luwu.base.json_file import read_json, write_json
 from luwu.launch.lifeline import watch
 
@@ -69,12 +69,14 @@ def _serve(role: str, document: dict[str, Any], stopping: threading.Event) -> in
         from switch_emu.switch.serve import SwitchSpec, serve_switch
 
         switch = _spec(SwitchSpec, document["spec"])
-        return serve_switch(switch, on_listening=on_listening, should_stop=stopping.is_set)
+        is_finished = serve_switch(switch, on_listening=on_listening, should_stop=stopping.is_set)
+        return 0 if is_finished else STOPPED_CODE
     from switch_emu.node.serve import NodeSpec, plan_lines, serve_node
 
     node = _spec(NodeSpec, document["spec"])
     lines.extend(plan_lines(node))
-    return serve_node(node, on_listening=on_listening, should_stop=stopping.is_set)
+    is_finished = serve_node(node, on_listening=on_listening, should_stop=stopping.is_set)
+    return 0 if is_finished else STOPPED_CODE
 
 
 def _spec(kind: Any, values: dict[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.base.limits import CHUNK_BYTES_STEP, PAYLOAD_BYTES_MAX, WORLD_SIZE_MAX
+from luwu.base.limits import CHUNK_BYTES_STEP, PAYLOAD_BYTES_MAX, STRIPES_MAX, WORLD_SIZE_MAX
 from luwu.base.quantities import parse_bytes, parse_ns
 
 ENVIRONMENT_PREFIX: Final = "LUWU_"
@@ -209,6 +209,9 @@ class RunConfig:
         "auto", one_of("auto", "tcp", "ipc", "shm"), "auto|tcp|ipc|shm", SERVING,
         "how processes talk; auto: shared memory on one host",
     )  # fmt: skip
+    stripes: int = _key(
+        1, whole(1, STRIPES_MAX), "N", SERVING, "connections that a link is spread over; not of shm"
+    )
     chunk: int | None = _key(
         None, chunk_size, "SIZE|auto", SERVING,
         "float32 gradient bytes that travel and are stored together; auto follows the budget",

@@ -17,6 +17,11 @@ Every message names the peer or place, what was found, what was expected and wha
 
 from __future__ import annotations
 
+from typing import Final
+
+STOPPED_CODE: Final = 143
+"""Of a process that a signal stopped before its job was over; a shell says 128 + SIGTERM too."""
+
 
 class LuwuError(Exception):
     """Base of every error this project raises on purpose."""

@@ -28,6 +28,9 @@ ALIGN_ELEMS: Final = 64
 NORM_BLOCK_ELEMS: Final = 4096
 """Squares are summed over blocks of this many elements, counted from the unit's start."""
 
+STRIPES_MAX: Final = 8
+"""Connections that one link may be spread over."""
+
 CHUNK_BYTES_STEP: Final = 16 * 1024
 """`--chunk` is a multiple of this: 4,096 float32 elements, one block of the norm."""
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep, utc_text
-from luwu.base.errors import ConfigError
+from luwu.base.errors import STOPPED_CODE, ConfigError
 
 
 @dataclass(slots=True)
@@ -111,6 +111,8 @@ def stop_all(children: Sequence[Child], *, patience_s: float) -> None:
 
 def exit_text(code: int) -> str:
     """`exit code 3`, or `signal SIGKILL`."""
+    if code == STOPPED_CODE:
+        return "a signal to stop, before the job was over"
     if code >= 0:
         return f"exit code {code}"
     try:

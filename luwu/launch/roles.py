@@ -119,13 +119,14 @@ def node_spec(
         "events": str(run.events("node")),
         "summary": str(run.result("node.json")),
         "arena_bytes": arena_bytes,
+        "stripes": config.stripes,
         "grace_s": config.grace,
     }
 
 
 def switch_spec(
     config: RunConfig, run: RunDirectory, *, job: int, world_size: int, listen: str, parent: str,
-    chunk_bytes: int, arena_bytes: int = 0, advertise: str | None = None,
+    chunk_bytes: int, arena_bytes: int = 0, stripes: int = 1, advertise: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `SwitchSpec`, as JSON takes them."""
     slot_bytes_max = max(256 * MIB, 4 * world_size * chunk_bytes)
@@ -140,6 +141,7 @@ def switch_spec(
         "copies_bytes_max": max(256 * MIB, 4 * chunk_bytes),
         "events": str(run.events("switch")),
         "arena_bytes": arena_bytes,
+        "stripes": stripes,
         "chunk_bytes": chunk_bytes,
         "grace_s": config.grace,
     }

@@ -83,6 +83,11 @@ def serve(
         say(line)
     job = new_job()
     transport = chosen_transport(config)
+    if transport == "shm" and config.stripes > 1:
+        raise ConfigError(
+            f"stripes: {config.stripes} connections asked for, but shared memory has nothing to "
+            "spread over them; give --transport tcp too, or leave --stripes out"
+        )
     arena_bytes = 0
     if transport == "tcp":
         at_node, at_switch = LOOPBACK, config.bind or LOOPBACK
@@ -124,6 +129,7 @@ def add_switch(
     supervisor: Supervisor, config: RunConfig, connection: Connection, *, listen: str
 ) -> Connection:
     """Start a switch before the node of `connection`."""
+    stripes = config.stripes if config.stripes > 1 else connection.stripes
     spec = switch_spec(
         config,
         supervisor.run,
@@ -133,9 +139,10 @@ def add_switch(
         parent=connection.node,
         chunk_bytes=connection.chunk_bytes,
         arena_bytes=connection.arena_bytes,
+        stripes=stripes,
         advertise=config.advertise,
     )
-    return replace(connection, switch=supervisor.add_role("switch", spec))
+    return replace(connection, switch=supervisor.add_role("switch", spec), stripes=stripes)
 
 
 def chosen_transport(config: RunConfig) -> str:
@@ -176,6 +183,7 @@ def connection_of(
         connect_timeout_s=config.connect_timeout,
         grace_s=config.grace,
         arena_bytes=arena_bytes,
+        stripes=config.stripes,
     )
 
 

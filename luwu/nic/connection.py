@@ -3,7 +3,7 @@
     {"schema": 1, "job": 5713, "protocol": 1, "world_size": 2,
      "node": "tcp://10.0.0.5:41877", "switch": "tcp://10.0.0.6:40001", "chunk_bytes": 1048576,
      "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600,
-     "arena_bytes": 0}
+     "arena_bytes": 0, "stripes": 1}
 
 `switch` is null where workers talk to the node itself. The same fits a URL, for hosts that share no
 directory: `tcp://10.0.0.6:40001?job=5713&world_size=2&chunk_bytes=1048576`; its endpoint is where
@@ -23,7 +23,13 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import suggestion
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.json_file import read_json, write_json
-from luwu.base.limits import INT64_MAX, PAYLOAD_BYTES_MAX, PROTOCOL_VERSION, WORLD_SIZE_MAX
+from luwu.base.limits import (
+    INT64_MAX,
+    PAYLOAD_BYTES_MAX,
+    PROTOCOL_VERSION,
+    STRIPES_MAX,
+    WORLD_SIZE_MAX,
+)
 
 SCHEMA: Final = 1
 PREFETCH_UNITS: Final = 2
@@ -48,6 +54,8 @@ class Connection:
     grace_s: float = 600.0
     arena_bytes: int = 0
     """Shared memory of each worker for its gradients, where the endpoint is shm://."""
+    stripes: int = 1
+    """Connections of each link, where it is not shm://."""
 
     @property
     def endpoint(self) -> str:
@@ -64,6 +72,8 @@ class Connection:
         }
         if self.arena_bytes:
             asked["arena_bytes"] = self.arena_bytes
+        if self.stripes != 1:
+            asked["stripes"] = self.stripes
         if self.reshard_after_forward is not None:
             asked["reshard_after_forward"] = str(self.reshard_after_forward).lower()
         return f"{self.endpoint}?{urllib.parse.urlencode(asked)}"
@@ -172,6 +182,7 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     _in_limits(document, "chunk_bytes", 1, PAYLOAD_BYTES_MAX, where)
     _in_limits(document, "prefetch_units", 0, 1 << 20, where)
     _in_limits(document, "arena_bytes", 0, INT64_MAX, where)
+    _in_limits(document, "stripes", 1, STRIPES_MAX, where)
     for name in ("node", "switch"):
         endpoint = document.get(name)
         if endpoint is None and name == "switch":

@@ -37,7 +37,11 @@ def open_nic(rank: int, world_size: int) -> Nic:
     events = os.environ.get("LUWU_EVENTS", "")
     path = Path(events) / f"worker-{rank}.jsonl" if events else None
     nic = Nic(
-        open_transport(connection.endpoint, arena_bytes=connection.arena_bytes),
+        open_transport(
+            connection.endpoint,
+            arena_bytes=connection.arena_bytes,
+            stripes=connection.stripes,
+        ),
         endpoint=connection.endpoint,
         job=connection.job,
         rank=rank,

@@ -23,6 +23,7 @@ from luwu.transport.interface import (
 )
 from luwu.transport.shm import ShmTransport
 from luwu.transport.sockets import ZeroMqTiming
+from luwu.transport.striped import StripedTransport
 from luwu.transport.zeromq import ZeroMqTransport
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Received",
     "SendHandle",
     "ShmTransport",
+    "StripedTransport",
     "Transport",
     "ZeroMqTiming",
     "ZeroMqTransport",

@@ -1,14 +1,18 @@
-"""The two kinds of ZeroMQ sockets: a ROUTER that peers find, and a DEALER for each peer we dial.
+"""The ROUTER that peers find; the DEALER for each peer we dial is in `dialled`.
 
 Each dialling socket is used for one connection. libzmq would reconnect it by itself, and does in
 the moments before we notice the loss; but then messages of two connections would come out of one
 socket. So a DEALER says an empty message first (ZMQ_PROBE_ROUTER), once for each socket, and a
-ROUTER lets nobody in who begins otherwise.
+ROUTER lets nobody in who begins otherwise. Where a hub wants greetings (`Hub.greeting_bytes`), a
+first message of that size is one, and says what its connection is for.
 
 A ROUTER knows its peers by routing ids, the monitor knows connections by file descriptors, and
 descriptors are used again. They are matched at the empty message: its descriptor is read from the
 message, and an empty answer, sent with ROUTER_MANDATORY, finds out whether that connection still
-lives or the descriptor is already another one's.
+lives or the descriptor is already another one's. libzmq may take a connection that just ended for a
+living one, for its end goes back and forth between two threads. So of two connections with one
+descriptor the later one lives; routing ids are counted, in the order of the handshakes. With
+several I/O threads a connection may speak, and end, before the monitor tells that it was accepted.
 """
 
 from __future__ import annotations
@@ -22,27 +26,21 @@ import zmq
 
 from luwu.base.errors import RemoteProtocolError
 from luwu.transport.interface import LISTENER, PeerDown, PeerFailed, PeerUp, Received
-from luwu.transport.lanes import Lane, delivery_of
-from luwu.transport.monitor import (
-    DIAL_EVENTS,
-    LISTEN_EVENTS,
-    LOST,
-    DialStory,
-    SocketMonitor,
-    stranger_error,
-)
-from luwu.transport.sockets import (
-    ZeroMqTiming,
-    new_router,
-    new_socket,
-    read_frames,
-    set_heartbeats,
-)
+from luwu.transport.lanes import Lane, Way, delivery_of
+from luwu.transport.monitor import LISTEN_EVENTS, LOST, SocketMonitor, stranger_error
+from luwu.transport.sockets import ZeroMqTiming, new_router, read_frames, set_heartbeats
 
 _PASSED_OVER_COUNT = 64
 """A turn may be skipped when another connection ends (measured), hence not 2."""
 
 _OWN_ROUTING_ID_BYTES = 5  # a zero and a number: what libzmq gives to those who bring no name
+
+
+@dataclass(frozen=True, slots=True)
+class Greeted(PeerUp):
+    """The PeerUp of a connection that began with a greeting."""
+
+    greeting: bytes
 
 
 class Hub(Protocol):
@@ -52,6 +50,8 @@ class Hub(Protocol):
     timing: ZeroMqTiming
     credit_bytes: int
     header_bytes_max: int
+    greeting_bytes: int
+    """Size of a greeting that a connection may begin with; 0: none may."""
     received: deque[Received]
 
     def watch(self, socket: zmq.Socket[Any], call: Callable[[], None]) -> None:
@@ -98,8 +98,11 @@ class Listener:
         self._routes: dict[bytes, _Route] = {}
         self._ending: list[_Route] = []
         self._by_fd: dict[int, _Route | None] = {}
+        self._early: dict[int, _Route] = {}  # met before the monitor told that they were accepted
+        self._ended_early: set[int] = set()  # over before the monitor told that
         self._handshake_fault = 0
-        self._unmet_ends: list[int] = []  # connections that ended and were not met (yet): why
+        # Connections that ended and were not met (yet): descriptor, and why.
+        self._unmet_ends: list[tuple[int, int]] = []
         hub.watch(self._socket, lambda: hub.readable(self))
         hub.watch(self._monitor.socket, self._read_monitor)
 
@@ -118,7 +121,7 @@ class Listener:
         if message is None:
             for route in tuple(self._ending):
                 self._end(route)
-            for fault in self._unmet_ends:
+            for _, fault in self._unmet_ends:
                 error = stranger_error(fault, ", ".join(self._endpoints))
                 self._hub.received.append(PeerFailed(LISTENER, error, final=False))
             self._unmet_ends.clear()
@@ -149,31 +152,41 @@ class Listener:
         # Whatever ended before this connection began is in the monitor by now, so what `_by_fd`
         # says of the descriptor is about this connection or a later one.
         self._read_monitor()
-        fault = _stranger_fault(routing_id, frames, frames_count)
+        hub = self._hub
+        fault = _stranger_fault(routing_id, frames, frames_count, hub.greeting_bytes)
         peer = f"p-{routing_id[1:].hex()}"
         lane = None
         if fault is None:
-            hub = self._hub
-            lane = Lane(peer, self._socket, routing_id, hub.credit_bytes, hub.header_bytes_max)
+            way = Way(self._socket, routing_id)
+            lane = Lane(peer, (way,), hub.credit_bytes, hub.header_bytes_max)
         route = self._routes[routing_id] = _Route(routing_id, lane)
+        over: _Route | None = route
         fd = _descriptor(frames[-1])
-        if self._is_alive(routing_id) and fd in self._by_fd and self._by_fd[fd] is None:
-            self._by_fd[fd] = route
-        else:
-            self._begin_end(route)
-            if 0 in self._unmet_ends:
-                self._unmet_ends.remove(0)
+        if fd >= 0 and self._is_alive(routing_id):
+            holder = self._by_fd.get(fd)
+            if fd not in self._by_fd:
+                if not any(fd == ended for ended, _ in self._unmet_ends):
+                    self._early[fd], over = route, None
+            elif holder is None or _is_later(routing_id, holder.routing_id):
+                self._by_fd[fd], over = route, holder
+        if over is not None:
+            self._begin_end(over)
+            if (fd, 0) in self._unmet_ends:
+                self._unmet_ends.remove((fd, 0))
         if lane is not None:
-            self._hub.attach(lane)
-            self._hub.received.append(PeerUp(peer))
+            hub.attach(lane)
+            greeting = frames[1].bytes
+            hub.received.append(Greeted(peer, greeting) if greeting else PeerUp(peer))
         else:
             error = RemoteProtocolError(
                 f"something at {', '.join(self._endpoints)} {fault}. It is not of this run, and is "
                 f"not listened to; stop it, or correct the address it uses."
             )
-            self._hub.received.append(PeerFailed(LISTENER, error, final=False))
+            hub.received.append(PeerFailed(LISTENER, error, final=False))
 
     def _is_alive(self, routing_id: bytes) -> bool:
+        # A send looks at most once a millisecond for connections that ended, this does each time.
+        self._socket.getsockopt(zmq.EVENTS)
         try:
             self._socket.send_multipart([routing_id, b""], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -183,13 +196,20 @@ class Listener:
     def _read_monitor(self) -> None:
         for event, value in self._monitor.read():
             if event == zmq.EVENT_ACCEPTED:
-                self._by_fd[value] = None
+                if value in self._ended_early:
+                    self._ended_early.remove(value)
+                else:
+                    self._by_fd[value] = self._early.pop(value, None)
             elif event == zmq.EVENT_DISCONNECTED:
-                route = self._by_fd.pop(value, None)
+                if value in self._by_fd:
+                    route = self._by_fd.pop(value)
+                else:
+                    self._ended_early.add(value)
+                    route = self._early.pop(value, None)
                 if route is not None:
                     self._begin_end(route)
                 else:
-                    self._unmet_ends.append(self._handshake_fault)
+                    self._unmet_ends.append((value, self._handshake_fault))
                     self._hub.readable(self)
                 self._handshake_fault = 0
             else:
@@ -218,15 +238,23 @@ class Listener:
             self._hub.received.append(PeerDown(route.lane.peer, LOST))
 
 
-def _stranger_fault(routing_id: bytes, frames: list[zmq.Frame], frames_count: int) -> str | None:
+def _stranger_fault(
+    routing_id: bytes, frames: list[zmq.Frame], frames_count: int, greeting_bytes: int
+) -> str | None:
     """Why whoever sent this first message is none of ours; None if it is."""
     if len(routing_id) != _OWN_ROUTING_ID_BYTES or routing_id[0] != 0:
         return "chose a name for itself, or does not speak ZeroMQ"
     if frames_count < 2 or _socket_type(frames[1]) != "DEALER":
         return "speaks an old ZeroMQ, or another socket's part"
-    if frames_count != 2 or len(frames[1]) != 0:
+    if frames_count != 2 or len(frames[1]) not in (0, greeting_bytes):
         return "did not begin with an empty message (or repeats what a lost connection left over)"
     return None
+
+
+def _is_later(routing_id: bytes, other: bytes) -> bool:
+    """Which of two connections was given its number later; numbers wrap around."""
+    counts = [int.from_bytes(each[1:], "big") for each in (routing_id, other)]
+    return 0 < (counts[0] - counts[1]) % 2**32 < 2**31
 
 
 def _descriptor(frame: zmq.Frame) -> int:
@@ -241,88 +269,3 @@ def _socket_type(frame: zmq.Frame) -> str:
         return str(frame.get("Socket-Type"))
     except zmq.ZMQError:  # ZMTP 1.0, or what looks like it, has no properties
         return ""
-
-
-class Dialled:
-    """One peer that we dial: a DEALER for each connection, one after the other."""
-
-    def __init__(self, hub: Hub, peer: str, endpoint: str, *, heartbeats: bool, ipv6: bool) -> None:
-        self._hub = hub
-        self._peer = peer
-        self._endpoint = endpoint
-        self._heartbeats = heartbeats
-        self._ipv6 = ipv6
-        self._open()
-
-    def take(self) -> bool:
-        """Read one message into `Hub.received`; False if there was none."""
-        if self._story.failed:
-            return False
-        message = read_frames(self._socket)
-        if message is None:
-            if self._story.ended:
-                self._replace()
-            return False
-        if self._lane is None:
-            self._read_monitor()  # the handshake is in the monitor before the first message
-        if self._lane is not None:  # else it is not ZeroMQ that speaks; the monitor reports it
-            received = delivery_of(self._lane, *message)
-            if received is not None:
-                self._hub.received.append(received)
-        return True
-
-    def close(self) -> None:
-        """Close the socket; libzmq sends what is queued, for the linger time at most."""
-        if self._story.failed:
-            return
-        if not self._story.up:
-            self._socket.linger = 0  # nobody to send to
-        self._close_socket()
-
-    def _open(self) -> None:
-        timing = self._hub.timing
-        self._story = DialStory(self._peer, self._endpoint)
-        self._lane: Lane | None = None
-        self._socket = new_socket(self._hub.context, zmq.DEALER, timing)
-        self._socket.probe_router = 1
-        self._socket.reconnect_ivl = timing.reconnect_ms
-        self._socket.reconnect_ivl_max = timing.reconnect_ms_max
-        self._socket.connect_timeout = timing.handshake_ms
-        self._socket.ipv6 = self._ipv6
-        set_heartbeats(self._socket, timing, on=self._heartbeats)
-        self._monitor = SocketMonitor(self._hub.context, self._socket, DIAL_EVENTS)
-        self._hub.watch(self._socket, lambda: self._hub.readable(self))
-        self._hub.watch(self._monitor.socket, self._read_monitor)
-        self._socket.connect(self._endpoint)
-
-    def _read_monitor(self) -> None:
-        for event, _value in self._monitor.read():
-            told = self._story.tell(event)
-            if isinstance(told, PeerUp):
-                hub = self._hub
-                self._lane = Lane(
-                    self._peer, self._socket, None, hub.credit_bytes, hub.header_bytes_max
-                )
-                self._hub.attach(self._lane)
-            if told is not None:
-                self._hub.received.append(told)
-        if self._story.ended:
-            assert self._lane is not None
-            self._hub.detach(self._lane)  # nothing more can be sent, messages may still be read
-            self._hub.readable(self)
-        elif self._story.failed:
-            self._socket.linger = 0
-            self._close_socket()
-
-    def _replace(self) -> None:
-        """The last message was read: say so, and seek the peer again with a new socket."""
-        self._hub.received.append(self._story.lost())
-        self._socket.linger = 0
-        self._close_socket()
-        self._open()
-
-    def _close_socket(self) -> None:
-        self._hub.unwatch(self._socket)
-        self._hub.unwatch(self._monitor.socket)
-        self._monitor.close()
-        self._socket.close()

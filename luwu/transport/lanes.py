@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import zmq
 
@@ -22,6 +23,10 @@ from luwu.transport.interface import (
 ZERO_COPY_BYTES_MIN: Final = 64 * 1024
 """Below this a copy is cheaper than tracking (measured: 1 to 5 us against 15 to 22 us)."""
 
+TURN_BYTES: Final = ZERO_COPY_BYTES_MIN
+"""What one of several ways gets at least before it is the next one's turn; the receiver counts too.
+Not larger than ZERO_COPY_BYTES_MIN, for a tracked buffer ends a turn."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sent:
@@ -38,25 +43,31 @@ class Sent:
 _COPIED: Final = Sent()
 
 
+class Way(NamedTuple):
+    """One connection to a peer: the socket, and the peer's address there if it has several."""
+
+    socket: zmq.Socket[Any]
+    address: bytes | None = None
+
+
 class Lane:
-    """The way to one peer: its socket and address there, its credit and counters."""
+    """All ways to one peer, in turns, with one credit and one set of counters.
+
+    A turn lasts until its messages come to `TURN_BYTES`. Then what was sent last is tracked too:
+    when libzmq needs it no more, it needs nothing of this turn, for one way is a FIFO.
+    """
 
     def __init__(
-        self,
-        peer: str,
-        socket: zmq.Socket[Any],
-        address: bytes | None,
-        limit_bytes: int,
-        header_bytes_max: int,
+        self, peer: str, ways: Sequence[Way], limit_bytes: int, header_bytes_max: int
     ) -> None:
         self.peer = peer
+        self.ways = ways
         self.header_bytes_max = header_bytes_max
         self.counters = Counters()
-        self._socket = socket
-        self._address = address
+        self._turn = 0
         self._ledger = CreditLedger(peer, limit_bytes)
         self._queued: deque[tuple[SendHandle, int]] = deque()
-        self._untracked_bytes = 0  # copied messages since the last tracked one; one lane is a FIFO
+        self._turn_bytes = 0  # of the copied messages of this turn
 
     def credit_bytes(self) -> int:
         """Bytes that may be queued now; less than 64 KiB of copied messages may be left out."""
@@ -69,12 +80,12 @@ class Lane:
         payload_bytes = sum(view.nbytes for view in views)
         self.credit_bytes()
         self._ledger.check(len(header), payload_bytes)
-        untracked_bytes = self._untracked_bytes + len(header) + payload_bytes
+        turn_bytes = self._turn_bytes + len(header) + payload_bytes
         large = [view.nbytes >= ZERO_COPY_BYTES_MIN for view in views]
         trackers: list[zmq.MessageTracker] = []
         head: bytes | zmq.Frame = header
         mark: SendHandle | None = None
-        if not any(large) and untracked_bytes >= ZERO_COPY_BYTES_MIN:
+        if not any(large) and turn_bytes >= TURN_BYTES:
             head, tracker = _tracked(header)  # for the credit; the caller's buffers are copied
             mark = Sent((tracker,))
         parts: list[bytes | memoryview | zmq.Frame] = [head]
@@ -90,23 +101,25 @@ class Lane:
         if trackers:
             mark = handle
         if mark is None:
-            self._untracked_bytes = untracked_bytes
+            self._turn_bytes = turn_bytes
         else:
-            self._queued.append((mark, untracked_bytes))
-            self._ledger.queued_bytes += untracked_bytes
-            self._untracked_bytes = 0
+            self._queued.append((mark, turn_bytes))
+            self._ledger.queued_bytes += turn_bytes
+            self._turn_bytes = 0
+            self._turn = (self._turn + 1) % len(self.ways)
         self.counters.header_bytes_sent += len(header)
         self.counters.payload_bytes_sent += payload_bytes
         return handle
 
     def _write(self, parts: list[bytes | memoryview | zmq.Frame]) -> None:
         last = len(parts) - 1
+        socket, address = self.ways[self._turn]
         try:
-            if self._address is not None:
-                self._socket.send(self._address, zmq.SNDMORE | zmq.NOBLOCK)
+            if address is not None:
+                socket.send(address, zmq.SNDMORE | zmq.NOBLOCK)
             for index, part in enumerate(parts):
                 more = zmq.SNDMORE if index < last else 0
-                self._socket.send(part, zmq.NOBLOCK | more, copy=not isinstance(part, zmq.Frame))
+                socket.send(part, zmq.NOBLOCK | more, copy=not isinstance(part, zmq.Frame))
         except zmq.ZMQError as exc:  # only the first frame can be refused: no mark, no such peer
             raise gone(self.peer) from exc
 

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
+import os
+from typing import Final
+
+from luwu.base.errors import ConfigError
 from luwu.transport.interface import Transport
 from luwu.transport.shm import ShmTransport
-from luwu.transport.zeromq import ZeroMqTransport
+from luwu.transport.striped import StripedTransport
 
 SHARED_SCHEME = "shm://"
+
+IO_THREADS_MAX: Final = 4
+"""Four threads that only copy come to what most hosts' memory gives."""
 
 _CREDIT_BYTES = 1 << 50
 """What is sent by reference is bounded by the arenas it lies in, not per peer."""
 
 
-def open_transport(endpoint: str, *, arena_bytes: int = 0, insecure: bool = False) -> Transport:
+def open_transport(
+    endpoint: str,
+    *,
+    arena_bytes: int = 0,
+    insecure: bool = False,
+    stripes: int = 1,
+    peers_count: int = 1,
+) -> Transport:
     """A transport for an endpoint to listen at or to dial. Raises ConfigError.
 
     `arena_bytes`: shared memory for what is sent from here, where the endpoint is shm://.
+    `stripes`: connections to each peer, where it is not; `peers_count`: how many peers at most.
     """
     if endpoint.startswith(SHARED_SCHEME):
+        if stripes != 1:
+            raise ConfigError(
+                f"stripes is {stripes}, but shared memory has nothing to spread over connections; "
+                f"leave it out, or use --transport tcp"
+            )
         return ShmTransport(arena_bytes=arena_bytes, credit_bytes=_CREDIT_BYTES)
-    return ZeroMqTransport(insecure=insecure)
+    io_threads = io_threads_for(peers_count * stripes, len(os.sched_getaffinity(0)))
+    return StripedTransport(stripes=stripes, insecure=insecure, io_threads=io_threads)
+
+
+def io_threads_for(connections_count: int, cores_count: int) -> int:
+    """How many I/O threads libzmq should have for so many connections, on so many cores.
+
+    A connection is served by one thread, so more threads than connections idle; and every thread
+    that copies wants a core, while half of them are left to those who use the bytes.
+
+    Source: design note 0012; the ZeroMQ guide, "one I/O thread for each gigabyte a second".
+    """
+    return max(1, min(connections_count, cores_count // 2, IO_THREADS_MAX))

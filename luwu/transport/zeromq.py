@@ -24,8 +24,9 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
 from luwu.base.limits import CONTROL_HEADER_BYTES_MAX
 from luwu.transport import endpoints
-from luwu.transport.connections import Dialled, Listener, Side
+from luwu.transport.connections import Listener, Side
 from luwu.transport.credits import anonymous_memory, check_limit
+from luwu.transport.dialled import Dialled
 from luwu.transport.interface import (
     CREDIT_BYTES_DEFAULT,
     Buffer,
@@ -56,9 +57,12 @@ class ZeroMqTransport(Transport):
         io_threads: int = 1,
         timing: ZeroMqTiming | None = None,
         header_bytes_max: int = CONTROL_HEADER_BYTES_MAX,
+        greeting_bytes: int = 0,
     ) -> None:
-        """`header_bytes_max` is larger only for a transport that wraps headers in its own."""
+        """`header_bytes_max` is larger only for a transport that wraps headers in its own, and
+        `greeting_bytes` above 0 only for one that takes connections with greetings (`Greeted`)."""
         check_libzmq()
+        self.greeting_bytes = greeting_bytes
         self.header_bytes_max = header_bytes_max
         self.credit_bytes = check_limit(credit_bytes)
         self.timing = timing if timing is not None else ZeroMqTiming()
@@ -102,8 +106,8 @@ class ZeroMqTransport(Transport):
         assert isinstance(chosen, endpoints.TcpEndpoint)
         return str(chosen if advertise is None else endpoints.advertised(advertise, chosen))
 
-    def dial(self, peer: str, endpoint: str) -> None:
-        """Connect to a peer; see `Transport.dial`."""
+    def dial(self, peer: str, endpoint: str, *, greeting: bytes = b"") -> None:
+        """Connect to a peer; see `Transport.dial`. With a greeting: for one connection only."""
         if not peer or peer.startswith("p-") or peer in self._dialled:
             raise ValueError(f"cannot call a peer {peer!r}: empty, a listener's name, or taken")
         target = endpoints.parse(endpoint)
@@ -116,7 +120,18 @@ class ZeroMqTransport(Transport):
             endpoints.address_of(target)  # libzmq would try an unknown host for ever, in silence
         ipv6 = isinstance(target, endpoints.TcpEndpoint) and target.is_ipv6
         # The name goes to libzmq, which looks it up again at each attempt: addresses move.
-        self._dialled[peer] = Dialled(self, peer, str(target), heartbeats=is_tcp, ipv6=ipv6)
+        self._dialled[peer] = Dialled(
+            self, peer, str(target), heartbeats=is_tcp, ipv6=ipv6, greeting=greeting
+        )
+
+    def redial(self, peer: str, greeting: bytes) -> None:
+        """Dial a peer anew, with another greeting; nothing more is heard of before."""
+        self._stopped(peer).restart(greeting)
+
+    def drop(self, peer: str) -> None:
+        """Dial this peer no more; nothing more is heard of it."""
+        self._stopped(peer)
+        del self._dialled[peer]
 
     def reserve(self, nbytes: int) -> memoryview:
         """Ordinary memory: ZeroMQ sends from any."""
@@ -125,11 +140,11 @@ class ZeroMqTransport(Transport):
     def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
         """Queue one message; see `Transport.send`. Buffers of 64 KiB or more are not copied."""
         views = checked_views(header, buffers, header_bytes_max=self.header_bytes_max)
-        return self._lane(peer).send(header, views)
+        return self.lane(peer).send(header, views)
 
     def credit(self, peer: str) -> int:
         """Bytes that may be queued now; see `Transport.credit`."""
-        return self._lane(peer).credit_bytes()
+        return self.lane(peer).credit_bytes()
 
     def receive(self, timeout_ns: int | None) -> Received | None:
         """The next message or event; see `Transport.receive`."""
@@ -157,7 +172,7 @@ class ZeroMqTransport(Transport):
         """Bytes so far; see `Transport.counters`."""
         total = Counters()
         if peer is not None:
-            total.add(self._lane(peer).counters)
+            total.add(self.lane(peer).counters)
             return total
         total.add(self._departed)
         for lane in self._lanes.values():
@@ -181,6 +196,13 @@ class ZeroMqTransport(Transport):
         self.context.term()  # waits for libzmq's threads
         self._lanes.clear()
         self.received.clear()
+
+    def lane(self, peer: str) -> Lane:
+        """For a transport around this one: the way to a peer. Raises PeerGone."""
+        lane = self._lanes.get(peer)
+        if lane is None:
+            raise gone(peer)
+        return lane
 
     def watch(self, socket: zmq.Socket[Any], call: Callable[[], None]) -> None:
         """For connections: call `call` when the socket has something."""
@@ -220,11 +242,14 @@ class ZeroMqTransport(Transport):
             self._ipc.append(endpoint)
         return bound
 
-    def _lane(self, peer: str) -> Lane:
-        lane = self._lanes.get(peer)
-        if lane is None:
-            raise gone(peer)
-        return lane
+    def _stopped(self, peer: str) -> Dialled:
+        dialled = self._dialled[peer]
+        dialled.stop()
+        if dialled in self._readable:
+            self._readable.remove(dialled)
+        for received in [each for each in self.received if each.peer == peer]:
+            self.received.remove(received)
+        return dialled
 
     def _take_messages(self) -> None:
         """Read from the sides in turn until there is something to return."""

@@ -28,6 +28,9 @@ _SHARED_CHUNKS = 1
 _UPDATES_COUNTS = (6, 4, 3, 2)
 """Pages in flight, as many as the budget has room for. Two leave the disk idle while they compute;
 more than four are there for small pages, which cost the disk less than the program."""
+_OUTGOING_CHUNKS = 6
+"""Weights wait there until all workers have copied them. With two chunks of 16 MiB the disk was
+idle for two fifths of a forward of a billion parameters: one was read while another was copied."""
 _SPILL_BUFFERS_MAX = 2
 """One is filled while the other is written."""
 _CHUNK_AUTO_BYTES_MAX = 16 * _MIB
@@ -121,7 +124,8 @@ def plan_node(
     pipeline_bytes = _pipeline_bytes(chunk_bytes, updates_count, reads_count)
     spare = budget_bytes - pipeline_bytes - leasts.total
     window_bytes = _share(spare, 0.15, leasts.window, 32 * _MIB)
-    outgoing_bytes = _share(spare, 0.15, leasts.outgoing, 32 * _MIB)
+    outgoing_most = max(32 * _MIB, _OUTGOING_CHUNKS * chunk_bytes)
+    outgoing_bytes = _share(spare, 0.15, leasts.outgoing, outgoing_most)
     slots_bytes = copies_bytes = 0
     if not has_switch:
         slots_bytes = _share(spare, 0.2, leasts.slots, 256 * _MIB)

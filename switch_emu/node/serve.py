@@ -20,7 +20,7 @@ from switch_emu.node.core import NodeCore
 from switch_emu.node.kernels import make_kernel
 from switch_emu.node.pages import store_config, weights_digest
 from switch_emu.node.places import WeightsPlaces, places_bytes
-from switch_emu.node.plan import NodePlan, default_chunk_bytes, plan_node
+from switch_emu.node.plan import NodePlan, budget_for_pages, plan_node
 from switch_emu.node.shell import NodeShell
 from switch_emu.store import (
     Durability,
@@ -63,6 +63,8 @@ class NodeSpec:
     grace_s: float = 600.0
     arena_bytes: int = 0
     """Shared memory of each child for what it pushes; 0: nothing is shared."""
+    stripes: int = 1
+    """Connections of each child."""
 
     def plan(self) -> NodePlan:
         """The memory plan. Raises ConfigError if the budget cannot work."""
@@ -86,8 +88,10 @@ def plan_lines(spec: NodeSpec) -> list[str]:
 
 def serve_node(
     spec: NodeSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool]
-) -> int:
-    """Serve one job; the exit code. `on_listening` is told the endpoint that children dial.
+) -> bool:
+    """Serve one job until it is over (True), or until somebody wants us to stop before (False).
+
+    `on_listening` is told the endpoint that children dial.
 
     Raises: ConfigError, StateError.
     """
@@ -97,7 +101,11 @@ def serve_node(
             recorder.event("node.plan", text=line)
         arena_bytes = plan.shared_bytes if spec.arena_bytes else 0
         with open_transport(
-            spec.listen, arena_bytes=arena_bytes, insecure=spec.insecure
+            spec.listen,
+            arena_bytes=arena_bytes,
+            insecure=spec.insecure,
+            stripes=spec.stripes,
+            peers_count=1 if spec.has_switch else spec.world_size,
         ) as transport:
             shell = make_node_shell(spec, transport, recorder)
             try:
@@ -110,7 +118,7 @@ def serve_node(
                 recorder.event("node.finished" if is_finished else "node.stopped")
             finally:
                 shell.close()
-    return 0
+    return is_finished
 
 
 def make_node_shell(spec: NodeSpec, transport: Transport, recorder: Recorder) -> NodeShell:
@@ -233,24 +241,16 @@ def _own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:
 
 
 def _budget_for_ram(spec: NodeSpec, description: Description) -> int:
-    """A budget in whole KiB that leaves room for two sides of all pages; other uses grow with it.
+    """A budget that leaves room for two sides of all pages."""
 
-    It does for the chunk of now, and for the one that follows from it where `--chunk` is not given.
-    """
-    while True:
-        chunks = {spec.chunk_bytes, default_chunk_bytes(spec.memory_budget_bytes)}
-        missing = max(_missing_bytes(spec, description, chunk_bytes) for chunk_bytes in chunks)
-        if missing <= 0:
-            return spec.memory_budget_bytes
-        budget = spec.memory_budget_bytes + missing
-        spec = replace(spec, memory_budget_bytes=-(-budget // 1024) * 1024)
+    def needed(chunk_bytes: int) -> int:
+        layout = replace(description.layout, chunk_bytes=chunk_bytes)
+        return 2 * store_config(replace(description, layout=layout)).state_bytes
 
-
-def _missing_bytes(spec: NodeSpec, description: Description, chunk_bytes: int) -> int:
-    """What two sides of the state, cut into such chunks, lack of the RAM that pages may take."""
-    layout = replace(description.layout, chunk_bytes=chunk_bytes)
-    needed = 2 * store_config(replace(description, layout=layout)).state_bytes
-    return needed - replace(spec, chunk_bytes=chunk_bytes).plan().resident_bytes
+    return budget_for_pages(
+        needed, budget_bytes=spec.memory_budget_bytes, chunk_bytes=spec.chunk_bytes,
+        world_size=spec.world_size, has_switch=spec.has_switch,
+    )  # fmt: skip
 
 
 def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:

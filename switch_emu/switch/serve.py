@@ -37,16 +37,25 @@ class SwitchSpec:
     arena_bytes: int = 0
     """Shared memory of each child for what it pushes, and of ours for sums; 0: none is shared."""
     chunk_bytes: int = _MIB
+    stripes: int = 1
+    """Connections to the node."""
 
 
 def serve_switch(
     spec: SwitchSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool]
-) -> int:
-    """Serve one job; the exit code. `on_listening` is told the endpoint that workers dial."""
+) -> bool:
+    """Serve one job until it is over (True), or until somebody wants us to stop before (False).
+
+    `on_listening` is told the endpoint that workers dial.
+    """
     with (
         Recorder(role="switch", path=spec.events) as recorder,
         open_transport(
-            spec.listen, arena_bytes=spec.arena_bytes, insecure=spec.insecure
+            spec.listen,
+            arena_bytes=spec.arena_bytes,
+            insecure=spec.insecure,
+            stripes=spec.stripes,
+            peers_count=spec.world_size + 1,
         ) as transport,
     ):
         on_listening(transport.listen(spec.listen, advertise=spec.advertise))
@@ -67,7 +76,7 @@ def serve_switch(
             raw_count=core.raw_count,
             fallback_count=core.copies.fallback_count,
         )
-    return 0
+    return is_finished
 
 
 def _limits(spec: SwitchSpec) -> SwitchLimits:

@@ -176,6 +176,15 @@ def test_a_killed_switch_starts_again_where_it_was(supervisor: Supervisor, tmp_p
             sleep(0.02)
 
 
+def test_a_role_that_is_told_to_stop_is_not_taken_for_done(supervisor: Supervisor) -> None:
+    """I6. Goal: a role that ends politely, but before the job does, is started again as one that
+    crashed is: the workers would wait for it. Method: SIGTERM from outside."""
+    add_switch(supervisor)
+    first = poll_until(supervisor, "switch")
+    os.kill(first, signal.SIGTERM)
+    poll_until(supervisor, "switch", but=first)
+
+
 def test_a_role_that_refuses_its_input_is_not_started_again(supervisor: Supervisor) -> None:
     with pytest.raises(ConfigError, match=r"switch: .*is not an endpoint"):
         add_switch(supervisor, listen="carrier-pigeon")

@@ -79,6 +79,15 @@ def meet(*transports: Transport) -> list[str]:
     return [name for name in names if name is not None]
 
 
+def pair(make: Make, endpoint: str, **options: object) -> tuple[Transport, Transport, str]:
+    """A listener, a dialler that calls it "parent", and the listener's name for the dialler."""
+    listener, dialler = make(**options), make(**options)
+    dialler.dial("parent", listener.listen(endpoint))
+    child, parent = meet(listener, dialler)
+    assert parent == "parent"
+    return listener, dialler, child
+
+
 def down(transport: Transport) -> str:
     """Wait for a PeerDown; the peer's name."""
     event = next_of(transport, PeerDown)
@@ -134,22 +143,12 @@ class TransportSuite:
         with make() as transport:
             return transport.listen(endpoint)
 
-    def pair(
-        self, make: Make, endpoint: str, **options: object
-    ) -> tuple[Transport, Transport, str]:
-        """A listener, a dialler that calls it "parent", and the listener's name for the dialler."""
-        listener, dialler = make(**options), make(**options)
-        dialler.dial("parent", listener.listen(endpoint))
-        child, parent = meet(listener, dialler)
-        assert parent == "parent"
-        return listener, dialler, child
-
     @pytest.mark.parametrize("sizes", [(), (0,), (1,), (100_000,), (3, 70_000), (70_000, 0)])
     def test_a_message_arrives_whole_both_ways(
         self, make: Make, endpoint: str, sizes: tuple[int, ...]
     ) -> None:
         """T1, T2. Goal: header and buffers arrive as sent, from the right peer."""
-        listener, dialler, child = self.pair(make, endpoint)
+        listener, dialler, child = pair(make, endpoint)
         buffers = [random_bytes(1, str(index), size) for index, size in enumerate(sizes)]
 
         dialler.send("parent", b"up", buffers)
@@ -163,7 +162,7 @@ class TransportSuite:
 
     def test_large_buffers_are_bit_exact(self, make: Make, endpoint: str) -> None:
         """T2, T4. Method: two buffers of 16 MiB in reserved memory, each way."""
-        listener, dialler, child = self.pair(make, endpoint)
+        listener, dialler, child = pair(make, endpoint)
         views = []
         for index in range(2):
             view = dialler.reserve(16 * MIB)
@@ -197,7 +196,7 @@ class TransportSuite:
     def test_parts_of_reserved_memory_travel(self, make: Make, endpoint: str) -> None:
         """T4. Goal: parts, read-only views, arrays on it and empty ones arrive as what they are;
         the handle becomes done when another thread releases. Method: two buffers, each kind."""
-        listener, dialler, _child = self.pair(make, endpoint)
+        listener, dialler, _child = pair(make, endpoint)
         view = dialler.reserve(8192)
         view[:] = random_bytes(3, "part", 8192)
         outside = b"ordinary memory"
@@ -219,7 +218,7 @@ class TransportSuite:
 
     def test_views_of_other_formats_travel_as_bytes(self, make: Make, endpoint: str) -> None:
         """Goal: a view of floats or of two dimensions is sent as the bytes it covers."""
-        listener, dialler, _child = self.pair(make, endpoint)
+        listener, dialler, _child = pair(make, endpoint)
         grid = memoryview(bytes(range(48))).cast("f", shape=[3, 4])
 
         dialler.send("parent", b"h", [grid])
@@ -282,7 +281,7 @@ class TransportSuite:
 
     def test_release_may_be_repeated_and_leaves_nothing(self, make: Make, endpoint: str) -> None:
         """Goal: after release the delivery holds no buffer, and what was copied stays whole."""
-        listener, dialler, _child = self.pair(make, endpoint)
+        listener, dialler, _child = pair(make, endpoint)
         dialler.send("parent", b"h", [b"abc"])
         delivery = message(listener)
         copied = bytes(delivery.buffers[0])
@@ -294,7 +293,7 @@ class TransportSuite:
 
     def test_credit_is_used_by_send_and_comes_back(self, make: Make, endpoint: str) -> None:
         """T3. Method: fill the credit while the receiver does nothing; then let it receive."""
-        listener, dialler, child = self.pair(make, endpoint, credit_bytes=64 * MIB)
+        listener, dialler, child = pair(make, endpoint, credit_bytes=64 * MIB)
         buffer = bytes(16 * MIB)
         assert dialler.credit("parent") == 64 * MIB
         assert listener.credit(child) == 64 * MIB
@@ -314,7 +313,7 @@ class TransportSuite:
 
     def test_more_than_the_credit_is_refused(self, make: Make, endpoint: str) -> None:
         """T3. Goal: nothing is sent of what exceeds the credit; headers alone still pass."""
-        listener, dialler, _child = self.pair(make, endpoint, credit_bytes=1 * MIB)
+        listener, dialler, _child = pair(make, endpoint, credit_bytes=1 * MIB)
 
         with pytest.raises(CreditExceeded, match="peer 'parent'"):
             dialler.send("parent", b"big", [bytes(1 * MIB)])
@@ -324,7 +323,7 @@ class TransportSuite:
 
     def test_what_no_receiver_would_accept_is_not_sent(self, make: Make, endpoint: str) -> None:
         """T5, from the sending side. Goal: our own mistake raises at its place."""
-        listener, dialler, _child = self.pair(make, endpoint)
+        listener, dialler, _child = pair(make, endpoint)
         for header, buffers in (
             (b"", []),
             (bytes(CONTROL_HEADER_BYTES_MAX + 1), []),
@@ -362,7 +361,7 @@ class TransportSuite:
 
     def test_unknown_and_departed_peers_are_gone(self, make: Make, endpoint: str) -> None:
         """Goal: send, credit and counters of a peer that is not there raise, and say what to do."""
-        listener, dialler, child = self.pair(make, endpoint)
+        listener, dialler, child = pair(make, endpoint)
         dialler.close()
         assert down(listener) == child
 
@@ -377,7 +376,7 @@ class TransportSuite:
 
     def test_last_messages_come_before_the_end(self, make: Make, endpoint: str) -> None:
         """T2. Goal: what was sent before a close arrives, then PeerDown. Both sides close once."""
-        listener, dialler, child = self.pair(make, endpoint)
+        listener, dialler, child = pair(make, endpoint)
         for number in range(100):
             dialler.send("parent", str(number).encode(), [bytes(1000)])
         dialler.close()
@@ -399,7 +398,7 @@ class TransportSuite:
 
     def test_the_end_of_a_peer_shows_under_load_of_others(self, make: Make, endpoint: str) -> None:
         """T2. Goal: PeerDown comes although another peer never leaves the listener idle."""
-        listener, leaver, child = self.pair(make, endpoint)
+        listener, leaver, child = pair(make, endpoint)
         busy = make()
         busy.dial("parent", listener.listen(endpoint))
         meet(listener, busy)
@@ -421,7 +420,7 @@ class TransportSuite:
 
     def test_handles_of_a_departed_peer_become_done(self, make: Make, endpoint: str) -> None:
         """T4. Goal: buffers queued to a peer that left are given back."""
-        listener, dialler, child = self.pair(make, endpoint)
+        listener, dialler, child = pair(make, endpoint)
         handles = [listener.send(child, b"h", [bytes(16 * MIB)]) for _ in range(4)]
         dialler.close()
         down(listener)
@@ -468,7 +467,7 @@ class TransportSuite:
 
     def test_counters_count_application_bytes(self, make: Make, endpoint: str) -> None:
         """Goal: header and payload apart, both directions; totals outlive the peer."""
-        listener, dialler, child = self.pair(make, endpoint)
+        listener, dialler, child = pair(make, endpoint)
         dialler.send("parent", b"12345", [bytes(100_000), b"abc"])
         message(listener).release()
         listener.send(child, b"1234567")
@@ -518,7 +517,7 @@ class TransportSuite:
 
     def test_close_may_be_repeated(self, make: Make, endpoint: str) -> None:
         """T6. Goal: closing twice, closing unused, waking a closed one: all quiet."""
-        listener, dialler, _child = self.pair(make, endpoint)
+        listener, dialler, _child = pair(make, endpoint)
         for transport in (listener, dialler, make()):
             transport.close()
             transport.close()

@@ -83,6 +83,7 @@ def test_values_carry_their_units(key: str, text: str, value: object) -> None:
         ("max_grad_norm", "nan", "above 0"),
         ("grace", "0s", "fail at once"),
         ("on_worker_loss", "drop", "not one of stop"),
+        ("stripes", "9", "from 1 to 8"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(key: str, text: str, said: str) -> None:

@@ -21,6 +21,7 @@ CONNECTION = Connection(
     switch="tcp://127.0.0.1:4001",
     chunk_bytes=1 << 20,
     reshard_after_forward=False,
+    stripes=4,
 )
 
 
@@ -41,7 +42,9 @@ def test_workers_dial_the_switch_where_there_is_one() -> None:
 def test_a_url_says_what_a_worker_needs() -> None:
     found = parse_url(CONNECTION.url())
     assert found.endpoint == CONNECTION.endpoint
-    for name in ("job", "world_size", "chunk_bytes", "reshard_after_forward", "prefetch_units"):
+    for name in (
+        "job", "world_size", "chunk_bytes", "reshard_after_forward", "prefetch_units", "stripes",
+    ):  # fmt: skip
         assert getattr(found, name) == getattr(CONNECTION, name)
 
 
@@ -71,6 +74,7 @@ def test_a_url_that_lacks_something_is_refused(url: str, said: str) -> None:
         ({"colour": 1}, "unknown 'colour'"),
         ({"node": "udp://x"}, "no tcp://, ipc://, shm://"),
         ({"grace_s": 0}, "above 0"),
+        ({"stripes": 9}, "stripes is 9, not a whole number 1 to 8"),
     ],
 )
 def test_a_file_that_is_not_ours_is_refused(

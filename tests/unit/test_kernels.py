@@ -18,8 +18,8 @@ from benchmarks import update as benchmark
 from luwu.base.errors import ConfigError
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
-from switch_emu.node.kernels import Run, UpdateKernel, make_kernel
 from switch_emu.native import build as building
+from switch_emu.node.kernels import Run, UpdateKernel, make_kernel
 from switch_emu.node.kernels import make as making
 from switch_emu.node.kernels.portable import BLOCK_ELEMS, TORCH_DTYPES
 

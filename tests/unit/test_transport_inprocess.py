@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from luwu.transport import InProcessNetwork, Transport
-from tests.suites.transport_suite import DEADLINE_NS, Make, TransportSuite, message
+from tests.suites.transport_suite import DEADLINE_NS, Make, TransportSuite, message, pair
 
 
 class TestInProcessTransport(TransportSuite):
@@ -33,7 +33,7 @@ class TestInProcessTransport(TransportSuite):
 
     def test_done_when_released_and_not_before(self, make: Make, endpoint: str) -> None:
         """T4. Goal: the receiver sees the sender's memory; handle and credit wait for it."""
-        listener, dialler, _child = self.pair(make, endpoint)
+        listener, dialler, _child = pair(make, endpoint)
         view = dialler.reserve(100)
         handle = dialler.send("parent", b"h", [view])
         delivery = message(listener)
@@ -50,7 +50,7 @@ class TestInProcessTransport(TransportSuite):
 
     def test_a_blocked_sender_hears_of_returns(self, make: Make, endpoint: str) -> None:
         """Goal: `receive` without a limit ends when the peer gave the buffer back."""
-        listener, dialler, _child = self.pair(make, endpoint)
+        listener, dialler, _child = pair(make, endpoint)
         handle = dialler.send("parent", b"h", [dialler.reserve(100)])
         releaser = threading.Thread(target=lambda: message(listener).release())
         releaser.start()

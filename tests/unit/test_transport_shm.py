@@ -35,7 +35,6 @@ from luwu.transport import (
     PeerGone,
     ShmTransport,
     Transport,
-    ZeroMqTiming,
     ZeroMqTransport,
     check_arena,
     descriptors,
@@ -51,26 +50,17 @@ from tests.suites.transport_suite import (
     failed,
     meet,
     message,
+    pair,
     until_true,
     up,
 )
-
-QUICK = ZeroMqTiming(reconnect_ms=10, reconnect_ms_max=50, handshake_ms=300)
+from tests.unit.transports import QUICK, check_nothing_is_left, listening_process, maker
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    made: list[Transport] = []
-
-    def new(**options: object) -> Transport:
-        options.setdefault("timing", QUICK)
-        options.setdefault("arena_bytes", 128 * MIB)
-        made.append(ShmTransport(**options))
-        return made[-1]
-
-    yield new
-    for transport in made:
-        transport.close()
+    with maker(ShmTransport, arena_bytes=128 * MIB) as new:
+        yield new
 
 
 @pytest.fixture
@@ -90,14 +80,6 @@ class TestShmTransport(TransportSuite):
     @pytest.fixture
     def free_endpoint(self, tmp_path: Path) -> str:
         return f"shm://{tmp_path}/s"
-
-
-def pair(make: Make, endpoint: str, **options: object) -> tuple[Transport, Transport, str]:
-    """A listener, a dialler that calls it "parent", and the listener's name for the dialler."""
-    listener, dialler = make(**options), make(**options)
-    dialler.dial("parent", listener.listen(endpoint))
-    child, _ = meet(listener, dialler)
-    return listener, dialler, child
 
 
 def address(view: memoryview) -> int:
@@ -469,15 +451,10 @@ class TestEnds:
 
     def test_the_sockets_of_a_killed_process_are_replaced(self, make: Make, tmp_path: Path) -> None:
         """T6. Goal: stale files are no obstacle, a live listener is, and close removes both."""
-        script = (
-            "import sys; from luwu.transport import ShmTransport; t = ShmTransport(arena_bytes=0);"
-            "print(t.listen(sys.argv[1]), flush=True); \nwhile True: t.receive(None)"
-        )
         where = f"shm://{tmp_path}/s"
-        process = subprocess.Popen([sys.executable, "-c", script, where], stdout=subprocess.PIPE)
-        assert process.stdout is not None
+        process, found = listening_process(ShmTransport, where, arena_bytes=0)
         with process:
-            assert process.stdout.readline().decode().strip() == where
+            assert found == where
             with pytest.raises(ConfigError, match=f"{where} is in use"):
                 make().listen(where)
             process.kill()
@@ -561,17 +538,7 @@ for _ in range(3): use()
 assert held() == before, (before, held())
 assert before[2] == 0
 """
-        environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert not list(tmp_path.iterdir())
+        check_nothing_is_left(script, tmp_path)
 
 
 class TestStrangers:

@@ -6,10 +6,8 @@ import os
 import random
 import socket
 import stat
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from luwu.transport import (
     Transport,
     ZeroMqTiming,
     ZeroMqTransport,
+    connections,
 )
 from luwu.transport import endpoints as endpoints_module
 from luwu.transport.credits import HEADER_RESERVE_BYTES
@@ -43,25 +42,23 @@ from tests.suites.transport_suite import (
     down,
     failed,
     message,
+    next_of,
     until_true,
     up,
 )
-
-QUICK = ZeroMqTiming(reconnect_ms=10, reconnect_ms_max=50, handshake_ms=300)
+from tests.unit.transports import (
+    Raw,
+    check_nothing_is_left,
+    listening_process,
+    maker,
+    raw_sockets,
+)
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    made: list[Transport] = []
-
-    def new(**options: object) -> Transport:
-        options.setdefault("timing", QUICK)
-        made.append(ZeroMqTransport(**options))
-        return made[-1]
-
-    yield new
-    for transport in made:
-        transport.close()
+    with maker(ZeroMqTransport) as new:
+        yield new
 
 
 class ZeroMqSuite(TransportSuite):
@@ -87,21 +84,9 @@ class TestIpc(ZeroMqSuite):
 
 
 @pytest.fixture
-def raw() -> Iterator[Callable[..., zmq.Socket[bytes]]]:
-    """Makes ZeroMQ sockets that know nothing of us."""
-    with zmq.Context() as context:
-        made = []
-
-        def new(kind: int, **options: object) -> zmq.Socket[bytes]:
-            made.append(context.socket(kind))
-            made[-1].linger = 0
-            for name, value in options.items():
-                setattr(made[-1], name, value)
-            return made[-1]
-
+def raw() -> Iterator[Raw]:
+    with raw_sockets() as new:
         yield new
-        for each in made:
-            each.close()
 
 
 @contextmanager
@@ -187,7 +172,7 @@ class TestStrangersAtOurListener:
         self,
         listener: Transport,
         where: str,
-        raw: Callable[..., zmq.Socket[bytes]],
+        raw: Raw,
         kind: int,
         options: dict[str, object],
         frames: list[bytes],
@@ -218,7 +203,7 @@ class TestStrangersAtOurListener:
         assert len(names) == 8
 
     def test_messages_beyond_the_limits_are_dropped(
-        self, listener: Transport, where: str, raw: Callable[..., zmq.Socket[bytes]]
+        self, listener: Transport, where: str, raw: Raw
     ) -> None:
         """Goal: a header too large or empty, or too many buffers, is reported under the peer's
         name; the message after it arrives."""
@@ -239,7 +224,7 @@ class TestStrangersAtOurListener:
             assert message(listener).header == b"good"
 
     def test_a_frame_too_large_ends_the_connection(
-        self, listener: Transport, where: str, raw: Callable[..., zmq.Socket[bytes]]
+        self, listener: Transport, where: str, raw: Raw
     ) -> None:
         """Goal: libzmq hangs up on a frame above the limit before it is held in memory."""
         stranger = raw(zmq.DEALER, probe_router=1)
@@ -250,13 +235,16 @@ class TestStrangersAtOurListener:
 
 
 class TestManyConnections:
+    @pytest.mark.parametrize("io_threads", [1, 3])
     @pytest.mark.parametrize("seed", range(5))
-    def test_every_connection_has_its_own_life(self, make: Make, seed: int) -> None:
+    def test_every_connection_has_its_own_life(
+        self, make: Make, seed: int, io_threads: int
+    ) -> None:
         """T2. Goal: each has one PeerUp, its messages in order, one PeerDown, although descriptors
         are used again. Method: 60 short connections, of which some say nothing and some never end,
         while the listener looks now and then; seeded."""
         rng = random.Random(seed)
-        listener = make()
+        listener = make(io_threads=io_threads, timing=ZeroMqTiming())
         where = listener.listen("ipc://auto")
         logs: dict[str, list[Received]] = {}
         staying_count = 0
@@ -301,6 +289,48 @@ class TestManyConnections:
             if not isinstance(events[-1], PeerDown):
                 listener.send(peer, b"still there")
 
+    def test_a_descriptor_that_is_used_again(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """T2. Goal: a connection is not ended in place of an earlier one with its descriptor, which
+        libzmq may still call alive. Method: it always does; the listener looks when one connection
+        is over and the next one is there, which by then mostly has its descriptor."""
+        monkeypatch.setattr(connections.Listener, "_is_alive", lambda *_: True)
+        listener = make()
+        where = listener.listen("ipc://auto")
+        for _ in range(10):
+            free_count = len(os.listdir("/proc/self/fd"))
+            with make() as leaver:
+                leaver.dial("parent", where)
+                up(leaver)
+                leaver.send("parent", b"last words")
+            until_true(lambda n=free_count: len(os.listdir("/proc/self/fd")) == n)
+            dialler = make()
+            dialler.dial("parent", where)
+            up(dialler)
+            dialler.send("parent", b"first words")
+            left, stays = "", ""
+            for _ in range(5):
+                received = next_of(listener, PeerUp, PeerDown, Delivery)
+                if isinstance(received, Delivery) and received.header == b"first words":
+                    stays = received.peer
+                elif isinstance(received, PeerDown):
+                    left = received.peer
+            assert left not in ("", stays)
+            dialler.send("parent", b"still here")
+            assert message(listener).peer == stays
+            dialler.close()
+            assert down(listener) == stays
+
+    @pytest.mark.parametrize(
+        ("one", "other", "is_later"),
+        [(2, 1, True), (1, 2, False), (1, 1, False), (0, 2**32 - 1, True), (2**32 - 1, 0, False)],
+    )
+    def test_which_connection_came_later(self, one: int, other: int, is_later: bool) -> None:
+        """Goal: numbers of 32 bits, which wrap around."""
+        ids = [b"\0" + number.to_bytes(4, "big") for number in (one, other)]
+        assert connections._is_later(*ids) is is_later
+
 
 class TestStrangersThatWeDial:
     @pytest.mark.parametrize(
@@ -330,9 +360,7 @@ class TestStrangersThatWeDial:
             dialler.close()
 
     @pytest.mark.parametrize("kind", [zmq.PUB, zmq.PULL])
-    def test_another_zeromq_pattern_is_final(
-        self, make: Make, raw: Callable[..., zmq.Socket[bytes]], kind: int
-    ) -> None:
+    def test_another_zeromq_pattern_is_final(self, make: Make, raw: Raw, kind: int) -> None:
         """Goal: libzmq gives up without a word; we say so."""
         service = raw(kind)
         port = service.bind_to_random_port("tcp://127.0.0.1")
@@ -341,9 +369,7 @@ class TestStrangersThatWeDial:
         assert "speaks ZeroMQ, but it is not this run" in str(final(dialler).error)
         assert dialler.receive(50_000_000) is None
 
-    def test_an_encrypted_listener_is_final(
-        self, make: Make, raw: Callable[..., zmq.Socket[bytes]]
-    ) -> None:
+    def test_an_encrypted_listener_is_final(self, make: Make, raw: Raw) -> None:
         """Goal: coming without a key is final, and says what to give."""
         public, secret = zmq.curve_keypair()
         service = raw(zmq.ROUTER, curve_server=1, curve_publickey=public, curve_secretkey=secret)
@@ -352,9 +378,7 @@ class TestStrangersThatWeDial:
         dialler.dial("parent", f"tcp://127.0.0.1:{port}")
         assert "is encrypted and we came without a key" in str(final(dialler).error)
 
-    def test_a_frame_too_large_ends_the_connection(
-        self, make: Make, raw: Callable[..., zmq.Socket[bytes]]
-    ) -> None:
+    def test_a_frame_too_large_ends_the_connection(self, make: Make, raw: Raw) -> None:
         """Goal: libzmq would never try again after that; we do."""
         service = raw(zmq.ROUTER)
         port = service.bind_to_random_port("tcp://127.0.0.1")
@@ -435,7 +459,7 @@ class TestWhereToListen:
         and leaves alone what a live process has."""
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
         live = Path(make().listen("ipc://auto").removeprefix("ipc://"))
-        process, where = _listening_process("ipc://auto")
+        process, where = listening_process(ZeroMqTransport, "ipc://auto")
         process.kill()
         process.communicate()
         dead = Path(where.removeprefix("ipc://"))
@@ -448,7 +472,7 @@ class TestWhereToListen:
     def test_the_socket_of_a_killed_process_is_replaced(self, make: Make, tmp_path: Path) -> None:
         """Goal: a stale file is no obstacle, and a dialler finds the successor."""
         endpoint = f"ipc://{tmp_path}/s"
-        process, _ = _listening_process(endpoint)
+        process, _ = listening_process(ZeroMqTransport, endpoint)
         dialler = make()
         dialler.dial("parent", endpoint)
         up(dialler)
@@ -478,9 +502,7 @@ class TestWhereToListen:
 
 
 class TestCredit:
-    def test_a_stalled_receiver_bounds_the_sender(
-        self, make: Make, raw: Callable[..., zmq.Socket[bytes]]
-    ) -> None:
+    def test_a_stalled_receiver_bounds_the_sender(self, make: Make, raw: Raw) -> None:
         """T3. Method: a peer that reads nothing (a mark of one message, small kernel buffers);
         send what credit allows, and see it end; headers go on, and end too."""
         service = raw(zmq.ROUTER, rcvhwm=1, rcvbuf=65536)
@@ -504,9 +526,7 @@ class TestCredit:
         service.close()
         assert down(dialler) == "parent"
 
-    def test_small_messages_use_credit_too(
-        self, make: Make, raw: Callable[..., zmq.Socket[bytes]]
-    ) -> None:
+    def test_small_messages_use_credit_too(self, make: Make, raw: Raw) -> None:
         """T3. Goal: copied buffers count, to within 64 KiB."""
         listener = make()
         where = listener.listen("tcp://127.0.0.1:0")
@@ -554,21 +574,9 @@ for _ in range(3): use()
 assert held() == before, (before, held())
 print(before)
 """
-        environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert not list(tmp_path.iterdir())
+        check_nothing_is_left(script, tmp_path)
 
-    def test_close_waits_for_what_is_queued_only_so_long(
-        self, make: Make, raw: Callable[..., zmq.Socket[bytes]]
-    ) -> None:
+    def test_close_waits_for_what_is_queued_only_so_long(self, make: Make, raw: Raw) -> None:
         """Goal: a receiver that reads nothing cannot keep us from closing."""
         service = raw(zmq.ROUTER, rcvhwm=1, rcvbuf=65536)
         port = service.bind_to_random_port("tcp://127.0.0.1")
@@ -615,7 +623,7 @@ class TestHeartbeats:
     def test_a_frozen_peer_is_lost(self, make: Make) -> None:
         """Method: SIGSTOP; the connection stays open, only heartbeats can tell."""
         timing = ZeroMqTiming(heartbeat_ms=50, heartbeat_timeout_ms=300)
-        process, where = _listening_process("tcp://127.0.0.1:0")
+        process, where = listening_process(ZeroMqTransport, "tcp://127.0.0.1:0")
         try:
             dialler = make(timing=timing)
             dialler.dial("parent", where)
@@ -631,15 +639,3 @@ def final(transport: Transport) -> PeerFailed:
     """Wait for a final PeerFailed; the other side may hang up first before we have read why."""
     event = failed(transport)
     return event if event.final else final(transport)
-
-
-def _listening_process(endpoint: str) -> tuple[subprocess.Popen[str], str]:
-    script = (
-        "import sys; from luwu.transport import ZeroMqTransport; t = ZeroMqTransport();"
-        "print(t.listen(sys.argv[1]), flush=True); \nwhile True: t.receive(None)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, endpoint], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    return process, process.stdout.readline().strip()

@@ -1,0 +1,128 @@
+"""Transport over ZeroMQ that may reach a peer over several connections at once (`stripes`).
+
+One connection is served by one of libzmq's I/O threads, so by one core at each end. A link of
+several stripes is one peer: it has one PeerUp, one PeerDown, one credit and one order; the stripes
+are peers of a `ZeroMqTransport` inside this one.
+
+The dialling side decides how many stripes; the listening side learns it from the announcement that
+each of them begins with (`stripes`). What is dialled over one connection announces nothing, and is
+the inner transport's as it is. `striped_links` has the life of a link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import ConfigError
+from luwu.base.limits import STRIPES_MAX
+from luwu.transport.interface import (
+    CREDIT_BYTES_DEFAULT,
+    Buffer,
+    Counters,
+    Received,
+    SendHandle,
+    Transport,
+    checked_views,
+)
+from luwu.transport.sockets import ZeroMqTiming
+from luwu.transport.striped_links import Links
+from luwu.transport.stripes import ANNOUNCEMENT_BYTES
+from luwu.transport.zeromq import ZeroMqTransport
+
+
+class StripedTransport(Transport):
+    """tcp:// and ipc:// links of one process role, over `stripes` connections where it dials."""
+
+    def __init__(
+        self,
+        *,
+        stripes: int = 1,
+        credit_bytes: int = CREDIT_BYTES_DEFAULT,
+        insecure: bool = False,
+        io_threads: int = 1,
+        timing: ZeroMqTiming | None = None,
+    ) -> None:
+        if not 1 <= stripes <= STRIPES_MAX:
+            raise ConfigError(f"stripes must be 1 to {STRIPES_MAX}, got {stripes!r}")
+        self._inner = ZeroMqTransport(
+            credit_bytes=credit_bytes,
+            insecure=insecure,
+            io_threads=io_threads,
+            timing=timing,
+            greeting_bytes=ANNOUNCEMENT_BYTES,
+        )
+        self._stripes_count = stripes
+        self._links = Links(self._inner)
+        self._is_woken = False
+
+    def listen(self, endpoint: str, *, advertise: str | None = None) -> str:
+        """Accept peers, of however many stripes; see `Transport.listen`."""
+        return self._inner.listen(endpoint, advertise=advertise)
+
+    def dial(self, peer: str, endpoint: str) -> None:
+        """Connect to a peer; see `Transport.dial`."""
+        if self._stripes_count == 1:
+            self._inner.dial(peer, endpoint)
+        else:
+            self._links.dial(peer, endpoint, self._stripes_count)
+
+    def reserve(self, nbytes: int) -> memoryview:
+        """Ordinary memory; see `Transport.reserve`."""
+        return self._inner.reserve(nbytes)
+
+    def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
+        """Queue one message; see `Transport.send`."""
+        if peer in self._links:
+            return self._links.lane(peer).send(header, checked_views(header, buffers))
+        return self._inner.send(peer, header, buffers)
+
+    def credit(self, peer: str) -> int:
+        """Bytes that may be queued now; see `Transport.credit`."""
+        if peer in self._links:
+            return self._links.lane(peer).credit_bytes()
+        return self._inner.credit(peer)
+
+    def receive(self, timeout_ns: int | None) -> Received | None:
+        """The next message or event; see `Transport.receive`."""
+        links = self._links
+        if links.ready:
+            return links.ready.popleft()
+        until_ns = None if not timeout_ns else SYSTEM_CLOCK.now_ns() + timeout_ns
+        while True:
+            wait_ns = links.wait_ns(timeout_ns) if links.timed else timeout_ns
+            heard = self._inner.receive(wait_ns)
+            is_plain = heard is not None and not links.concern(heard)
+            if is_plain and not links.timed:
+                return heard
+            if heard is not None and not is_plain:
+                links.understand(heard)
+            if links.timed:
+                links.look_at_the_clock(is_idle=heard is None)
+            if is_plain:
+                return heard
+            if links.ready:
+                return links.ready.popleft()
+            if until_ns is not None:
+                timeout_ns = max(0, until_ns - SYSTEM_CLOCK.now_ns())
+            if heard is None and (self._is_woken or timeout_ns == 0):
+                self._is_woken = False
+                return None
+
+    def wake(self) -> None:
+        """End a blocked `receive`; see `Transport.wake`."""
+        self._is_woken = True
+        self._inner.wake()
+
+    def counters(self, peer: str | None = None) -> Counters:
+        """Bytes so far; see `Transport.counters`."""
+        if peer is None:
+            total = self._inner.counters()  # all that was received, and what was sent to others
+            self._links.add_sent(total)
+            return total
+        return self._links.counters(peer) if peer in self._links else self._inner.counters(peer)
+
+    def close(self) -> None:
+        """Close everything; see `ZeroMqTransport.close`."""
+        self._inner.close()
+        self._links.close()
