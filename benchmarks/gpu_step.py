@@ -1,7 +1,7 @@
 """What does a training step on GPUs take: time, GPU memory, host memory?
 
-Metric:   tokens_per_s of the job: tokens of all workers / median seconds of a step (the slowest
-          worker's), without the first steps. Memory: the most of the run.
+Metric:   tokens_per_s of the job: tokens of all workers / median seconds of a step (from the last
+          worker's end to that of the next), without the first steps. Memory: the most of the run.
 Floor:    compute-only: the same model, batches and GPU; no update and no exchange.
 Rows:     LuWu with 1, 2 and 4 workers, which share the GPUs there are (their contexts take turns on
           one GPU: a row of several workers on one GPU says what it costs, not how it scales);

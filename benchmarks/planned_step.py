@@ -5,7 +5,7 @@ tokens each, durability `process`. Floors are measured before the run and after 
 large samples; the plan is what `luwu estimate` makes of those before.
 
 Metric:   plan_error_ratio = |seconds - planned| / seconds, where seconds is the median over steps
-          of the slowest worker's. The first and the last step are not counted: in the last, a
+          of the job's. The first and the last step are not counted: in the last, a
           worker waits for the norm that it logs, and so for all of the step.
 Void:     if a floor of the resource that binds differs by more than a fifth before and after: then
           the disk is not the one that was planned with.

@@ -1,7 +1,8 @@
 """How long is a whole training step, where the exchange decides and where the compute does?
 
-Metric:   seconds of a step of `workers/train.py`, the slowest worker's: forward, backward, update;
-          the median over steps and repeats, without the first steps of each run.
+Metric:   seconds of a step of `workers/train.py`: forward, backward, update, from the last worker's
+          end of a step to that of the next; the median over steps and repeats, without the first
+          steps of each run.
 Floor:    compute-only: the same script, model and batches, and no exchange or update.
 Cases:    exchange-bound: 32 tokens a worker; compute-bound: as many as it takes for compute-only to
           need a second. LuWu in RAM (durability none), with a switch process and without one;

@@ -100,7 +100,7 @@ class Run:
 
     @property
     def step_seconds(self) -> list[float]:
-        """Of each counted step: the slowest worker's."""
+        """Of each counted step of the job."""
         found: list[float] = self.document["step_seconds"]
         return found[min(WARM_UPS, len(found) - 1) :]
 

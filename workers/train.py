@@ -39,6 +39,8 @@ class Progress:
 
     loss: dict[int, float] = field(default_factory=dict)
     step_seconds: dict[int, float] = field(default_factory=dict)
+    step_ended_ns: dict[int, int] = field(default_factory=dict)
+    """By the machine's monotonic clock."""
     grad_norm: dict[int, float] = field(default_factory=dict)
     """Of the steps that were printed or clipped."""
 
@@ -109,7 +111,9 @@ def train_step(arm: Arm, batches: Batches, options: Options, progress: Progress,
     progress.loss[step] = math.fsum(float(each) for each in losses) / len(losses)
     if grad_norm is not None:
         progress.grad_norm[step] = grad_norm
-    progress.step_seconds[step] = _seconds_since(started_ns)
+    ended_ns = SYSTEM_CLOCK.now_ns()
+    progress.step_seconds[step] = (ended_ns - started_ns) / 1e9
+    progress.step_ended_ns[step] = ended_ns
 
 
 def report(arm: Arm, recorder: Recorder, options: Options, progress: Progress, step: int) -> None:
@@ -152,6 +156,7 @@ def write_result(
         "steps": options.steps,
         "loss": [progress.loss[k] for k in steps],
         "step_seconds": [progress.step_seconds[k] for k in steps],
+        "step_ended_ns": [progress.step_ended_ns[k] for k in steps],
         "grad_norm": {str(k): progress.grad_norm[k] for k in sorted(progress.grad_norm)},
         "finish_seconds": progress.finish_seconds,
         "aborts_count": progress.aborts_count,

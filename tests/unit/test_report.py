@@ -15,7 +15,7 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
 from luwu.launch.arm import ArmRun, script_arguments
 from luwu.launch.children import DiskBytes
-from luwu.launch.comparison import comparison
+from luwu.launch.comparison import comparison, job_step_seconds
 from luwu.launch.overlap import updated_before_last_push_ratio
 from luwu.report.chart import bar_chart, line_chart, nice_ticks
 from luwu.report.page import report_html, write_report
@@ -26,6 +26,7 @@ def worker(rank: int, **changes: Any) -> dict[str, Any]:
     return {
         "rank": rank, "first_step": 0, "steps": 3, "loss": [5.0 + rank, 4.0 + rank, 3.0 + rank],
         "step_seconds": [0.5, 0.2, 0.1 + rank], "tokens": 300, "parameters_count": 1000,
+        "step_ended_ns": [9_500_000_000 - rank, 9_700_000_000, 9_800_000_000 + rank * 10**9],
         "data_digest": "d", "seed": 0, "dtype": "float32", "torch_version": "2",
         "cpu_capability": "AVX2", "device": "cpu", "compute_threads": 1, "aborts_count": 0,
         "private_bytes_max": 1 << 20, "weights_digest": "w" if rank == 0 else None, **changes,
@@ -57,12 +58,24 @@ def document() -> dict[str, Any]:
     return comparison(RunConfig(), [arm("luwu"), arm("fsdp")])
 
 
+def test_a_worker_late_in_one_step_and_early_in_the_next_costs_no_time() -> None:
+    """Goal: step times add up to the time that went by. Method: two workers of 3 and 1 seconds, in
+    turn: the slowest takes 3 s in each step, but two steps end every 4 s."""
+    ends = ([3, 4, 7, 8, 11], [1, 4, 5, 8, 9])
+    lasts = [
+        {"step_seconds": [float(end[0])], "step_ended_ns": [each * 10**9 for each in end]}
+        for end in ends
+    ]
+    assert job_step_seconds(lasts) == [3.0, 1.0, 3.0, 1.0, 3.0]
+    assert job_step_seconds([{"step_seconds": [], "step_ended_ns": []}]) == []
+
+
 def test_a_comparison_says_what_was_agreed(document: dict[str, Any]) -> None:
     luwu, fsdp = document["arms"]
     assert document["schema"] == 1
     assert document["job"]["tokens_per_step"] == 200
     assert luwu["loss"] == [5.5, 4.5, 3.5]
-    assert luwu["step_seconds"] == [0.5, 0.2, 1.1]  # a step takes as long as its slowest worker
+    assert luwu["step_seconds"] == [0.5, 0.2, 1.1]  # from last worker's end to last worker's end
     assert luwu["step_seconds_median"] == 0.5
     assert luwu["tokens_per_second"] == 400
     assert luwu["worker_peak_rss_bytes"] == [2 << 20, 1 << 20]
