@@ -27,7 +27,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.closing import Closing
 from luwu.base.errors import DeadlineError, WorkerFailed
 from luwu.launch.console import tail
-from luwu.launch.supervisor import LARGE_COPIES, SPIN_COUNT
+from luwu.launch.supervisor import SPIN_COUNT, WORKER_TUNABLES
 
 ANSWER_S = 180.0
 """How long a member may take to answer."""
@@ -50,7 +50,7 @@ class Member:
             "PYTHONPATH": path,
             "OMP_NUM_THREADS": str(threads),
             "GOMP_SPINCOUNT": SPIN_COUNT,
-            "GLIBC_TUNABLES": LARGE_COPIES,
+            "GLIBC_TUNABLES": WORKER_TUNABLES,
             "GLOO_SOCKET_IFNAME": "lo",
         }
         with self.log.open("ab") as log:
