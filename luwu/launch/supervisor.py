@@ -61,7 +61,7 @@ machines may be that of a whole host.
 What is freed stays with the process, up to 256 MiB, for whichever thread asks next, and in huge
 pages where the system gives them. Else a unit's weights, or a gradient, are given back to the
 kernel when they are freed, and cleared page by page when they come again: a sixth of the processors
-in a job whose weights are copied (25 M parameters, 4 workers on 2 cores: 1.9 s a step became 1.6)."""
+in a job whose weights are copied (25 M parameters, 4 workers, 2 cores: 1.9 s a step became 1.6)."""
 SPIN_COUNT: Final = "10000"
 """How long a compute thread that waits for another keeps its core. GNU OpenMP's own 300,000 made a
 step 20 times longer when two other processes wanted the two cores; this costs 5 % alone."""
