@@ -57,7 +57,9 @@ def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
         chunk = made_with
         lines.append(f"chunk: {exact_size(chunk)}, as {state} was made with")
     elif chunk is None:
-        chunk = default_chunk_bytes(budget)
+        chunk = default_chunk_bytes(
+            budget, world_size=config.workers, has_switch=not config.no_switch
+        )
         lines.append(f"chunk: {exact_size(chunk)}, from the memory budget (--chunk)")
     return Sizes(memory_budget_bytes=budget, chunk_bytes=chunk, lines=tuple(lines))
 

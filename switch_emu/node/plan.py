@@ -95,10 +95,17 @@ class NodePlan:
         return [f"memory budget {format_bytes(self.budget_bytes)}: {told}"]
 
 
-def default_chunk_bytes(budget_bytes: int) -> int:
-    """The chunk for a budget: a 64th of it, a power of two, from 16 KiB to 16 MiB."""
+def default_chunk_bytes(budget_bytes: int, *, world_size: int, has_switch: bool) -> int:
+    """The chunk for a budget: a power of two from 16 KiB to 16 MiB, up to a 32nd of it.
+
+    Smaller, if two pages could not be in flight otherwise. Where chunks are small, each costs
+    messages, and where they are few, the disk waits (design note 0009).
+    """
     chunk_bytes = CHUNK_BYTES_STEP
-    while chunk_bytes * 2 <= min(budget_bytes // 64, _CHUNK_AUTO_BYTES_MAX):
+    while chunk_bytes * 2 <= min(budget_bytes // 32, _CHUNK_AUTO_BYTES_MAX):
+        room = _pipeline_room(budget_bytes, _leasts(chunk_bytes * 2, world_size, has_switch))
+        if _pipeline_bytes(chunk_bytes * 2, 2, 2) > room:
+            break
         chunk_bytes *= 2
     return chunk_bytes
 
@@ -118,7 +125,7 @@ def plan_node(
     updates_count, reads_count = 1, 1
     for count in _UPDATES_COUNTS:
         pipeline_bytes = _pipeline_bytes(chunk_bytes, count, 2)
-        if pipeline_bytes <= min(budget_bytes // 3, budget_bytes - leasts.total):
+        if pipeline_bytes <= _pipeline_room(budget_bytes, leasts):
             updates_count, reads_count = count, 2
             break
     pipeline_bytes = _pipeline_bytes(chunk_bytes, updates_count, reads_count)
@@ -169,7 +176,8 @@ def budget_for_pages(
     """
     while True:
         missing = 0
-        for each in {chunk_bytes, default_chunk_bytes(budget_bytes)}:
+        follows = default_chunk_bytes(budget_bytes, world_size=world_size, has_switch=has_switch)
+        for each in {chunk_bytes, follows}:
             plan = plan_node(
                 budget_bytes=budget_bytes, chunk_bytes=each, world_size=world_size,
                 has_switch=has_switch,
@@ -183,6 +191,11 @@ def budget_for_pages(
 def _pipeline_bytes(chunk_bytes: int, updates_count: int, reads_count: int) -> int:
     chunks = updates_count * _UPDATE_CHUNKS + reads_count * _READ_CHUNKS + _SHARED_CHUNKS
     return chunks * chunk_bytes
+
+
+def _pipeline_room(budget_bytes: int, leasts: _Leasts) -> int:
+    """What the pipeline may take: half, and what the other uses do not need at least."""
+    return min(budget_bytes // 2, budget_bytes - leasts.total)
 
 
 class _Leasts(NamedTuple):

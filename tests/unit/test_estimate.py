@@ -408,7 +408,7 @@ def test_the_command_prints_one_document(
     found = json.loads(capsys.readouterr().out)
     planned = found["estimate"]
     assert planned["parameters"] == 136_960
-    assert found["chunk_bytes"] == 16 * KIB
+    assert found["chunk_bytes"] == 32 * KIB
     assert planned["binding"] in {row["name"] for row in planned["floors"]}
     assert planned["disk_uses"][0]["written_bytes_per_parameter"] == pytest.approx(12, rel=0.05)
     assert list(tmp_path.iterdir()) == []  # it plans, and leaves nothing
