@@ -162,11 +162,11 @@ def _measure(
 
 def _pull_offsets(file_bytes: int, pull_bytes: int, count: int) -> list[int]:
     """So many, spread over the file, in whole blocks."""
-    room = file_bytes - pull_bytes
     from switch_emu.store.direct_io import BLOCK_BYTES
 
-    step = BLOCK_BYTES
-    return [room * index // max(1, count - 1) // step * step for index in range(count)]
+    gaps = max(1, count - 1)
+    blocks = (file_bytes - pull_bytes) // BLOCK_BYTES
+    return [blocks * index // gaps * BLOCK_BYTES for index in range(count)]
 
 
 def _cpu_seconds(

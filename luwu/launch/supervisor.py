@@ -149,7 +149,7 @@ class Supervisor(Closing):
         environ["OMP_NUM_THREADS"] = str(threads or threads_per_worker(1 if alone else workers))
         if "OMP_WAIT_POLICY" not in environ:
             environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-            environ.setdefault("GLIBC_TUNABLES", WORKER_TUNABLES)
+        environ.setdefault("GLIBC_TUNABLES", WORKER_TUNABLES)
         environ["LUWU_RUN_ID"] = self.run_id
         environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "1"
         environ.pop("LUWU_CONNECT", None)

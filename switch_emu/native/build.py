@@ -50,6 +50,11 @@ class Built:
     is_new: bool
     """Compiled just now; else found in the cache."""
 
+    @property
+    def origin(self) -> str:
+        """Where it came from, for people."""
+        return f"{'compiled' if self.is_new else 'found in the cache, compiled'} by {self.compiler}"
+
 
 def user_cache() -> Path:
     """Where libraries lie if nobody says where: private to the user."""

@@ -40,8 +40,7 @@ def make_adder(cache: Path | None = None) -> Adder:
             raise BuildError(f"compiled sums do not have the bits of numpy's here: {wrong}")
     except BuildError as exc:
         return Adder(sum_in_order, "portable", str(exc))
-    origin = "compiled" if built.is_new else "found in the cache, compiled"
-    return Adder(add, "compiled", f"{origin} by {built.compiler}")
+    return Adder(add, "compiled", built.origin)
 
 
 def _compiled(fold: Fold) -> SumInOrder:

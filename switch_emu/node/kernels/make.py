@@ -40,8 +40,7 @@ def make_kernel(
         if compiled:
             raise ConfigError(f"no compiled update kernel: {exc}") from exc
         return Made(portable, str(exc))
-    origin = "compiled" if built.is_new else "found in the cache, compiled"
-    return Made(kernel, f"{origin} by {built.compiler}")
+    return Made(kernel, built.origin)
 
 
 def _portable(optimizer: str, state_fields: tuple[str, ...]) -> PortableKernel:
