@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, LuwuError
@@ -20,6 +20,9 @@ from luwu.launch.serving import STATE_DIRECTORY, Sizes, decide_sizes, serve, sta
 from luwu.launch.stopping import stop_requests
 from luwu.launch.supervisor import Supervisor, threads_per_worker
 from luwu.nic.connection import join
+
+if TYPE_CHECKING:
+    from luwu.launch.disk_floors import DiskFloors
 
 VERB: Final = Verb(
     name="run",
@@ -57,12 +60,13 @@ def run(parsed: Parsed) -> int:
             should_stop=should_stop,
             connect_timeout_s=config.connect_timeout,
         )
+        disk: DiskFloors | None = None
         try:
             with supervisor:
                 if config.join is None:
                     state = state_directory(config, STATE_DIRECTORY)
                     sizes = decide_sizes(config, state)
-                    _plan(config, sizes, state, run_directory, console)
+                    disk = _plan(config, sizes, state, run_directory, console)
                     serve(supervisor, config, state=state, sizes=sizes, say=console.say)
                     connect, workers = str(run_directory.connect_file), config.workers
                 else:
@@ -75,6 +79,7 @@ def run(parsed: Parsed) -> int:
             write_outcome(run_directory, error.exit_code, str(error))
             raise
     write_outcome(run_directory, 0, "finished")
+    _say_steps(run_directory, disk, console)
     if config.trace is not None:
         write_trace(run_directory, config.trace, console.say)
     return 0
@@ -83,8 +88,11 @@ def run(parsed: Parsed) -> int:
 def _plan(
     config: RunConfig, sizes: Sizes, state: Path | None, run_directory: RunDirectory,
     console: Console,
-) -> None:  # fmt: skip
-    """Say what is known before the script tells its model. Raises ConfigError."""
+) -> DiskFloors | None:  # fmt: skip
+    """Say what is known before the script tells its model; what was measured.
+
+    Raises ConfigError.
+    """
     from luwu.launch.disk_floors import disk_floors
     from luwu.launch.estimate.text import disk_line
     from luwu.launch.timing import QUICK
@@ -99,7 +107,7 @@ def _plan(
     for line in plan.lines():
         console.say(line)
     if state is None:
-        return
+        return None
     disk = disk_floors(
         state.absolute().parent,
         page_bytes=RECORD_CHUNKS * sizes.chunk_bytes,
@@ -111,6 +119,19 @@ def _plan(
         document = {"schema": 1, "label": "measured", "disk": asdict(disk)}
         write_json(run_directory.file("floors.json"), document)
         console.say(disk_line(disk))
+    return disk
+
+
+def _say_steps(run_directory: RunDirectory, disk: DiskFloors | None, console: Console) -> None:
+    """Say what the steps took and what bound them, and keep it."""
+    from luwu.launch.estimate.steps import FILE, steps_document, steps_lines
+
+    document = steps_document(run_directory, disk)
+    if document is None:
+        return
+    write_json(run_directory.file(FILE), document)
+    for line in steps_lines(document):
+        console.say(line)
 
 
 def _join(resolved: Resolved, console: Console, should_stop: Callable[[], bool]) -> tuple[str, int]:

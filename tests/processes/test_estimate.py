@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.processes.commands import terminal, write_tiny
 from tests.processes.jobs import SMALL, compare
 
 STEPS = 4
@@ -40,3 +41,26 @@ def test_a_comparison_says_what_it_planned(tmp_path: Path) -> None:
     floors = json.loads((run / "floors.json").read_text())
     assert floors["label"] == "measured"
     assert floors["disk"]["request_bytes"] > 0
+
+
+def test_a_run_says_what_its_steps_took(tmp_path: Path) -> None:
+    """Goal: of a script whose model nobody knew before, `luwu run` says at its end how long steps
+    took, what bound them and how far the disk's prediction was off; `luwu report` says it again."""
+    with terminal(tmp_path) as shell:
+        script = write_tiny(shell.directory / "tiny.py", steps=STEPS)
+        done = shell.run("run", "--workers", "1", "--run-dir", "run", str(script))
+        assert done.process.returncode == 0, done.err
+        found = json.loads((shell.directory / "run" / "steps.json").read_text())
+        again = shell.run("report", "run")
+        assert again.process.returncode == 0, again.err
+        lines, said = [line.rstrip() for line in again.out.splitlines()], done.err
+        assert shell.leftovers() == []
+
+    assert found["steps"] == STEPS
+    assert len(found["step_seconds"]) == STEPS - 1
+    assert min(found["step_seconds"]) > 0
+    assert found["bound_by"] in (*found["busy_seconds"], "waiting")
+    assert found["disk_seconds_predicted"] > 0
+    assert found["disk_error_ratio"] >= 0
+    assert lines[0].startswith("steps   ")
+    assert all(line in said for line in lines)

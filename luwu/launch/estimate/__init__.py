@@ -8,6 +8,7 @@ plan.py      `estimate`: all of it, the floors in seconds, and which resource bi
 job.py       from a configuration to the job; here files are looked at
 text.py      the same for people
 outcome.py   after a run: which resource did bind, and how far the estimate was off
+steps.py     after `luwu run`, whose model was not known before: the same from what it left
 
 Nothing is imported here: `plan` needs torch, and what a finished run says does not.
 """
