@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -23,100 +22,23 @@ from luwu.transport import (
     CreditExceeded,
     Delivery,
     PeerDown,
-    PeerFailed,
     PeerGone,
-    PeerUp,
     Received,
     SendHandle,
-    Transport,
+)
+from tests.suites.transport_waits import (
+    DEADLINE_NS,
+    MIB,
+    Make,
+    down,
+    failed,
+    meet,
+    message,
+    pair,
+    until_true,
 )
 
-DEADLINE_NS = 10 * 10**9
 KIB = 1024
-MIB = 1024 * 1024
-
-Make = Callable[..., Transport]
-
-
-def next_of(transport: Transport, *kinds: type[Received]) -> Received:
-    """The next thing of these kinds; a PeerFailed is passed over unless it is asked for."""
-    until_ns = SYSTEM_CLOCK.now_ns() + DEADLINE_NS
-    while True:
-        received = transport.receive(max(0, until_ns - SYSTEM_CLOCK.now_ns()))
-        assert SYSTEM_CLOCK.now_ns() < until_ns, f"no {kinds} within {DEADLINE_NS} ns"
-        if received is None:  # handles became done
-            continue
-        if isinstance(received, kinds):
-            return received
-        assert isinstance(received, PeerFailed), received
-        assert not received.final, received
-
-
-def up(transport: Transport) -> str:
-    """Wait for a PeerUp that needs nothing of the other side; the peer's name."""
-    event = next_of(transport, PeerUp)
-    assert isinstance(event, PeerUp)
-    return event.peer
-
-
-def meet(*transports: Transport) -> list[str]:
-    """Wait for one PeerUp for each mention of a transport; the names, in order of the mentions.
-
-    Both sides work meanwhile: a connection may need both to be up.
-    """
-    until_ns = SYSTEM_CLOCK.now_ns() + DEADLINE_NS
-    names: list[str | None] = [None] * len(transports)
-    while None in names:
-        assert SYSTEM_CLOCK.now_ns() < until_ns, f"no PeerUp within {DEADLINE_NS} ns: {names}"
-        for index, transport in enumerate(transports):
-            if names[index] is None:
-                received = transport.receive(1_000_000)
-                if isinstance(received, PeerUp):
-                    names[index] = received.peer
-                elif received is not None:
-                    assert isinstance(received, PeerFailed), received
-                    assert not received.final, received
-    return [name for name in names if name is not None]
-
-
-def pair(make: Make, endpoint: str, **options: object) -> tuple[Transport, Transport, str]:
-    """A listener, a dialler that calls it "parent", and the listener's name for the dialler."""
-    listener, dialler = make(**options), make(**options)
-    dialler.dial("parent", listener.listen(endpoint))
-    child, parent = meet(listener, dialler)
-    assert parent == "parent"
-    return listener, dialler, child
-
-
-def down(transport: Transport) -> str:
-    """Wait for a PeerDown; the peer's name."""
-    event = next_of(transport, PeerDown)
-    assert isinstance(event, PeerDown)
-    assert event.reason
-    return event.peer
-
-
-def failed(transport: Transport) -> PeerFailed:
-    """Wait for a PeerFailed."""
-    event = next_of(transport, PeerFailed)
-    assert isinstance(event, PeerFailed)
-    return event
-
-
-def message(transport: Transport) -> Delivery:
-    """Wait for a message."""
-    delivery = next_of(transport, Delivery)
-    assert isinstance(delivery, Delivery)
-    return delivery
-
-
-def until_true(condition: Callable[[], bool], *transports: Transport) -> None:
-    """Let transports work until the condition holds; no message may arrive meanwhile."""
-    until_ns = SYSTEM_CLOCK.now_ns() + DEADLINE_NS
-    while not condition():
-        assert SYSTEM_CLOCK.now_ns() < until_ns, "the condition never came true"
-        for transport in transports:
-            assert transport.receive(1_000_000) is None
 
 
 def random_bytes(seed: int, name: str, nbytes: int) -> bytes:

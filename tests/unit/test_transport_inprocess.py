@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from luwu.transport import InProcessNetwork, Transport
-from tests.suites.transport_suite import DEADLINE_NS, Make, TransportSuite, message, pair
+from tests.suites.transport_suite import TransportSuite
+from tests.suites.transport_waits import DEADLINE_NS, Make, message, pair
 
 
 class TestInProcessTransport(TransportSuite):

@@ -1,4 +1,4 @@
-"""The transport over several connections at once: the suite, the order, and the life of a link."""
+"""The transport over several connections at once: the suite, the life of a link, its opening."""
 
 from __future__ import annotations
 
@@ -10,173 +10,59 @@ from pathlib import Path
 import pytest
 import zmq
 
-from luwu.base.errors import ConfigError, ConnectionFailed, RemoteProtocolError
+from luwu.base.errors import ConfigError, ConnectionFailed
 from luwu.base.limits import STRIPES_MAX
-from luwu.transport import (
-    LISTENER,
-    Delivery,
-    PeerDown,
-    PeerFailed,
-    PeerGone,
-    PeerUp,
-    ShmTransport,
-    StripedTransport,
-    Transport,
-    ZeroMqTransport,
-)
+from luwu.transport import PeerGone, ShmTransport, StripedTransport, ZeroMqTransport
 from luwu.transport.lanes import TURN_BYTES
 from luwu.transport.opening import io_threads_for, open_transport
-from luwu.transport.stripes import (
-    ANNOUNCEMENT_BYTES,
-    LINK_ID_BYTES,
-    Announced,
-    InOrder,
-    announcement,
-    read_announcement,
-)
-from tests.suites.transport_suite import (
-    DEADLINE_NS,
+from tests.suites.transport_suite import TransportSuite
+from tests.suites.transport_waits import (
     MIB,
     Make,
-    TransportSuite,
     down,
     failed,
     meet,
     message,
-    next_of,
     pair,
     until_true,
     up,
 )
-from tests.unit.transports import QUICK, Raw, check_nothing_is_left, maker, raw_sockets, relay
+from tests.unit.transports import (
+    QUICK,
+    TCP,
+    AtIpc,
+    AtTcp,
+    OverStripes,
+    Raw,
+    announced,
+    check_nothing_is_left,
+    maker,
+    relay,
+)
 
-TCP = "tcp://127.0.0.1:0"
 SOON = replace(QUICK, linger_ms=100)
 """For tests that wait until a link that lost a stripe is given up."""
-LINK_ID = bytes(range(LINK_ID_BYTES))
 
 
-@pytest.fixture
-def make() -> Iterator[Make]:
-    with maker(StripedTransport, stripes=3, io_threads=2) as new:
-        yield new
-
-
-@pytest.fixture
-def raw() -> Iterator[Raw]:
-    with raw_sockets() as new:
-        yield new
-
-
-class TestOneStripe(TransportSuite):
+class TestOneStripe(AtTcp, TransportSuite):
     @pytest.fixture
     def make(self) -> Iterator[Make]:
         with maker(StripedTransport) as new:
             yield new
 
-    @pytest.fixture
-    def endpoint(self) -> str:
-        return TCP
+
+class TestTcpOverThree(OverStripes, AtTcp, TransportSuite):
+    """The suite over tcp, with three connections to a link."""
 
 
-class TestTcpOverThree(TransportSuite):
-    @pytest.fixture
-    def make(self, make: Make) -> Make:
-        return make  # that of the module
-
-    @pytest.fixture
-    def endpoint(self) -> str:
-        return TCP
-
-
-class TestIpcOverTwo(TransportSuite):
+class TestIpcOverTwo(AtIpc, TransportSuite):
     @pytest.fixture
     def make(self) -> Iterator[Make]:
         with maker(StripedTransport, stripes=2) as new:
             yield new
 
-    @pytest.fixture
-    def endpoint(self) -> str:
-        return "ipc://auto"
 
-    @pytest.fixture
-    def free_endpoint(self, tmp_path: Path) -> str:
-        return f"ipc://{tmp_path}/s"
-
-
-def sent_in_turns(rng: random.Random, count: int, stripes: int) -> list[list[Delivery]]:
-    """Numbered messages of many sizes, each on the stripe that a sender would use."""
-    found: list[list[Delivery]] = [[] for _ in range(stripes)]
-    turn = turn_bytes = 0
-    for number in range(count):
-        size = rng.choice([None, 0, 1, 5_000, TURN_BYTES - 1, TURN_BYTES, 3 * TURN_BYTES])
-        buffers = [] if size is None else [memoryview(bytes(size))]
-        header = b"%d" % number
-        found[turn].append(Delivery("", header, buffers))
-        turn_bytes += len(header) + (size or 0)
-        if turn_bytes >= TURN_BYTES:
-            turn, turn_bytes = (turn + 1) % stripes, 0
-    return found
-
-
-class TestInOrder:
-    @pytest.mark.parametrize("seed", range(20))
-    def test_the_order_does_not_depend_on_which_stripe_is_faster(self, seed: int) -> None:
-        """T2. Goal: messages come out as they were sent, each as early as it can be. Method: any
-        merge of the stripes; in half of the cases one stripe ends early."""
-        rng = random.Random(seed)
-        stripes = rng.randint(2, STRIPES_MAX)
-        sent = sent_in_turns(rng, 300, stripes)
-        lost = rng.randrange(2 * stripes)
-        if lost < stripes:
-            del sent[lost][len(sent[lost]) // 2 :]
-        messages = InOrder(stripes, held_bytes_max=1 << 40)
-        got = []
-        places = [0] * stripes
-        for index in rng.sample(
-            [i for i, each in enumerate(sent) for _ in each], k=sum(map(len, sent))
-        ):
-            messages.put(index, sent[index][places[index]])
-            places[index] += 1
-            while (delivery := messages.take()) is not None:
-                got.append(int(delivery.header))
-        assert got == list(range(len(got)))
-        assert not messages.are_too_many
-        if lost < stripes:
-            assert not messages.is_over
-            messages.end(lost)
-            assert messages.is_over
-        else:
-            assert len(got) == 300
-
-    def test_what_is_ahead_is_bounded(self) -> None:
-        """T5. Goal: bytes ahead of their turn count, those in order do not."""
-        messages = InOrder(2, held_bytes_max=MIB)
-        for _ in range(10):
-            messages.put(0, Delivery("", b"h", [memoryview(bytes(MIB))]))
-            assert messages.take() is not None
-            assert not messages.are_too_many
-            messages.put(1, Delivery("", b"h", [memoryview(bytes(MIB))]))
-            assert messages.take() is not None
-        messages.put(1, Delivery("", b"h", [memoryview(bytes(MIB))]))
-        assert messages.are_too_many
-        empty = InOrder(2, held_bytes_max=MIB)
-        for _ in range(5_000):
-            empty.put(1, Delivery("", b"h", []))
-        assert empty.are_too_many  # a message takes more than its bytes
-
-    def test_announcements(self) -> None:
-        """Goal: what is announced is read; what cannot be is no announcement."""
-        for announced in (Announced(LINK_ID, 0, 2), Announced(LINK_ID, 7, STRIPES_MAX)):
-            assert read_announcement(announcement(announced)) == announced
-        for index, count in ((0, 0), (0, 1), (2, 2), (0, STRIPES_MAX + 1)):
-            assert read_announcement(announcement(Announced(LINK_ID, index, count))) is None
-        good = announcement(Announced(LINK_ID, 0, 2))
-        for bad in (b"", good[:-1], good + b"\0", b"L" + good[1:]):
-            assert read_announcement(bad) is None
-
-
-class TestLinks:
+class TestLinks(OverStripes):
     @pytest.mark.parametrize("seed", range(3))
     def test_order_is_kept_both_ways_under_load(self, make: Make, seed: int) -> None:
         """T2, T3. Goal: 400 messages each way at once, from nothing to 2 MiB, come in order, and
@@ -342,150 +228,6 @@ for _ in range(3): use()
 assert held() == before, (before, held())
 """
         check_nothing_is_left(script, tmp_path)
-
-
-def announced(
-    raw: Raw, where: str, index: int, count: int, link_id: bytes = LINK_ID
-) -> zmq.Socket[bytes]:
-    """A raw socket that says it is a stripe."""
-    stripe = raw(zmq.DEALER)
-    stripe.connect(where)
-    stripe.send(announcement(Announced(link_id, index, count)))
-    return stripe
-
-
-class TestStrangers:
-    """T5: nothing that arrives may raise, or disturb those who are let in."""
-
-    @pytest.fixture
-    def listener(self, make: Make) -> Transport:
-        return make(credit_bytes=MIB)
-
-    @pytest.fixture
-    def where(self, listener: Transport) -> str:
-        return listener.listen(TCP)
-
-    @pytest.mark.parametrize(
-        "first", [b"x" * ANNOUNCEMENT_BYTES, announcement(Announced(LINK_ID, 0, 9)), b"x"]
-    )
-    def test_no_announcement(self, listener: Transport, where: str, raw: Raw, first: bytes) -> None:
-        """Goal: told once, and not listened to."""
-        stranger = raw(zmq.DEALER)
-        stranger.connect(where)
-        stranger.send(first)
-        event = refused(listener)
-        assert isinstance(event.error, RemoteProtocolError)
-        for _ in range(100):
-            stranger.send(b"more")
-        assert listener.receive(50_000_000) is None
-
-    def test_nobody_joins_a_link_twice(self, listener: Transport, where: str, raw: Raw) -> None:
-        """Goal: who knows a link's number cannot take a stripe's place, before or after it is up;
-        the link and its messages are not touched. Method: each stranger's refusal is awaited."""
-        first = announced(raw, where, 0, 2)
-        strangers = []
-        for index, count in ((0, 2), (1, 3)):
-            assert listener.receive(50_000_000) is None  # the first one was heard
-            strangers.append(announced(raw, where, index, count))
-            assert "is there already" in str(refused(listener).error)
-        second = announced(raw, where, 1, 2)
-        child = up(listener)
-        strangers.append(announced(raw, where, 1, 2))
-        assert "is there already" in str(refused(listener).error)
-        for stranger in strangers:
-            stranger.send_multipart([b"not this", bytes(TURN_BYTES)])
-        first.send_multipart([b"0", bytes(TURN_BYTES)])
-        second.send_multipart([b"1", bytes(TURN_BYTES)])
-        assert [message(listener).header for _ in range(2)] == [b"0", b"1"]
-        for stranger in strangers:
-            stranger.close()
-        first.send(b"2")
-        delivery = message(listener)
-        assert (delivery.peer, delivery.header) == (child, b"2")
-
-    @pytest.mark.parametrize("ends", [False, True])
-    def test_half_a_link_is_refused_in_time(
-        self, listener: Transport, where: str, raw: Raw, ends: bool
-    ) -> None:
-        """Goal: told once, its messages are dropped, and a late stripe is half a link again."""
-        first = announced(raw, where, 0, 2)
-        first.send(b"too early")
-        if ends:
-            assert listener.receive(50_000_000) is None
-            first.close()
-        event = refused(listener)
-        assert "wanted 2 connections, but only 1 of 2" in str(event.error)
-        late = announced(raw, where, 1, 2)
-        late.send(b"late")
-        assert "only 1 of 2" in str(refused(listener).error)
-        assert listener.receive(50_000_000) is None
-
-    def test_half_a_link_is_refused_though_others_never_rest(
-        self, make: Make, listener: Transport, where: str, raw: Raw
-    ) -> None:
-        """Goal: a load that leaves the listener no pause does not keep half links for ever."""
-        busy = make(stripes=1)
-        busy.dial("parent", where)
-        meet(listener, busy)
-        announced(raw, where, 0, 2)
-        while True:
-            busy.send("parent", b"more")
-            busy.send("parent", b"more")
-            received = listener.receive(DEADLINE_NS)
-            if isinstance(received, PeerFailed):
-                break
-            assert isinstance(received, Delivery)
-        assert "only 1 of 2" in str(received.error)
-
-    @pytest.mark.parametrize("is_whole", [False, True])
-    def test_too_much_ahead_of_its_turn(
-        self, listener: Transport, where: str, raw: Raw, is_whole: bool
-    ) -> None:
-        """Goal: what must be held is bounded by the credit and one buffer; who exceeds it is
-        named, and out."""
-        stripe = announced(raw, where, 1, 2)
-        child = LISTENER
-        if is_whole:
-            announced(raw, where, 0, 2)
-            child = up(listener)
-        for _ in range(5):
-            stripe.send_multipart([b"h", bytes(16 * MIB)])
-        event = failed(listener)
-        assert (event.peer, event.final) == (child, False)
-        assert isinstance(event.error, RemoteProtocolError)
-        assert "ahead of their turn" in str(event.error)
-        if is_whole:
-            assert repr(child) in str(event.error)
-            assert down(listener) == child
-        stripe.send(b"more")
-        assert listener.receive(50_000_000) is None
-
-    def test_a_message_beyond_the_limits_bears_the_peers_name(
-        self, listener: Transport, where: str, raw: Raw
-    ) -> None:
-        """Goal: it is dropped and told, and what follows arrives."""
-        first = announced(raw, where, 0, 2)
-        announced(raw, where, 1, 2)
-        child = up(listener)
-        first.send_multipart([b"", b"buffer"])
-        assert failed(listener).peer == child
-        first.send(b"good")
-        assert message(listener).header == b"good"
-
-    def test_a_plain_listener_takes_no_announcement(self, raw: Raw) -> None:
-        """Goal: shared memory, which has a ZeroMQ transport inside, learns nothing new."""
-        with maker(ZeroMqTransport) as make:
-            listener = make()
-            announced(raw, listener.listen(TCP), 0, 2)
-            assert "did not begin with an empty message" in str(refused(listener).error)
-
-
-def refused(listener: Transport) -> PeerFailed:
-    """The next thing, which must be a stranger's refusal."""
-    event = next_of(listener, PeerFailed, PeerUp, PeerDown, Delivery)
-    assert isinstance(event, PeerFailed), event
-    assert (event.peer, event.final) == (LISTENER, False)
-    return event
 
 
 class TestOpening:

@@ -1,7 +1,12 @@
-"""What the tests of several transports share: how they are made, strangers, and what is left."""
+"""What the tests of several transports share: how they are made, strangers, and what is left.
+
+A class of tests takes its fixtures from those here that it names as bases: `Over...` says how its
+transports are made, `At...` where they may listen.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -11,12 +16,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
 import zmq
 
-from luwu.transport import Transport, ZeroMqTiming
-from tests.suites.transport_suite import Make
+from luwu.transport import (
+    ShmTransport,
+    StripedTransport,
+    Transport,
+    ZeroMqTiming,
+    ZeroMqTransport,
+)
+from luwu.transport.stripes import LINK_ID_BYTES, Announced, announcement
+from tests.suites.transport_waits import MIB, Make
 
 QUICK = ZeroMqTiming(reconnect_ms=10, reconnect_ms_max=50, handshake_ms=300)
+TCP = "tcp://127.0.0.1:0"
+LINK_ID = bytes(range(LINK_ID_BYTES))
 
 Raw = Callable[..., zmq.Socket[bytes]]
 
@@ -53,6 +68,88 @@ def raw_sockets() -> Iterator[Raw]:
             each.close()
 
 
+class WithRawSockets:
+    """Beside the transports of the test, sockets that know nothing of us."""
+
+    @pytest.fixture
+    def raw(self) -> Iterator[Raw]:
+        with raw_sockets() as new:
+            yield new
+
+
+class OverZeroMq(WithRawSockets):
+    """Transports over ZeroMQ."""
+
+    @pytest.fixture
+    def make(self) -> Iterator[Make]:
+        with maker(ZeroMqTransport) as new:
+            yield new
+
+
+class OverStripes(WithRawSockets):
+    """Transports whose links have three connections."""
+
+    @pytest.fixture
+    def make(self) -> Iterator[Make]:
+        with maker(StripedTransport, stripes=3, io_threads=2) as new:
+            yield new
+
+
+class OverShm:
+    """Transports over shared memory, and where they may listen."""
+
+    @pytest.fixture
+    def make(self) -> Iterator[Make]:
+        with maker(ShmTransport, arena_bytes=128 * MIB) as new:
+            yield new
+
+    @pytest.fixture
+    def endpoint(self) -> str:
+        return "shm://auto"
+
+
+class AtTcp:
+    """Listening at tcp, where the system chooses the port."""
+
+    @pytest.fixture
+    def endpoint(self) -> str:
+        return TCP
+
+
+class AtIpc:
+    """Listening at a path."""
+
+    @pytest.fixture
+    def endpoint(self) -> str:
+        return "ipc://auto"
+
+    @pytest.fixture
+    def free_endpoint(self, tmp_path: Path) -> str:
+        return f"ipc://{tmp_path}/s"
+
+
+class ListeningAtTcp:
+    """A listener at tcp, and where strangers find it."""
+
+    @pytest.fixture
+    def listener(self, make: Make) -> Transport:
+        return make()
+
+    @pytest.fixture
+    def where(self, listener: Transport) -> str:
+        return listener.listen(TCP)
+
+
+def announced(
+    raw: Raw, where: str, index: int, count: int, link_id: bytes = LINK_ID
+) -> zmq.Socket[bytes]:
+    """A raw socket that says it is a stripe."""
+    stripe = raw(zmq.DEALER)
+    stripe.connect(where)
+    stripe.send(announcement(Announced(link_id, index, count)))
+    return stripe
+
+
 def check_nothing_is_left(script: str, directory: Path) -> None:
     """Run a script that compares what its process holds; it may leave no file of ours either."""
     done = subprocess.run(
@@ -65,6 +162,12 @@ def check_nothing_is_left(script: str, directory: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert not list(directory.iterdir())
+
+
+def open_files() -> int:
+    """How many files this process has open."""
+    gc.collect()  # of what earlier tests left to it
+    return len(os.listdir("/proc/self/fd"))
 
 
 class Relay:

@@ -1,0 +1,164 @@
+"""How an update kernel is made: compiled, kept, found again, and what may be loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks import update as benchmark
+from luwu.base.errors import ConfigError
+from switch_emu.native import build as building
+from switch_emu.node.kernels import make as making
+from switch_emu.node.kernels import make_kernel
+from tests.unit import kernel_jobs
+from tests.unit.kernel_jobs import ADAMW, MOMENTUM
+
+cache, version = kernel_jobs.cache, kernel_jobs.version  # fixtures of this module
+
+
+def test_unknown_optimizer_is_a_configuration_error() -> None:
+    """Goal: the user reads what the node has."""
+    with pytest.raises(ConfigError, match="it has adamw, none, sgd"):
+        make_kernel("lion", ("m",), cache=None)
+
+
+def test_portable_on_request(cache: Path) -> None:
+    """Goal: `compiled=False` compiles nothing."""
+    made = make_kernel(*ADAMW, cache=cache / "untouched", compiled=False)
+    assert made.kernel.version == "portable"
+    assert not (cache / "untouched").exists()
+
+
+@pytest.fixture
+def fresh(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a user without one of his own."""
+    if version != "compiled":
+        pytest.skip("about the compiled kernel")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    return tmp_path / "kernels"
+
+
+def libraries(cache: Path) -> list[Path]:
+    return sorted(cache.iterdir())
+
+
+def test_a_library_is_compiled_once(fresh: Path) -> None:
+    """Goal: the second start finds the first one's file, which is private."""
+    first = make_kernel(*ADAMW, cache=fresh)
+    assert first.reason.startswith("compiled by ")
+    (path,) = libraries(fresh)
+    assert path.stat().st_mode & 0o077 == 0
+    assert fresh.stat().st_mode & 0o077 == 0
+    changed_ns = path.stat().st_mtime_ns
+    second = make_kernel(*MOMENTUM, cache=fresh)
+    assert second.reason.startswith("found in the cache")
+    assert libraries(fresh) == [path]
+    assert path.stat().st_mtime_ns == changed_ns
+
+
+def test_a_new_state_takes_the_library_from_the_user(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: one compile for all state directories of a user; each has a library of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    assert make_kernel(*ADAMW, cache=fresh).reason.startswith("compiled by ")
+    other = tmp_path / "other"
+    assert make_kernel(*ADAMW, cache=other).reason.startswith("found in the cache")
+    assert [path.name for path in libraries(other)] == [path.name for path in libraries(fresh)]
+
+
+def test_a_damaged_or_open_library_is_compiled_again(fresh: Path, cache: Path) -> None:
+    """Goal: a cut file, and one that others can write, are never used."""
+    make_kernel(*ADAMW, cache=cache)
+    (whole,) = libraries(cache)
+    fresh.mkdir(mode=0o700)
+    path = fresh / whole.name
+    path.write_bytes(whole.read_bytes()[:100])
+    path.chmod(0o700)
+    assert make_kernel(*ADAMW, cache=fresh).reason.startswith("compiled by ")
+    path.chmod(0o722)
+    assert make_kernel(*ADAMW, cache=fresh).reason.startswith("compiled by ")
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_link_is_not_followed(fresh: Path, tmp_path: Path) -> None:
+    """Goal: a symbolic link in place of the library is replaced, not loaded."""
+    make_kernel(*ADAMW, cache=fresh)
+    (path,) = libraries(fresh)
+    path.rename(tmp_path / "elsewhere.so")
+    path.symlink_to(tmp_path / "elsewhere.so")
+    assert make_kernel(*ADAMW, cache=fresh).reason.startswith("compiled by ")
+    assert not path.is_symlink()
+
+
+def test_a_directory_others_can_write_is_refused(fresh: Path) -> None:
+    """Goal: nothing is loaded from there, and the user reads why."""
+    fresh.mkdir()
+    fresh.chmod(0o777)
+    made = make_kernel(*ADAMW, cache=fresh)
+    assert made.kernel.version == "portable"
+    assert "nobody else can write" in made.reason
+    assert libraries(fresh) == []
+
+
+def test_without_a_compiler_the_portable_kernel_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: no compiler is no error, unless the compiled kernel was asked for."""
+    monkeypatch.setenv("PATH", "")
+    made = make_kernel(*ADAMW, cache=tmp_path)
+    assert made.kernel.version == "portable"
+    assert "no C compiler" in made.reason
+    with pytest.raises(ConfigError, match="no C compiler"):
+        make_kernel(*ADAMW, cache=tmp_path, compiled=True)
+
+
+def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: its first error is the reason, and no partial file is left. Method: a fake `cc`."""
+    fake = tmp_path / "bin" / "cc"
+    fake.parent.mkdir()
+    fake.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo fake 1.0 && exit 0\necho "error: no" >&2\nexit 1\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    made = make_kernel(*ADAMW, cache=tmp_path / "kernels")
+    assert made.kernel.version == "portable"
+    assert "failed with 1: error: no" in made.reason
+    assert libraries(tmp_path / "kernels") == []
+
+
+def test_a_kernel_that_breaks_its_promise_is_not_used(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Goal: one wrong rounding is found at the start. Method: a source with a fused multiply-add
+    taken out; and one whose squares are added in another order."""
+    source = building.SOURCE.read_text()
+    for right, wrong in [
+        ("FMA(rest2 * g, g, second * beta2)", "(rest2 * g) * g + second * beta2"),
+        ("lane[j] += (double)sum[j]", "lane[j ^ 1] += (double)sum[j]"),
+    ]:
+        assert right in source
+        broken = tmp_path / "broken.c"
+        broken.write_text(source.replace(right, wrong))
+        monkeypatch.setattr(building, "SOURCE", broken)
+        made = make_kernel(*ADAMW, cache=fresh)
+        assert made.kernel.version == "portable"
+        assert "does not give torch's bits" in made.reason
+
+
+def test_the_selfcheck_decides(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: whatever it finds is the reason."""
+    monkeypatch.setattr(making, "difference", lambda *_: "weights differ in 3 bytes")
+    assert "weights differ in 3 bytes" in make_kernel(*ADAMW, cache=fresh).reason
+
+
+def test_benchmark_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: `benchmarks/update.py` does not rot. Method: its smoke sizes; it checks its answers."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    result = benchmark.main(["--smoke", "--json", str(tmp_path / "update.json")])
+    assert (tmp_path / "update.json").exists()
+    assert result["claims"]["portable_float32_min"] > 0
