@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from luwu.base.address_range import Memory
 from luwu.training.device import CudaDevice, Device
 from luwu.training.interface import SharedWeights
 from luwu.training.streams import Event
@@ -34,6 +35,8 @@ class DeviceWeights(UnitWeights):
     ) -> None:  # fmt: skip
         self._device = device
         super().__init__(elems=elems, dtype=dtype, live_bytes=live_bytes, places=places)
+        self._storage = self._own.flat.untyped_storage()
+        self._storage.resize_(0)
         self._host: torch.Tensor | None = None
         self._event: Event | None = None
         """Behind the copy to the device."""
@@ -89,8 +92,8 @@ class DeviceWeights(UnitWeights):
         return flat
 
 
-def make_weights(device: Device, **given: Any) -> UnitWeights:
-    """The weights of a unit that computes there."""
+def make_weights(device: Device, memory: Memory, **given: Any) -> UnitWeights:
+    """The weights of a unit that computes there; `memory`: where that is on the host."""
     if isinstance(device, CudaDevice):
         return DeviceWeights(device=device, **given)
-    return UnitWeights(**given)
+    return UnitWeights(memory=memory, **given)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from luwu.base.address_range import Memory
 from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
 from luwu.layout import Layout
 from luwu.training import initialise
@@ -70,6 +71,7 @@ class Session:
         self.parts = 0
         """Backwards of this step that are complete."""
         self.parameter_bytes = ByteCount()
+        self.weights_memory = Memory()
         self.backward = Backward(self)
         self.clip: ClippedNorm | None = None
         """Clipping asked for in this step."""

@@ -110,6 +110,7 @@ class Unit:
         """The layout is known: make the storage, empty."""
         self.weights = make_weights(
             self.session.mover,
+            self.session.weights_memory,
             elems=elems,
             dtype=dtype,
             live_bytes=self.session.parameter_bytes,

@@ -1,8 +1,8 @@
-"""The storage of a unit's weights: one for the unit's life, freed by resizing it to zero.
+"""The storage of a unit's weights: one for the unit's life, at addresses that stay its own.
 
 Autograd saves views of parameters in forward and reads them in backward. They all look at the same
-storage object, so its bytes may be freed between and filled again in place: the views then see the
-new bytes, wherever they lie. (Swapping `.data` instead would leave them with the old ones.) Writing
+addresses, so the memory behind these may be used elsewhere between, and the weights put back: the
+views then see the new bytes. (Swapping `.data` instead would leave them with the old ones.) Writing
 through a memoryview does not raise autograd's version counter, which guards against changes that
 the script makes; this change puts back what was there.
 
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from luwu.training.heap import own_mapping
+from luwu.base.address_range import AddressRange, Memory
 from luwu.training.interface import SharedWeights
 
 _ADDRESSES_MAX = 2
@@ -64,14 +64,14 @@ class UnitWeights:
 
     def __init__(
         self, *, elems: int, dtype: torch.dtype, live_bytes: ByteCount,
-        places: Sequence[tuple[int, torch.Size, bool]],
+        places: Sequence[tuple[int, torch.Size, bool]], memory: Memory | None = None,
     ) -> None:  # fmt: skip
-        """`places`: first element, shape and requires_grad of each parameter."""
+        """`places`: first element, shape and requires_grad of each parameter; `memory`: of all
+        units together."""
         self._live_bytes = live_bytes
         self._places = places
-        flat = self._allocate(elems, dtype)
-        self._own = _View(flat, places)
-        self._storage = flat.untyped_storage()
+        self._memory = memory or Memory()
+        self._own = _View(self._allocate(elems, dtype), places)
         self._view = self._own
         self._mapped: dict[int, _View] = {}
         """By address."""
@@ -82,7 +82,6 @@ class UnitWeights:
         self.comes_shared = False
         """The last pull needed no memory."""
         self.nbytes = elems * dtype.itemsize
-        self._storage.resize_(0)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -108,11 +107,8 @@ class UnitWeights:
         assert not self._is_open
         self._is_open = True
         self._live_bytes.add(self.nbytes)
-        with own_mapping():
-            self._storage.resize_(self.nbytes)
-        address = self._storage.data_ptr()
-        # Not through numpy: a tensor that numpy has seen cannot be resized any more.
-        return memoryview((ctypes.c_ubyte * self.nbytes).from_address(address)).cast("B")
+        self._memory.fill(self._range)
+        return self._range.view()
 
     def fetch(self, shared: SharedWeights | None = None) -> None:
         """The weights came; they are used later, if they are not given up."""
@@ -136,7 +132,7 @@ class UnitWeights:
         if self._is_open:
             self._is_open = False
             self._live_bytes.add(-self.nbytes)
-            self._storage.resize_(0)
+            self._memory.spare(self._range)
 
     def end_step(self) -> None:
         """Nothing of this step is read any more."""
@@ -146,8 +142,8 @@ class UnitWeights:
             self._shared = None
 
     def _allocate(self, elems: int, dtype: torch.dtype) -> torch.Tensor:
-        with own_mapping():
-            return torch.empty(elems, dtype=dtype)
+        self._range = AddressRange(elems * dtype.itemsize)
+        return torch.frombuffer(self._range.view(), dtype=dtype)
 
     def _mapped_view(self, shared: SharedWeights) -> _View:
         view = self._mapped.get(shared.address)

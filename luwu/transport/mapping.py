@@ -31,26 +31,13 @@ from typing import Any, Final
 import numpy as np
 
 from luwu.base.errors import ConnectionFailed, RemoteProtocolError
+from luwu.base.libc import advise_pages, map_pages, unmap_pages
 
 SEALS: Final = (
     fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL | 0x10  # F_SEAL_FUTURE_WRITE
 )
 _SEALS_NEEDED: Final = fcntl.F_SEAL_SHRINK
 _MAP_NORESERVE: Final = 0x4000
-_MAP_FAILED: Final = ctypes.c_void_p(-1).value
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int64,
-]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Region:
@@ -144,15 +131,16 @@ def map_memory(fd: int, nbytes: int, *, shared: bool) -> memoryview:
     # Without NORESERVE the kernel refuses a private mapping larger than its memory, though nobody
     # means to write there.
     flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | _MAP_NORESERVE
-    address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
-    if address in (None, _MAP_FAILED) and not shared:
+    try:
+        address = map_pages(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd)
+    except OSError:
+        if shared:
+            raise
         # Private memory that could be written counts against RLIMIT_DATA; what can only be read
         # does not. Then a write by mistake ends the process.
-        address = _libc.mmap(None, nbytes, mmap.PROT_READ, flags, fd, 0)
-    if address is None or address == _MAP_FAILED:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return _owning_view((ctypes.c_ubyte * nbytes).from_address(address), _unmap, address, nbytes)
+        address = map_pages(None, nbytes, mmap.PROT_READ, flags, fd)
+    owner = (ctypes.c_ubyte * nbytes).from_address(address)
+    return _owning_view(owner, unmap_pages, address, nbytes)
 
 
 def part_of(view: memoryview, start: int, nbytes: int, at_end: Any, *values: Any) -> memoryview:
@@ -162,7 +150,7 @@ def part_of(view: memoryview, start: int, nbytes: int, at_end: Any, *values: Any
 
 def advise_huge(view: memoryview) -> None:
     """Ask for huge pages; a wish, so failing is no error."""
-    _libc.madvise(address_of(view), view.nbytes, mmap.MADV_HUGEPAGE)
+    advise_pages(address_of(view), view.nbytes, mmap.MADV_HUGEPAGE)
 
 
 def address_of(view: memoryview) -> int:
@@ -181,10 +169,6 @@ def key_of(fd: int) -> tuple[int, int]:
 def _owning_view(owner: Any, at_end: Any, *values: Any) -> memoryview:
     weakref.finalize(owner, at_end, *values).atexit = False
     return memoryview(owner).cast("B")
-
-
-def _unmap(address: int, nbytes: int) -> None:
-    _libc.munmap(address, nbytes)
 
 
 def _check_descriptor(fd: int, nbytes: int) -> None:

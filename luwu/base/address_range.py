@@ -1,0 +1,106 @@
+"""Addresses that stay ours while the memory behind them comes and goes.
+
+    empty    nothing is there: whoever reads or writes ends with SIGSEGV
+    filled   `Memory.fill`   memory of our own, with anything in it
+    spare    `Memory.spare`  filled and not needed: the memory of the next range that is filled
+
+A tensor made once at these addresses sees what lies there by now, and so does whatever was computed
+from it and looks at it again.
+
+Memory is moved from range to range, not given back and taken anew: the kernel clears what it
+gives, which costs as much as to fill it, and more on a virtual machine, whose host takes back what
+is free. (A billion parameters, two workers: 16 GB were cleared in each step; 20.6 s became 14.5.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import weakref
+from typing import Final
+
+from luwu.base.libc import advise_pages, map_pages, move_pages, unmap_pages
+
+PAGE_BYTES: Final = mmap.PAGESIZE
+_HUGE_BYTES: Final = 2 * 1024 * 1024
+_PROT_NONE: Final = 0
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000
+_RESERVED: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+_OWN: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+
+
+class AddressRange:
+    """`nbytes` addresses, from a multiple of 2 MiB on; given back with the last view of them."""
+
+    def __init__(self, nbytes: int) -> None:
+        """Raises OSError where so many addresses are not to be had."""
+        self.nbytes = nbytes
+        self.length = max(PAGE_BYTES, -(-nbytes // PAGE_BYTES) * PAGE_BYTES)
+        """In whole pages."""
+        reserved = self.length + _HUGE_BYTES
+        start = map_pages(None, reserved, _PROT_NONE, _RESERVED)
+        self.address = -(-start // _HUGE_BYTES) * _HUGE_BYTES
+        self._owner = (ctypes.c_ubyte * nbytes).from_address(self.address)
+        weakref.finalize(self._owner, unmap_pages, start, reserved).atexit = False
+
+    def view(self) -> memoryview:
+        """The addresses as bytes; only to be read or written while they are filled."""
+        return memoryview(self._owner).cast("B")
+
+    def fill(self) -> None:
+        """Put new memory behind it; it is taken as it is first written."""
+        map_pages(self.address, self.length, mmap.PROT_READ | mmap.PROT_WRITE, _OWN)
+        if self.length >= _HUGE_BYTES:
+            advise_pages(self.address, self.length, mmap.MADV_HUGEPAGE)
+
+    def fill_from(self, spare: AddressRange) -> bool:
+        """Move the memory of another range of this length here; False where that cannot be done,
+        and nothing was changed."""
+        try:
+            move_pages(spare.address, self.address, self.length)
+        except OSError:
+            return False
+        spare.empty()
+        return True
+
+    def empty(self) -> None:
+        """Give back what is behind it; the addresses stay ours."""
+        map_pages(self.address, self.length, _PROT_NONE, _RESERVED | _MAP_FIXED)
+
+
+class Memory:
+    """The memory of several ranges: no more than was ever in use at once. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spares: list[AddressRange] = []
+
+    def fill(self, into: AddressRange) -> None:
+        """Put memory behind a range: its own, that of a spare one as long, or new."""
+        with self._lock:
+            for index in range(len(self._spares) - 1, -1, -1):  # the last one may be in the cache
+                if self._spares[index] is into:
+                    del self._spares[index]
+                    return
+            for index in range(len(self._spares) - 1, -1, -1):
+                if self._spares[index].length == into.length:
+                    if into.fill_from(self._spares[index]):
+                        del self._spares[index]
+                        return
+                    break
+            self._give_back(into.length)
+            into.fill()
+
+    def spare(self, filled: AddressRange) -> None:
+        """A range is not needed for now; what lies there may be read by mistake until it moves."""
+        with self._lock:
+            self._spares.append(filled)
+
+    def _give_back(self, nbytes: int) -> None:
+        """Spares of so many bytes, or all."""
+        while self._spares and nbytes > 0:
+            oldest = self._spares.pop(0)
+            oldest.empty()
+            nbytes -= oldest.length

@@ -1,0 +1,65 @@
+"""Calls of libc that Python has not: `mmap.mmap` can neither reserve addresses, nor map at a given
+one, nor let go of its descriptor while it is mapped."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Final
+
+_MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,
+]
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_void_p,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def map_pages(
+    address: int | None, nbytes: int, protection: int, flags: int, fd: int = -1, offset: int = 0
+) -> int:
+    """The address of a new mapping. Raises OSError."""
+    return _checked(_libc.mmap(address, nbytes, protection, flags, fd, offset))
+
+
+def move_pages(address: int, to: int, nbytes: int) -> None:
+    """Move what lies behind addresses to others, and leave the first mapped. Raises OSError.
+
+    Needs Linux 5.7; nothing was changed if it fails.
+    """
+    flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
+    _checked(_libc.mremap(address, nbytes, nbytes, flags, to))
+
+
+def unmap_pages(address: int, nbytes: int) -> None:
+    """End a mapping."""
+    _libc.munmap(address, nbytes)
+
+
+def advise_pages(address: int, nbytes: int, advice: int) -> None:
+    """Say how pages will be used; a wish, so failing is no error."""
+    _libc.madvise(address, nbytes, advice)
+
+
+def _checked(found: int | None) -> int:
+    if found is None or found == _MAP_FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return found
