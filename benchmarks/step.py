@@ -6,9 +6,9 @@ Metric:   seconds of a step of `workers/train.py`: forward, backward, update, fr
 Floor:    compute-only: the same script, model and batches, and no exchange or update.
 Cases:    exchange-bound: 32 tokens a worker; compute-bound: as many as it takes for compute-only to
           need a second. LuWu in RAM (durability none), with a switch process and without one;
-          out of core (durability process), with one, and a memory budget of the optimizer state, a
-          half and an eighth of it. `1b`, when asked for: a billion parameters against what was
-          planned (`planned_step.py`).
+          out of core, with one, and a memory budget of the optimizer state, a half and an eighth of
+          it (durability process; the same arms with `step` at the end: durability step). `1b`, when
+          asked for: a billion parameters against what was planned (`planned_step.py`).
 Left out: start and end of the runs; losses and weights, which the tests compare.
 
 Every arm gets the same processes and threads. Arms take turns, each in a run of its own.
@@ -35,6 +35,8 @@ KEPT = ("overlap", "memory_budget_bytes", "disk_bytes", "node_peak_rss_bytes")
 RAM, NO_SWITCH = "luwu ram", "luwu ram no-switch"
 BASELINES = ("fsdp", "ddp", COMPUTE_ONLY)
 SHARES = {"1": 1.0, "1/2": 0.5, "1/8": 0.125}
+DURABILITIES = {"process": "", "step": " step"}
+"""Out of core, and how the names of their arms end."""
 LARGE = Training(layers=8, width=512, context=32, batch=1, workers=4, steps=12)
 """25.4 M parameters."""
 SMALL = Training(layers=2, width=96, context=16, batch=1, workers=2, steps=3)
@@ -47,8 +49,9 @@ MEANINGS = {
     "exchange_bound_over_fsdp_no_switch": "the same, workers and node alone",
     "exchange_bound_over_ddp_no_switch": "the same, workers and node alone",
     "compute_bound_over_compute_only": "time of luwu in RAM / time of compute-only; less is better",
-    "out_of_core_over_ram": "time of luwu at the worst budget / in RAM, compute-bound; less is "
-    "better",
+    "out_of_core_over_ram": "time of luwu at the worst budget / in RAM, compute-bound, durability "
+    "process; less is better",
+    "out_of_core_over_ram_step": "the same, durability step",
     "pages_updated_before_last_push_ratio": "compute-bound, luwu in RAM; more is better",
     "pull_before_use_ratio": "compute-bound, luwu in RAM; more is better",
     **planned_step.MEANINGS,
@@ -68,9 +71,10 @@ class Case:
             NO_SWITCH: partial(self._run, NO_SWITCH, "luwu", {**in_ram, "no_switch": "true"}),
         }
         for text, share in SHARES.items():
-            flags = {"durability": "process", "memory_budget": f"{int(share * state_bytes)}B"}
-            arm = f"luwu budget {text}"
-            self._arms[arm] = partial(self._run, arm, "luwu", flags)
+            for durability, end in DURABILITIES.items():
+                flags = {"durability": durability, "memory_budget": f"{int(share * state_bytes)}B"}
+                arm = f"luwu budget {text}{end}"
+                self._arms[arm] = partial(self._run, arm, "luwu", flags)
         for arm in BASELINES:
             self._arms[arm] = partial(self._run, arm, arm, {})
 
@@ -140,11 +144,11 @@ def claims(rows: list[Row]) -> dict[str, float]:
         return found
     if (COMPUTE, COMPUTE_ONLY) in seconds:
         found["compute_bound_over_compute_only"] = ram / seconds[COMPUTE, COMPUTE_ONLY]
-    slowest = [
-        seconds[COMPUTE, arm] for case, arm in seconds if case == COMPUTE and "budget" in arm
-    ]
-    if slowest:
-        found["out_of_core_over_ram"] = max(slowest) / ram
+    for end in DURABILITIES.values():
+        arms = [(COMPUTE, f"luwu budget {share}{end}") for share in SHARES]
+        found_seconds = [seconds[arm] for arm in arms if arm in seconds]
+        if found_seconds:
+            found["out_of_core_over_ram" + end.replace(" ", "_")] = max(found_seconds) / ram
     overlap = next(r["overlap"] for r in rows if (r["case"], r["arm"]) == (COMPUTE, RAM))
     return found | {name: value for name, value in overlap.items() if value is not None}
 

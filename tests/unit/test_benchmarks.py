@@ -78,7 +78,7 @@ def test_exchange_runs(tmp_path: Path, arms: str, flags: tuple[str, ...]) -> Non
             assert row["read_seconds_median"] > 0
 
 
-@pytest.mark.parametrize("arm", ["luwu budget 1/8", "compute-only"])
+@pytest.mark.parametrize("arm", ["luwu budget 1/8", "luwu budget 1/2 step", "compute-only"])
 def test_step_runs(tmp_path: Path, arm: str) -> None:
     """Goal: whole training runs, out of core and without any exchange."""
     document = run_smoke(tmp_path, "step", "--arms", arm, "--cases", "exchange-bound")
