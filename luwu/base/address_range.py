@@ -20,14 +20,13 @@ import threading
 import weakref
 from typing import Final
 
-from luwu.base.libc import advise_pages, map_pages, move_pages, unmap_pages
+from luwu.base.libc import MAP_NORESERVE, advise_pages, map_pages, move_pages, unmap_pages
 
 PAGE_BYTES: Final = mmap.PAGESIZE
 _HUGE_BYTES: Final = 2 * 1024 * 1024
 _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
-_MAP_NORESERVE: Final = 0x4000
-_RESERVED: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+_RESERVED: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
 _OWN: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
 
 
@@ -80,16 +79,14 @@ class Memory:
     def fill(self, into: AddressRange) -> None:
         """Put memory behind a range: its own, that of a spare one as long, or new."""
         with self._lock:
-            for index in range(len(self._spares) - 1, -1, -1):  # the last one may be in the cache
-                if self._spares[index] is into:
-                    del self._spares[index]
-                    return
-            for index in range(len(self._spares) - 1, -1, -1):
-                if self._spares[index].length == into.length:
-                    if into.fill_from(self._spares[index]):
-                        del self._spares[index]
-                        return
-                    break
+            if into in self._spares:
+                self._spares.remove(into)
+                return
+            latest_first = reversed(self._spares)  # may be in the cache
+            found = next((each for each in latest_first if each.length == into.length), None)
+            if found is not None and into.fill_from(found):
+                self._spares.remove(found)
+                return
             self._give_back(into.length)
             into.fill()
 

@@ -7,6 +7,8 @@ import ctypes
 import os
 from typing import Final
 
+MAP_NORESERVE: Final = 0x4000
+"""For `map_pages`; the `mmap` of Python 3.11 has no name for it."""
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 

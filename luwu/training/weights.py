@@ -128,7 +128,7 @@ class UnitWeights:
         return self._view.was_written()
 
     def free(self) -> None:
-        """Give the memory back; the parameters must not be read until it is filled again."""
+        """Let other units have the memory; the parameters must not be read until they are back."""
         if self._is_open:
             self._is_open = False
             self._live_bytes.add(-self.nbytes)

@@ -31,13 +31,12 @@ from typing import Any, Final
 import numpy as np
 
 from luwu.base.errors import ConnectionFailed, RemoteProtocolError
-from luwu.base.libc import advise_pages, map_pages, unmap_pages
+from luwu.base.libc import MAP_NORESERVE, advise_pages, map_pages, unmap_pages
 
 SEALS: Final = (
     fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL | 0x10  # F_SEAL_FUTURE_WRITE
 )
 _SEALS_NEEDED: Final = fcntl.F_SEAL_SHRINK
-_MAP_NORESERVE: Final = 0x4000
 
 
 class Region:
@@ -130,7 +129,7 @@ def map_memory(fd: int, nbytes: int, *, shared: bool) -> memoryview:
     """A view of a whole file, writable if `shared`; unmapped with the last view. Raises OSError."""
     # Without NORESERVE the kernel refuses a private mapping larger than its memory, though nobody
     # means to write there.
-    flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | _MAP_NORESERVE
+    flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | MAP_NORESERVE
     try:
         address = map_pages(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd)
     except OSError:
