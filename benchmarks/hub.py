@@ -16,6 +16,7 @@ import zmq
 
 from benchmarks.exchange_member import Document, Part
 from benchmarks.exchange_model import Job, octets
+from luwu.transport.sockets import LOOPBACK_SEND_BYTES
 
 IO_THREADS = 2
 """Of the hub; a connection is served by one."""
@@ -49,7 +50,7 @@ class Hub(_Star):
         self._context: zmq.Context[Any] = zmq.Context(IO_THREADS)
         self._sockets, self._endpoints = [], []
         for worker in range(job.workers):
-            socket = _socket(self._context)
+            socket = _socket(self._context, endpoint)
             socket.bind(endpoint if endpoint.startswith("tcp") else f"{endpoint}-{worker}")
             self._sockets.append(socket)
             self._endpoints.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
@@ -85,7 +86,7 @@ class Spoke(_Star):
         values = torch.cat([job.gradient(rank, unit) for unit in range(len(job.unit_elems))])
         super().__init__(job, rank, frame_bytes=frame_bytes, values=values)
         self._context: zmq.Context[Any] = zmq.Context(1)
-        self._socket = _socket(self._context)
+        self._socket = _socket(self._context, endpoint)
         self._socket.connect(endpoint)
         self._received: dict[int, zmq.Frame] = {}
 
@@ -112,10 +113,12 @@ class Spoke(_Star):
         self._context.destroy(linger=0)
 
 
-def _socket(context: zmq.Context[Any]) -> zmq.Socket[bytes]:
+def _socket(context: zmq.Context[Any], endpoint: str) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.linger = 0
+    if endpoint.startswith("tcp"):
+        socket.sndbuf = LOOPBACK_SEND_BYTES  # as LuWu's own have it
     return socket
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from luwu.base.config import RunConfig
 from luwu.base.json_file import read_json, write_json
+from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, DiskBytes
 from luwu.launch.run_directory import RunDirectory
 
@@ -62,6 +63,8 @@ class RoleProcess:
             else str(self._private_directory),
         }, mode=0o600)  # fmt: skip
         environ = {**os.environ, "LUWU_RUN_ID": self._run_id, "PYTHONUNBUFFERED": "1"}
+        if self.role == "switch":
+            environ.setdefault("GLIBC_TUNABLES", SWITCH_TUNABLES)
         if self.starts_count:
             environ.pop("LUWU_FAILPOINTS", None)  # a place that failed once would fail for ever
         command = [sys.executable, "-m", "switch_emu", self.role, "--config", str(config)]

@@ -30,6 +30,7 @@ from luwu.base.errors import (
     StateError,
 )
 from luwu.base.json_file import read_json, write_json
+from luwu.launch.allocator import WORKER_TUNABLES
 from luwu.launch.children import Child, DiskBytes, exit_text, kill_marked, stop_all
 from luwu.launch.console import Console, LogFollower, tail
 from luwu.launch.failures import FINAL_CODES, role_failure, worker_failure
@@ -43,27 +44,6 @@ STOP_PATIENCE_S: Final = 1.2
 """From the request to stop until the kill: all is over within 2 s."""
 ENDING_S: Final = 60.0
 """How long the node may take to end after the last worker."""
-WORKER_TUNABLES: Final = ":".join(
-    (
-        "glibc.cpu.x86_non_temporal_threshold=0x80000",
-        "glibc.malloc.hugetlb=1",
-        "glibc.malloc.mmap_threshold=33554432",
-        "glibc.malloc.trim_threshold=268435456",
-        "glibc.malloc.arena_max=1",
-    )
-)
-"""GLIBC_TUNABLES of all workers of all arms; other systems ignore them.
-
-A copy of 512 KiB and more goes past the cache, so its destination is not read first (measured, two
-threads: 26 GB/s without, 35 to 45 with). glibc decides by the size of the cache, which on virtual
-machines may be that of a whole host.
-
-What is freed stays with the process, up to 256 MiB, for whichever thread asks next, and in huge
-pages where the system gives them; else gradients and activations are given back to the kernel when
-they are freed, and cleared page by page when they come again. (Weights are no part of the heap:
-design note 0013.) A step of 25 M parameters in RAM, 4 workers of 32 tokens, 2 cores, twice in turn:
-315 and 298 ms with the first setting alone, 315 and 297 with the thresholds, 294 and 279 with one
-arena too, 295 and 280 with huge pages too."""
 SPIN_COUNT: Final = "10000"
 """How long a compute thread that waits for another keeps its core. GNU OpenMP's own 300,000 made a
 step 20 times longer when two other processes wanted the two cores; this costs 5 % alone."""

@@ -25,10 +25,11 @@ from typing import Any, Protocol
 import zmq
 
 from luwu.base.errors import RemoteProtocolError
+from luwu.transport.endpoints import Endpoint
 from luwu.transport.interface import LISTENER, PeerDown, PeerFailed, PeerUp, Received
 from luwu.transport.lanes import Lane, Way, delivery_of
 from luwu.transport.monitor import LISTEN_EVENTS, LOST, SocketMonitor, stranger_error
-from luwu.transport.sockets import ZeroMqTiming, new_router, read_frames, set_heartbeats
+from luwu.transport.sockets import ZeroMqTiming, new_router, prepare, read_frames
 
 _PASSED_OVER_COUNT = 64
 """A turn may be skipped when another connection ends (measured), hence not 2."""
@@ -106,11 +107,10 @@ class Listener:
         hub.watch(self._socket, lambda: hub.readable(self))
         hub.watch(self._monitor.socket, self._read_monitor)
 
-    def bind(self, endpoint: str, *, heartbeats: bool, ipv6: bool) -> str:
+    def bind(self, endpoint: Endpoint) -> str:
         """Listen at one more endpoint; returns it with the port chosen. Raises zmq.ZMQError."""
-        set_heartbeats(self._socket, self._hub.timing, on=heartbeats)
-        self._socket.ipv6 = ipv6
-        self._socket.bind(endpoint)
+        prepare(self._socket, endpoint, self._hub.timing)
+        self._socket.bind(str(endpoint))
         bound = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
         self._endpoints.append(bound)
         return bound

@@ -5,24 +5,21 @@ from __future__ import annotations
 import zmq
 
 from luwu.transport.connections import Hub
+from luwu.transport.endpoints import Endpoint
 from luwu.transport.interface import PeerUp
 from luwu.transport.lanes import Lane, Way, delivery_of
 from luwu.transport.monitor import DIAL_EVENTS, DialStory, SocketMonitor
-from luwu.transport.sockets import new_socket, read_frames, set_heartbeats
+from luwu.transport.sockets import new_socket, prepare, read_frames
 
 
 class Dialled:
     """Dials until it is told to stop. With a greeting it serves one connection, then waits for
     `restart` with another one."""
 
-    def __init__(
-        self, hub: Hub, peer: str, endpoint: str, *, heartbeats: bool, ipv6: bool, greeting: bytes
-    ) -> None:
+    def __init__(self, hub: Hub, peer: str, endpoint: Endpoint, *, greeting: bytes) -> None:
         self._hub = hub
         self._peer = peer
         self._endpoint = endpoint
-        self._heartbeats = heartbeats
-        self._ipv6 = ipv6
         self._greeting = greeting
         self._open()
 
@@ -68,7 +65,7 @@ class Dialled:
 
     def _open(self) -> None:
         timing = self._hub.timing
-        self._story = DialStory(self._peer, self._endpoint)
+        self._story = DialStory(self._peer, str(self._endpoint))
         self._lane: Lane | None = None
         self._is_closed = False
         self._socket = new_socket(self._hub.context, zmq.DEALER, timing)
@@ -76,12 +73,11 @@ class Dialled:
         self._socket.reconnect_ivl = timing.reconnect_ms
         self._socket.reconnect_ivl_max = timing.reconnect_ms_max
         self._socket.connect_timeout = timing.handshake_ms
-        self._socket.ipv6 = self._ipv6
-        set_heartbeats(self._socket, timing, on=self._heartbeats)
+        prepare(self._socket, self._endpoint, timing)
         self._monitor = SocketMonitor(self._hub.context, self._socket, DIAL_EVENTS)
         self._hub.watch(self._socket, lambda: self._hub.readable(self))
         self._hub.watch(self._monitor.socket, self._read_monitor)
-        self._socket.connect(self._endpoint)
+        self._socket.connect(str(self._endpoint))
         if self._greeting:
             self._socket.send(self._greeting, zmq.NOBLOCK)
 

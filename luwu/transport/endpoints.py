@@ -19,7 +19,7 @@ import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final, TypeAlias
 
 from luwu.base.errors import ConfigError, ConnectionFailed
 
@@ -42,10 +42,19 @@ class TcpEndpoint:
 
     host: str
     port: int
+    is_tcp: ClassVar[bool] = True
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"tcp://{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether no byte leaves the host, as far as the text tells: names are not looked up."""
+        try:
+            return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @property
     def is_ipv6(self) -> bool:
@@ -63,12 +72,18 @@ class IpcEndpoint:
     """ipc://PATH."""
 
     path: Path
+    is_tcp: ClassVar[bool] = False
+    is_ipv6: ClassVar[bool] = False
+    is_loopback: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return f"ipc://{self.path}"
 
 
-def parse(endpoint: str) -> TcpEndpoint | IpcEndpoint:
+Endpoint: TypeAlias = TcpEndpoint | IpcEndpoint
+
+
+def parse(endpoint: str) -> Endpoint:
     """The parts of an endpoint. Raises ConfigError."""
     scheme, separator, rest = endpoint.partition("://")
     if scheme == "tcp" and separator:
@@ -119,14 +134,12 @@ def listening_endpoint(endpoint: TcpEndpoint, *, insecure: bool, advertise: bool
     """What to bind, numeric. Raises ConfigError where listening would be unsafe or unreachable."""
     if endpoint.is_wildcard:
         bound = TcpEndpoint("0.0.0.0" if endpoint.host == "*" else endpoint.host, endpoint.port)
-        loopback = False
     else:
         try:
             bound = TcpEndpoint(address_of(endpoint), endpoint.port)
         except ConnectionFailed as exc:
             raise ConfigError(str(exc)) from exc
-        loopback = ipaddress.ip_address(bound.host.partition("%")[0]).is_loopback
-    if not loopback and not insecure:
+    if not bound.is_loopback and not insecure:
         raise ConfigError(
             f"{endpoint} can be reached from other machines, and connections carry no keys yet. "
             f"Listen on 127.0.0.1, or pass --insecure on a network you trust."
@@ -153,7 +166,7 @@ def advertised(advertise: str, bound: TcpEndpoint) -> TcpEndpoint:
     return endpoint if endpoint.port else TcpEndpoint(endpoint.host, bound.port)
 
 
-def bind_error(endpoint: TcpEndpoint | IpcEndpoint, code: int, text: str) -> ConfigError:
+def bind_error(endpoint: Endpoint, code: int, text: str) -> ConfigError:
     """Why the system refused to listen, and what to do."""
     if code == errno.EADDRINUSE:
         return ConfigError(

@@ -5,13 +5,23 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import zmq
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX
+from luwu.transport.endpoints import Endpoint
 from luwu.transport.interface import BUFFERS_COUNT_MAX
+
+LOOPBACK_SEND_BYTES: Final = 512 * 1024
+"""SO_SNDBUF of a tcp connection within a host. Linux lets it grow to 4 MiB and more there, so that
+bytes are out of the core's cache before they are read; between hosts it must grow with the delay.
+Exchange of 25 M parameters in bfloat16, 4 workers, 2 cores, medians of 40 steps in turn: 269 and
+304 ms with the system's choice, 243 and 248 with this (128 KiB about the same, 1 MiB 263); without
+a switch 205 and 222, and 185 and 189. A fixed SO_RCVBUF is slower, and Unix sockets do not care."""
+
+_AS_THE_SYSTEM_LIKES = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +84,11 @@ def new_router(context: zmq.Context[Any], timing: ZeroMqTiming) -> zmq.Socket[An
     return socket
 
 
-def set_heartbeats(socket: zmq.Socket[Any], timing: ZeroMqTiming, *, on: bool) -> None:
-    """For what is bound or connected from now on."""
-    socket.heartbeat_ivl = timing.heartbeat_ms if on else 0
+def prepare(socket: zmq.Socket[Any], endpoint: Endpoint, timing: ZeroMqTiming) -> None:
+    """Set what depends on the endpoint that is bound or connected next."""
+    socket.ipv6 = endpoint.is_ipv6
+    socket.sndbuf = LOOPBACK_SEND_BYTES if endpoint.is_loopback else _AS_THE_SYSTEM_LIKES
+    socket.heartbeat_ivl = timing.heartbeat_ms if endpoint.is_tcp else 0
     socket.heartbeat_timeout = timing.heartbeat_timeout_ms
     socket.heartbeat_ttl = timing.heartbeat_timeout_ms
 

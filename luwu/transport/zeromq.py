@@ -111,18 +111,14 @@ class ZeroMqTransport(Transport):
         if not peer or peer.startswith("p-") or peer in self._dialled:
             raise ValueError(f"cannot call a peer {peer!r}: empty, a listener's name, or taken")
         target = endpoints.parse(endpoint)
-        is_tcp = isinstance(target, endpoints.TcpEndpoint)
         if isinstance(target, endpoints.TcpEndpoint):
             if target.is_wildcard or target.port == 0:
                 raise ConfigError(
                     f"{endpoint} cannot be dialled; give the address and port that it listens at"
                 )
             endpoints.address_of(target)  # libzmq would try an unknown host for ever, in silence
-        ipv6 = isinstance(target, endpoints.TcpEndpoint) and target.is_ipv6
         # The name goes to libzmq, which looks it up again at each attempt: addresses move.
-        self._dialled[peer] = Dialled(
-            self, peer, str(target), heartbeats=is_tcp, ipv6=ipv6, greeting=greeting
-        )
+        self._dialled[peer] = Dialled(self, peer, target, greeting=greeting)
 
     def redial(self, peer: str, greeting: bytes) -> None:
         """Dial a peer anew, with another greeting; nothing more is heard of before."""
@@ -229,13 +225,11 @@ class ZeroMqTransport(Transport):
             del self._lanes[lane.peer]
             self._departed.add(lane.counters)
 
-    def _bind(self, endpoint: endpoints.TcpEndpoint | endpoints.IpcEndpoint) -> str:
-        is_tcp = isinstance(endpoint, endpoints.TcpEndpoint)
-        ipv6 = isinstance(endpoint, endpoints.TcpEndpoint) and endpoint.is_ipv6
+    def _bind(self, endpoint: endpoints.Endpoint) -> str:
         if self._listener is None:
             self._listener = Listener(self)
         try:
-            bound = self._listener.bind(str(endpoint), heartbeats=is_tcp, ipv6=ipv6)
+            bound = self._listener.bind(endpoint)
         except zmq.ZMQError as exc:
             raise endpoints.bind_error(endpoint, exc.errno or 0, exc.strerror) from exc
         if isinstance(endpoint, endpoints.IpcEndpoint):

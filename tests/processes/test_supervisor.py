@@ -14,6 +14,7 @@ import pytest
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError, WorkerFailed
+from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, is_alive, private_bytes
 from luwu.launch.console import Console
 from luwu.launch.roles import switch_spec
@@ -174,6 +175,20 @@ def test_a_killed_switch_starts_again_where_it_was(supervisor: Supervisor, tmp_p
         for _ in range(100):
             supervisor.poll()
             sleep(0.02)
+
+
+@pytest.mark.parametrize("asked", [None, "glibc.malloc.arena_max=3"])
+def test_a_switch_keeps_the_memory_of_messages(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, asked: str | None
+) -> None:
+    """Goal: malloc is told so when the switch starts, unless the user has told it otherwise."""
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", asked)
+    add_switch(supervisor)
+    environ = Path(f"/proc/{poll_until(supervisor, 'switch')}/environ").read_text()
+    # glibc ends each setting with a zero, in place
+    assert f":GLIBC_TUNABLES={asked or SWITCH_TUNABLES}:" in environ.replace("\0", ":")
 
 
 def test_a_role_that_is_told_to_stop_is_not_taken_for_done(supervisor: Supervisor) -> None:

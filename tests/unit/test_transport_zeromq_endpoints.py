@@ -7,10 +7,12 @@ import stat
 from pathlib import Path
 
 import pytest
+import zmq
 
 from luwu.base.errors import ConfigError, ConnectionFailed
 from luwu.transport import ZeroMqTransport
 from luwu.transport import endpoints as endpoints_module
+from luwu.transport.sockets import LOOPBACK_SEND_BYTES, ZeroMqTiming, prepare
 from tests.suites.transport_waits import Make, down, up
 from tests.unit.transports import OverZeroMq, listening_process
 
@@ -61,6 +63,29 @@ class TestWhereToListen(OverZeroMq):
         where = listener.listen("tcp://localhost:0")
         dialler.dial("parent", where.replace("127.0.0.1", "localhost"))
         up(dialler)
+
+    @pytest.mark.parametrize(
+        ("endpoint", "is_bounded"),
+        [
+            ("tcp://127.0.0.1:7", True),
+            ("tcp://127.8.0.1:7", True),
+            ("tcp://[::1]:7", True),
+            ("tcp://localhost:7", True),
+            ("tcp://192.0.2.1:7", False),
+            ("tcp://0.0.0.0:7", False),
+            ("tcp://*:7", False),
+            ("tcp://node0:7", False),
+            ("ipc:///tmp/node", False),
+        ],
+    )
+    def test_the_kernel_may_hold_little_within_a_host(
+        self, endpoint: str, is_bounded: bool
+    ) -> None:
+        """Goal: between hosts the system chooses, for the right size grows with the delay."""
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.sndbuf = 4711  # of another endpoint before
+            prepare(socket, endpoints_module.parse(endpoint), ZeroMqTiming())
+            assert socket.sndbuf == (LOOPBACK_SEND_BYTES if is_bounded else -1)
 
     @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "tcp://0.0.0.0:5", "tcp://*:5"])
     def test_what_cannot_be_dialled_is_refused(self, make: Make, endpoint: str) -> None:
