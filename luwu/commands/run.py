@@ -123,10 +123,17 @@ def _plan(
 
 
 def _say_steps(run_directory: RunDirectory, disk: DiskFloors | None, console: Console) -> None:
-    """Say what the steps took and what bound them, and keep it."""
+    """Say what the steps took and what bound them, and keep it.
+
+    The run is over and its outcome written: what cannot be read any more is said, not raised.
+    """
     from luwu.launch.estimate.steps import FILE, steps_document, steps_lines
 
-    document = steps_document(run_directory, disk)
+    try:
+        document = steps_document(run_directory, disk)
+    except ConfigError as error:
+        console.say(f"steps   not known: {error}")
+        return
     if document is None:
         return
     write_json(run_directory.file(FILE), document)

@@ -64,3 +64,18 @@ def test_a_run_says_what_its_steps_took(tmp_path: Path) -> None:
     assert found["disk_error_ratio"] >= 0
     assert lines[0].startswith("steps   ")
     assert all(line in said for line in lines)
+
+
+def test_a_run_that_went_well_ends_well_without_its_times(tmp_path: Path) -> None:
+    """Goal: the node's events were damaged: that is said, with file and line, and nothing else
+    changes; the steps are decided, so the exit code is 0. Method: the script damages them."""
+    with terminal(tmp_path) as shell:
+        script = write_tiny(shell.directory / "tiny.py", steps=STEPS)
+        events = shell.directory / "run" / "events" / "node.jsonl"
+        with script.open("a") as file:
+            file.write(f"with open({str(events)!r}, 'a') as file:\n    file.write('nonsense\\n')\n")
+        done = shell.run("run", "--workers", "1", "--run-dir", "run", str(script))
+        assert done.process.returncode == 0, done.err
+        assert f"steps   not known: {events}:" in done.err
+        assert not (shell.directory / "run" / "steps.json").exists()
+        assert shell.leftovers() == []
