@@ -4,7 +4,8 @@ Same names, arguments and defaults as in `torch.optim`, whose `Optimizer` they d
 learning rate schedulers and parameter groups work.
 """
 
+from luwu.optim.adam import Adam
 from luwu.optim.adamw import AdamW
 from luwu.optim.sgd import SGD
 
-__all__ = ["SGD", "AdamW"]
+__all__ = ["SGD", "Adam", "AdamW"]

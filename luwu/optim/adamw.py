@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from luwu.base.errors import ConfigError
+from luwu.optim.adam import check_betas
 from luwu.optim.base import NetworkOptimizer
 
 
@@ -41,5 +41,4 @@ class AdamW(NetworkOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        if len(group["betas"]) != 2 or not all(float(beta) < 1 for beta in group["betas"]):
-            raise ConfigError(f"betas must be two numbers in [0, 1), got {group['betas']!r}")
+        check_betas(group)

@@ -28,7 +28,7 @@ MEANINGLESS = {
     "fused": "the update runs on the optimizer node, with its own kernel",
 }
 
-SWITCHES = ("maximize", "nesterov")
+SWITCHES = ("decoupled_weight_decay", "maximize", "nesterov")
 """Hyper-parameters that are on or off."""
 
 
@@ -135,8 +135,13 @@ class NetworkOptimizer(torch.optim.Optimizer):
             if name in SWITCHES:
                 continue
             values = group[name] if name == "betas" else [group[name]]
-            for value in map(float, values):
-                if not value >= 0:  # also catches NaN
+            for value in values:
+                if isinstance(value, torch.Tensor) and value.numel() != 1:
+                    raise ConfigError(
+                        f"{name} must be a number or a tensor of one element, got one of shape "
+                        f"{tuple(value.shape)}"
+                    )
+                if not float(value) >= 0:  # also catches NaN
                     raise ConfigError(f"{name} must not be below 0, got {group[name]!r}")
 
     def _hyper(self) -> bytes:

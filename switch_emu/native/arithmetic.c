@@ -41,8 +41,9 @@
 enum { BLOCK = 4096, LANES = 256, CELL = 64, FETCH_AHEAD = 256 };
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, NO_WIRE = -1 };
-enum { NONE = 0, ADAMW = 1, SGD = 2, SGD_MOMENTUM = 3 };
-enum { MAXIMIZE = 1, DECAY = 2, NESTEROV = 4, FIRST = 8, LERP_FROM_GRAD = 16, NO_MOMENTUM = 32 };
+enum { NONE = 0, ADAM = 1, SGD = 2, SGD_MOMENTUM = 3 };
+enum { MAXIMIZE = 1, DECAY = 2, NESTEROV = 4, FIRST = 8, LERP_FROM_GRAD = 16, NO_MOMENTUM = 32,
+       COUPLED = 64 /* Adam's decay, which is a part of the gradient; DECAY is then AdamW's */ };
 
 /* What came from a network may lie at any address. */
 typedef float __attribute__((aligned(1), may_alias)) any_float;
@@ -53,10 +54,10 @@ typedef struct {
     int64_t start, stop;
     int32_t flags, unused;
     float weight_decay; /* AdamW: the factor 1 - lr * weight_decay */
-    float momentum;     /* AdamW: weight of the lerp of m */
-    float dampening;    /* SGD: 1 - dampening; AdamW: 1 - beta2 */
+    float momentum;     /* Adam: weight of the lerp of m */
+    float dampening;    /* SGD: 1 - dampening; Adam: 1 - beta2 */
     float beta2;
-    float correction; /* AdamW: sqrt(1 - beta2 ** step) */
+    float correction; /* Adam: sqrt(1 - beta2 ** step) */
     float eps;
     float step_size; /* negative */
     float unused_too;
@@ -257,7 +258,7 @@ INLINE float divided(float x, float divisor, float inverse) {
     return x < INFINITY ? better : x;
 }
 
-INLINE void adamw_cell(const run_t *run, int flags, int by_inverse, const any_float *grad,
+INLINE void adam_cell(const run_t *run, int flags, int by_inverse, const any_float *grad,
                        const float *weights, const float *m, const float *v, float *weights_out,
                        float *m_out, float *v_out) {
     float inverse = 1.0f / run->correction;
@@ -267,7 +268,8 @@ INLINE void adamw_cell(const run_t *run, int flags, int by_inverse, const any_fl
     VECTOR for (int j = 0; j < CELL; j++) {
         float g = grad[j], w = weights[j], first = m[j], second = v[j];
         if (flags & MAXIMIZE) g = -g;
-        if (flags & DECAY) w *= decay;
+        if (flags & COUPLED) g = FMA(w, decay, g);
+        else if (flags & DECAY) w *= decay;
         first = FMA(lerp, g - first, flags & LERP_FROM_GRAD ? g : first);
         second = FMA(rest2 * g, g, second * beta2);
         float root = sqrtf(second);
@@ -370,7 +372,7 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
                        at + FETCH_AHEAD);
             fetch_floats(call->weights + at + FETCH_AHEAD);
             if (kind != SGD) fetch_floats(call->state0 + at + FETCH_AHEAD);
-            if (kind == ADAMW) fetch_floats(call->state1 + at + FETCH_AHEAD);
+            if (kind == ADAM) fetch_floats(call->state1 + at + FETCH_AHEAD);
         }
         const any_float *grad = measured_cell(call, plan, lanes, sum, at);
         if (plan->divide == 1) {
@@ -384,8 +386,8 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
             VECTOR for (int j = 0; j < CELL; j++) sum[j] = grad[j] * call->scale;
             grad = sum;
         }
-        if (kind == ADAMW)
-            adamw_cell(run, flags, by_inverse, grad, call->weights + at, call->state0 + at,
+        if (kind == ADAM)
+            adam_cell(run, flags, by_inverse, grad, call->weights + at, call->state0 + at,
                        call->state1 + at, w, a, b);
         else
             sgd_cell(run, flags, kind == SGD_MOMENTUM, grad, call->weights + at,
@@ -394,7 +396,7 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
         if (plan->past_cache) {
             store(call->weights_out + at, out0, sizeof out0, 1);
             if (kind != SGD) store(call->state0_out + at, out1, sizeof out1, 1);
-            if (kind == ADAMW) store(call->state1_out + at, out2, sizeof out2, 1);
+            if (kind == ADAM) store(call->state1_out + at, out2, sizeof out2, 1);
         }
     }
 }
@@ -402,15 +404,16 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
 #define UPDATE(kind, flags, by_inverse)                                                            \
     update_cells(call, plan, run, lanes, kind, flags, by_inverse)
 
-static void update_adamw(const update_t *call, const plan_t *plan, const run_t *run,
+static void update_adam(const update_t *call, const plan_t *plan, const run_t *run,
                          double *lanes) {
     int is_usual = run->correction >= 0x1p-20f && run->correction <= 1.0f;
 #if !(defined(__FMA__) || defined(__ARM_FEATURE_FMA))
     is_usual = 0;
 #endif
-    if (is_usual && run->flags == DECAY) UPDATE(ADAMW, DECAY, 1);
-    else if (is_usual && run->flags == 0) UPDATE(ADAMW, 0, 1);
-    else UPDATE(ADAMW, run->flags, 0);
+    if (is_usual && run->flags == DECAY) UPDATE(ADAM, DECAY, 1);
+    else if (is_usual && run->flags == COUPLED) UPDATE(ADAM, COUPLED, 1);
+    else if (is_usual && run->flags == 0) UPDATE(ADAM, 0, 1);
+    else UPDATE(ADAM, run->flags, 0);
 }
 
 static void update_sgd(const update_t *call, const plan_t *plan, const run_t *run, double *lanes) {
@@ -448,7 +451,7 @@ void luwu_update(const update_t *call) {
     if (call->optimizer == NONE) copy_page(call, &plan, lanes);
     else
         for (int64_t at = 0, index = 0; at < call->elems; at = call->runs[index++].stop) {
-            if (call->optimizer == ADAMW) update_adamw(call, &plan, call->runs + index, lanes);
+            if (call->optimizer == ADAM) update_adam(call, &plan, call->runs + index, lanes);
             else update_sgd(call, &plan, call->runs + index, lanes);
         }
     finish_stores();

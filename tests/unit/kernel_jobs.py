@@ -21,6 +21,7 @@ from luwu.wire.hyper import Number
 from switch_emu.node.kernels import Run, UpdateKernel, make_kernel
 from switch_emu.node.kernels.portable import TORCH_DTYPES
 
+ADAM = ("adam", ("m", "v"))
 ADAMW = ("adamw", ("m", "v"))
 MOMENTUM = ("sgd", ("momentum",))
 PLAIN = ("sgd", ())
@@ -36,6 +37,10 @@ def adamw(**given: Number) -> dict[str, Number]:
     } | given  # fmt: skip
 
 
+def adam(**given: Number) -> dict[str, Number]:
+    return adamw() | {"decoupled_weight_decay": False} | given
+
+
 def sgd(**given: Number) -> dict[str, Number]:
     return {
         "lr": 0.05, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False,
@@ -44,6 +49,11 @@ def sgd(**given: Number) -> dict[str, Number]:
 
 
 HYPERS: dict[str, list[dict[str, Number]]] = {
+    "adam": [
+        adam(), adam(weight_decay=0.0), adam(maximize=True), adam(beta1=0.3, lr=0.3),
+        adam(beta1=0.5, beta2=0.9999), adam(eps=0.0, weight_decay=0.4, maximize=True),
+        adam(decoupled_weight_decay=True), adam(beta2=1 - 1e-13),
+    ],
     "adamw": [
         adamw(), adamw(weight_decay=0.0), adamw(maximize=True), adamw(beta1=0.3, lr=0.3),
         adamw(beta1=0.5, beta2=0.9999), adamw(eps=0.0), adamw(beta1=0.0, beta2=0.0),
@@ -139,7 +149,7 @@ class Job:
         same = str(rng.choice(dtypes)) if rng.random() < 0.5 else None
         chosen = [same or str(rng.choice(dtypes)) for _ in range(count)]
         state = [random_values(rng, elems, special) for _ in optimizer[1]]
-        if optimizer == ADAMW:
+        if optimizer in (ADAM, ADAMW):
             state[1] = np.abs(state[1])
         borders = {0, elems, *(64 * rng.integers(0, elems // 64 + 1, 3)).tolist()}
         ordered = sorted(borders)
@@ -209,8 +219,9 @@ def torch_step(
 ) -> None:  # fmt: skip
     weights, *state = tensors
     given: dict[str, Any] = dict(hyper)
-    if optimizer == ADAMW:
-        torch._fused_adamw_(
+    if optimizer in (ADAM, ADAMW):
+        is_decoupled = given.pop("decoupled_weight_decay", True)
+        (torch._fused_adamw_ if is_decoupled else torch._fused_adam_)(
             [weights], [mean], [state[0]], [state[1]], [], [torch.tensor(float(updates + 1))],
             amsgrad=False, **given,
         )  # fmt: skip

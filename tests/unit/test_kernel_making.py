@@ -20,7 +20,7 @@ cache, version = kernel_jobs.cache, kernel_jobs.version  # fixtures of this modu
 
 def test_unknown_optimizer_is_a_configuration_error() -> None:
     """Goal: the user reads what the node has."""
-    with pytest.raises(ConfigError, match="it has adamw, none, sgd"):
+    with pytest.raises(ConfigError, match="it has adam, adamw, none, sgd"):
         make_kernel("lion", ("m",), cache=None)
 
 

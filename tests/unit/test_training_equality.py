@@ -30,11 +30,17 @@ from workers.gpt import GPT, GPTConfig, init_weights
 
 STEPS = 4
 TORCH: dict[str, Callable[..., Any]] = {
+    "adam": functools.partial(torch.optim.Adam, fused=True),
     "adamw": functools.partial(torch.optim.AdamW, fused=True),
     "sgd": functools.partial(torch.optim.SGD, fused=True),
 }
-NETWORK: dict[str, Callable[..., Any]] = {"adamw": luwu.optim.AdamW, "sgd": luwu.optim.SGD}
+NETWORK: dict[str, Callable[..., Any]] = {
+    "adam": luwu.optim.Adam,
+    "adamw": luwu.optim.AdamW,
+    "sgd": luwu.optim.SGD,
+}
 ARGUMENTS: dict[str, dict[str, Any]] = {
+    "adam": {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1},
     "adamw": {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1},
     "sgd": {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True},
 }
@@ -122,7 +128,7 @@ def compare(
 
 
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", sorted(NETWORK))
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("eager", [True, False])
 def test_training_equals_torch(update: str, optimizer: str, world_size: int, eager: bool) -> None:

@@ -41,6 +41,10 @@ def adamw(lr: float = 1e-3, weight_decay: float = 0.01, maximize: bool = False) 
     }
 
 
+def adam(*, decoupled: bool = False, **given: Any) -> dict[str, Any]:
+    return adamw(**given) | {"decoupled_weight_decay": decoupled}
+
+
 def sgd(
     lr: float = 0.05, momentum: float = 0.9, dampening: float = 0.0, weight_decay: float = 0.0,
     nesterov: bool = False, maximize: bool = False,
@@ -74,10 +78,15 @@ class Case:
 
     @property
     def torch_kind(self) -> Any:
-        return torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.SGD
+        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        return kinds[self.optimizer]
 
 
 CASES = [
+    Case("adam", "adam", ("m", "v"), adam()),
+    Case("adam without decay", "adam", ("m", "v"), adam(weight_decay=0.0)),
+    Case("adam, maximize", "adam", ("m", "v"), adam(lr=0.3, maximize=True)),
+    Case("adam, decoupled decay", "adam", ("m", "v"), adam(decoupled=True)),
     Case("adamw", "adamw", ("m", "v"), adamw()),
     Case("adamw without decay", "adamw", ("m", "v"), adamw(weight_decay=0.0)),
     Case("adamw, maximize", "adamw", ("m", "v"), adamw(lr=0.3, maximize=True)),
@@ -391,7 +400,7 @@ def test_kernels_have_different_names() -> None:
     """Goal: the name in a store's configuration tells which arithmetic made it."""
     kinds = {(case.optimizer, case.state_fields) for case in CASES} | {("none", ())}
     names = {kind: kernel_for(*kind).name for kind in kinds}
-    assert len(set(names.values())) == len(names) == 4
+    assert len(set(names.values())) == len(names) == 5
     for kind, name in names.items():
         assert name == kernel_name(*kind)
         assert kernel_for(*kind).state_fields == kind[1]
@@ -403,7 +412,7 @@ def test_kernels_have_different_names() -> None:
 )
 def test_unknown_kernels_are_refused(optimizer: str, state_fields: tuple[str, ...]) -> None:
     """Goal: the message names what was asked for and what there is."""
-    with pytest.raises(ConfigError, match="it has adamw, none, sgd") as caught:
+    with pytest.raises(ConfigError, match="it has adam, adamw, none, sgd") as caught:
         kernel_for(optimizer, state_fields)
     assert repr(optimizer) in str(caught.value)
     assert str(list(state_fields)) in str(caught.value)

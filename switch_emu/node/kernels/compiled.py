@@ -26,11 +26,13 @@ from switch_emu.switch.aggregate import F32Array
 _NO_WIRE = -1
 _OPTIMIZERS = {
     ("none", ()): 0,
+    ("adam", ("m", "v")): 1,
     ("adamw", ("m", "v")): 1,
     ("sgd", ()): 2,
     ("sgd", ("momentum",)): 3,
 }
 _MAXIMIZE, _DECAY, _NESTEROV, _FIRST, _LERP_FROM_GRAD, _NO_MOMENTUM = 1, 2, 4, 8, 16, 32
+_COUPLED = 64
 
 
 class _Run(ctypes.Structure):
@@ -87,7 +89,7 @@ class CompiledKernel(UpdateKernel):
     ) -> None:
         self._name, self._state_fields = name, state_fields
         self._optimizer = _OPTIMIZERS[(optimizer, state_fields)]
-        self._make_run = _adamw_run if optimizer == "adamw" else _sgd_run
+        self._make_run = _sgd_run if optimizer == "sgd" else _adam_run
         self._fold = Fold(library)
         self._update = library.luwu_update
         self._update.argtypes, self._update.restype = (Pointer,), None
@@ -140,13 +142,15 @@ class CompiledKernel(UpdateKernel):
         return tuple(squares.tolist())
 
 
-def _adamw_run(place: _Run, run: Run, updates_count: int) -> None:
+def _adam_run(place: _Run, run: Run, updates_count: int) -> None:
     hyper = run.hyper
     lr, decay = float(hyper["lr"]), float(hyper["weight_decay"])
     beta1, beta2 = float(hyper["beta1"]), float(hyper["beta2"])
     step = float(np.float32(updates_count + 1))  # torch counts steps in float32
     lerp = np.float32(1 - beta1)
-    flags = _MAXIMIZE * bool(hyper["maximize"]) | _DECAY * (decay != 0)
+    is_coupled = not hyper.get("decoupled_weight_decay", True)
+    flags = _MAXIMIZE * bool(hyper["maximize"])
+    flags |= (_COUPLED if is_coupled else _DECAY) * (decay != 0)
     if abs(lerp) >= 0.5:
         flags |= _LERP_FROM_GRAD
         lerp -= np.float32(1)
@@ -154,7 +158,8 @@ def _adamw_run(place: _Run, run: Run, updates_count: int) -> None:
         step_size = np.float64(lr) / (1 - _power(beta1, step))
         correction = np.sqrt(np.float64(1 - _power(beta2, step)))
     place.start, place.stop, place.flags = run.start, run.stop, flags
-    place.weight_decay, place.momentum = 1 - lr * decay, lerp
+    place.weight_decay = decay if is_coupled else 1 - lr * decay
+    place.momentum = lerp
     place.dampening, place.beta2, place.eps = 1 - beta2, beta2, float(hyper["eps"])
     place.correction, place.step_size = correction, -step_size
 

@@ -50,9 +50,11 @@ Step = Callable[[Any, Any, tuple[Any, ...], int, Hyper], None]
 """(weights, mean gradient, state, updates before this one, hyper-parameters), in place."""
 
 
-def adamw(weights: Any, grad: Any, state: tuple[Any, ...], updates: int, hyper: Hyper) -> None:
-    """torch's fused AdamW."""
-    torch._fused_adamw_(
+def adam(weights: Any, grad: Any, state: tuple[Any, ...], updates: int, hyper: Hyper) -> None:
+    """torch's fused Adam, or AdamW if the decay is decoupled; AdamW itself does not say so."""
+    is_decoupled = hyper.get("decoupled_weight_decay", True)
+    update = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
+    update(
         [weights],
         [grad],
         [state[0]],
@@ -176,7 +178,8 @@ class PortableKernel(UpdateKernel):
 
 
 PORTABLE: dict[tuple[str, tuple[str, ...]], PortableKernel] = {
-    ("adamw", ("m", "v")): PortableKernel("torch-fused-adamw", ("m", "v"), adamw),
+    ("adam", ("m", "v")): PortableKernel("torch-fused-adam", ("m", "v"), adam),
+    ("adamw", ("m", "v")): PortableKernel("torch-fused-adamw", ("m", "v"), adam),
     ("sgd", ("momentum",)): PortableKernel("torch-fused-sgd", ("momentum",), sgd),
     ("sgd", ()): PortableKernel("torch-fused-sgd-plain", (), sgd),
     ("none", ()): PortableKernel("none", (), None),

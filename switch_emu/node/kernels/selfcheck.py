@@ -31,7 +31,13 @@ _SGD: tuple[dict[str, Number], ...] = (
         "maximize": True,
     },
 )  # fmt: skip
-HYPER: dict[str, tuple[Mapping[str, Number], ...]] = {"adamw": _ADAMW, "sgd": _SGD, "none": _SGD}
+_ADAM: tuple[dict[str, Number], ...] = (
+    _ADAMW[0] | {"decoupled_weight_decay": False},
+    _ADAMW[1] | {"decoupled_weight_decay": False, "weight_decay": 0.2},
+)
+HYPER: dict[str, tuple[Mapping[str, Number], ...]] = {
+    "adam": _ADAM, "adamw": _ADAMW, "sgd": _SGD, "none": _SGD,
+}  # fmt: skip
 
 
 def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> str | None:

@@ -1,0 +1,52 @@
+"""Adam, as `torch.optim.Adam`; its moments are on the optimizer node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from luwu.base.errors import ConfigError
+from luwu.optim.base import NetworkOptimizer
+
+
+class Adam(NetworkOptimizer):
+    """Adam (Kingma and Ba 2015), torch's arguments; for `update`, `max_grad_norm` see AdamW.
+
+    The weight decay is added to the gradient; with `decoupled_weight_decay`, which a group may set
+    too, it shrinks the weights instead, as AdamW's.
+    """
+
+    name = "adam"
+    hyper_names = ("betas", "decoupled_weight_decay", "eps", "lr", "maximize", "weight_decay")
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8, weight_decay: float = 0.0, *, update: str = "at_step",
+        max_grad_norm: float | None = None, maximize: bool = False,
+        decoupled_weight_decay: bool = False, **not_taken: object,
+    ) -> None:  # fmt: skip
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "decoupled_weight_decay": decoupled_weight_decay,
+        }
+        super().__init__(
+            params, defaults, update=update, max_grad_norm=max_grad_norm, not_taken=not_taken
+        )
+
+    def state_fields(self) -> tuple[str, ...]:
+        """First and second moments."""
+        return ("m", "v")
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        check_betas(group)
+
+
+def check_betas(group: dict[str, Any]) -> None:
+    """Raises ConfigError unless there are two, below 1; that none is negative is known."""
+    if len(group["betas"]) != 2 or not all(float(beta) < 1 for beta in group["betas"]):
+        raise ConfigError(f"betas must be two numbers in [0, 1), got {group['betas']!r}")

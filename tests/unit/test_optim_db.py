@@ -1,0 +1,129 @@
+"""torch's own inputs for its optimizer tests, given to ours and run through a node.
+
+`optim_db` lists what torch tries each of its optimizers with. Each input must end with the bits of
+torch's fused optimizer, or be refused; what torch refuses, ours refuses too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing._internal.common_optimizers import optim_db
+
+import luwu
+from luwu.base.errors import ConfigError
+from luwu.nic.shell import Nic
+from luwu.testing.local import LocalCluster
+from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
+
+STEPS = 5
+OURS = {name: getattr(luwu.optim, name) for name in luwu.optim.__all__}
+DATABASE = {info.optim_cls.__name__: info for info in optim_db if info.optim_cls.__name__ in OURS}
+INPUTS = [
+    pytest.param(name, dict(each.kwargs), id=f"{name}: {each.desc}")
+    for name, info in DATABASE.items()
+    for each in info.optim_inputs_func(device="cpu")
+]
+TAKEN = "betas must be either both floats or both Tensors"
+"""What torch refuses for how its kernels take it: here hyper-parameters travel as numbers."""
+ERRORS = [
+    pytest.param(name, dict(each.optimizer_error_input.kwargs), id=f"{name}: {each.error_regex}")
+    for name, info in DATABASE.items()
+    for each in info.optim_error_inputs_func(device="cpu", dtype=torch.float32)
+    if each.optimizer_error_input.kwargs  # else it is about parameters, not about options
+    and each.error_regex != TAKEN
+]
+REFUSED = {"amsgrad"}
+"""Options that mean nothing here; the message says why."""
+
+
+class Seen(nn.Linear):
+    """A layer that keeps what it computed with."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weights = [self.weight.detach().clone(), self.bias.detach().clone()]
+        return super().forward(x)
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Seen(16, 32), nn.Tanh(), Seen(32, 16))  # whole vectors, as I4 says
+
+
+def train(model: nn.Sequential, optimizer: Any) -> list[Tensor]:
+    """The weights after some steps."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(4, 16, generator=generator)).square().mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        model(torch.zeros(1, 16))
+    return [weights for layer in model if isinstance(layer, Seen) for weights in layer.weights]
+
+
+def through_a_node(directory: Path, work: Callable[[nn.Sequential], Any]) -> Any:
+    """`work(model)` of the one worker of a cluster, whose model is sharded."""
+
+    def worker(nic: Nic) -> Any:
+        luwu.init(nic=nic, device="cpu")
+        model = make_model()
+        luwu.fully_shard(model[0])
+        luwu.fully_shard(model)
+        found = work(model)
+        luwu.finish()
+        return found
+
+    with LocalCluster(
+        world_size=1, state=None, memory_budget_bytes=8 * 2**20, summary=directory / "summary.json"
+    ) as cluster:
+        return cluster.run(worker)[0]
+
+
+@pytest.mark.parametrize(("name", "options"), INPUTS)
+def test_inputs_of_optim_db(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """I4. Goal: the bits of torch's fused optimizer, or a refusal that names the option."""
+    refused = [option for option in options if option in REFUSED and options[option]]
+    if refused:
+        with pytest.raises(ConfigError, match=refused[0]):
+            OURS[name](make_model().parameters(), **options)
+        return
+    found = through_a_node(tmp_path, lambda m: train(m, OURS[name](m.parameters(), **options)))
+    model = make_model()
+    expected = train(model, getattr(torch.optim, name)(model.parameters(), fused=True, **options))
+    assert all(map(torch.equal, found, expected))
+    untouched = train(make_model(), NoOptimizer())
+    assert not any(map(torch.equal, found, untouched))
+
+
+@pytest.mark.parametrize(("name", "options"), ERRORS)
+def test_errors_of_optim_db(name: str, options: dict[str, Any]) -> None:
+    """Goal: what torch refuses is refused, before anything is sent."""
+    with pytest.raises((ConfigError, TypeError)):
+        OURS[name](make_model().parameters(), **options)
+
+
+def test_one_beta_may_be_a_tensor(tmp_path: Path) -> None:
+    """Goal: `TAKEN` is no mistake here: its value is what counts."""
+    beta = torch.tensor(0.95)
+    found = through_a_node(
+        tmp_path, lambda m: train(m, luwu.optim.Adam(m.parameters(), betas=(0.9, beta)))
+    )
+    model = make_model()
+    plain = torch.optim.Adam(model.parameters(), betas=(0.9, beta.item()), fused=True)
+    assert all(map(torch.equal, found, train(model, plain)))
+
+
+class NoOptimizer:
+    """Leaves the weights alone."""
+
+    def zero_grad(self) -> None:
+        """Nothing to drop."""
+
+    def step(self) -> None:
+        """Nothing to do."""
