@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from luwu.base.errors import ConfigError
 from luwu.optim.base import NetworkOptimizer
@@ -17,7 +17,9 @@ class Adam(NetworkOptimizer):
     """
 
     name = "adam"
-    hyper_names = ("betas", "decoupled_weight_decay", "eps", "lr", "maximize", "weight_decay")
+    hyper_names: ClassVar[tuple[str, ...]] = (
+        "betas", "decoupled_weight_decay", "eps", "lr", "maximize", "weight_decay",
+    )  # fmt: skip
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
@@ -43,10 +45,5 @@ class Adam(NetworkOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        check_betas(group)
-
-
-def check_betas(group: dict[str, Any]) -> None:
-    """Raises ConfigError unless there are two, below 1; that none is negative is known."""
-    if len(group["betas"]) != 2 or not all(float(beta) < 1 for beta in group["betas"]):
-        raise ConfigError(f"betas must be two numbers in [0, 1), got {group['betas']!r}")
+        if len(group["betas"]) != 2 or not all(float(beta) < 1 for beta in group["betas"]):
+            raise ConfigError(f"betas must be two numbers in [0, 1), got {group['betas']!r}")

@@ -211,6 +211,11 @@ def test_optimizer_arguments(session: Session) -> None:
         luwu.optim.SGD(model.parameters(), update="streaming", max_grad_norm=1.0)
     with pytest.raises(luwu.ConfigError, match="update='later'"):
         luwu.optim.SGD(model.parameters(), update="later")
+    with pytest.raises(TypeError, match=r"luwu\.optim\.Adam does"):
+        luwu.optim.AdamW(model.parameters(), decoupled_weight_decay=True)
+    coupled = {"params": model.parameters(), "decoupled_weight_decay": False}
+    with pytest.raises(luwu.ConfigError, match=r"take luwu\.optim\.Adam"):
+        luwu.optim.AdamW([coupled])
     optimizer = luwu.optim.AdamW(model.parameters(), fused=None, amsgrad=False)
     with pytest.raises(luwu.ConfigError, match="add_param_group"):
         optimizer.add_param_group({"params": []})
