@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from luwu.base.errors import ConfigError
-from luwu.optim.base import NetworkOptimizer
+from luwu.optim.base import NetworkOptimizer, check_betas
 
 
 class Adam(NetworkOptimizer):
@@ -45,5 +44,4 @@ class Adam(NetworkOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        if len(group["betas"]) != 2 or not all(float(beta) < 1 for beta in group["betas"]):
-            raise ConfigError(f"betas must be two numbers in [0, 1), got {group['betas']!r}")
+        check_betas(group)

@@ -167,6 +167,12 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return self._session
 
 
+def check_betas(group: dict[str, Any]) -> None:
+    """Raises ConfigError unless there are two, below 1; that none is negative is known."""
+    if len(group["betas"]) != 2 or not all(float(beta) < 1 for beta in group["betas"]):
+        raise ConfigError(f"betas must be two numbers in [0, 1), got {group['betas']!r}")
+
+
 def _session_of(groups: list[dict[str, Any]]) -> Session:
     parameters = [parameter for group in groups for parameter in group["params"]]
     sessions = {p.luwu_session if isinstance(p, Placeholder) else None for p in parameters}

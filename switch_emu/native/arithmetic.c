@@ -41,9 +41,10 @@
 enum { BLOCK = 4096, LANES = 256, CELL = 64, FETCH_AHEAD = 256 };
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, NO_WIRE = -1 };
-enum { NONE = 0, ADAM = 1, SGD = 2, SGD_MOMENTUM = 3 };
+enum { NONE = 0, ADAM = 1, SGD = 2, SGD_MOMENTUM = 3, LION = 4 };
 enum { MAXIMIZE = 1, DECAY = 2, NESTEROV = 4, FIRST = 8, LERP_FROM_GRAD = 16, NO_MOMENTUM = 32,
-       COUPLED = 64 /* Adam's decay, which is a part of the gradient; DECAY is then AdamW's */ };
+       COUPLED = 64, /* Adam's decay, which is a part of the gradient; DECAY is then AdamW's */
+       MOMENTUM_FROM_GRAD = 128 };
 
 /* What came from a network may lie at any address. */
 typedef float __attribute__((aligned(1), may_alias)) any_float;
@@ -53,10 +54,10 @@ typedef uint16_t __attribute__((aligned(1), may_alias)) any_half;
 typedef struct {
     int64_t start, stop;
     int32_t flags, unused;
-    float weight_decay; /* AdamW: the factor 1 - lr * weight_decay */
-    float momentum;     /* Adam: weight of the lerp of m */
+    float weight_decay; /* AdamW, Lion: the factor 1 - lr * weight_decay */
+    float momentum;     /* Adam: weight of the lerp of m; Lion: of the direction's */
     float dampening;    /* SGD: 1 - dampening; Adam: 1 - beta2 */
-    float beta2;
+    float beta2; /* Lion: weight of the lerp of m */
     float correction; /* Adam: sqrt(1 - beta2 ** step) */
     float eps;
     float step_size; /* negative */
@@ -300,6 +301,21 @@ INLINE void sgd_cell(const run_t *run, int flags, int has_momentum, const any_fl
     }
 }
 
+INLINE void lion_cell(const run_t *run, int flags, const any_float *grad, const float *weights,
+                      const float *m, float *weights_out, float *m_out) {
+    float lerp = run->momentum, rest = run->beta2, decay = run->weight_decay;
+    float step_size = run->step_size;
+    VECTOR for (int j = 0; j < CELL; j++) {
+        float g = grad[j], w = weights[j], old = m[j];
+        if (flags & MAXIMIZE) g = -g;
+        float direction = FMA(lerp, g - old, flags & LERP_FROM_GRAD ? g : old);
+        float sign = (float)((direction > 0.0f) - (direction < 0.0f));
+        if (flags & DECAY) w *= decay;
+        weights_out[j] = FMA(sign, step_size, w);
+        m_out[j] = FMA(rest, g - old, flags & MOMENTUM_FROM_GRAD ? g : old);
+    }
+}
+
 /* ------------------------------------------------------------------ pages */
 
 /* What follows from a call, once. */
@@ -389,6 +405,8 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
         if (kind == ADAM)
             adam_cell(run, flags, by_inverse, grad, call->weights + at, call->state0 + at,
                        call->state1 + at, w, a, b);
+        else if (kind == LION)
+            lion_cell(run, flags, grad, call->weights + at, call->state0 + at, w, a);
         else
             sgd_cell(run, flags, kind == SGD_MOMENTUM, grad, call->weights + at,
                      call->state0 + at, w, a);
@@ -419,6 +437,10 @@ static void update_adam(const update_t *call, const plan_t *plan, const run_t *r
 static void update_sgd(const update_t *call, const plan_t *plan, const run_t *run, double *lanes) {
     if (call->optimizer == SGD) UPDATE(SGD, run->flags, 0);
     else UPDATE(SGD_MOMENTUM, run->flags, 0);
+}
+
+static void update_lion(const update_t *call, const plan_t *plan, const run_t *run, double *lanes) {
+    UPDATE(LION, run->flags, 0);
 }
 
 /* No optimizer: the sum is measured at most. */
@@ -452,6 +474,7 @@ void luwu_update(const update_t *call) {
     else
         for (int64_t at = 0, index = 0; at < call->elems; at = call->runs[index++].stop) {
             if (call->optimizer == ADAM) update_adam(call, &plan, call->runs + index, lanes);
+            else if (call->optimizer == LION) update_lion(call, &plan, call->runs + index, lanes);
             else update_sgd(call, &plan, call->runs + index, lanes);
         }
     finish_stores();

@@ -23,6 +23,7 @@ from switch_emu.node.kernels.portable import TORCH_DTYPES
 
 ADAM = ("adam", ("m", "v"))
 ADAMW = ("adamw", ("m", "v"))
+LION = ("lion", ("m",))
 MOMENTUM = ("sgd", ("momentum",))
 PLAIN = ("sgd", ())
 NONE = ("none", ())
@@ -39,6 +40,10 @@ def adamw(**given: Number) -> dict[str, Number]:
 
 def adam(**given: Number) -> dict[str, Number]:
     return adamw() | {"decoupled_weight_decay": False} | given
+
+
+def lion(**given: Number) -> dict[str, Number]:
+    return {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "maximize": False} | given
 
 
 def sgd(**given: Number) -> dict[str, Number]:
@@ -58,6 +63,10 @@ HYPERS: dict[str, list[dict[str, Number]]] = {
         adamw(), adamw(weight_decay=0.0), adamw(maximize=True), adamw(beta1=0.3, lr=0.3),
         adamw(beta1=0.5, beta2=0.9999), adamw(eps=0.0), adamw(beta1=0.0, beta2=0.0),
         adamw(beta2=1 - 1e-13),
+    ],
+    "lion": [
+        lion(), lion(weight_decay=0.0), lion(maximize=True), lion(beta1=0.3, beta2=0.5, lr=0.3),
+        lion(beta1=0.0, beta2=0.2), lion(beta2=0.0, maximize=True),
     ],
     "sgd": [
         sgd(), sgd(weight_decay=0.02, maximize=True), sgd(nesterov=True, weight_decay=0.1),
@@ -225,6 +234,14 @@ def torch_step(
             [weights], [mean], [state[0]], [state[1]], [], [torch.tensor(float(updates + 1))],
             amsgrad=False, **given,
         )  # fmt: skip
+    elif optimizer == LION:
+        sign = -1.0 if given["maximize"] else 1.0
+        grad, m, lr = mean * sign, state[0], given["lr"]
+        direction = torch.lerp(m, grad, 1 - given["beta1"])
+        if given["weight_decay"]:
+            weights.mul_(1 - lr * given["weight_decay"])
+        weights.sub_(torch.sign(direction) * lr)
+        m.copy_(torch.lerp(m, grad, 1 - given["beta2"]))
     elif optimizer != NONE:
         if optimizer == PLAIN:
             given["momentum"] = 0.0

@@ -17,6 +17,7 @@ from tests.unit import kernel_jobs
 from tests.unit.kernel_jobs import (
     ADAM,
     ADAMW,
+    LION,
     MOMENTUM,
     NONE,
     PLAIN,
@@ -28,7 +29,7 @@ from tests.unit.kernel_jobs import (
     same_bits,
 )
 
-EVERY = [ADAM, ADAMW, MOMENTUM, PLAIN, NONE]
+EVERY = [ADAM, ADAMW, LION, MOMENTUM, PLAIN, NONE]
 SHAPES = [64, 4096, 3 * 4096 + 192, BLOCK_ELEMS + 4096 + 64]
 every_seed = pytest.mark.parametrize("seed", range(3))
 
@@ -53,7 +54,9 @@ def squares_in_order(total: np.ndarray) -> list[float]:
 
 @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "out of place"])
-@pytest.mark.parametrize("optimizer", EVERY, ids=["adam", "adamw", "momentum", "sgd", "none"])
+@pytest.mark.parametrize(
+    "optimizer", EVERY, ids=["adam", "adamw", "lion", "momentum", "sgd", "none"]
+)
 @pytest.mark.parametrize("seed", range(2))
 def test_update_equals_torch(
     seed: int, optimizer: tuple[str, tuple[str, ...]], in_place: bool, special: bool,

@@ -30,9 +30,10 @@ _OPTIMIZERS = {
     ("adamw", ("m", "v")): 1,
     ("sgd", ()): 2,
     ("sgd", ("momentum",)): 3,
+    ("lion", ("m",)): 4,
 }
 _MAXIMIZE, _DECAY, _NESTEROV, _FIRST, _LERP_FROM_GRAD, _NO_MOMENTUM = 1, 2, 4, 8, 16, 32
-_COUPLED = 64
+_COUPLED, _MOMENTUM_FROM_GRAD = 64, 128
 
 
 class _Run(ctypes.Structure):
@@ -89,7 +90,7 @@ class CompiledKernel(UpdateKernel):
     ) -> None:
         self._name, self._state_fields = name, state_fields
         self._optimizer = _OPTIMIZERS[(optimizer, state_fields)]
-        self._make_run = _sgd_run if optimizer == "sgd" else _adam_run
+        self._make_run = _MAKE_RUN.get(optimizer, _sgd_run)
         self._fold = Fold(library)
         self._update = library.luwu_update
         self._update.argtypes, self._update.restype = (Pointer,), None
@@ -147,13 +148,11 @@ def _adam_run(place: _Run, run: Run, updates_count: int) -> None:
     lr, decay = float(hyper["lr"]), float(hyper["weight_decay"])
     beta1, beta2 = float(hyper["beta1"]), float(hyper["beta2"])
     step = float(np.float32(updates_count + 1))  # torch counts steps in float32
-    lerp = np.float32(1 - beta1)
+    lerp, is_from_grad = _lerp(beta1)
     is_coupled = not hyper.get("decoupled_weight_decay", True)
     flags = _MAXIMIZE * bool(hyper["maximize"])
     flags |= (_COUPLED if is_coupled else _DECAY) * (decay != 0)
-    if abs(lerp) >= 0.5:
-        flags |= _LERP_FROM_GRAD
-        lerp -= np.float32(1)
+    flags |= _LERP_FROM_GRAD * is_from_grad
     with np.errstate(all="ignore"):  # a bad beta gives NaN weights, as in torch
         step_size = np.float64(lr) / (1 - _power(beta1, step))
         correction = np.sqrt(np.float64(1 - _power(beta2, step)))
@@ -162,6 +161,25 @@ def _adam_run(place: _Run, run: Run, updates_count: int) -> None:
     place.momentum = lerp
     place.dampening, place.beta2, place.eps = 1 - beta2, beta2, float(hyper["eps"])
     place.correction, place.step_size = correction, -step_size
+
+
+def _lion_run(place: _Run, run: Run, updates_count: int) -> None:
+    hyper = run.hyper
+    lr, decay = float(hyper["lr"]), float(hyper["weight_decay"])
+    direction, is_direction_from_grad = _lerp(float(hyper["beta1"]))
+    momentum, is_momentum_from_grad = _lerp(float(hyper["beta2"]))
+    flags = _MAXIMIZE * bool(hyper["maximize"]) | _DECAY * (decay != 0)
+    flags |= _LERP_FROM_GRAD * is_direction_from_grad | _MOMENTUM_FROM_GRAD * is_momentum_from_grad
+    place.start, place.stop, place.flags = run.start, run.stop, flags
+    place.weight_decay, place.step_size = 1 - lr * decay, -lr
+    place.momentum, place.beta2 = direction, momentum
+
+
+def _lerp(beta: float) -> tuple[np.float32, bool]:
+    """(weight, whether it starts at the gradient) of torch's lerp from an average to a gradient."""
+    weight = np.float32(1 - beta)
+    is_from_grad = bool(abs(weight) >= 0.5)
+    return (weight - np.float32(1) if is_from_grad else weight), is_from_grad
 
 
 def _sgd_run(place: _Run, run: Run, updates_count: int) -> None:
@@ -180,3 +198,6 @@ def _power(base: float, exponent: float) -> float:
         return math.pow(base, exponent)
     except (OverflowError, ValueError):  # where C gives infinity or NaN
         return math.inf if abs(base) > 1 else math.nan
+
+
+_MAKE_RUN = {"adam": _adam_run, "adamw": _adam_run, "lion": _lion_run}

@@ -88,6 +88,18 @@ def sgd(weights: Any, grad: Any, state: tuple[Any, ...], updates: int, hyper: Hy
     )
 
 
+def lion(weights: Any, grad: Any, state: tuple[Any, ...], updates: int, hyper: Hyper) -> None:
+    """Lion (Chen et al. 2023), of which torch has no kernel: the sign of a lerp."""
+    lr, decay = float(hyper["lr"]), float(hyper["weight_decay"])
+    if hyper["maximize"]:
+        grad = grad.neg()
+    direction = torch.lerp(state[0], grad, 1 - float(hyper["beta1"])).sign_()
+    if decay:
+        weights.mul_(1 - lr * decay)
+    weights.add_(direction, alpha=-lr)
+    state[0].lerp_(grad, 1 - float(hyper["beta2"]))
+
+
 class PortableKernel(UpdateKernel):
     """Blocks of torch's fused kernels; see the module."""
 
@@ -182,6 +194,7 @@ PORTABLE: dict[tuple[str, tuple[str, ...]], PortableKernel] = {
     ("adamw", ("m", "v")): PortableKernel("torch-fused-adamw", ("m", "v"), adam),
     ("sgd", ("momentum",)): PortableKernel("torch-fused-sgd", ("momentum",), sgd),
     ("sgd", ()): PortableKernel("torch-fused-sgd-plain", (), sgd),
+    ("lion", ("m",)): PortableKernel("torch-lion", ("m",), lion),
     ("none", ()): PortableKernel("none", (), None),
 }
 """By the optimizer's name and its state fields."""

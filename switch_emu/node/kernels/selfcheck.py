@@ -35,8 +35,12 @@ _ADAM: tuple[dict[str, Number], ...] = (
     _ADAMW[0] | {"decoupled_weight_decay": False},
     _ADAMW[1] | {"decoupled_weight_decay": False, "weight_decay": 0.2},
 )
+_LION: tuple[dict[str, Number], ...] = (
+    {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "maximize": False},
+    {"lr": 0.3, "beta1": 0.4, "beta2": 0.3, "weight_decay": 0.0, "maximize": True},
+)
 HYPER: dict[str, tuple[Mapping[str, Number], ...]] = {
-    "adam": _ADAM, "adamw": _ADAMW, "sgd": _SGD, "none": _SGD,
+    "adam": _ADAM, "adamw": _ADAMW, "lion": _LION, "sgd": _SGD, "none": _SGD,
 }  # fmt: skip
 
 
