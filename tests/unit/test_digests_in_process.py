@@ -52,7 +52,7 @@ def train(nic: Nic) -> list[float]:
         try:
             x_BT, y_BT = batches.batch(step, rank=nic.rank, world_size=nic.world_size, per_rank=2)
             loss = F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten())
-            losses[step] = float(loss)
+            losses[step] = loss.item()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -141,8 +141,8 @@ def test_the_store_keeps_the_job() -> None:
 
 def test_no_store_for_an_unknown_optimizer() -> None:
     """Goal: refused before a file is made."""
-    with pytest.raises(ConfigError, match="'lion' with state"):
-        store_config(describe(make_layout(), "lion", "m"))
+    with pytest.raises(ConfigError, match="'adagrad' with state"):
+        store_config(describe(make_layout(), "adagrad", "m"))
 
 
 def test_views_of_a_record_are_no_copies() -> None:
