@@ -57,8 +57,8 @@ typedef struct {
     float weight_decay; /* AdamW, Lion: the factor 1 - lr * weight_decay */
     float momentum;     /* Adam: weight of the lerp of m; Lion: of the direction's */
     float dampening;    /* SGD: 1 - dampening; Adam: 1 - beta2 */
-    float beta2; /* Lion: weight of the lerp of m */
-    float correction; /* Adam: sqrt(1 - beta2 ** step) */
+    float beta2;        /* Lion: weight of the lerp of m */
+    float correction;   /* Adam: sqrt(1 - beta2 ** step) */
     float eps;
     float step_size; /* negative */
     float unused_too;
@@ -260,8 +260,8 @@ INLINE float divided(float x, float divisor, float inverse) {
 }
 
 INLINE void adam_cell(const run_t *run, int flags, int by_inverse, const any_float *grad,
-                       const float *weights, const float *m, const float *v, float *weights_out,
-                       float *m_out, float *v_out) {
+                      const float *weights, const float *m, const float *v, float *weights_out,
+                      float *m_out, float *v_out) {
     float inverse = 1.0f / run->correction;
     float lerp = run->momentum, decay = run->weight_decay, beta2 = run->beta2;
     float rest2 = run->dampening, correction = run->correction, eps = run->eps;
@@ -404,7 +404,7 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
         }
         if (kind == ADAM)
             adam_cell(run, flags, by_inverse, grad, call->weights + at, call->state0 + at,
-                       call->state1 + at, w, a, b);
+                      call->state1 + at, w, a, b);
         else if (kind == LION)
             lion_cell(run, flags, grad, call->weights + at, call->state0 + at, w, a);
         else
@@ -422,8 +422,7 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
 #define UPDATE(kind, flags, by_inverse)                                                            \
     update_cells(call, plan, run, lanes, kind, flags, by_inverse)
 
-static void update_adam(const update_t *call, const plan_t *plan, const run_t *run,
-                         double *lanes) {
+static void update_adam(const update_t *call, const plan_t *plan, const run_t *run, double *lanes) {
     int is_usual = run->correction >= 0x1p-20f && run->correction <= 1.0f;
 #if !(defined(__FMA__) || defined(__ARM_FEATURE_FMA))
     is_usual = 0;

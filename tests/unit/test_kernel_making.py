@@ -13,9 +13,9 @@ from switch_emu.native import build as building
 from switch_emu.node.kernels import make as making
 from switch_emu.node.kernels import make_kernel
 from tests.unit import kernel_jobs
-from tests.unit.kernel_jobs import ADAMW, MOMENTUM
+from tests.unit.kernel_jobs import ADAMW, MOMENTUM, need_compiled
 
-cache, version = kernel_jobs.cache, kernel_jobs.version  # fixtures of this module
+cache = kernel_jobs.cache  # a fixture of this module
 
 
 def test_unknown_optimizer_is_a_configuration_error() -> None:
@@ -32,10 +32,9 @@ def test_portable_on_request(cache: Path) -> None:
 
 
 @pytest.fixture
-def fresh(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and a user without one of his own."""
-    if version != "compiled":
-        pytest.skip("about the compiled kernel")
+def fresh(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a user without one of his own; where kernels can be compiled."""
+    need_compiled(cache)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     return tmp_path / "kernels"
