@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from luwu.base.errors import LuwuError as LuwuError
     from luwu.base.errors import StepAborted as StepAborted
     from luwu.base.errors import StepOrderError as StepOrderError
+    from luwu.training.batches import empty_backward as empty_backward
+    from luwu.training.batches import set_gradient_weight as set_gradient_weight
     from luwu.training.clip import clip_grad_norm_ as clip_grad_norm_
     from luwu.training.fully_shard import fully_shard as fully_shard
     from luwu.training.fully_shard import fully_shard_each as fully_shard_each
     from luwu.training.fully_shard import register_forward_method as register_forward_method
     from luwu.training.initialise import init_weights as init_weights
+    from luwu.training.loss_scale import DynamicLossScale as DynamicLossScale
     from luwu.training.module import LuwuModule as LuwuModule
     from luwu.training.run import device as device
     from luwu.training.run import finish as finish
@@ -34,12 +37,14 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ConfigError": "luwu.base.errors",
+    "DynamicLossScale": "luwu.training.loss_scale",
     "LuwuError": "luwu.base.errors",
     "LuwuModule": "luwu.training.module",
     "StepAborted": "luwu.base.errors",
     "StepOrderError": "luwu.base.errors",
     "clip_grad_norm_": "luwu.training.clip",
     "device": "luwu.training.run",
+    "empty_backward": "luwu.training.batches",
     "finish": "luwu.training.run",
     "fully_shard": "luwu.training.fully_shard",
     "fully_shard_each": "luwu.training.fully_shard",
@@ -48,6 +53,7 @@ _HOME = {
     "rank": "luwu.training.run",
     "register_forward_method": "luwu.training.fully_shard",
     "session": "luwu.training.run",
+    "set_gradient_weight": "luwu.training.batches",
     "world_size": "luwu.training.run",
 }
 """Public name -> the module that defines it."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
-from luwu.optim.base import NetworkOptimizer, check_betas
+from luwu.optim.base import NetworkArguments, NetworkOptimizer, check_betas
 
 
 class Adam(NetworkOptimizer):
-    """Adam (Kingma and Ba 2015), torch's arguments; for `update`, `max_grad_norm` see AdamW.
+    """Adam (Kingma and Ba 2015), torch's arguments and `NetworkArguments`.
 
     The weight decay is added to the gradient; with `decoupled_weight_decay`, which a group may set
     too, it shrinks the weights instead, as AdamW's.
@@ -22,9 +22,8 @@ class Adam(NetworkOptimizer):
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 0.0, *, update: str = "at_step",
-        max_grad_norm: float | None = None, maximize: bool = False,
-        decoupled_weight_decay: bool = False, **not_taken: object,
+        eps: float = 1e-8, weight_decay: float = 0.0, *, maximize: bool = False,
+        decoupled_weight_decay: bool = False, **network: Unpack[NetworkArguments],
     ) -> None:  # fmt: skip
         defaults = {
             "lr": lr,
@@ -34,9 +33,7 @@ class Adam(NetworkOptimizer):
             "maximize": maximize,
             "decoupled_weight_decay": decoupled_weight_decay,
         }
-        super().__init__(
-            params, defaults, update=update, max_grad_norm=max_grad_norm, not_taken=not_taken
-        )
+        super().__init__(params, defaults, **network)
 
     def state_fields(self) -> tuple[str, ...]:
         """First and second moments."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from luwu.base.errors import ConfigError
 from luwu.optim.adam import Adam
+from luwu.optim.base import NetworkArguments
 from luwu.wire.hyper import Number
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), torch's arguments.
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
 
-    `update`: "at_step" (exact for every loop) or "streaming" (updates hide behind the backward).
-    `max_grad_norm`: clip every step by the global norm.
+    torch's arguments and `NetworkArguments`.
     """
 
     name = "adamw"
@@ -22,14 +22,14 @@ class AdamW(Adam):
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 1e-2, *, update: str = "at_step",
-        max_grad_norm: float | None = None, maximize: bool = False, **not_taken: Any,
+        eps: float = 1e-8, weight_decay: float = 1e-2, *, maximize: bool = False,
+        **network: Unpack[NetworkArguments],
     ) -> None:  # fmt: skip
-        if "decoupled_weight_decay" in not_taken:
+        if "decoupled_weight_decay" in network:
             raise TypeError("AdamW takes no decoupled_weight_decay=; luwu.optim.Adam does")
         super().__init__(
-            params, lr, betas, eps, weight_decay, update=update, max_grad_norm=max_grad_norm,
-            maximize=maximize, decoupled_weight_decay=True, **not_taken,
+            params, lr, betas, eps, weight_decay, maximize=maximize, decoupled_weight_decay=True,
+            **network,
         )  # fmt: skip
 
     def _check_group(self, group: dict[str, Any]) -> None:

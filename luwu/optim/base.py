@@ -8,13 +8,14 @@ Nothing of the state is here: `state_dict()` has the groups and no state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NoReturn, TypedDict
 
 import torch
 
 from luwu.base.errors import ConfigError, StepAborted
 from luwu.training.clip import checked_max_norm
+from luwu.training.loss_scale import DynamicLossScale, checked_loss_scale
 from luwu.training.placeholder import Placeholder
 from luwu.training.result import StepResult
 from luwu.training.session import Session
@@ -32,6 +33,18 @@ SWITCHES = ("decoupled_weight_decay", "maximize", "nesterov")
 """Hyper-parameters that are on or off."""
 
 
+class NetworkArguments(TypedDict, total=False):
+    """What every optimizer here takes beside torch's arguments."""
+
+    update: str
+    """"at_step" (the default): exact for every loop. "streaming": pages are updated behind the
+    backward; what that cannot honour raises StepOrderError."""
+    max_grad_norm: float | None
+    """Clip the global norm of each step's mean gradient to this."""
+    loss_scale: float | str | DynamicLossScale | None
+    """For float16: a number, or "dynamic"; then call `optimizer.scale(loss).backward()`."""
+
+
 class NetworkOptimizer(torch.optim.Optimizer):
     """An optimizer whose weights, state and update are in the network."""
 
@@ -41,9 +54,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
     """Names of a group's hyper-parameters, as torch has them."""
 
     def __init__(
-        self, params: Iterable[Any], defaults: dict[str, Any], *, update: str,
-        max_grad_norm: float | None, not_taken: Mapping[str, object],
+        self, params: Iterable[Any], defaults: dict[str, Any], *, update: str = "at_step",
+        max_grad_norm: float | None = None,
+        loss_scale: float | str | DynamicLossScale | None = None, **not_taken: object,
     ) -> None:  # fmt: skip
+        """`defaults` are torch's arguments; for the others see `NetworkArguments`."""
         for argument, value in not_taken.items():
             if argument not in MEANINGLESS:
                 raise TypeError(f"luwu.optim.{type(self).__name__} takes no {argument}=")
@@ -58,6 +73,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 'max_grad_norm with update="streaming": gradients are applied before the norm of '
                 'all of them is known; use update="at_step"'
             )
+        scale_rule = checked_loss_scale(loss_scale)
         self._session: Session | None = None
         super().__init__(params, defaults)
         for group in self.param_groups:
@@ -70,7 +86,22 @@ class NetworkOptimizer(torch.optim.Optimizer):
             state_fields=self.state_fields(),
             hyper=self._hyper,
         )
+        session.loss_scale.use(scale_rule)
         self._session = session
+
+    @property
+    def _step_supports_amp_scaling(self) -> NoReturn:
+        """torch's GradScaler asks for it in its `step`. Raises: it would find no gradient."""
+        raise ConfigError(
+            "torch.amp.GradScaler does nothing here: gradients are pushed inside backward and "
+            "checked on the node. Compute in bfloat16, which needs no scale; or make the optimizer "
+            'with loss_scale="dynamic" and call optimizer.scale(loss).backward(), '
+            "optimizer.step()"
+        )
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times the scale of this step: call `backward` on the result."""
+        return self._running().loss_scale.scale(loss)
 
     def state_fields(self) -> tuple[str, ...]:
         """What an updated page holds beside its weights."""
@@ -145,10 +176,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
                     raise ConfigError(f"{name} must not be below 0, got {group[name]!r}")
 
     def _hyper(self) -> bytes:
-        clip = None if self._session is None else self._session.clip
+        clip = self._running().clip
         hyper = StepHyper(
             groups=tuple(self._numbers(group) for group in self.param_groups),
             max_grad_norm=self.max_grad_norm if clip is None else clip.max_norm,
+            loss_scale=self._running().loss_scale.value,
         )
         return encode_hyper(hyper)
 

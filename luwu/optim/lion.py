@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
-from luwu.optim.base import NetworkOptimizer, check_betas
+from luwu.optim.base import NetworkArguments, NetworkOptimizer, check_betas
 
 
 class Lion(NetworkOptimizer):
@@ -13,7 +13,6 @@ class Lion(NetworkOptimizer):
 
     One moment instead of AdamW's two, so the node reads and writes 8 bytes a parameter and not 12.
     Take a learning rate 3 to 10 times smaller than AdamW's, and a decay as many times larger.
-    `update`, `max_grad_norm` as in AdamW.
     """
 
     name = "lion"
@@ -21,13 +20,10 @@ class Lion(NetworkOptimizer):
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0, *, update: str = "at_step", max_grad_norm: float | None = None,
-        maximize: bool = False, **not_taken: object,
+        weight_decay: float = 0.0, *, maximize: bool = False, **network: Unpack[NetworkArguments],
     ) -> None:  # fmt: skip
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(
-            params, defaults, update=update, max_grad_norm=max_grad_norm, not_taken=not_taken
-        )
+        super().__init__(params, defaults, **network)
 
     def state_fields(self) -> tuple[str, ...]:
         """The momentum."""

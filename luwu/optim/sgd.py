@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from luwu.base.errors import ConfigError
-from luwu.optim.base import NetworkOptimizer
+from luwu.optim.base import NetworkArguments, NetworkOptimizer
 
 
 class SGD(NetworkOptimizer):
-    """Stochastic gradient descent, torch's arguments; for `update`, `max_grad_norm` see AdamW."""
+    """Stochastic gradient descent, torch's arguments and `NetworkArguments`."""
 
     name = "sgd"
     hyper_names = ("dampening", "lr", "maximize", "momentum", "nesterov", "weight_decay")
@@ -18,8 +18,7 @@ class SGD(NetworkOptimizer):
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.0,
         dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, *,
-        maximize: bool = False, update: str = "at_step", max_grad_norm: float | None = None,
-        **not_taken: object,
+        maximize: bool = False, **network: Unpack[NetworkArguments],
     ) -> None:  # fmt: skip
         defaults = {
             "lr": lr,
@@ -29,9 +28,7 @@ class SGD(NetworkOptimizer):
             "nesterov": nesterov,
             "maximize": maximize,
         }
-        super().__init__(
-            params, defaults, update=update, max_grad_norm=max_grad_norm, not_taken=not_taken
-        )
+        super().__init__(params, defaults, **network)
         self._has_momentum = bool(self.state_fields())
 
     def state_fields(self) -> tuple[str, ...]:
@@ -44,7 +41,7 @@ class SGD(NetworkOptimizer):
             raise ConfigError("nesterov needs a momentum and no dampening")
 
     def _hyper(self) -> bytes:
-        if self._session is not None and self.state_fields() and not self._has_momentum:
+        if self.state_fields() and not self._has_momentum:
             raise ConfigError(
                 "a group's momentum was changed from 0, but the optimizer was made without, so "
                 "the node has no place for it; give a momentum to the constructor"

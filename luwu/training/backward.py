@@ -53,12 +53,11 @@ class Backward:
         if self.is_open:
             return
         session = self._session
+        session.loss_scale.check_used()
         session.begin_backward()
         self.is_open = True
         self._retained = torch._C._autograd._get_current_graph_task_keep_graph()
         self._calls_before = [(unit.calls, unit.hidden_calls) for unit in session.units]
-        for unit in session.units:
-            unit.was_pushed = False
         Variable._execution_engine.queue_callback(self._finish)
 
     def check_closed(self) -> None:
@@ -69,6 +68,16 @@ class Backward:
                 "its gradients may be missing; call zero_grad() of the optimizer, which aborts "
                 "the step on all ranks, and compute it again"
             )
+
+    def empty(self) -> None:
+        """A backward of a rank that has no samples for it."""
+        self.check_closed()
+        session = self._session
+        session.begin_backward()
+        for unit in reversed(session.units):
+            if unit.is_trainable:
+                session.push(unit)
+        session.end_backward()
 
     def open(self, call: Call) -> None:
         """The gradient of one of the outputs is known: the unit computes next."""
@@ -102,7 +111,7 @@ class Backward:
             return
         if not self._retained and unit.calls == 0 and unit.hidden_calls == 0:
             self._push(unit)
-        if not unit.open_calls:
+        if not unit.open_calls and unit.reshard_after_backward:
             session.release(unit)
 
     def _end(self, call: Call) -> None:
@@ -122,7 +131,8 @@ class Backward:
                 unit.calls -= 1
             self._push(unit)
         for unit in session.units:
-            session.release(unit)
+            if unit.reshard_after_backward:
+                session.release(unit)
         if self._retained:  # their graphs may be run backward again
             for unit, before in zip(session.units, self._calls_before, strict=True):
                 unit.calls, unit.hidden_calls = before
@@ -132,20 +142,18 @@ class Backward:
     def _push(self, unit: Unit) -> None:
         if not unit.is_trainable:
             return
-        gradients = unit.gradients()
-        is_absent = all(gradient is None for gradient in gradients)
+        session = self._session
         if unit.was_pushed:
-            if is_absent:
+            if not unit.has_gradient:
                 return
             raise StepOrderError(
                 f"unit {unit.name} got another gradient after its gradient of this backward had "
                 "been pushed: a part of it was used outside of its forward"
             )
-        session = self._session
         start_ns = SYSTEM_CLOCK.now_ns()
-        session.push(unit, gradients)
+        has_gradient = session.push(unit)
         unit.drop_gradients()
         end_ns = SYSTEM_CLOCK.now_ns()
-        if not is_absent:
+        if has_gradient:
             recorder = session.nic.recorder
             recorder.span("flatten", start_ns, end_ns, step=session.step, unit=unit.name)

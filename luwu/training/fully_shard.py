@@ -14,6 +14,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -43,7 +44,8 @@ def fully_shard(
     """Make one unit of a module's parameters (or of several modules'); returns the module.
 
     `reshard_after_forward`: free the weights after forward and pull them again for backward; None:
-    yes, except for the root. `mp_policy.param_dtype` is the dtype of compute and of what travels.
+    yes, except for the root. `mp_policy.param_dtype` is the dtype of compute and of what travels;
+    `reduce_dtype=torch.float32` lets gradients travel in float32.
     Raises: ConfigError if the module cannot be a unit; TypeError for FSDP2's other arguments.
     """
     for name in not_taken:
@@ -124,11 +126,11 @@ def _checked_modules(module: nn.Module | list[nn.Module]) -> list[nn.Module]:
 
 
 def _checked_policy(policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
-    if policy.reduce_dtype not in (None, policy.param_dtype):
+    if policy.reduce_dtype not in (None, policy.param_dtype, torch.float32):
         raise ConfigError(
-            f"mp_policy: reduce_dtype={policy.reduce_dtype} differs from "
-            f"param_dtype={policy.param_dtype}; gradients travel in the dtype of compute, and are "
-            "summed in float32 whatever it is"
+            f"mp_policy: reduce_dtype={policy.reduce_dtype} with param_dtype={policy.param_dtype}; "
+            "gradients travel in the dtype of compute or in float32, and are summed in float32 "
+            "whatever it is"
         )
     return policy
 

@@ -46,12 +46,12 @@ class ChunkPlan:
     chunk: int
     elems: int
     nbytes: int
-    """In the wire dtype."""
+    """In the dtype of the push."""
     pieces: tuple[_Piece, ...]
 
 
-def gradient_plan(layout: Layout, unit: int) -> tuple[ChunkPlan, ...]:
-    """The chunks of a unit that are pushed."""
+def gradient_plan(layout: Layout, unit: int, dtype: torch.dtype) -> tuple[ChunkPlan, ...]:
+    """The chunks of a unit that are pushed, in this dtype."""
     order = {parameter: i for i, parameter in enumerate(layout.units[unit].parameters)}
     plans = []
     for index in layout.trainable_chunks(unit):
@@ -66,7 +66,7 @@ def gradient_plan(layout: Layout, unit: int) -> tuple[ChunkPlan, ...]:
             )
             for part in layout.segments(index)
         )
-        plans.append(ChunkPlan(index, chunk.elems, chunk.wire_bytes, pieces))
+        plans.append(ChunkPlan(index, chunk.elems, chunk.elems * dtype.itemsize, pieces))
     return tuple(plans)
 
 

@@ -75,6 +75,7 @@ def describe(session: Session, groups: Sequence[Sequence[Placeholder]]) -> Model
     units = [unit for unit in _in_order(root, unit_of) if unit.members]
     for unit in units:
         unit.wire_dtype = _wire_dtype(unit)
+        unit.push_dtype = unit.policy.reduce_dtype or getattr(torch, unit.wire_dtype)
     wire_dtypes = {m.placeholder: unit.wire_dtype for unit in units for m in unit.members}
     index_of = {placeholder: index for index, placeholder in enumerate(order)}
     layout = Layout(
@@ -114,6 +115,14 @@ def fill_units(session: Session) -> None:
     assert session.layout is not None
     for unit in session.units:
         unit.make_weights(session.layout.unit_elems[unit.index], getattr(torch, unit.wire_dtype))
+
+
+def push_dtypes(units: Sequence[Unit]) -> dict[str, str]:
+    """What ranks must agree on where gradients travel in another dtype than weights."""
+    others = [unit for unit in units if dtype_name(unit.push_dtype) != unit.wire_dtype]
+    if not others:
+        return {}
+    return {"reduce_dtype": ", ".join(f"{u.name}: {dtype_name(u.push_dtype)}" for u in others)}
 
 
 def dtype_name(dtype: torch.dtype) -> str:

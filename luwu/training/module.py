@@ -6,18 +6,49 @@ from `LuwuModule` and the class it had. Methods that would read or move weights 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from torch import nn
 
-from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.errors import ConfigError, LuwuError, StepOrderError
 
 if TYPE_CHECKING:
     from luwu.training.unit import Unit
 
 
+_MEANINGLESS = {
+    "set_requires_all_reduce": "there is no second reduction: the switch sums all ranks at once",
+    "set_custom_all_gather": "weights are pulled from the network, not gathered from ranks",
+    "set_custom_reduce_scatter": "gradients are pushed to the network, not scattered to ranks",
+    "set_all_reduce_hook": "gradients are summed in the network, where no hook of a rank runs",
+    "set_post_optim_event": "the optimizer runs on its node, so no stream waits for it",
+    "set_reduce_scatter_divide_factor": "call set_gradient_divide_factor",
+    "set_force_sum_reduction_for_comms": "gradients are always summed, and divided once at the end",
+    "set_unshard_in_backward": "a backward that needs the weights after all would read freed ones",
+    "set_allocate_memory_from_process_group_for_comm": "there is no process group",
+    "set_symm_mem_for_comm": "there is no process group",
+    "set_separate_reduce_scatter_group": "pushes and pulls have engines of their own already",
+    "set_reduce_scatter_max_input_buffers": "gradients wait in cells, within the arena's size",
+    "set_reduce_scatter_unused_params": "a unit without a gradient says so, and takes no room",
+}
+"""Methods of FSDP2 that a script may call, and why they are refused."""
+
+
+class UnshardHandle:
+    """What `unshard(async_op=True)` returns: a pull under way."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+
+    def wait(self) -> None:
+        """Return when the weights are in the module."""
+        self._unit.session.acquire(self._unit)
+
+
 class LuwuModule:
-    """A module that luwu.fully_shard was called on."""
+    """A module that luwu.fully_shard was called on; its methods are those of FSDP2's FSDPModule."""
 
     luwu_unit: Unit
 
@@ -27,6 +58,113 @@ class LuwuModule:
         made = original.__new__(original, *args, **kwargs)
         made.__init__(*args, **kwargs)
         return made
+
+    # ---------------------------------------------------------------------- weights, by hand
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Pull the weights of this module's own unit; with `async_op`, wait on what is returned.
+
+        They stay until `reshard`, the end of the next forward or backward, or `step()`.
+        """
+        session = self.luwu_unit.session
+        session.check_running()
+        handle = UnshardHandle(self.luwu_unit)
+        if async_op:
+            session.prefetch(self.luwu_unit)
+            return handle
+        handle.wait()
+        return None
+
+    def reshard(self) -> None:
+        """Free the weights of this module's own unit."""
+        session = self.luwu_unit.session
+        session.check_running()
+        session.forget(self.luwu_unit)
+
+    def set_modules_to_forward_prefetch(self, modules: Sequence[nn.Module]) -> None:
+        """Ask for these modules' weights when this one's are used in forward."""
+        self.luwu_unit.forward_prefetch = _units_of("set_modules_to_forward_prefetch", modules)
+
+    def set_modules_to_backward_prefetch(self, modules: Sequence[nn.Module]) -> None:
+        """Ask for these modules' weights when this one's are used in backward."""
+        self.luwu_unit.backward_prefetch = _units_of("set_modules_to_backward_prefetch", modules)
+
+    def set_reshard_after_forward(
+        self, reshard_after_forward: bool, recurse: bool = True
+    ) -> None:  # fmt: skip
+        """Whether weights are freed after forward, from now on."""
+        _check_bool("reshard_after_forward", reshard_after_forward)
+        for unit in self._units(recurse):
+            unit.reshard_after_forward = reshard_after_forward
+
+    def set_reshard_after_backward(
+        self, reshard_after_backward: bool, *, recurse: bool = True
+    ) -> None:  # fmt: skip
+        """False: weights stay after backward, until `step()`: no pull for the next micro-batch."""
+        _check_bool("reshard_after_backward", reshard_after_backward)
+        for unit in self._units(recurse):
+            unit.reshard_after_backward = reshard_after_backward
+
+    # ---------------------------------------------------------------------- gradients
+
+    def set_requires_gradient_sync(
+        self, requires_gradient_sync: bool, *, recurse: bool = True
+    ) -> None:  # fmt: skip
+        """False: gradients stay on this worker, in float32, until a backward pushes them.
+
+        Without it every backward is pushed and the node adds them up, which needs no memory here.
+        """
+        _check_bool("requires_gradient_sync", requires_gradient_sync)
+        for unit in self._units(recurse):
+            unit.requires_gradient_sync = requires_gradient_sync
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """False: another backward follows before `step()`.
+
+        With update="streaming", where one backward is pushed, it stays on this worker till then.
+        """
+        _check_bool("is_last_backward", is_last_backward)
+        self.luwu_unit.session.is_last_backward = is_last_backward
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Divide the sum of all ranks' gradients of this module's unit by this, not their number.
+
+        Must be equal on all ranks. Raises ConfigError unless it is above 0 and finite.
+        """
+        session = self.luwu_unit.session
+        if not (math.isfinite(factor) and factor > 0):
+            raise ConfigError(f"the divide factor must be above 0 and finite, got {factor!r}")
+        if session.gradient_weight != 1:
+            raise ConfigError(
+                "set_gradient_weight and set_gradient_divide_factor both say what gradients are "
+                "divided by; use one of them"
+            )
+        if session.parts or session.backward.is_open:
+            raise StepOrderError(
+                f"set_gradient_divide_factor in the middle of step {session.step}; call it before "
+                "the step's first backward"
+            )
+        self.luwu_unit.divide_factor = float(factor)
+
+    def reset_iter_state(self) -> None:
+        """Forget a forward or backward that an error ended; call it on the root.
+
+        Gradients of the step that were pushed already are dropped as `zero_grad()` drops them.
+        """
+        unit = self.luwu_unit
+        if not unit.is_root:
+            raise ConfigError(
+                f"reset_iter_state of unit {unit.name}: call it on the root, the module that "
+                "luwu.fully_shard was called on last"
+            )
+        unit.session.reset()
+
+    def _units(self, recurse: bool) -> list[Unit]:
+        module = cast(nn.Module, self)
+        modules = module.modules() if recurse else [module]
+        return [each.luwu_unit for each in modules if isinstance(each, LuwuModule)]
+
+    # ---------------------------------------------------------------------- what cannot be
 
     def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises: the weights are in the network."""
@@ -64,6 +202,30 @@ def class_name(module: nn.Module) -> str:
     """The name of a module's class as the script knows it."""
     kind = type(module)
     return kind.__mro__[2].__name__ if isinstance(module, LuwuModule) else kind.__name__
+
+
+def _refusal(name: str, reason: str) -> Any:
+    def refuse(self: LuwuModule, *args: object, **kwargs: object) -> NoReturn:
+        raise ConfigError(f"{name} means nothing here: {reason}")
+
+    refuse.__name__, refuse.__doc__ = name, f"Raises: {reason}."
+    return refuse
+
+
+for _name, _reason in _MEANINGLESS.items():
+    setattr(LuwuModule, _name, _refusal(_name, _reason))
+
+
+def _units_of(where: str, modules: Sequence[nn.Module]) -> list[Unit]:
+    for each in modules:
+        if not isinstance(each, LuwuModule):
+            raise ConfigError(f"{where}: luwu.fully_shard was not called on this {type(each)}")
+    return [each.luwu_unit for each in modules if isinstance(each, LuwuModule)]
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 _sharded_classes: dict[type[nn.Module], type[nn.Module]] = {}

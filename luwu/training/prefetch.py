@@ -6,12 +6,14 @@ used. When a unit is wanted that the order did not foresee, the pulls nobody use
 first, so that the memory bound holds; then the order is taken up again at that unit.
 
 At most `window` units are pulled and unused, one is used and the root stays: `(window + 2)` units.
+What the script asks for by hand comes on top of that.
 Units whose weights are used in memory shared with their sender take none of ours and are asked for
 as early as the order goes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from luwu.base.clock import SYSTEM_CLOCK
@@ -23,6 +25,8 @@ from luwu.training.unit import Unit
 class _Pull:
     handle: Handle
     unit: Unit
+    by_hand: bool
+    """The script asked for it: only the script gives it up."""
 
 
 class Prefetcher:
@@ -61,7 +65,7 @@ class Prefetcher:
             return
         pull = self._pulls.get(index)
         if pull is None:
-            self.forget_all()
+            self._forget([p for p in self._pulls.values() if not p.by_hand])
             unit.weights.prepare(wait=True)
             pull = self._ask(unit)
         self._cursor = self._after(index)
@@ -83,7 +87,8 @@ class Prefetcher:
         """Ask for what comes next, as far as the window allows; `wanted` is being waited for."""
         self._fetch_arrived()
         under_way = sum(
-            index != wanted and not _comes_shared(pull.unit) for index, pull in self._pulls.items()
+            index != wanted and not pull.by_hand and not _comes_shared(pull.unit)
+            for index, pull in self._pulls.items()
         )
         foreseen = {wanted}
         for index in self._order[self._cursor :]:
@@ -103,6 +108,21 @@ class Prefetcher:
                     return  # the next look will find more
                 self._ask(unit)
                 under_way += not _comes_shared(unit)
+
+    def prefetch(self, units: Sequence[Unit]) -> None:
+        """Ask for these by hand, beyond the window, as far as there is room for them."""
+        for unit in units:
+            weights = unit.weights
+            if weights is None or weights.is_held or unit.is_installed or unit.index in self._pulls:
+                continue
+            if self._streaming and unit.was_pushed:
+                continue
+            if weights.prepare(wait=False):
+                self._ask(unit, by_hand=True)
+
+    def forget(self, unit: Unit) -> None:
+        """Give up the pull of a unit, if there is one nobody used."""
+        self._forget([pull for pull in self._pulls.values() if pull.unit is unit])
 
     def begin_forward(self) -> None:
         """The root begins a forward: one that no backward follows is not worth remembering."""
@@ -128,11 +148,14 @@ class Prefetcher:
 
     def forget_all(self) -> None:
         """Give up every pull nobody used."""
-        for index, pull in list(self._pulls.items()):
+        self._forget(list(self._pulls.values()))
+
+    def _forget(self, pulls: Sequence[_Pull]) -> None:
+        for pull in pulls:
             try:
                 self._nic.forget(pull.handle)
             finally:
-                del self._pulls[index]
+                del self._pulls[pull.unit.index]
                 assert pull.unit.weights is not None
                 pull.unit.weights.free()
 
@@ -148,7 +171,7 @@ class Prefetcher:
         self._record_has_backward = False
         self._cursor = 0
 
-    def _ask(self, unit: Unit) -> _Pull:
+    def _ask(self, unit: Unit, *, by_hand: bool = False) -> _Pull:
         assert unit.weights is not None
         handle = self._nic.pull(
             self._step,
@@ -157,7 +180,7 @@ class Prefetcher:
             unit.weights.open,
             in_place=unit.weights.may_be_shared,
         )
-        pull = self._pulls[unit.index] = _Pull(handle, unit)
+        pull = self._pulls[unit.index] = _Pull(handle, unit, by_hand)
         return pull
 
     def _after(self, index: int) -> int:

@@ -27,12 +27,13 @@ from luwu.base.address_range import Memory
 from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
 from luwu.layout import Layout
 from luwu.training import initialise
-from luwu.training.backward import Backward
+from luwu.training.backward import Backward, in_backward
 from luwu.training.clip import ClippedNorm
 from luwu.training.device import Device
 from luwu.training.gradients import ChunkPlan, gradient_plan, push_unit
 from luwu.training.interface import Handle, Nic
-from luwu.training.model import describe, fill_units
+from luwu.training.loss_scale import LossScale
+from luwu.training.model import describe, dtype_name, fill_units, push_dtypes
 from luwu.training.placeholder import Placeholder, Placeholders
 from luwu.training.prefetch import Prefetcher
 from luwu.training.result import StepResult
@@ -69,7 +70,12 @@ class Session:
         """The step to compute next, or being computed."""
         self.aborts_count = 0
         self.parts = 0
-        """Backwards of this step that are complete."""
+        """Backwards of this step that are complete and pushed."""
+        self.is_last_backward = True
+        """False: another backward follows before `step()`."""
+        self.gradient_weight = 1.0
+        """What this rank's gradient of a step counts for."""
+        self.loss_scale = LossScale(self)
         self.parameter_bytes = ByteCount()
         self.weights_memory = Memory()
         self.backward = Backward(self)
@@ -77,6 +83,8 @@ class Session:
         """Clipping asked for in this step."""
         self.is_finished = False
         self._streaming = False
+        self._keeps_all = False
+        """The backward that runs is not pushed."""
         self._state_hyper: Callable[[], bytes] = lambda: b""
         self._stated_hyper: bytes | None = None
         self._pushes: list[Handle] = []
@@ -120,7 +128,7 @@ class Session:
             optimizer=optimizer,
             update=update,
             state_fields=state_fields,
-            agreement=self.agree,
+            agreement=self.agree | push_dtypes(self.units),
         )
         self._join(description)
         for unit in self.units:
@@ -128,7 +136,9 @@ class Session:
                 member.placeholder.luwu_value = None
         fill_units(self)
         self.mover.start(unit_bytes_max=self.unit_bytes_max, window=self.prefetch_units)
-        self._gradient_plans = [gradient_plan(self.layout, unit.index) for unit in self.units]
+        self._gradient_plans = [
+            gradient_plan(self.layout, unit.index, unit.push_dtype) for unit in self.units
+        ]
         self._prefetcher = Prefetcher(
             self.nic,
             self.units,
@@ -198,9 +208,23 @@ class Session:
                 'Evaluate after step(), or use update="at_step"'
             )
         unit.check_unchanged()
+        others = unit.backward_prefetch if in_backward() else unit.forward_prefetch
         with self.attempt():
             self._running().use(unit)
+            self._running().prefetch(others)
         unit.install()
+
+    def prefetch(self, unit: Unit) -> None:
+        """Ask for the unit's weights, if they are not here and there is room for them."""
+        self.check_running()
+        with self.attempt():
+            self._running().prefetch([unit])
+
+    def forget(self, unit: Unit) -> None:
+        """The unit's weights are not needed after all, here or on their way."""
+        self.release(unit)
+        with self.attempt():
+            self._running().forget(unit)
 
     def release(self, unit: Unit) -> None:
         """The unit's weights are not needed for now."""
@@ -210,8 +234,8 @@ class Session:
             with self.attempt():
                 self._running().top_up()
 
-    def begin_forward(self, unit: Unit) -> None:
-        """A forward of this unit's module begins, outside of backward."""
+    def check_running(self) -> None:
+        """Whether weights can be pulled. Raises LuwuError, ConfigError."""
         if self.is_finished:
             raise LuwuError("luwu.finish() was called; the weights cannot be pulled any more")
         if not self.is_final:
@@ -219,13 +243,27 @@ class Session:
                 "the model was called before its optimizer was made; construct "
                 "luwu.optim.AdamW or SGD first: only then its weights can be pulled"
             )
+
+    def begin_forward(self, unit: Unit) -> None:
+        """A forward of this unit's module begins, outside of backward."""
+        self.check_running()
         self.backward.check_closed()
         if unit.is_root:
             self._running().begin_forward()
 
     def begin_backward(self) -> None:
         """The first hook of a backward runs."""
-        if self._streaming:
+        synced = {unit.requires_gradient_sync for unit in self.units if unit.is_trainable}
+        self._keeps_all = True not in synced or (self._streaming and not self.is_last_backward)
+        for unit in self.units:
+            unit.was_pushed = False
+        if self._streaming and not self._keeps_all:
+            if False in synced:
+                raise StepOrderError(
+                    "set_requires_gradient_sync(False) on some units only: with "
+                    'update="streaming" one backward pushes the gradients of all units; set it on '
+                    'all of them, or use update="at_step"'
+                )
             if self.parts:
                 raise StepOrderError(
                     f'step {self.step} has had a backward, and with update="streaming" its '
@@ -237,17 +275,28 @@ class Session:
                 self.nic.begin(self.step, self._stated_hyper)
         self._running().begin_backward()
 
-    def push(self, unit: Unit, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Send a unit's gradients of this backward."""
-        plans = self._gradient_plans[unit.index]
+    def push(self, unit: Unit) -> bool:
+        """Send a unit's gradients of this backward, or keep them here; False if it has none."""
+        gradients: list[torch.Tensor | None] = []
+        if self._keeps_all or not unit.requires_gradient_sync:
+            unit.keep_gradients()
+            if self._keeps_all:
+                return False
+        else:
+            gradients, unit.kept = unit.gradients(), []
         unit.was_pushed = True
         if all(gradient is None for gradient in gradients):
             self._push(unit, None)
-            return
-        assert unit.weights is not None
-        dtype = unit.weights.parameters[0].dtype
+            return False
         with self.attempt():
-            push_unit(self.mover, plans, gradients, dtype, lambda group: self._push(unit, group))
+            push_unit(
+                self.mover,
+                self._gradient_plans[unit.index],
+                gradients,
+                unit.push_dtype,
+                lambda group: self._push(unit, group),
+            )
+        return True
 
     def _push(self, unit: Unit, group: list[tuple[int, Any]] | None) -> None:
         with self.attempt():
@@ -256,22 +305,37 @@ class Session:
                 self.parts,
                 unit.index,
                 group,
-                unit.wire_dtype,
+                dtype_name(unit.push_dtype),
                 last=self._streaming,
+                weight=self._push_weight(unit),
             )
         self._pushes.append(handle)
 
+    def _push_weight(self, unit: Unit) -> float:
+        """Its share of what the node divides the sum of all ranks by."""
+        factor = unit.divide_factor
+        weight = self.gradient_weight if factor is None else factor / self.world_size
+        return weight * self.loss_scale.value
+
     def end_backward(self) -> None:
         """Everything of the backward is handed over."""
-        self.parts += 1
+        self.parts += not self._keeps_all
 
     def commit(self) -> StepResult:
         """The step is complete: returns when every push is received; the next step begins."""
         self.backward.check_closed()
+        for unit in self.units:
+            if any(gradient is not None for gradient in unit.kept):
+                raise StepOrderError(
+                    f"step() of step {self.step} while unit {unit.name} keeps gradients that were "
+                    "not pushed; call set_requires_gradient_sync(True) and "
+                    "set_is_last_backward(True) before the last backward of the step"
+                )
         if self.parts == 0:
             raise StepOrderError(
                 f"step() of step {self.step} without a backward since the last one; every rank "
-                "must run backward before it calls step()"
+                "must run backward before it calls step(); one that has no samples calls "
+                "luwu.empty_backward()"
             )
         hyper = self._state_hyper()
         if self._streaming and hyper != self._stated_hyper:
@@ -297,11 +361,22 @@ class Session:
 
     def zero_grad(self) -> None:
         """Drop what was pushed since the last step, on all ranks; nothing to do if nothing was."""
+        for unit in self.units:
+            unit.kept = []
         if self.parts == 0 and not self.backward.is_open:
             return
         with self.attempt():
             self.nic.cancel(f"rank {self.rank} called zero_grad() before step()")
         self._free_everything()
+        self._forget_step(self.step)
+        with self.attempt():
+            self._running().restart(self.step)
+
+    def reset(self) -> None:
+        """Forget a forward or backward that an error ended; aborts what was pushed of the step."""
+        if self.parts or self.backward.is_open:
+            self.zero_grad()
+            return
         self._forget_step(self.step)
         with self.attempt():
             self._running().restart(self.step)
@@ -368,6 +443,7 @@ class Session:
             except StepAborted as newer:
                 error = newer
         self._forget_step(error.step)
+        self.loss_scale.restart(error.step)
         for result in list(self._results):
             if result.number >= error.step:
                 result.is_lost = True

@@ -78,8 +78,19 @@ class Unit:
         self.members: list[Member] = []
         self.weights: UnitWeights | None = None
         self.wire_dtype = "float32"
+        self.push_dtype = torch.float32
+        """What its gradient travels in: as its weights, unless the policy has a reduce_dtype."""
         self.trainable_elems = 0
         """Length of the part of the flat vector that is pushed; it comes first."""
+
+        self.reshard_after_backward = True
+        self.requires_gradient_sync = True
+        """False: what a backward leaves stays here until one is pushed."""
+        self.divide_factor: float | None = None
+        """What the sum of all ranks is divided by; None: the sum of their weights."""
+        self.forward_prefetch: list[Unit] = []
+        self.backward_prefetch: list[Unit] = []
+        """Asked for when this one is used, beside what the order of the last step foresees."""
 
         self.is_installed = False
         self.uses = 0
@@ -95,6 +106,8 @@ class Unit:
         """Of a unit of several modules: those that ran since it was pulled."""
         self.current: dict[nn.Module, tuple[Call | None, int]] = {}
         """Forwards under way: their graph, and when they began."""
+        self.kept: list[torch.Tensor | None] = []
+        """float32 sums of the gradients of backwards that were not pushed, by member."""
 
     @property
     def is_trainable(self) -> bool:
@@ -137,9 +150,23 @@ class Unit:
         self.weights.free()
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """What backward left, in order of members."""
+        """What backward left, in order of members, with what was kept before it."""
         assert self.weights is not None
-        return [parameter.grad for parameter in self.weights.parameters]
+        left = [parameter.grad for parameter in self.weights.parameters]
+        return [_sum(*pair) for pair in zip(self.kept, left, strict=True)] if self.kept else left
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether backward left anything that is not kept yet."""
+        assert self.weights is not None
+        return any(parameter.grad is not None for parameter in self.weights.parameters)
+
+    def keep_gradients(self) -> None:
+        """Add what backward left to what was kept: the backward is not pushed."""
+        self.kept = self.gradients()
+        for index, gradient in enumerate(self.kept):
+            if gradient is not None and gradient.dtype != torch.float32:
+                self.kept[index] = gradient.float()
 
     def drop_gradients(self) -> None:
         """Forget what backward left."""
@@ -154,6 +181,7 @@ class Unit:
         self.calls = self.hidden_calls = 0
         self.open_calls.clear()
         self.current.clear()
+        self.kept = []
 
     def check_unchanged(self) -> None:
         """Whether the model is still the one of the layout. Raises ConfigError before a pull."""
@@ -181,3 +209,10 @@ class Unit:
                 "the change would be lost, because the weights live in the network. Only the "
                 "optimizer changes them"
             )
+
+
+def _sum(kept: torch.Tensor | None, left: torch.Tensor | None) -> torch.Tensor | None:
+    """In float32, in the order of the backwards, as the node adds them."""
+    if kept is None or left is None:
+        return left if kept is None else kept
+    return torch.add(kept, left)

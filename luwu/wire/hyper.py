@@ -25,12 +25,14 @@ class StepHyper:
     """One a parameter group, e.g. {"lr": 1e-3, "beta1": 0.9, ...}."""
     max_grad_norm: float | None = None
     """Clip the global norm of the mean gradient to this; None: do not clip."""
+    loss_scale: float = 1.0
+    """What every rank's loss was multiplied by; it is part of the weights of the pushes."""
 
 
 def encode_hyper(hyper: StepHyper) -> bytes:
     """Canonical bytes."""
     groups = [sorted(group.items()) for group in hyper.groups]
-    packed: bytes = msgpack.packb([groups, hyper.max_grad_norm])
+    packed: bytes = msgpack.packb([groups, hyper.max_grad_norm, hyper.loss_scale])
     return packed
 
 
@@ -42,10 +44,11 @@ def hyper_hash(encoded: bytes) -> str:
 def decode_hyper(encoded: bytes) -> StepHyper:
     """The hyper-parameters a peer sent. Raises RemoteProtocolError if they are none."""
     try:
-        groups, max_grad_norm = msgpack.unpackb(encoded)
+        groups, max_grad_norm, loss_scale = msgpack.unpackb(encoded)
         return StepHyper(
             groups=tuple(_group(items) for items in groups),
             max_grad_norm=None if max_grad_norm is None else float(max_grad_norm),
+            loss_scale=float(loss_scale),
         )
     except Exception as exc:  # msgpack raises a dozen kinds
         raise RemoteProtocolError(f"hyper-parameters cannot be read: {exc}") from exc

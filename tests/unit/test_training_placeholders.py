@@ -155,7 +155,7 @@ def test_wrong_use_of_fully_shard(session: Session) -> None:
     with pytest.raises(luwu.ConfigError, match="no forward"):
         luwu.fully_shard(nn.ModuleList([make()]))
     with pytest.raises(luwu.ConfigError, match="reduce_dtype"):
-        luwu.fully_shard(make(), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+        luwu.fully_shard(make(), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
     with pytest.raises(TypeError, match="reshard_after_forward=2"):
         luwu.fully_shard(make(), reshard_after_forward=2)  # type: ignore[arg-type]
     with pytest.raises(luwu.ConfigError, match="no module of Conv1d"):

@@ -1,0 +1,68 @@
+"""Training scripts of several ranks, in threads, through a real switch, node and transport."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import luwu
+from luwu.base.digest import WeightsDigest
+from luwu.nic.shell import Nic
+from luwu.testing.local import LocalCluster
+
+MIB = 2**20
+_making = threading.Lock()  # ranks share torch's random generator
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a cluster came to."""
+
+    results: Sequence[Any]
+    """By rank."""
+    digest: str
+    """Of the decided weights."""
+
+
+def seeded(make: Callable[[], nn.Module], seed: int = 7) -> nn.Module:
+    """`make()` with random numbers of its own."""
+    with _making, torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make()
+
+
+def in_cluster(
+    directory: Path, work: Callable[[int], Any], *, world_size: int = 1, **changes: Any
+) -> Trained:
+    """`work(rank)` of every rank of one job, between luwu.init and luwu.finish."""
+
+    def worker(nic: Nic) -> Any:
+        luwu.init(nic=nic, device="cpu")
+        found = work(nic.rank)
+        luwu.finish()
+        return found
+
+    directory.mkdir(exist_ok=True)
+    values: dict[str, Any] = {
+        "state": None,
+        "memory_budget_bytes": 64 * MIB,
+        "summary": directory / "summary.json",
+    }
+    with LocalCluster(world_size=world_size, **(values | changes)) as cluster:
+        results = cluster.run(worker)
+        return Trained(results, cluster.weights_digest())
+
+
+def digest_of(parameters: Mapping[str, Tensor]) -> str:
+    """The digest that a node would give of these weights."""
+    digest = WeightsDigest()
+    for name, value in parameters.items():
+        dtype = str(value.dtype).removeprefix("torch.")
+        digest.update(name, dtype, tuple(value.shape), value.detach().float().numpy())
+    return digest.hexdigest()
