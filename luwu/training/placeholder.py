@@ -106,7 +106,8 @@ class Placeholder(nn.Parameter):
         raise PlaceholderError(
             f"the gradient of parameter {self.luwu_name} is not here: it is pushed to the network "
             "inside backward. To clip, call luwu.clip_grad_norm_ or pass max_grad_norm= to the "
-            "optimizer; to drop gradients, call zero_grad() of the optimizer"
+            "optimizer; to drop gradients, call zero_grad() of the optimizer; instead of "
+            "torch.amp.GradScaler give the optimizer loss_scale="
         )
 
     @grad.setter
