@@ -17,6 +17,7 @@ from switch_emu.store.interface import (
     VersionMissing,
 )
 from switch_emu.store.memory import MemoryPageStore
+from switch_emu.store.pins import Pin
 from switch_emu.store.tier import TieredPageStore
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "MemoryPageStore",
     "PageKind",
     "PageStore",
+    "Pin",
     "StaleAttempt",
     "StoreConfig",
     "StoreStats",

@@ -66,6 +66,7 @@ from switch_emu.store.manifest import (
     read_manifest,
     repair_manifest,
 )
+from switch_emu.store.pins import Pin
 from switch_emu.store.ring import RecordRing
 from switch_emu.store.steps import DIGEST_BYTES, PageEntry, PageTable, StepState
 from switch_emu.store.views import read_view, write_view
@@ -126,7 +127,7 @@ class FilePageStore(PageStore):
             self._open_files(synced=durability == "step", direct_io=direct_io)
             self._recover()
         except BaseException as exc:
-            self.close()
+            self._let_go()
             if isinstance(exc, OSError):
                 raise StateError(f"{path} cannot be opened: {exc}. Check the disk.") from exc
             raise
@@ -289,6 +290,22 @@ class FilePageStore(PageStore):
         entry = PageEntry(side, version, attempt, digests, bytes(view[body:]))
         self._steps.note_written(page, entry)
 
+    def pin(self) -> Pin:
+        """Hold the decided version; pages that are overwritten go to a file beside the sides."""
+        self._check_running()
+        return self._steps.pin(self._pin)
+
+    def _pin(self, step: DecidedStep, table: PageTable) -> Pin:
+        return Pin(
+            self._config,
+            step,
+            table,
+            directory=self.path,
+            read_range=self._read_range,
+            verify=self._verify,
+            closed=self._steps.unpin,
+        )
+
     def prepare(self, step: DecidedStep) -> None:
         """Flush the pages, write the manifest and the superblock, flush."""
         self._check_running()
@@ -342,11 +359,15 @@ class FilePageStore(PageStore):
         """Close the files and let go of the lock."""
         if self._lock_fd < 0:
             return
+        self._steps.close_pins()
+        self._let_go()
+        self._stopped = self._stopped or "it was closed"
+
+    def _let_go(self) -> None:
         for file in self._files:
             file.close()
         os.close(self._lock_fd)
         self._lock_fd = -1
-        self._stopped = self._stopped or "it was closed"
 
     def _write_superblock(self) -> None:
         refs = {"decided": self._decided_ref, "prepared": self._prepared_ref}

@@ -18,6 +18,7 @@ Invariants; the tests cite them by number:
     P3  A read returns the bytes that were written or raises PageCorruptError.
     P4  A page not written in a step, and every page of a skipped step, keeps its side.
     P5  `generation` and `attempt` never go back.
+    P6  What a pin shows does not change, whatever is written, decided or aborted meanwhile.
 
 Threads: `read`, `read_field` and `write` of different pages may run at once; every other call is
 made by one thread while no `write` is in flight. A read of version v must have ended before a
@@ -32,11 +33,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from luwu.base.closing import Closing
 from luwu.base.errors import StateError
 from switch_emu.store.config import StoreConfig
+
+if TYPE_CHECKING:
+    from switch_emu.store.pins import Pin
 
 Buffer = bytes | bytearray | memoryview
 
@@ -187,6 +191,13 @@ class PageStore(Closing):
         None: this store has no such place. Raises as `write` does.
         """
         return None
+
+    @abstractmethod
+    def pin(self) -> Pin:
+        """Hold the decided version: it can be read from what is returned until that is closed.
+
+        Any thread, at any time. Raises VersionMissing while there is none.
+        """
 
     @abstractmethod
     def prepare(self, step: DecidedStep) -> None:

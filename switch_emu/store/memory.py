@@ -8,6 +8,7 @@ from __future__ import annotations
 from luwu.base.errors import StateError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import Buffer, DecidedStep, PageStore, StoreStats
+from switch_emu.store.pins import Pin
 from switch_emu.store.steps import PageEntry, PageTable, StepState, TableShape
 from switch_emu.store.views import cut, is_same_memory, read_view, write_view
 
@@ -97,6 +98,25 @@ class MemoryPageStore(PageStore):
             place[:] = view
         self._steps.note_written(page, PageEntry(side, version, attempt))
 
+    def pin(self) -> Pin:
+        """Hold the decided version; pages that are overwritten go to a file, not to RAM."""
+        self._check_open()
+        return self._steps.pin(self._pin)
+
+    def _pin(self, step: DecidedStep, table: PageTable) -> Pin:
+        return Pin(
+            self._config,
+            step,
+            table,
+            directory=None,
+            read_range=self._read_range,
+            verify=lambda page, entry, index, part: None,
+            closed=self._steps.unpin,
+        )
+
+    def _read_range(self, page: int, entry: PageEntry, start: int, into: memoryview) -> None:
+        into[:] = self._sides[entry.side][page][start : start + len(into)]
+
     def prepare(self, step: DecidedStep) -> None:
         """Make what this attempt wrote ready to be decided."""
         self._check_open()
@@ -115,6 +135,7 @@ class MemoryPageStore(PageStore):
 
     def close(self) -> None:
         """Free both sides."""
+        self._steps.close_pins()
         self._closed = True
         self._sides = ([], [])
 

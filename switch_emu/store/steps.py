@@ -8,13 +8,16 @@ disk, one checksum a field and the end of the record (`geometry.py` says why).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from luwu.base.errors import PageCorruptError, StateError
 from switch_emu.store.interface import DecidedStep, StaleAttempt, VersionMissing
+
+if TYPE_CHECKING:
+    from switch_emu.store.pins import Pin
 
 DIGEST_BYTES = 16
 
@@ -130,6 +133,7 @@ class StepState:
         self._tentative: dict[int, PageEntry] = {}
         self._prepared = prepared
         self._aborted_attempt = -1
+        self._pins: list[Pin] = []
         self.attempt = attempt
         self.decided = decided
 
@@ -163,15 +167,40 @@ class StepState:
                 f"and, for pages written in attempt {self.attempt}, version {self.next_version}"
             )
 
+    def pin(self, make: Callable[[DecidedStep, PageTable], Pin]) -> Pin:
+        """Hold the decided version by what `make` returns; the table does not change any more."""
+        with self._lock:  # else a page could be overwritten between the look and the hold
+            if self.decided is None:
+                raise VersionMissing("there is no decided version yet: load the initial weights")
+            pin = make(self.decided, self._table)
+            self._pins = [*self._pins, pin]
+            return pin
+
+    def unpin(self, pin: Pin) -> None:
+        """It is held no more."""
+        with self._lock:
+            self._pins = [other for other in self._pins if other is not pin]
+
+    def close_pins(self) -> None:
+        """The store is closed."""
+        for pin in self._pins:
+            pin.close()
+
     def side_to_write(self, page: int, version: int, attempt: int) -> int:
-        """The side that is not current. Raises StateError unless this may be written now."""
+        """The side that is not current; what a pin shows there is saved before this returns.
+
+        Raises StateError unless it may be written now.
+        """
         if self._prepared is not None:
             raise StateError(
                 f"page {page} cannot be written: version {self._prepared[0].version} is prepared "
                 f"(attempt {self._prepared[0].attempt}); decide or abort it first"
             )
         self._check_making(f"page {page}", version, attempt)
-        return 1 - self._table.side(page)
+        side = 1 - self._table.side(page)
+        for pin in self._pins:
+            pin.overwrites(page, side)
+        return side
 
     def note_written(self, page: int, entry: PageEntry) -> None:
         """A page of the version being made is on its side."""

@@ -25,6 +25,7 @@ import threading
 from luwu.base.errors import ConfigError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import Buffer, DecidedStep, PageStore, StoreStats
+from switch_emu.store.pins import Pin
 from switch_emu.store.views import cut, write_view
 
 
@@ -164,6 +165,10 @@ class TieredPageStore(PageStore):
         resident = self._resident.get(page)
         if resident is not None:
             resident.fill(record, _Copy.TENTATIVE, attempt)
+
+    def pin(self) -> Pin:
+        """The inner store's: what is kept here is the newest version, there are both."""
+        return self._store.pin()
 
     def prepare(self, step: DecidedStep) -> None:
         """Prepare the inner store; copies of a skipped step are dropped."""

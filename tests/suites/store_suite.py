@@ -24,6 +24,7 @@ from switch_emu.store import (
     PageKind,
     PageStore,
     StoreConfig,
+    VersionMissing,
     aligned_buffer,
 )
 
@@ -377,6 +378,70 @@ class PageStoreSuite:
                         reader.result()
         finally:
             sys.setswitchinterval(interval)
+
+    def test_a_pin_shows_its_version_for_ever(self, store: PageStore) -> None:
+        """P6. Goal: whatever is written, decided, aborted or skipped later, a pin reads the bytes
+        of its version; a page is copied once at most, and only if it is overwritten."""
+        with pytest.raises(VersionMissing):
+            store.pin()
+        everything = range(store.config.page_count)
+        take_step(store, 0)
+        pins = [store.pin()]
+        for version in range(1, 5):  # page 3 rests for ever, page 6 until version 4
+            pages = [page for page in everything if page != 3 and (page != 6 or version == 4)]
+            take_step(store, version, attempt=store.attempt, pages=pages)
+            pins.append(store.pin())
+            write_pages(store, pages[:2], version + 1, attempt=store.attempt)
+            store.abort(store.attempt)
+            store.record_attempt(store.attempt + 1)
+        assert pins[0].saved_bytes > 0
+        newest = [0] * store.config.page_count
+        attempts = [0] * store.config.page_count
+        for version, pin in enumerate(pins):
+            assert pin.step.version == version
+            if version:
+                for page in everything:
+                    if page != 3 and (page != 6 or version == 4):
+                        newest[page], attempts[page] = version, version - 1
+            for page in everything:
+                kind = store.config.kind(page)
+                expected = record(store, page, newest[page], attempts[page])
+                for field in kind.fields:
+                    into = memoryview(bytearray(field.field_bytes))
+                    pin.read_field(page, field.name, into)
+                    start, stop = kind.range(field.name)
+                    assert bytes(into) == expected[start:stop], (version, page, field.name)
+        before = pins[0].saved_bytes
+        pins[0].close()
+        with pytest.raises(VersionMissing, match="closed"):
+            pins[0].read_field(0, "weight", memoryview(bytearray(4096 * 4)))
+        take_step(store, 5, attempt=store.attempt)
+        assert pins[0].saved_bytes == before
+
+    def test_a_pin_is_read_while_its_pages_are_overwritten(self, store: PageStore) -> None:
+        """P6. Goal: a reader beside writers sees whole pages of its version. Method: one thread
+        reads a pin over and over while others make versions."""
+        everything = range(store.config.page_count)
+        take_step(store, 0)
+        pin, stop = store.pin(), Event()
+
+        def read_on() -> int:
+            rounds = 0
+            while not stop.is_set() or rounds < 2:
+                for page in everything:
+                    into = memoryview(bytearray(store.config.kind(page).fields[0].field_bytes))
+                    pin.read_field(page, "weight", into)
+                    first, last = store.config.kind(page).range("weight")
+                    assert bytes(into) == record(store, page, 0)[first:last]
+                rounds += 1
+            return rounds
+
+        with ThreadPoolExecutor(2) as threads:
+            readers = [threads.submit(read_on) for _ in range(2)]
+            for version in range(1, 12):
+                take_step(store, version)
+            stop.set()
+            assert all(reader.result(30) >= 2 for reader in readers)
 
     def test_a_closed_store_says_so(self, store: PageStore) -> None:
         """Goal: closing twice is fine, calling afterwards is not."""
