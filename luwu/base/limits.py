@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 """Raised by any change that an older peer would misread."""
 
 DATA_HEADER_BYTES_MAX: Final = 1024
@@ -27,6 +27,12 @@ ALIGN_ELEMS: Final = 64
 
 NORM_BLOCK_ELEMS: Final = 4096
 """Squares are summed over blocks of this many elements, counted from the unit's start."""
+
+FIELD_CHARS_MAX: Final = 64
+"""Name of a field of a page's record."""
+
+READERS_MAX: Final = 16
+"""Versions a node holds for readers at once: each may take the space of the state on disk."""
 
 STRIPES_MAX: Final = 8
 """Connections that one link may be spread over."""

@@ -1,4 +1,4 @@
-"""A worker's way into its job: from LUWU_CONNECT to a SmartNIC that is connected."""
+"""The way into a job: from LUWU_CONNECT to a SmartNIC, or to a reader, that is connected."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.nic.connection import Connection, join
+from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic
 from luwu.transport.opening import open_transport
 
@@ -42,6 +43,7 @@ def open_nic(rank: int, world_size: int) -> Nic:
             arena_bytes=connection.arena_bytes,
             stripes=connection.stripes,
         ),
+        make_reader=lambda: make_reader(connection),
         endpoint=connection.endpoint,
         job=connection.job,
         rank=rank,
@@ -59,3 +61,14 @@ def open_nic(rank: int, world_size: int) -> Nic:
         nic.close()
         raise
     return nic
+
+
+def make_reader(connection: Connection) -> StateReader:
+    """A reader of this job, not open yet. Raises ConfigError."""
+    return StateReader(
+        open_transport(connection.endpoint, stripes=connection.stripes),
+        endpoint=connection.endpoint,
+        job=connection.job,
+        connect_timeout_s=connection.connect_timeout_s,
+        grace_s=connection.grace_s,
+    )

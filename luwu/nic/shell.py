@@ -33,6 +33,7 @@ from luwu.nic.arriving import Arriving
 from luwu.nic.cells import Cell, Cells
 from luwu.nic.core import NicCore
 from luwu.nic.promises import Handle, NicCounters, StepHandle
+from luwu.nic.reader import StateReader
 from luwu.nic.told import Told
 from luwu.transport.interface import (
     Delivery,
@@ -70,8 +71,10 @@ class Nic(Closing):
         chunk_bytes: int, reshard_after_forward: bool | None = None, prefetch_units: int = 2,
         recorder: Recorder | None = None, connect_timeout_s: float = 60.0, grace_s: float = 600.0,
         incarnation: int | None = None, gradient_bytes: int = GRADIENT_BYTES,
+        make_reader: Callable[[], StateReader] | None = None,
     ) -> None:  # fmt: skip
-        """`gradient_bytes`: what may be under way at most, written and not received."""
+        """`gradient_bytes`: what may be under way at most, written and not received;
+        `make_reader`: a reader of the same job, by a connection of its own."""
         self.rank, self.world_size, self.chunk_bytes = rank, world_size, chunk_bytes
         self.reshard_after_forward = reshard_after_forward
         self.prefetch_units = prefetch_units
@@ -79,6 +82,7 @@ class Nic(Closing):
         """Optimizer nodes the pages are spread over."""
         self.recorder = recorder or Recorder(role="worker", printed=None)
         self.counters = NicCounters()
+        self._make_reader = make_reader
         self._endpoint = endpoint
         self._connect_timeout_s = connect_timeout_s
         self._transport = transport
@@ -222,6 +226,17 @@ class Nic(Closing):
             return
         what = f"the {handle.name} of step {handle.step}, unit {handle.unit}"
         self._told.wait_until(lambda: handle.done, what, handle.era)
+
+    def open_reader(self) -> StateReader:
+        """Hold the newest decided version for reading; close what is returned."""
+        assert self._make_reader is not None, "this NIC was made without a way to read"
+        reader = self._make_reader()
+        try:
+            reader.open()
+        except BaseException:
+            reader.close()
+            raise
+        return reader
 
     def leave(self) -> None:
         """Say goodbye and wait until the parent knows; may be repeated."""

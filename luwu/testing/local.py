@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.closing import Closing
 from luwu.base.events import Recorder
+from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic
 from luwu.transport.inprocess import InProcessNetwork
 from luwu.transport.interface import Transport
@@ -100,9 +101,19 @@ class LocalCluster(Closing):
             reshard_after_forward=self._reshard_after_forward,
             prefetch_units=self._prefetch_units,
             grace_s=self._grace_s,
+            make_reader=self.reader,
         )
         self._nics.append(nic)
         return nic
+
+    def reader(self) -> StateReader:
+        """A reader of this job, not open yet; the caller closes it, and its transport with it."""
+        return StateReader(
+            self._transport(0, is_ours=False),
+            endpoint=self._endpoint,
+            job=self.job,
+            grace_s=self._grace_s,
+        )
 
     def run(self, worker: Callable[[Nic], ResultT]) -> Sequence[ResultT]:
         """Run `worker(nic)` in a thread for each rank; their results, or the first failure."""
@@ -151,13 +162,14 @@ class LocalCluster(Closing):
         for transport in self._transports:
             transport.close()
 
-    def _transport(self, arena_bytes: int) -> Transport:
+    def _transport(self, arena_bytes: int, *, is_ours: bool = True) -> Transport:
         transport: Transport
         if self._transport_name == "inproc":
             transport = self._network.transport()
         else:
             transport = open_transport(_ENDPOINTS[self._transport_name], arena_bytes=arena_bytes)
-        self._transports.append(transport)
+        if is_ours:
+            self._transports.append(transport)
         return transport
 
     def _switch_limits(self) -> SwitchLimits:

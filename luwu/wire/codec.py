@@ -18,6 +18,7 @@ from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import (
     CONTROL_HEADER_BYTES_MAX,
     DATA_HEADER_BYTES_MAX,
+    FIELD_CHARS_MAX,
     INT64_MAX,
     TEXT_CHARS_MAX,
     WORLD_SIZE_MAX,
@@ -139,6 +140,12 @@ def _hash(value: object) -> str:
     return value
 
 
+def _field(value: object) -> str:
+    if len(_text(value)) > FIELD_CHARS_MAX:
+        raise ValueError(f"{_shown(value)} is not a field's name of at most {FIELD_CHARS_MAX}")
+    return str(value)
+
+
 def _dtype(value: object) -> str:
     if _text(value) not in DTYPE_BYTES:
         raise ValueError(f"{_shown(value)} is not one of {', '.join(DTYPE_BYTES)}")
@@ -169,6 +176,7 @@ _FromWire = Callable[[object], Any]
 _OF_NAME: dict[str, tuple[_ToWire, _FromWire]] = {
     "contributors": (_bitmap_to_wire, _bitmap),
     "dtype": (str, _dtype),
+    "field": (str, _field),
     "weight": (float, _weight),
     "hyper_hash": (str, _hash),
     "description_hash": (str, _hash),

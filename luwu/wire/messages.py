@@ -12,11 +12,17 @@ does nothing twice; announcements that get lost are therefore only late.
     Commit   this step is complete      Verdict, then Decided               decided
     Cancel   give this attempt up       Abort                               abort
     Leave    I am done                  Received                            received
+    Open     hold a decided version     Opened | Gone                       opened
+    Read     a field of one page        Content | Gone                      content came
+    Shut     let go of the version      Gone                                gone
     anything of an older attempt        Abort    the attempt and step that count
     anything of an unknown member       Rejoin   say Hello again
 
 A child is a worker or a switch, a parent a switch or the optimizer node. A switch folds what its
 children say into one message of each kind; `contributors` says for which ranks a message speaks.
+
+Open, Read and Shut are those of a reader, which is no member and belongs to no attempt: a switch
+hands them on as they are, and the answers back to the connection that asked.
 """
 
 from __future__ import annotations
@@ -107,6 +113,26 @@ class Received(DataMessage):
     verb: Verb
     contributors: int
     """Of the push it answers; 0 for the other verbs."""
+
+
+@message(6)
+class Read(DataMessage):
+    """Ask for a field of a page in the version that the reader holds, which is `step`."""
+
+    reader: int
+    field: str
+    """Of the page's record: `weight`, `m`, ..."""
+    dtype: str
+    """What weights are to be rounded to; other fields come as they are."""
+
+
+@message(7, payload=PayloadRule.ONE)
+class Content(DataMessage):
+    """The field that was asked for."""
+
+    reader: int
+    field: str
+    dtype: str
 
 
 @message(16, payload=PayloadRule.ONE)
@@ -202,7 +228,40 @@ class Leave(Message):
     contributors: int
 
 
+@message(27)
+class Open(Message):
+    """Hold the newest decided version for this reader."""
+
+    reader: int
+    """A number that no other reader has, by chance."""
+
+
+@message(28, payload=PayloadRule.ONE)
+class Opened(Message):
+    """The version is `step`. The payload is what else is known of it (`reading.py`)."""
+
+    reader: int
+
+
+@message(29)
+class Shut(Message):
+    """The reader needs its version no more."""
+
+    reader: int
+
+
+@message(30)
+class Gone(Message):
+    """Nothing is held for this reader, or not any more; `text` says why and what to do."""
+
+    reader: int
+    text: str
+
+
 MESSAGE_TYPES: tuple[type[Message], ...] = (
-    Load, Push, Pull, Weights, Received,
+    Load, Push, Pull, Weights, Received, Read, Content,
     Hello, Welcome, Refuse, Rejoin, Begin, Commit, Verdict, Decided, Cancel, Abort, Leave,
+    Open, Opened, Shut, Gone,
 )  # fmt: skip
+ReaderRequest = Open | Read | Shut
+ReaderAnswer = Opened | Content | Gone

@@ -153,3 +153,28 @@ class Decide:
 
     version: int
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinVersion:
+    """Hold the decided version for a reader; `pinned`."""
+
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadField:
+    """Read one field of a page of the version held for a reader; `field_read`."""
+
+    reader: int
+    chunk: int
+    field: str
+    dtype: str
+    """Weights are rounded to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """The reader is gone."""
+
+    reader: int

@@ -31,6 +31,7 @@ from luwu.wire.kinds import Verb
 from switch_emu.node import actions as do
 from switch_emu.node.gathering import NodeGathering
 from switch_emu.node.membership import Action
+from switch_emu.node.readers import Readers
 from switch_emu.node.step import Step
 
 
@@ -48,6 +49,8 @@ class NodeCore(NodeGathering):
         super().__init__(job, incarnation, ranks, rank, limits or do.NodeLimits())
         self._updates: dict[tuple[int, int], do.Update] = {}
         """Under way, of any attempt: (attempt, chunk)."""
+        self.readers = Readers(self._actions, self._ours)
+        """Who reads a decided version while training goes on."""
 
     # ---------------------------------------------------------------------- messages
 
@@ -57,7 +60,9 @@ class NodeCore(NodeGathering):
     ) -> list[Action]:  # fmt: skip
         """A message came. Data payloads are opaque, those of control messages are bytes."""
         m = message
-        if isinstance(m, wire.Hello):
+        if isinstance(m, wire.ReaderRequest):
+            self.readers.received(now_ns, peer, m, loaded=self._loaded)
+        elif isinstance(m, wire.Hello):
             self._hello_came(peer, m, payload)
         elif self._members.of(peer, m.incarnation) is None:
             self._refuse(m, payload)
@@ -143,6 +148,25 @@ class NodeCore(NodeGathering):
         for chunk in self._publisher.advance(self._step):
             self._serve(self._step, chunk)
         self._settle()
+        return self._take()
+
+    # ---------------------------------------------------------------------- readers
+
+    def pinned(self, reader: int, version: int, facts: bytes) -> list[Action]:
+        """A version is held for a reader."""
+        self.readers.pinned(reader, version, facts)
+        return self._take()
+
+    def field_read(
+        self, read: do.ReadField, payload: Payload | None, text: str = ""
+    ) -> list[Action]:
+        """What a reader asked for; None: it cannot be had, and `text` says why."""
+        self.readers.field_read(read, payload, text)
+        return self._take()
+
+    def tick(self, now_ns: int) -> list[Action]:
+        """Forget readers that are not heard of any more."""
+        self.readers.tick(now_ns)
         return self._take()
 
     # ---------------------------------------------------------------------- the course of a step

@@ -24,11 +24,14 @@ from switch_emu.node.actions import (
     LoadPage,
     NodeLimits,
     OpenStore,
+    PinVersion,
     Prepare,
+    ReadField,
     ReadWeights,
     RecordAttempt,
     Spill,
     StoreFacts,
+    Unpin,
     Update,
 )
 from switch_emu.node.step import Step
@@ -37,7 +40,7 @@ from switch_emu.switch.parent import Parent
 
 Action = (
     Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
-    | ReadWeights | Prepare | Decide
+    | ReadWeights | Prepare | Decide | PinVersion | ReadField | Unpin
 )  # fmt: skip
 
 

@@ -22,16 +22,20 @@ from luwu.wire.messages import Message, Push, Weights
 from switch_emu.node.actions import (
     Discard,
     OpenStore,
+    PinVersion,
+    ReadField,
     ReadWeights,
     RecordAttempt,
     Spill,
     StoreFacts,
+    Unpin,
 )
 from switch_emu.node.core import NodeCore
 from switch_emu.node.kernels import Made
 from switch_emu.node.pipeline import Pipeline
 from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.plan import NodePlan
+from switch_emu.node.visits import Visits
 from switch_emu.payload import Buffers, Payload
 from switch_emu.shell import Shell
 from switch_emu.store import PageStore
@@ -72,7 +76,9 @@ class NodeShell(Shell):
         self.spill: SpillFile | None = None
         self._pipeline: Pipeline | None = None
         self._places: WeightsPlaces | None = None
+        self._visits: Visits | None = None
         self._held_reads: deque[ReadWeights] = deque()
+        self._held_visits: deque[ReadField] = deque()
         self._to_node: deque[Send] = deque()
         """Between the own switch and the node's core, so that neither calls into itself."""
         self.payload_bytes_in = self.payload_bytes_out = 0
@@ -106,6 +112,13 @@ class NodeShell(Shell):
             recorder=self.recorder,
             wake=self.transport.wake,
         )
+        self._visits = Visits(
+            self.core,
+            store,
+            self.description.layout,
+            buffers=Buffers(self._reserve_outgoing),
+            wake=self.transport.wake,
+        )
         decided = store.decided
         facts = StoreFacts(
             description=store.config.description,
@@ -129,6 +142,8 @@ class NodeShell(Shell):
         """Stop the pipeline; close store and spill file."""
         if self._pipeline is not None:
             self._pipeline.close()
+        if self._visits is not None:
+            self._visits.close()
         if self.spill is not None:
             self.spill.close()
         if self.store is not None:
@@ -162,6 +177,14 @@ class NodeShell(Shell):
                 self._spill(payload, is_raw=is_raw)
             case ReadWeights():
                 self._held_reads.append(action)  # started by `background`
+            case ReadField():
+                self._held_visits.append(action)  # so is this
+            case PinVersion(reader):
+                assert self._visits is not None
+                self.do(self._visits.pin(reader))
+            case Unpin(reader):
+                assert self._visits is not None
+                self._visits.unpin(reader)
             case _:
                 assert self._pipeline is not None
                 self._pipeline.start(action)
@@ -181,22 +204,28 @@ class NodeShell(Shell):
         if self._pipeline is not None:
             for finished in self._pipeline.take_finished():
                 self.do(finished())
+        if self._visits is not None:
+            for finished in self._visits.take_finished():
+                self.do(finished())
         self._start_reads()
         self._carry()
         return ()
 
     def tick(self, now_ns: int) -> Sequence[Any]:
-        if self._own_switch is None:
-            return ()
-        self.do(self._own_switch.tick(now_ns))
-        self._carry()
+        self.do(self.core.tick(now_ns))
+        if self._own_switch is not None:
+            self.do(self._own_switch.tick(now_ns))
+            self._carry()
         return ()
 
     def next_tick_ns(self) -> int | None:
-        if self._held_reads and self._sending:
+        if (self._held_reads or self._held_visits) and self._sending:
             # The transport does not tell when what was sent has left; look again soon.
             return SYSTEM_CLOCK.now_ns() + _LOOK_AGAIN_NS
-        return None if self._own_switch is None else self._own_switch.next_tick_ns()
+        due = [self.core.readers.next_tick_ns()]
+        if self._own_switch is not None:
+            due.append(self._own_switch.next_tick_ns())
+        return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     def waits_for(self) -> str:
         if self._own_switch is not None and not self._own_switch.is_joined:
@@ -255,6 +284,9 @@ class NodeShell(Shell):
                 self._pipeline.start(read)
             else:
                 self._held_reads.append(read)
+        while self._held_visits and self._waiting_bytes() < self._plan.outgoing_bytes:
+            assert self._visits is not None
+            self.do(self._visits.start(self._held_visits.popleft()))
 
     def _reserve_outgoing(self, nbytes: int) -> memoryview:
         """Memory for weights that are sent as a copy. Small ones leave at once, as a frame.

@@ -11,6 +11,7 @@ needs to know which. Pure: an event and a time in, actions out.
     Begin, Commit   waits for all, compares, says one             Received; Verdict, Decided
     Cancel          hands it on                                                 Abort
     Leave           when all have left, says one                  Received, when the parent knows
+    Open, Read      hands them on, of readers that are no children      Opened, Content
 
 All of this is soft state. A new attempt forgets slots and copies; a switch started anew knows no
 child, answers `Rejoin`, and its own Hello makes the node open a new attempt.
@@ -32,6 +33,7 @@ from luwu.wire.kinds import Verb
 from switch_emu.switch.actions import Action, Sum, SwitchLimits
 from switch_emu.switch.handing_on import SwitchHandingOn
 from switch_emu.switch.members import Member, ranks_text
+from switch_emu.switch.reader_routes import ReaderRoutes
 from switch_emu.switch.slots import Contribution, OverlapError, SlotKey, SlotPool, rank_order
 
 
@@ -51,6 +53,7 @@ class SwitchCore(SwitchHandingOn):
         self._pool = SlotPool(
             ranks=self._members.ranks, child_count=len(children), bytes_max=limits.slot_bytes_max
         )
+        self._routes = ReaderRoutes(self._actions)
 
     # ---------------------------------------------------------------------- events
 
@@ -68,7 +71,9 @@ class SwitchCore(SwitchHandingOn):
 
     def _from_child(self, peer: str, m: wire.Message, payload: Any, payload_bytes: int) -> None:
         member = self._members.of(peer, m.incarnation)
-        if isinstance(m, wire.Hello):
+        if isinstance(m, wire.ReaderRequest):
+            self._routes.up(peer, m)
+        elif isinstance(m, wire.Hello):
             self._hello(peer, m, payload)
         elif member is None:
             self._refuse(m, payload)
@@ -94,7 +99,9 @@ class SwitchCore(SwitchHandingOn):
             self._note("switch.unexpected", peer=peer, message=type(m).__name__)
 
     def _from_parent(self, m: wire.Message, payload: Any, payload_bytes: int) -> None:
-        if isinstance(m, wire.Rejoin):
+        if isinstance(m, wire.ReaderAnswer):
+            self._routes.down(m, payload)
+        elif isinstance(m, wire.Rejoin):
             self._asked_to_rejoin()
         elif isinstance(m, wire.Refuse):
             self._tell_all(self._ours(wire.Refuse, text=m.text))

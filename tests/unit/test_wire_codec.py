@@ -16,6 +16,7 @@ from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import (
     CONTROL_HEADER_BYTES_MAX,
     DATA_HEADER_BYTES_MAX,
+    FIELD_CHARS_MAX,
     INT64_MAX,
     TEXT_CHARS_MAX,
     WORLD_SIZE_MAX,
@@ -29,16 +30,22 @@ from luwu.wire.messages import (
     Begin,
     Cancel,
     Commit,
+    Content,
     Decided,
+    Gone,
     Hello,
     Leave,
     Load,
     Message,
+    Open,
+    Opened,
     Pull,
     Push,
+    Read,
     Received,
     Refuse,
     Rejoin,
+    Shut,
     Verdict,
     Weights,
     Welcome,
@@ -101,6 +108,18 @@ GOLDEN: list[tuple[Message, str]] = [
         "9b 19 01 02 03 04 01 05 06 07 c2 a4 67 6f 6e 65",
     ),
     (Leave(**_COMMON, contributors=3), "9a 1a 01 02 03 04 01 05 06 07 c4 01 03"),
+    (
+        Read(**_CHUNK, reader=11, field="m", dtype="float32"),
+        "9e 06 01 02 03 04 01 05 06 07 08 09 0b a1 6d a7 66 6c 6f 61 74 33 32",
+    ),
+    (
+        Content(**_CHUNK, reader=11, field="m", dtype="float32"),
+        "9e 07 01 02 03 04 01 05 06 07 08 09 0b a1 6d a7 66 6c 6f 61 74 33 32",
+    ),
+    (Open(**_COMMON, reader=11), "9a 1b 01 02 03 04 01 05 06 07 0b"),
+    (Opened(**_COMMON, reader=11), "9a 1c 01 02 03 04 01 05 06 07 0b"),
+    (Shut(**_COMMON, reader=11), "9a 1d 01 02 03 04 01 05 06 07 0b"),
+    (Gone(**_COMMON, reader=11, text="gone"), "9b 1e 01 02 03 04 01 05 06 07 0b a4 67 6f 6e 65"),
 ]
 EXAMPLES = {type(message): message for message, _ in GOLDEN}
 
@@ -117,6 +136,7 @@ _STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
     "contributors": st.integers(0, 2**WORLD_SIZE_MAX - 1),
     "weight": st.floats(0, allow_nan=False, allow_infinity=False),
     "dtype": st.sampled_from(sorted(DTYPE_BYTES)),
+    "field": st.text(st.characters(exclude_categories=("Cs",)), max_size=FIELD_CHARS_MAX),
     "hyper_hash": st.text(_HEX, max_size=64),
     "description_hash": st.text(_HEX, max_size=64),
 }
@@ -199,7 +219,7 @@ def test_largest_message_fits_its_cap(message_type: type[Message]) -> None:
     longest = {
         "int": INT64_MAX, "float": 1 / 3, "bool": True, "str": "\U0001f600" * TEXT_CHARS_MAX,
         "Role": Role.NODE, "Verb": Verb.LEAVE, "contributors": 2**WORLD_SIZE_MAX - 1,
-        "dtype": "bfloat16", "hyper_hash": "f" * 64, "description_hash": "f" * 64,
+        "dtype": "bfloat16", "field": "\U0001f600" * FIELD_CHARS_MAX, "hyper_hash": "f" * 64, "description_hash": "f" * 64,
     }  # fmt: skip
     chosen = {
         entry.name: longest[entry.name if entry.name in longest else str(entry.type)]
@@ -333,6 +353,7 @@ _WRONG: dict[str, list[Any]] = {
     "Role": [0, 5, -1, 1.0, True, None, "WORKER"],
     "Verb": [0, 5, -1, 2**63, True, None],
     "contributors": [1, "\1", None, b"\0", b"\1\0", b"\1" * (WORLD_SIZE_MAX // 8 + 1), [b"\1"]],
+    "field": [1, None, b"weight", "x" * (FIELD_CHARS_MAX + 1)],
     "dtype": ["", "float64", "int8", "FLOAT32", 1, None, b"float32", "x" * 200],
     "hyper_hash": ["0" * 65, 1, None, b"ab"],
     "description_hash": ["0" * 65, 1, None, b"ab"],

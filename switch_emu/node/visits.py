@@ -1,0 +1,130 @@
+"""Readers at the node's process: the versions held for them, and one thread that reads.
+
+Training comes first: readers have one thread between them, and what it reads waits, as other
+weights do, until what was sent before has left.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from luwu.base.errors import ConfigError, LuwuError
+from luwu.layout import DTYPE_BYTES, Layout
+from luwu.wire.reading import VersionFacts
+from switch_emu.node.actions import ReadField
+from switch_emu.node.core import NodeCore
+from switch_emu.node.pages import WEIGHT
+from switch_emu.node.update import cast_into
+from switch_emu.payload import Buffers, Payload
+from switch_emu.store import PageStore, Pin
+
+Finished = Callable[[], Sequence[Any]]
+"""To be called by the shell's loop: tells the core, returns its actions."""
+
+
+class Visits:
+    """See the module."""
+
+    def __init__(
+        self, core: NodeCore, store: PageStore, layout: Layout, *, buffers: Buffers,
+        wake: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._core, self._store, self._layout = core, store, layout
+        self._buffers, self._wake = buffers, wake
+        self._pins: dict[int, Pin] = {}
+        """By reader."""
+        self._reads: queue.SimpleQueue[tuple[ReadField, Pin] | None] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def pin(self, reader: int) -> Sequence[Any]:
+        """Hold the decided version for a reader."""
+        pin = self._pins[reader] = self._store.pin()
+        step = pin.step
+        facts = VersionFacts(
+            version=step.version,
+            description=self._store.config.description,
+            hyper=step.hyper,
+            applied=step.applied,
+            grad_norm=step.grad_norm,
+            extra=step.extra,
+        )
+        return self._core.pinned(reader, step.version, facts.to_bytes())
+
+    def unpin(self, reader: int) -> None:
+        """Let go of it."""
+        pin = self._pins.pop(reader, None)
+        if pin is not None:
+            pin.close()
+
+    def start(self, read: ReadField) -> Sequence[Any]:
+        """Read in the thread."""
+        pin = self._pins.get(read.reader)
+        if pin is None:
+            return self._core.field_read(read, None, "the reader was shut")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="luwu-visits", daemon=True)
+            self._thread.start()
+        self._reads.put((read, pin))
+        return ()
+
+    def take_finished(self) -> list[Finished]:
+        """What was read since the last call. Raises what the thread failed with."""
+        if self._error is not None:
+            raise self._error
+        return [self._finished.get() for _ in range(self._finished.qsize())]
+
+    def close(self) -> None:
+        """Let the thread end, and all versions go."""
+        if self._thread is not None:
+            self._reads.put(None)
+            self._thread.join()
+        for reader in list(self._pins):
+            self.unpin(reader)
+
+    def _serve(self) -> None:
+        while (item := self._reads.get()) is not None:
+            read, pin = item
+            try:
+                self._finished.put(self._answer(read, pin))
+            except BaseException as exc:
+                self._error = exc
+            self._wake()
+            if self._error is not None:
+                return
+
+    def _answer(self, read: ReadField, pin: Pin) -> Finished:
+        try:
+            payload = self._content(read, pin)
+        except LuwuError as exc:  # a damaged page too: training will find it by itself
+            text = str(exc)
+            return lambda: self._core.field_read(read, None, text)
+        return lambda: self._core.field_read(read, payload)
+
+    def _content(self, read: ReadField, pin: Pin) -> Payload:
+        if read.chunk >= len(self._layout.chunks):
+            raise ConfigError(f"there is no chunk {read.chunk}: the job's layout has fewer")
+        kind = self._store.config.kind(read.chunk)
+        nbytes = kind.fields[kind.index(read.field)].field_bytes
+        is_cast = read.field == WEIGHT and read.dtype != "float32"
+        if is_cast:
+            elems = self._layout.chunks[read.chunk].elems
+            weights = np.empty(elems, np.float32)
+            pin.read_field(read.chunk, WEIGHT, weights.view(np.uint8).data)
+            nbytes = elems * DTYPE_BYTES[read.dtype]
+        memory, payload = self._buffers.take(nbytes)
+        try:
+            if is_cast:
+                cast_into(weights, read.dtype, memory)
+            else:
+                pin.read_field(read.chunk, read.field, memory)
+        except BaseException:
+            payload.drop()
+            raise
+        return payload
