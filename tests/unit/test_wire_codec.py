@@ -219,7 +219,8 @@ def test_largest_message_fits_its_cap(message_type: type[Message]) -> None:
     longest = {
         "int": INT64_MAX, "float": 1 / 3, "bool": True, "str": "\U0001f600" * TEXT_CHARS_MAX,
         "Role": Role.NODE, "Verb": Verb.LEAVE, "contributors": 2**WORLD_SIZE_MAX - 1,
-        "dtype": "bfloat16", "field": "\U0001f600" * FIELD_CHARS_MAX, "hyper_hash": "f" * 64, "description_hash": "f" * 64,
+        "dtype": "bfloat16", "field": "\U0001f600" * FIELD_CHARS_MAX,
+        "hyper_hash": "f" * 64, "description_hash": "f" * 64,
     }  # fmt: skip
     chosen = {
         entry.name: longest[entry.name if entry.name in longest else str(entry.type)]
