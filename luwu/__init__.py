@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from luwu.training.run import rank as rank
     from luwu.training.run import session as session
     from luwu.training.run import world_size as world_size
+    from luwu.training.state_dict import get_model_state_dict as get_model_state_dict
+    from luwu.training.state_dict import get_optimizer_state_dict as get_optimizer_state_dict
+    from luwu.training.state_dict import set_model_state_dict as set_model_state_dict
+    from luwu.training.state_dict import set_optimizer_state_dict as set_optimizer_state_dict
 
 _HOME = {
     "ConfigError": "luwu.base.errors",
@@ -48,12 +52,16 @@ _HOME = {
     "finish": "luwu.training.run",
     "fully_shard": "luwu.training.fully_shard",
     "fully_shard_each": "luwu.training.fully_shard",
+    "get_model_state_dict": "luwu.training.state_dict",
+    "get_optimizer_state_dict": "luwu.training.state_dict",
     "init": "luwu.training.run",
     "init_weights": "luwu.training.initialise",
     "rank": "luwu.training.run",
     "register_forward_method": "luwu.training.fully_shard",
     "session": "luwu.training.run",
     "set_gradient_weight": "luwu.training.batches",
+    "set_model_state_dict": "luwu.training.state_dict",
+    "set_optimizer_state_dict": "luwu.training.state_dict",
     "world_size": "luwu.training.run",
 }
 """Public name -> the module that defines it."""

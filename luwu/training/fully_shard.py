@@ -5,7 +5,7 @@
     luwu.fully_shard(model)          then the model, which gets what is left
 
 Each call makes one unit of the parameters in `module.parameters()` that no earlier call took. They
-become placeholders at once; the weights they had are uploaded when the optimizer is made.
+become placeholders at once; the weights they had are uploaded before the first forward.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """The first weights of a model: made on rank 0 and streamed to the node, one unit at a time.
 
+This happens at the first forward: until then a script may say where they come from.
+
     parameters with values     uploaded as they are, and freed
     parameters on `meta`       made on the CPU for one unit, filled, uploaded, freed
+    from a state dict          what it gives, whatever else would fill the parameter
 
 A module that directly owns parameters or buffers is filled by the function given to
 `luwu.init_weights(model, fn)`, called as `fn(module)` without gradients; without one, a module on
@@ -16,9 +19,10 @@ from names, as `workers/gpt.py` does, not from the order of calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +35,17 @@ from luwu.training.unit import Unit
 
 if TYPE_CHECKING:
     from luwu.training.session import Session
+
+F32Array = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenState:
+    """An optimizer's state that a script brings along."""
+
+    fields: tuple[Mapping[str, torch.Tensor], ...]
+    """By state field of the optimizer: parameter -> values."""
+    updates_count: int
 
 
 def init_weights(model: nn.Module, fn: Callable[[nn.Module], object]) -> None:
@@ -51,20 +66,40 @@ def check(session: Session) -> None:
     """Whether every module on `meta` can be filled. Raises ConfigError on all ranks alike."""
     assert session.root is not None
     for module in session.root.modules():
-        if _is_on_meta(module):
+        if _is_on_meta(module, with_parameters=not session.is_given_weights):
             _filler(session, module)
 
 
 def chunks(session: Session) -> Iterator[tuple[int, memoryview]]:
-    """(chunk, float32 bytes) of the whole model; at most one unit is made at a time."""
-    layout = session.layout
+    """(chunk, payload of Load) of the whole model; at most one unit is made at a time."""
+    layout, given = session.layout, session.given_state
     assert layout is not None
     for unit in session.units:
-        flat = _values(session, unit, layout.unit_elems[unit.index]).numpy()
+        elems = layout.unit_elems[unit.index]
+        flat = _values(session, unit, elems).numpy()
+        fields = [] if given is None else [_given(unit, each, elems) for each in given.fields]
         for index in layout.unit_chunks[unit.index]:
             chunk = layout.chunks[index]
-            part = flat[chunk.start : chunk.start + chunk.elems]
-            yield index, part.view(np.uint8).data
+            part = slice(chunk.start, chunk.start + chunk.elems)
+            if given is None or not chunk.trainable:
+                yield index, flat[part].view(np.uint8).data
+                continue
+            arrays = [array[part].view(np.uint8) for array in (flat, *fields)]
+            updates = np.array([given.updates_count], np.int64).view(np.uint8)
+            yield index, np.concatenate([*arrays, updates]).data
+
+
+@torch.no_grad()
+def _given(unit: Unit, values: Mapping[str, torch.Tensor], elems: int) -> F32Array:
+    """One field of the optimizer's state, as the unit's flat vector."""
+    flat = torch.zeros(elems)
+    for member in unit.members:
+        placeholder = member.placeholder
+        if member.trainable:
+            place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
+            place.copy_(values[placeholder.luwu_name])
+    array: F32Array = flat.numpy()
+    return array
 
 
 @torch.no_grad()
@@ -102,7 +137,7 @@ def _values(session: Session, unit: Unit, elems: int) -> torch.Tensor:
     for member in unit.members:
         placeholder = member.placeholder
         place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
-        value = placeholder.luwu_value
+        value = session.given_weights.get(id(placeholder), placeholder.luwu_value)
         assert value is not None
         if not value.is_meta:
             place.copy_(value)
@@ -124,6 +159,11 @@ def _values(session: Session, unit: Unit, elems: int) -> torch.Tensor:
                 f"parameter {placeholder.luwu_name} was not filled (or with NaN); the function "
                 "given to luwu.init_weights must fill every parameter in place"
             )
+    for member in unit.members:  # whatever the initialiser made of them
+        given = session.given_weights.get(id(member.placeholder))
+        if given is not None:
+            shape = member.placeholder.shape
+            flat[member.start : member.start + shape.numel()].view(shape).copy_(given)
     return flat
 
 
@@ -161,9 +201,9 @@ def _filler(session: Session, module: nn.Module) -> Callable[[nn.Module], object
     return reset
 
 
-def _is_on_meta(module: nn.Module) -> bool:
+def _is_on_meta(module: nn.Module, *, with_parameters: bool) -> bool:
     parameters = (p for p in module._parameters.values() if isinstance(p, Placeholder))
-    values = [p.luwu_value for p in parameters]
+    values = [p.luwu_value for p in parameters if with_parameters]
     tensors = [*values, *module._buffers.values()]
     return any(tensor is not None and tensor.is_meta for tensor in tensors)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from luwu.base.events import Recorder
+from luwu.nic.reader import StateReader
 from luwu.wire.description import Description
 
 
@@ -155,6 +156,10 @@ class Nic(Protocol):
 
     def wait(self, handle: Any) -> None:
         """Block until a push or pull is complete."""
+        ...
+
+    def open_reader(self) -> StateReader:
+        """Hold the newest decided step for reading."""
         ...
 
     def leave(self) -> None:

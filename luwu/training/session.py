@@ -26,6 +26,7 @@ from torch import nn
 from luwu.base.address_range import Memory
 from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
 from luwu.layout import Layout
+from luwu.nic.reader import StateReader
 from luwu.training import initialise
 from luwu.training.backward import Backward, in_backward
 from luwu.training.clip import ClippedNorm
@@ -55,6 +56,14 @@ class Session:
         self.prefetch_units = nic.prefetch_units
         """Pulls kept under way ahead of use; may be changed until the optimizer is made."""
         self.initialiser: Callable[[nn.Module], object] | None = None
+        self.given_weights: dict[int, torch.Tensor] = {}
+        """First weights that a state dict gave, by id of their placeholder."""
+        self.is_given_weights = False
+        """A state dict was set, on rank 0 at least."""
+        self.given_state: initialise.GivenState | None = None
+        """First state of the optimizer, if the script brings it."""
+        self.is_resumed = False
+        """The network had weights when we joined: what is given here is not used."""
 
         self.added_units: list[Unit] = []
         """In the order of the calls of fully_shard."""
@@ -82,6 +91,9 @@ class Session:
         self.clip: ClippedNorm | None = None
         """Clipping asked for in this step."""
         self.is_finished = False
+        self._is_begun = False
+        self._needs_load = False
+        """We are rank 0, and the first weights are still here."""
         self._streaming = False
         self._keeps_all = False
         """The backward that runs is not pushed."""
@@ -131,9 +143,6 @@ class Session:
             agreement=self.agree | push_dtypes(self.units),
         )
         self._join(description)
-        for unit in self.units:
-            for member in unit.members:
-                member.placeholder.luwu_value = None
         fill_units(self)
         self.mover.start(unit_bytes_max=self.unit_bytes_max, window=self.prefetch_units)
         self._gradient_plans = [
@@ -148,16 +157,36 @@ class Session:
         )
 
     def _join(self, description: Description) -> None:
-        """Become a member; rank 0 loads the first weights if the state has none."""
+        """Become a member."""
+        self._description = description
         while True:
             try:
                 joined = self.nic.join(description)
-                self.step = joined.step
-                if self.rank == 0 and not joined.loaded:
-                    self.nic.load(initialise.chunks(self))
+            except StepAborted:
+                continue  # nothing was decided, and nothing of ours is lost
+            self.step, self.is_resumed = joined.step, joined.loaded
+            self._needs_load = self.rank == 0 and not joined.loaded
+            if self._needs_load:
+                return
+            break
+        self._forget_values()
+
+    def load(self) -> None:
+        """Rank 0 sends the first weights, when they are needed; nothing to do if it has."""
+        while self._needs_load:
+            try:
+                self.nic.load(initialise.chunks(self))
             except StepAborted:
                 continue  # nothing was decided: at most the load is lost
-            return
+            self._needs_load = False
+            self._forget_values()
+
+    def _forget_values(self) -> None:
+        """The weights are in the network: they need not be here."""
+        self.given_weights, self.given_state = {}, None
+        for unit in self.units:
+            for member in unit.members:
+                member.placeholder.luwu_value = None
 
     # ---------------------------------------------------------------------- what can be looked at
 
@@ -243,6 +272,8 @@ class Session:
                 "the model was called before its optimizer was made; construct "
                 "luwu.optim.AdamW or SGD first: only then its weights can be pulled"
             )
+        self._is_begun = True
+        self.load()
 
     def begin_forward(self, unit: Unit) -> None:
         """A forward of this unit's module begins, outside of backward."""
@@ -385,6 +416,8 @@ class Session:
         """Return when the last step is decided; then part from the job."""
         if self.is_finished:
             return
+        if self.is_final:
+            self.load()
         with self.attempt():
             if self.last_result is not None:
                 self.last_result.wait()
@@ -395,6 +428,19 @@ class Session:
         self.mover.close()
         self.nic.close()
         self.is_finished = True
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether weights were asked for: the first ones can no longer be chosen."""
+        return self._is_begun
+
+    def open_reader(self) -> StateReader:
+        """Hold the newest decided step for reading: of the last `step()`, or the first weights."""
+        self.check_running()
+        with self.attempt():
+            if self.last_result is not None:
+                self.last_result.wait()
+        return self.nic.open_reader()
 
     @property
     def has_joined(self) -> bool:

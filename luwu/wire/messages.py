@@ -73,7 +73,10 @@ class DataMessage(Message):
 
 @message(1, payload=PayloadRule.ONE)
 class Load(DataMessage):
-    """Initial weights of a chunk, float32; from rank 0, before step 0."""
+    """Initial weights of a chunk, float32; from rank 0, before step 0.
+
+    Behind them may stand the optimizer's state fields, float32, and an int64: updates so far.
+    """
 
 
 @message(2, payload=PayloadRule.OPTIONAL)

@@ -38,6 +38,9 @@ from switch_emu.node.step import Step
 from switch_emu.switch.members import RefusedError, ranks_text
 from switch_emu.switch.parent import Parent
 
+UPDATES_BYTES = 8
+"""The count of a page's updates: one int64."""
+
 Action = (
     Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
     | ReadWeights | Prepare | Decide | PinVersion | ReadField | Unpin
@@ -147,12 +150,20 @@ class NodeMember(Parent):
             self._drop(payload)
         elif m.chunk in self._loading or m.chunk >= len(self._layout.chunks):
             self._drop(payload)
-        elif payload_bytes != self._layout.chunks[m.chunk].sum_bytes:
+        elif payload_bytes not in self._load_sizes(m.chunk):
             self._note("node.misfit", level="WARNING", chunk=m.chunk, bytes=payload_bytes)
             self._drop(payload)
         else:
             self._loading.add(m.chunk)
             self._actions.append(LoadPage(m.chunk, payload))
+
+    def _load_sizes(self, chunk: int) -> tuple[int, ...]:
+        """Bytes of initial weights; or of weights, state fields and the count of updates."""
+        assert self._description is not None
+        place = self._layout.chunks[chunk]
+        fields_count = 1 + len(self._description.state_fields)
+        whole = fields_count * place.sum_bytes + UPDATES_BYTES
+        return (place.sum_bytes, whole) if place.trainable else (place.sum_bytes,)
 
     def page_loaded(self, chunk: int) -> list[Action]:
         """Initial weights are in their page; when all are, version 0 is decided."""

@@ -306,8 +306,12 @@ class Pipeline:
         np.frombuffer(record, np.uint8)[:] = 0
         payload = action.payload
         assert isinstance(payload, Payload)
-        values = np.frombuffer(payload.view(), np.float32)
-        field_view(kind, record, WEIGHT)[:] = values
+        data, start = payload.view(), 0
+        for field in kind.fields:  # weights; a state that is brought along stands behind them
+            if start < len(data):
+                at, _ = kind.range(field.name)
+                record[at : at + field.field_bytes] = data[start : start + field.field_bytes]
+                start += field.field_bytes
         self._store.write(action.chunk, 0, self._store.attempt, record)
         self._tell(lambda: self._loaded(action, payload))
 

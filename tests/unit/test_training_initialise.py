@@ -74,6 +74,8 @@ def test_values_are_uploaded_as_they_are_and_freed() -> None:
         luwu.fully_shard(model)
         placeholder: Any = model[0].weight
         luwu.optim.AdamW(model.parameters())
+        assert placeholder.luwu_value is not None
+        model(torch.zeros(1, 64))
         assert placeholder.luwu_value is None
     assert_same_bits(network.masters(), before)
 
@@ -115,14 +117,14 @@ def test_who_cannot_be_filled_is_named() -> None:
         (lambda module: None, r"buffer offset of Scaled was not filled"),
         (lambda module: module.offset.zero_(), r"parameter scale was not filled"),
     ):
-        with worker(FakeNetwork(1)):
+        with pytest.raises(luwu.ConfigError, match=message), worker(FakeNetwork(1)):
             with torch.device("meta"):
                 model = Scaled()
             luwu.fully_shard(model)
             if fill is not None:
                 luwu.init_weights(model, fill)
-            with pytest.raises(luwu.ConfigError, match=message):
-                luwu.optim.AdamW(model.parameters())
+            luwu.optim.AdamW(model.parameters())
+            model(torch.zeros(64))
 
 
 def test_buffers_on_meta_are_filled_on_every_rank() -> None:
@@ -222,7 +224,5 @@ def test_abort_while_joining_is_survived() -> None:
         assert optimizer.next_step == 0
         with network.changed:
             network.abort()
-        with pytest.raises(StepAborted):
-            model(torch.ones(1, 64))
-        model(torch.ones(1, 64)).sum().backward()
+        model(torch.ones(1, 64)).sum().backward()  # the load is repeated
         assert optimizer.step().number == 0

@@ -74,6 +74,7 @@ def test_hyper_parameters_of_streaming_count_from_the_backward() -> None:
         model, optimizer = small(update="streaming")
         optimizer.param_groups[0]["lr"] = 0.0
         optimizer.param_groups[0]["weight_decay"] = 0.0
+        model.unshard()  # the first weights go to the network
         before = network.masters()
         backward(model)
         optimizer.step()
@@ -131,6 +132,7 @@ def test_step_that_is_not_finite_is_skipped() -> None:
     network = FakeNetwork(1)
     with worker(network):
         model, optimizer = small()
+        model.unshard()  # the first weights go to the network
         before = network.masters()
         (square_loss(model, 0, 0, 0) * math.inf).backward()
         result = optimizer.step()

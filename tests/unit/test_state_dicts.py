@@ -1,0 +1,302 @@
+"""State dicts in the shape of torch.distributed.checkpoint: out of a job and into one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+import luwu
+from tests.unit.real_training import digest_of, in_cluster, seeded
+from tests.unit.test_training_equality import Block, batch
+from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
+
+FULL = StateDictOptions(full_state_dict=True)
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "AdamW": {"lr": 1e-2, "weight_decay": 0.1},
+    "Adam": {"lr": 1e-2},
+    "SGD": {"lr": 1e-2, "momentum": 0.9},
+}
+
+
+class Model(nn.Module):
+    """Tied weights, buffers of two kinds, a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64, bias=False)
+        self.norm = nn.BatchNorm1d(64)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.last = nn.Linear(64, 64, bias=False)
+        self.last.weight = self.first.weight
+        self.frozen = nn.Parameter(torch.randn(64), requires_grad=False)
+        self.register_buffer("cache", torch.ones(3), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x)) + self.frozen
+        for block in self.blocks:
+            x = block(x)
+        y: Tensor = self.last(x)
+        return y
+
+
+def make(seed: int = 7) -> Any:
+    return seeded(Model, seed)
+
+
+def shard(model: nn.Module) -> None:
+    luwu.fully_shard_each(model, Block)
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def steps(model: Any, optimizer: Any, first: int, last: int) -> None:
+    for step in range(first, last):
+        optimizer.zero_grad()
+        model(batch(step, 0, 0)).square().mean().backward()
+        optimizer.step()
+
+
+def plain(name: str, last: int) -> tuple[Any, Any]:
+    model = make()
+    optimizer = getattr(torch.optim, name)(trained(model), fused=True, **OPTIMIZERS[name])
+    steps(model, optimizer, 0, last)
+    return model, optimizer
+
+
+def network(name: str, model: nn.Module) -> Any:
+    return getattr(luwu.optim, name)(trained(model), **OPTIMIZERS[name])
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Nested dicts, lists and tensors are equal, bit for bit."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            assert_same(found[key], expected[key])
+    elif isinstance(expected, (tuple, list)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, Tensor):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    else:
+        assert found == expected
+
+
+@pytest.mark.feature("get_model_state_dict")
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_state_dicts_are_those_of_torch(name: str, tmp_path: Path) -> None:
+    """I4. Goal: model and optimizer as torch's own functions give them for plain training, names,
+    tied weights, buffers, counts of steps and all; on one rank, unless asked for."""
+
+    def work(rank: int) -> Any:
+        model = make()
+        shard(model)
+        optimizer = network(name, model)
+        steps(model, optimizer, 0, 3)
+        return (
+            luwu.get_model_state_dict(model),
+            luwu.get_optimizer_state_dict(model, optimizer),
+            luwu.get_model_state_dict(model, options=FULL),
+            luwu.get_optimizer_state_dict(model, optimizer, options=FULL),
+        )
+
+    model, optimizer = plain(name, 3)
+    (weights, state, again, state_again), second = in_cluster(tmp_path, work, world_size=2).results
+    assert_same(weights, model.state_dict())
+    expected = get_optimizer_state_dict(model, optimizer)
+    assert_same(state["state"], expected["state"])
+    ours, theirs = state["param_groups"][0], expected["param_groups"][0]
+    assert sorted(ours["params"]) == sorted(theirs["params"])
+    assert {k: theirs[k] for k in ours if k != "params"} == {
+        k: v for k, v in ours.items() if k != "params"
+    }
+    assert second[:2] == ({}, {})
+    assert_same(second[2:], (again, state_again))
+    assert_same(again, weights)
+
+
+@pytest.mark.feature("get_model_state_dict")
+def test_frozen_parameters_may_be_left_out(tmp_path: Path) -> None:
+    def work(rank: int) -> Any:
+        model = make()
+        shard(model)
+        network("SGD", model)
+        return luwu.get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
+
+    found = in_cluster(tmp_path, work).results[0]
+    assert found.keys() == make().state_dict().keys() - {"frozen"}
+
+
+@pytest.mark.feature("set_model_state_dict")
+@pytest.mark.parametrize("meta", [False, True])
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_training_goes_on_from_state_dicts(meta: bool, name: str, tmp_path: Path) -> None:
+    """I4. Goal: weights, buffers and moments of plain torch training are set, before and after the
+    optimizer is made, and training goes on to the bits it would have come to."""
+    source, optimizer = plain(name, 3)
+    weights = source.state_dict()
+    state = get_optimizer_state_dict(source, optimizer)
+
+    def work(rank: int) -> dict[str, Tensor]:
+        if meta:
+            with torch.device("meta"):
+                model: Any = Model()
+            model.cache = torch.ones(3)
+        else:
+            model = make(seed=99)
+        shard(model)
+        if meta:
+            luwu.set_model_state_dict(model, weights if rank == 0 else {})
+        luwu_optimizer = network(name, model)
+        if not meta:
+            luwu.set_model_state_dict(model, weights)
+        elif rank:
+            for buffer, value in (("running_mean", 0), ("running_var", 1)):
+                getattr(model.norm, buffer).fill_(value)
+        luwu.set_optimizer_state_dict(model, luwu_optimizer, state)
+        assert luwu_optimizer.param_groups[0]["lr"] == 1e-2
+        steps(model, luwu_optimizer, 3, 5)
+        return luwu.get_model_state_dict(model)
+
+    found = in_cluster(tmp_path, work).results[0]
+    steps(source, optimizer, 3, 5)
+    assert_same(found, source.state_dict())
+
+
+@pytest.mark.feature("set_model_state_dict")
+def test_a_resumed_run_takes_no_other_weights(tmp_path: Path) -> None:
+    """Goal: a script that always loads its checkpoint may be resumed: the state counts."""
+
+    def work(first: int, last: int) -> Any:
+        def run(rank: int) -> Any:
+            model = make()
+            shard(model)
+            luwu.set_model_state_dict(model, make(seed=99).state_dict())
+            optimizer = network("AdamW", model)
+            assert optimizer.next_step == first
+            model.norm.eval()
+            steps(model, optimizer, first, last)
+
+        return run
+
+    state = tmp_path / "state"
+    in_cluster(tmp_path, work(0, 2), state=state)
+    resumed = in_cluster(tmp_path, work(2, 4), state=state, resume=True)
+    assert resumed.digest == in_cluster(tmp_path / "whole", work(0, 4)).digest
+
+
+@pytest.mark.feature("set_model_state_dict")
+def test_dicts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """Goal: all that is wrong is named, and nothing is half set."""
+
+    def work(rank: int) -> None:
+        model = make()
+        shard(model)
+        weights = make(seed=3).state_dict()
+        del weights["blocks.0.up.bias"]
+        weights["extra"] = torch.ones(1)
+        weights["frozen"] = torch.ones(5)
+        with pytest.raises(luwu.ConfigError) as caught:
+            luwu.set_model_state_dict(model, weights)
+        text = str(caught.value)
+        assert "blocks.0.up.bias is missing" in text
+        assert "extra is unexpected" in text
+        assert "frozen has shape (5,), expected (64,)" in text
+        del weights["frozen"]
+        luwu.set_model_state_dict(model, weights, options=StateDictOptions(strict=False))
+        optimizer = network("AdamW", model)
+        with pytest.raises(luwu.ConfigError, match="flatten_optimizer_state_dict"):
+            luwu.get_optimizer_state_dict(
+                model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True)
+            )
+        groups = luwu.get_optimizer_state_dict(model, optimizer)["param_groups"]
+        found = luwu.get_model_state_dict(model)
+        for name, value in found.items():
+            source = make() if name in ("blocks.0.up.bias", "frozen") else make(seed=3)
+            assert torch.equal(value, source.state_dict()[name]), name
+        for call in (
+            lambda: luwu.set_model_state_dict(model, found),
+            lambda: luwu.set_optimizer_state_dict(model, optimizer, {"param_groups": groups}),
+        ):
+            with pytest.raises(luwu.StepOrderError, match="after the first forward"):
+                call()
+
+    in_cluster(tmp_path, work)
+
+
+@pytest.mark.feature("set_optimizer_state_dict")
+def test_optimizer_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    source, optimizer = plain("AdamW", 1)
+    state = get_optimizer_state_dict(source, optimizer)
+
+    def changed(change: Any) -> Any:
+        copied = {
+            "state": {name: dict(each) for name, each in state["state"].items()},
+            "param_groups": [dict(group) for group in state["param_groups"]],
+        }
+        change(copied)
+        return copied
+
+    wrong = {
+        "has no state": lambda s: s["state"].pop("norm.bias"),
+        "not trained here": lambda s: s["state"].update(other=s["state"]["norm.bias"]),
+        "has no exp_avg_sq": lambda s: s["state"]["norm.bias"].pop("exp_avg_sq"),
+        "a page has one count": lambda s: s["state"]["norm.bias"].update(step=torch.tensor(7.0)),
+        "2 groups are given": lambda s: s["param_groups"].append({}),
+        "other parameters: norm.bias": lambda s: s["param_groups"][0]["params"].remove("norm.bias"),
+    }
+
+    def work(rank: int) -> None:
+        model = make()
+        shard(model)
+        ours = network("AdamW", model)
+        for text, change in wrong.items():
+            with pytest.raises(luwu.ConfigError, match=text):
+                luwu.set_optimizer_state_dict(model, ours, changed(change))
+        with pytest.raises(luwu.ConfigError, match=r"luwu\.optim optimizer that was made"):
+            luwu.get_optimizer_state_dict(model, optimizer)  # type: ignore[arg-type]
+
+    found = in_cluster(tmp_path, work)
+    assert found.digest == digest_of(dict(make().named_parameters()))
+
+
+def test_plain_models_are_not_ours() -> None:
+    with pytest.raises(luwu.ConfigError, match="use its own state_dict"):
+        luwu.get_model_state_dict(nn.Linear(2, 2))
+
+
+def test_torch_can_take_what_we_give(tmp_path: Path) -> None:
+    """Goal: the round trip: from the network into plain torch, which goes on with the same bits."""
+
+    def work(rank: int) -> Any:
+        model = make()
+        shard(model)
+        optimizer = network("AdamW", model)
+        steps(model, optimizer, 0, 2)
+        return luwu.get_model_state_dict(model), luwu.get_optimizer_state_dict(model, optimizer)
+
+    weights, state = in_cluster(tmp_path, work).results[0]
+    model = make(seed=5)
+    optimizer = torch.optim.AdamW(trained(model), fused=True)
+    model.load_state_dict(weights)
+    set_optimizer_state_dict(model, optimizer, state)
+    expected, other = plain("AdamW", 2)
+    for each in (optimizer, other):
+        for group in each.param_groups:
+            group["fused"] = True
+    steps(model, optimizer, 2, 4)
+    steps(expected, other, 2, 4)
+    assert_same(model.state_dict(), expected.state_dict())
