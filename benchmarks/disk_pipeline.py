@@ -24,6 +24,7 @@ from switch_emu.node.pipeline import Pipeline
 from switch_emu.node.plan import NodePlan, plan_node
 from switch_emu.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, Durability, FilePageStore, TieredPageStore, aligned_buffer
+from switch_emu.store.kept import KeptFiles
 from switch_emu.switch.slots import Contribution
 
 BUDGET_CHUNKS = 128
@@ -114,7 +115,9 @@ class PipelineArm(Closing):
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         core: Any = self  # only the answers below are called
         self._pipeline = Pipeline(
-            core, self._store, self._description, job=1, kernel=self._kernel,
+            core, self._store, self._description, job=1,
+            kept=KeptFiles(None, synced=False, decided=None),
+            kernel=self._kernel,
             updates_count=case.plan.updates_count, reads_count=case.plan.reads_count,
             recorder=Recorder(role="node", printed=None), wake=lambda: self._wake.put(None),
             buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))),

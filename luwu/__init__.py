@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from luwu.base.errors import LuwuError as LuwuError
     from luwu.base.errors import StepAborted as StepAborted
     from luwu.base.errors import StepOrderError as StepOrderError
+    from luwu.training.attached import attach as attach
+    from luwu.training.attached import random_state as random_state
     from luwu.training.batches import empty_backward as empty_backward
     from luwu.training.batches import set_gradient_weight as set_gradient_weight
     from luwu.training.clip import clip_grad_norm_ as clip_grad_norm_
@@ -46,6 +48,7 @@ _HOME = {
     "LuwuModule": "luwu.training.module",
     "StepAborted": "luwu.base.errors",
     "StepOrderError": "luwu.base.errors",
+    "attach": "luwu.training.attached",
     "clip_grad_norm_": "luwu.training.clip",
     "device": "luwu.training.run",
     "empty_backward": "luwu.training.batches",
@@ -56,6 +59,7 @@ _HOME = {
     "get_optimizer_state_dict": "luwu.training.state_dict",
     "init": "luwu.training.run",
     "init_weights": "luwu.training.initialise",
+    "random_state": "luwu.training.attached",
     "rank": "luwu.training.run",
     "register_forward_method": "luwu.training.fully_shard",
     "session": "luwu.training.run",

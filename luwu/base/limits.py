@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 """Raised by any change that an older peer would misread."""
 
 DATA_HEADER_BYTES_MAX: Final = 1024
@@ -33,6 +33,9 @@ FIELD_CHARS_MAX: Final = 64
 
 READERS_MAX: Final = 16
 """Versions a node holds for readers at once: each may take the space of the state on disk."""
+
+KEEP_PIECES_MAX: Final = 1024
+"""Pieces of what one worker keeps beside a step, each of at most a chunk."""
 
 STRIPES_MAX: Final = 8
 """Connections that one link may be spread over."""

@@ -12,6 +12,7 @@ shell (`shell.py`) connects it to the transport and to the training thread.
     begin              Begin                           Received
     push               Push, every chunk               Received, every chunk   -> Done
     commit             Commit                          Verdict -> Judged, Decided -> Settled
+    keep               Keep, every piece               Received, every piece
     cancel             Cancel                          Abort                   -> Aborted
     leave              Leave                           Received                -> Left
 
@@ -29,6 +30,7 @@ from typing import Any
 from luwu.base.outstanding import RetryPolicy
 from luwu.nic.actions import Action, Fill, Gradient, Judged, Refused, Settled
 from luwu.nic.handles import Handles
+from luwu.nic.keepsakes import Keepsakes
 from luwu.nic.member import NicMember
 from luwu.nic.statements import Statements
 from luwu.wire import messages as wire
@@ -48,6 +50,8 @@ class NicCore(NicMember):
         """What was asked for and is not there yet; up to which step weights may be used."""
         self._statements = Statements(self._uplink, self._ours, self._contributors)
         """Begins and commits, each said when the step before allows it."""
+        self._keepsakes = Keepsakes(self._uplink, self._ours, self._contributors)
+        """What goes beside the versions that are made."""
 
     # ---------------------------------------------------------------------- what the script asks
 
@@ -85,6 +89,11 @@ class NicCore(NicMember):
     ) -> list[Action]:
         """Every push of the step is out."""
         self._statements.commit(now_ns, step, hyper_hash, parts, hyper)
+        return self._take()
+
+    def keep(self, now_ns: int, step: int, pieces: Sequence[bytes]) -> list[Action]:
+        """Keep these beside the version that a step makes."""
+        self._keepsakes.keep(now_ns, step, pieces)
         return self._take()
 
     def _ask_for_weights(self, now_ns: int, handle: int) -> None:
@@ -143,6 +152,8 @@ class NicCore(NicMember):
                 self._handles.came(handle, m.chunk)
         elif m.verb is Verb.BEGIN:
             self._uplink.answered(("begin", m.step))
+        elif m.verb is Verb.KEEP:
+            self._keepsakes.arrived(now_ns, m)
         else:
             self._heard_leave()
 
@@ -158,6 +169,7 @@ class NicCore(NicMember):
         self._step = m.step + 1
         self._actions.append(Settled(m.step, m.applied, m.grad_norm))
         self._statements.decided(now_ns)
+        self._keepsakes.decided(m.step)
         for handle in self._handles.pulls(step=self._step + 1):
             self._ask_for_weights(now_ns, handle)
 

@@ -13,6 +13,7 @@ from luwu.base.limits import PROTOCOL_VERSION
 from luwu.base.outstanding import RetryPolicy
 from luwu.nic.actions import Aborted, Action, Gradient, Joined, Left, Refused
 from luwu.nic.handles import Handles
+from luwu.nic.keepsakes import Keepsakes
 from luwu.nic.statements import Statements
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role
@@ -25,6 +26,7 @@ class NicMember(Speaker):
 
     _handles: Handles
     _statements: Statements
+    _keepsakes: Keepsakes
 
     def __init__(
         self, job: int, rank: int, world_size: int, incarnation: int, role: Role,
@@ -132,6 +134,7 @@ class NicMember(Speaker):
         self._adopt(m)
         self._cancelling = None
         self._uplink.forget()
+        self._keepsakes.clear()
         self._actions.append(Aborted(m.step, text, m.loaded))
         self._say_again(now_ns)
         self._statements.restart(now_ns, m.step)
@@ -144,6 +147,7 @@ class NicMember(Speaker):
             self._handles.void(handle)
             self._ask_for_weights(now_ns, handle)
         self._statements.ask(now_ns)
+        self._keepsakes.ask(now_ns)
         self._say_again(now_ns)
 
     def _adopt(self, m: wire.Welcome | wire.Abort) -> None:

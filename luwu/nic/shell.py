@@ -27,6 +27,7 @@ from luwu.base.errors import (
     StepAborted,
 )
 from luwu.base.events import Recorder
+from luwu.base.limits import KEEP_PIECES_MAX
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.nic import actions as nic
 from luwu.nic.arriving import Arriving
@@ -226,6 +227,18 @@ class Nic(Closing):
             return
         what = f"the {handle.name} of step {handle.step}, unit {handle.unit}"
         self._told.wait_until(lambda: handle.done, what, handle.era)
+
+    def keep(self, step: int, data: bytes) -> None:
+        """Keep these bytes beside the version that a step makes; its hyper-parameters say so."""
+        size = self.chunk_bytes
+        pieces = [data[start : start + size] for start in range(0, len(data), size)] or [data]
+        if len(pieces) > KEEP_PIECES_MAX:
+            raise ConfigError(
+                f"{len(data)} bytes are to be kept beside step {step}, at most "
+                f"{KEEP_PIECES_MAX * size} fit; attach less, or use larger chunks (--chunk)"
+            )
+        self._told.raise_if_aborted()
+        self._command(lambda now: self._core.keep(now, step, pieces))
 
     def open_reader(self) -> StateReader:
         """Hold the newest decided version for reading; close what is returned."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn, TypedDict
 import torch
 
 from luwu.base.errors import ConfigError, StepAborted
+from luwu.training.attached import attach
 from luwu.training.clip import checked_max_norm
 from luwu.training.loss_scale import DynamicLossScale, checked_loss_scale
 from luwu.training.placeholder import Placeholder
@@ -87,6 +88,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
             hyper=self._hyper,
         )
         session.loss_scale.use(scale_rule)
+        if session.loss_scale.is_dynamic:
+            attach("luwu.loss_scale", session.loss_scale, late=True)
         self._session = session
 
     @property
@@ -181,6 +184,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             groups=tuple(self._numbers(group) for group in self.param_groups),
             max_grad_norm=self.max_grad_norm if clip is None else clip.max_norm,
             loss_scale=self._running().loss_scale.value,
+            keeps=bool(self._running().attachments),
         )
         return encode_hyper(hyper)
 

@@ -158,6 +158,10 @@ class Nic(Protocol):
         """Block until a push or pull is complete."""
         ...
 
+    def keep(self, step: int, data: bytes) -> None:
+        """Keep these bytes beside the version that a step makes; its hyper-parameters say so."""
+        ...
+
     def open_reader(self) -> StateReader:
         """Hold the newest decided step for reading."""
         ...

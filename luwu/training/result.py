@@ -38,6 +38,7 @@ class StepResult:
     def wait(self) -> None:
         """Return when the step is decided: from then on it cannot be lost."""
         self._check_not_lost()
+        self._session.begin_step()  # what is attached to this step is part of it
         with self._session.attempt():
             self._handle.settled()
 

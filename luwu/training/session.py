@@ -28,6 +28,7 @@ from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
 from luwu.layout import Layout
 from luwu.nic.reader import StateReader
 from luwu.training import initialise
+from luwu.training.attached import Attachments
 from luwu.training.backward import Backward, in_backward
 from luwu.training.clip import ClippedNorm
 from luwu.training.device import Device
@@ -85,12 +86,15 @@ class Session:
         self.gradient_weight = 1.0
         """What this rank's gradient of a step counts for."""
         self.loss_scale = LossScale(self)
+        self.attachments = Attachments(self)
         self.parameter_bytes = ByteCount()
         self.weights_memory = Memory()
         self.backward = Backward(self)
         self.clip: ClippedNorm | None = None
         """Clipping asked for in this step."""
         self.is_finished = False
+        self.has_forward = False
+        """In this step."""
         self._is_begun = False
         self._needs_load = False
         """We are rank 0, and the first weights are still here."""
@@ -155,6 +159,7 @@ class Session:
             streaming=self._streaming,
             step=self.step,
         )
+        self.attachments.joined()
 
     def _join(self, description: Description) -> None:
         """Become a member."""
@@ -166,10 +171,9 @@ class Session:
                 continue  # nothing was decided, and nothing of ours is lost
             self.step, self.is_resumed = joined.step, joined.loaded
             self._needs_load = self.rank == 0 and not joined.loaded
-            if self._needs_load:
-                return
             break
-        self._forget_values()
+        if not self._needs_load:
+            self._forget_values()
 
     def load(self) -> None:
         """Rank 0 sends the first weights, when they are needed; nothing to do if it has."""
@@ -274,10 +278,17 @@ class Session:
             )
         self._is_begun = True
         self.load()
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Nothing of this step was computed: what surrounds it is as it must be for a replay."""
+        with self.attempt():
+            self.attachments.begin()
 
     def begin_forward(self, unit: Unit) -> None:
         """A forward of this unit's module begins, outside of backward."""
         self.check_running()
+        self.has_forward = True
         self.backward.check_closed()
         if unit.is_root:
             self._running().begin_forward()
@@ -382,6 +393,7 @@ class Session:
             self.last_result = result
             clip = self.clip
             self._forget_step(number + 1)
+            self.attachments.take(number + 1)
             self._running().next_step(self.step)
             for handle in pushes:
                 if not handle.done:
@@ -418,6 +430,7 @@ class Session:
             return
         if self.is_final:
             self.load()
+            self.begin_step()
         with self.attempt():
             if self.last_result is not None:
                 self.last_result.wait()
@@ -463,6 +476,7 @@ class Session:
         for unit in self.units:
             unit.end_step()
         self.step = next_step
+        self.has_forward = False
         self.parts = 0
         self.clip = None
         self._stated_hyper = None
@@ -490,6 +504,7 @@ class Session:
                 error = newer
         self._forget_step(error.step)
         self.loss_scale.restart(error.step)
+        self.attachments.restart(error.step)
         for result in list(self._results):
             if result.number >= error.step:
                 result.is_lost = True

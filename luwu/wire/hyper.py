@@ -27,12 +27,14 @@ class StepHyper:
     """Clip the global norm of the mean gradient to this; None: do not clip."""
     loss_scale: float = 1.0
     """What every rank's loss was multiplied by; it is part of the weights of the pushes."""
+    keeps: bool = False
+    """Every rank sends something to keep beside the version that the step makes."""
 
 
 def encode_hyper(hyper: StepHyper) -> bytes:
     """Canonical bytes."""
     groups = [sorted(group.items()) for group in hyper.groups]
-    packed: bytes = msgpack.packb([groups, hyper.max_grad_norm, hyper.loss_scale])
+    packed: bytes = msgpack.packb([groups, hyper.max_grad_norm, hyper.loss_scale, hyper.keeps])
     return packed
 
 
@@ -44,11 +46,12 @@ def hyper_hash(encoded: bytes) -> str:
 def decode_hyper(encoded: bytes) -> StepHyper:
     """The hyper-parameters a peer sent. Raises RemoteProtocolError if they are none."""
     try:
-        groups, max_grad_norm, loss_scale = msgpack.unpackb(encoded)
+        groups, max_grad_norm, loss_scale, keeps = msgpack.unpackb(encoded)
         return StepHyper(
             groups=tuple(_group(items) for items in groups),
             max_grad_norm=None if max_grad_norm is None else float(max_grad_norm),
             loss_scale=float(loss_scale),
+            keeps=bool(keeps),
         )
     except Exception as exc:  # msgpack raises a dozen kinds
         raise RemoteProtocolError(f"hyper-parameters cannot be read: {exc}") from exc

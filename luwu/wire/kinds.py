@@ -27,6 +27,7 @@ class Verb(IntEnum):
     BEGIN = 2
     PUSH = 3
     LEAVE = 4
+    KEEP = 5
 
 
 class PayloadRule(IntEnum):

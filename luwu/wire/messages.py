@@ -10,6 +10,7 @@ does nothing twice; announcements that get lost are therefore only late.
     Push     a gradient chunk           Received                            received
     Pull     weights for a step         Weights                             weights came
     Commit   this step is complete      Verdict, then Decided               decided
+    Keep     what only this worker has  Received                            received
     Cancel   give this attempt up       Abort                               abort
     Leave    I am done                  Received                            received
     Open     hold a decided version     Opened | Gone                       opened
@@ -138,6 +139,18 @@ class Content(DataMessage):
     dtype: str
 
 
+@message(8, payload=PayloadRule.ONE)
+class Keep(DataMessage):
+    """What a worker wants beside the version that `step` makes; `chunk` counts its pieces.
+
+    Where the hyper-parameters of a step say so, it is decided only with those of all ranks.
+    """
+
+    contributors: int
+    """Bitmap of the one rank."""
+    pieces: int
+
+
 @message(16, payload=PayloadRule.ONE)
 class Hello(Message):
     """Join the job. The payload is the job's description (`description.py`)."""
@@ -262,7 +275,7 @@ class Gone(Message):
 
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
-    Load, Push, Pull, Weights, Received, Read, Content,
+    Load, Push, Pull, Weights, Received, Read, Content, Keep,
     Hello, Welcome, Refuse, Rejoin, Begin, Commit, Verdict, Decided, Cancel, Abort, Leave,
     Open, Opened, Shut, Gone,
 )  # fmt: skip

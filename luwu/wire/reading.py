@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from luwu.base.errors import RemoteProtocolError
 from luwu.wire.description import Description, parse_description
 
+ATTACHED = "attached."
+"""Field `attached.3`, chunk 1: piece 1 of what rank 3 keeps beside the version."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFacts:
@@ -35,6 +38,14 @@ class VersionFacts:
             "extra": dict(self.extra),
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+    def attached_sizes(self) -> dict[int, list[int]]:
+        """Rank -> bytes of each piece that it keeps beside this version."""
+        record = self.extra.get("kept")
+        if record is None:
+            return {}
+        pieces = json.loads(record)["pieces"]
+        return {int(rank): [size for _, _, size, _ in each] for rank, each in pieces.items()}
 
     @property
     def job(self) -> Description:

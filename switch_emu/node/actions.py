@@ -63,6 +63,19 @@ class LoadPage:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepPiece:
+    """Put aside a piece of what a rank keeps beside a step; `piece_kept`."""
+
+    step: int
+    attempt: int
+    ranks: int
+    """Bitmap of the one rank."""
+    piece: int
+    pieces: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
 class RecordAttempt:
     """Make the attempt durable before anything is said under it."""
 
@@ -145,6 +158,8 @@ class Prepare:
     """False: no page changes side."""
     grad_norm: float
     hyper: bytes
+    kept_attempt: int | None
+    """Under which the pieces of what workers keep beside it were put aside; None: nothing is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ One step t, and what starts each change:
     at_step            a complete part is folded: Fold -> folded; pages wait for the verdict
     verdict(t)         `Commit` is in and every sum is complete, measured and finite
     at_step            now Update -> updated -> written, in the order of the forward
-    decided(t)         every page is written: Prepare -> prepared, Decide -> decided
+    decided(t)         every page is written, and what workers keep beside the version:
+                       Prepare -> prepared, Decide -> decided
 
 Weights for step t+1 are published as soon as a page is updated, tentative until verdict(t). Pages
 of t+1 are updated only after decided(t): until then the other side of every page is step t-1's.
@@ -78,6 +79,8 @@ class NodeCore(NodeGathering):
             self._pull(m)
         elif isinstance(m, wire.Load):
             self._load(m, payload, payload_bytes)
+        elif isinstance(m, wire.Keep):
+            self._keep(m, payload)
         elif isinstance(m, wire.Begin):
             self._begin(m, payload)
         elif isinstance(m, wire.Commit):
@@ -184,9 +187,12 @@ class NodeCore(NodeGathering):
         self._start_updates(step)
         if step.verdict is None or self._updates or self._discard:
             return
-        if not step.is_applied or len(step.written) == len(self._trainable):
+        is_complete = not step.is_applied or len(step.written) == len(self._trainable)
+        if is_complete and step.has_kept(self._members.ranks):
             step.preparing = True
-            self._prepare(step.number + 1, step.verdict, step.hyper)
+            self._prepare(
+                step.number + 1, step.verdict, step.hyper, step.attempt if step.keeps else None
+            )
 
     def _judge(self, step: Step) -> None:
         """verdict(t): every sum complete, measured and finite; or the step is skipped."""

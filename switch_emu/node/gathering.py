@@ -7,10 +7,11 @@ total as they become complete. Begin and each gradient are answered once they ar
 
 from __future__ import annotations
 
+from luwu.base.limits import KEEP_PIECES_MAX
 from luwu.wire import messages as wire
 from luwu.wire.actions import Payload
 from luwu.wire.kinds import Verb
-from switch_emu.node.actions import Fold, NodeLimits
+from switch_emu.node.actions import Fold, KeepPiece, NodeLimits
 from switch_emu.node.held import HeldSums
 from switch_emu.node.membership import Action
 from switch_emu.node.serving import NodeServing
@@ -87,6 +88,45 @@ class NodeGathering(NodeServing):
             if not self._streaming:
                 step.hyper = hyper
         self._settle()
+
+    def _keep(self, m: wire.Keep, payload: Payload) -> None:
+        """Put a piece aside that a rank keeps beside a step; it is received when it is there."""
+        key = (m.contributors, m.chunk)
+        is_one_rank = m.contributors and not m.contributors & (m.contributors - 1)
+        if m.step < self._step:
+            self._drop(payload)
+            self._tell_all(self._receipt(m, Verb.KEEP, m.contributors))
+            return
+        fits = is_one_rank and not m.contributors & ~self._members.ranks
+        fits = fits and m.chunk < m.pieces <= KEEP_PIECES_MAX and m.step <= self._step + 1
+        if not fits or not self._loaded:
+            self._drop(payload)
+            return
+        step = self._step_of(m.step)
+        if m.chunk in step.kept.get(m.contributors, ()):
+            self._drop(payload)
+            self._tell_all(self._receipt(m, Verb.KEEP, m.contributors))
+        elif key in step.keeping or step.pieces_count.setdefault(key[0], m.pieces) != m.pieces:
+            self._drop(payload)
+        else:
+            step.keeping.add(key)
+            piece = KeepPiece(m.step, step.attempt, m.contributors, m.chunk, m.pieces, payload)
+            self._actions.append(piece)
+
+    def piece_kept(self, piece: KeepPiece) -> list[Action]:
+        """A piece is put aside."""
+        self._drop(piece.payload)
+        step = self._steps.get(piece.step)
+        if step is not None and (piece.ranks, piece.piece) in step.keeping:
+            step.keeping.discard((piece.ranks, piece.piece))
+            step.kept.setdefault(piece.ranks, set()).add(piece.piece)
+            receipt = self._ours(
+                wire.Received, step=piece.step, chunk=piece.piece, part=0, verb=Verb.KEEP,
+                contributors=piece.ranks,
+            )  # fmt: skip
+            self._tell_all(receipt)
+        self._settle()
+        return self._take()
 
     def folded(
         self, fold: Fold, squares: tuple[float, ...], payload: Payload, payload_bytes: int

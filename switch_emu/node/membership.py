@@ -21,6 +21,7 @@ from switch_emu.node.actions import (
     Decide,
     Discard,
     Fold,
+    KeepPiece,
     LoadPage,
     NodeLimits,
     OpenStore,
@@ -43,7 +44,7 @@ UPDATES_BYTES = 8
 
 Action = (
     Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
-    | ReadWeights | Prepare | Decide | PinVersion | ReadField | Unpin
+    | ReadWeights | Prepare | Decide | KeepPiece | PinVersion | ReadField | Unpin
 )  # fmt: skip
 
 
@@ -180,14 +181,16 @@ class NodeMember(Parent):
         self._tell_all(receipt)
 
     def _prepare(
-        self, version: int, verdict: wire.Verdict | None = None, hyper: bytes | None = None
-    ) -> None:
+        self, version: int, verdict: wire.Verdict | None = None, hyper: bytes | None = None,
+        kept_attempt: int | None = None,
+    ) -> None:  # fmt: skip
         """Make a version durable as a whole; version 0, the initial weights, has no verdict."""
         prepare = Prepare(
             version=version, attempt=self._attempt, epoch=self._epoch,
             contributors=self._members.ranks, hyper=hyper or b"",
             applied=verdict is None or verdict.applied,
             grad_norm=0.0 if verdict is None else verdict.grad_norm,
+            kept_attempt=kept_attempt,
         )  # fmt: skip
         self._actions.append(prepare)
 

@@ -26,7 +26,15 @@ from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, decode_hyper
-from switch_emu.node.actions import Decide, Fold, LoadPage, Prepare, ReadWeights, Update
+from switch_emu.node.actions import (
+    Decide,
+    Fold,
+    KeepPiece,
+    LoadPage,
+    Prepare,
+    ReadWeights,
+    Update,
+)
 from switch_emu.node.core import NodeCore
 from switch_emu.node.kernels import Run, UpdateKernel
 from switch_emu.node.outgoing import Outgoing
@@ -42,6 +50,7 @@ from switch_emu.store import (
     StaleAttempt,
     VersionMissing,
 )
+from switch_emu.store.kept import RECORD_KEY, KeptFiles
 
 Finished = Callable[[], Sequence[Any]]
 """To be called by the shell's loop: tells the core, returns its actions."""
@@ -53,10 +62,11 @@ class Pipeline:
     def __init__(
         self, core: NodeCore, store: PageStore, description: Description, *, job: int,
         kernel: UpdateKernel, updates_count: int, reads_count: int, recorder: Recorder,
-        buffers: Buffers, wake: Callable[[], None], places: WeightsPlaces | None = None,
+        buffers: Buffers, wake: Callable[[], None], kept: KeptFiles,
+        places: WeightsPlaces | None = None,
     ) -> None:  # fmt: skip
         """`places`: where weights go that workers read in place; None: each is sent a copy."""
-        self._core, self._store, self._job = core, store, job
+        self._core, self._store, self._job, self._kept = core, store, job, kept
         self._layout = description.layout
         self._kernel, self._places, self._sent = kernel, places, buffers
         self._streaming = description.update == "streaming"
@@ -132,11 +142,14 @@ class Pipeline:
                 self._fold(action)
             case LoadPage():
                 self._load(action, scratch)
+            case KeepPiece():
+                self._keep(action)
             case Prepare():
                 self._prepare(action)
             case Decide():
                 start_ns = SYSTEM_CLOCK.now_ns()
                 self._store.decide(action.version, action.attempt)
+                self._kept.settle(action.version, self._store.decided)
                 if self._places is not None:
                     self._places.settle(action.version, action.attempt)
                 self._span("decide", start_ns, step=action.version - 1)
@@ -319,8 +332,18 @@ class Pipeline:
         payload.drop()
         return self._core.page_loaded(action.chunk)
 
+    def _keep(self, action: KeepPiece) -> None:
+        payload = action.payload
+        assert isinstance(payload, Payload)
+        rank = action.ranks.bit_length() - 1
+        self._kept.put(action.step + 1, action.attempt, rank, action.piece, payload.view())
+        self._tell(lambda: self._core.piece_kept(action))
+
     def _prepare(self, action: Prepare) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
+        extra = {}
+        if action.kept_attempt is not None:
+            extra[RECORD_KEY] = self._kept.seal(action.version, action.kept_attempt)
         ranks = range(action.contributors.bit_length())
         self._store.prepare(
             DecidedStep(
@@ -337,6 +360,7 @@ class Pipeline:
                 hyper=action.hyper,
                 applied=action.applied,
                 grad_norm=action.grad_norm,
+                extra=extra,
             )
         )
         self._span("prepare", start_ns, step=action.version - 1)

@@ -29,6 +29,7 @@ from switch_emu.store import (
     PageStore,
     TieredPageStore,
 )
+from switch_emu.store.kept import KeptFiles
 from switch_emu.store.spill import SpillFile
 from switch_emu.switch.actions import SwitchLimits
 from switch_emu.switch.core import SwitchCore
@@ -175,6 +176,9 @@ def make_node_shell(spec: NodeSpec, transport: Transport, recorder: Recorder) ->
             description.optimizer,
             description.state_fields,
             cache=None if spec.state is None else spec.state / "kernels",
+        ),
+        make_kept=lambda decided: KeptFiles(
+            spec.state, synced=spec.durability == "step", decided=decided
         ),
         make_places=make_places,
         own_switch=own_switch,

@@ -32,7 +32,7 @@ class NodeServing(NodeMember):
     def _step_of(self, number: int) -> Step:
         if number not in self._steps:
             sums = StepSums(self._members.ranks)
-            self._steps[number] = Step(number, sums, self._streaming)
+            self._steps[number] = Step(number, self._attempt, sums, self._streaming)
         return self._steps[number]
 
     def _pull(self, m: wire.Pull) -> None:

@@ -38,7 +38,8 @@ from switch_emu.node.plan import NodePlan
 from switch_emu.node.visits import Visits
 from switch_emu.payload import Buffers, Payload
 from switch_emu.shell import Shell
-from switch_emu.store import PageStore
+from switch_emu.store import DecidedStep, PageStore
+from switch_emu.store.kept import KeptFiles
 from switch_emu.store.spill import SpillFile
 from switch_emu.switch.actions import Sum
 from switch_emu.switch.core import SwitchCore
@@ -61,6 +62,7 @@ class NodeShell(Shell):
         plan: NodePlan, open_store: Callable[[], PageStore | None], make_store: MakeStore,
         make_spill: Callable[[Description], SpillFile],
         make_kernel: Callable[[Description], Made],
+        make_kept: Callable[[DecidedStep | None], KeptFiles],
         make_places: Callable[[Description], WeightsPlaces | None] = lambda description: None,
         own_switch: SwitchCore | None = None, grace_s: float = 600.0,
     ) -> None:  # fmt: skip
@@ -70,6 +72,8 @@ class NodeShell(Shell):
         self._open_store = open_store
         self._make_store, self._make_spill = make_store, make_spill
         self._make_kernel, self._make_places = make_kernel, make_places
+        self._make_kept = make_kept
+        self._kept: KeptFiles | None = None
         self._own_switch = own_switch
         self.store: PageStore | None = None
         self.description: Description | None = None
@@ -99,12 +103,14 @@ class NodeShell(Shell):
         store.record_attempt(store.attempt + 1)
         made = self._make_kernel(self.description)
         self._places = self._make_places(self.description)
+        self._kept = self._make_kept(store.decided)
         self._pipeline = Pipeline(
             self.core,
             store,
             self.description,
             job=self._job,
             kernel=made.kernel,
+            kept=self._kept,
             places=self._places,
             buffers=Buffers(self._reserve_outgoing),
             updates_count=self._plan.updates_count,
@@ -116,6 +122,7 @@ class NodeShell(Shell):
             self.core,
             store,
             self.description.layout,
+            kept=self._kept,
             buffers=Buffers(self._reserve_outgoing),
             wake=self.transport.wake,
         )
@@ -146,6 +153,8 @@ class NodeShell(Shell):
             self._visits.close()
         if self.spill is not None:
             self.spill.close()
+        if self._kept is not None:
+            self._kept.close()
         if self.store is not None:
             self.store.close()
 

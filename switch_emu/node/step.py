@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from luwu.base.errors import RemoteProtocolError
+from luwu.wire.hyper import decode_hyper
 from luwu.wire.messages import Verdict
 from switch_emu.node.actions import Fold, Update
 from switch_emu.node.publisher import Publisher
@@ -20,6 +22,8 @@ class Step:
     """What is known of a step that is not decided yet."""
 
     number: int
+    attempt: int
+    """In which it began; a skipped step goes on in the next."""
     sums: StepSums
     streaming: bool
     hyper: bytes | None = None
@@ -36,6 +40,12 @@ class Step:
     """Also among updated and written: no rank had a gradient, so the page stays as it is."""
     verdict: Verdict | None = None
     preparing: bool = False
+    kept: dict[int, set[int]] = field(default_factory=dict)
+    """Ranks (one each) -> pieces of theirs that are put aside beside this step."""
+    keeping: set[tuple[int, int]] = field(default_factory=set)
+    """(ranks, piece) on their way there."""
+    pieces_count: dict[int, int] = field(default_factory=dict)
+    """Ranks -> how many pieces they are."""
     measured_count: int = 0
     """Trainable chunks, from the first on, whose sums are complete and measured: they stay so."""
 
@@ -93,6 +103,25 @@ class Step:
         entry.squares, entry.folding, entry.total = squares, False, total
         entry.folded_count += 1
 
+    def has_kept(self, ranks: int) -> bool:
+        """Whether everything that is to be kept beside the step is put aside."""
+        return not self.keeps or self._kept_ranks == ranks
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its hyper-parameters say that every rank keeps something beside it."""
+        try:
+            return self.hyper is not None and decode_hyper(self.hyper).keeps
+        except RemoteProtocolError:
+            return False  # whoever updates a page with them will say so
+
+    @property
+    def _kept_ranks(self) -> int:
+        complete = 0
+        for rank, pieces in self.kept.items():
+            complete |= rank if len(pieces) == self.pieces_count[rank] else 0
+        return complete
+
     @property
     def is_judged(self) -> bool:
         """Whether its verdict is said."""
@@ -149,6 +178,10 @@ class Step:
                 return f"chunk {chunk} of ranks {ranks_text([late])}"
         if self.parts is None:
             return "commit"
+        if self.verdict is not None and self.keeps:
+            missing = (self.sums.ranks & ~self._kept_ranks) or 0
+            if missing:
+                return f"what ranks {ranks_text([missing])} attached"
         return f"{len(trainable) - len(self.written)} pages to be written"
 
     def _gradient(self, entry: ChunkSum) -> tuple[Contribution, ...]:

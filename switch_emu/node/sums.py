@@ -56,7 +56,7 @@ class StepSums:
     """The sums of one step."""
 
     def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
+        self.ranks = ranks
         self.chunks: dict[int, ChunkSum] = {}
 
     def add(self, chunk: int, part: int, said: Contribution) -> bool:
@@ -66,14 +66,14 @@ class StepSums:
             return False
         entry.contributors |= said.contributors
         entry.contributions.append(said)
-        entry.complete = entry.contributors == self._ranks
+        entry.complete = entry.contributors == self.ranks
         return True
 
     def missing_ranks(self, chunk: int) -> int:
         """Ranks that have not said anything of the chunk's first part: for reports."""
         entry = self.chunks.get(chunk)
         part = None if entry is None else entry.parts.get(0)
-        return self._ranks if part is None else self._ranks & ~part.contributors
+        return self.ranks if part is None else self.ranks & ~part.contributors
 
     def payloads(self) -> list[Payload]:
         """Everything held, to be dropped."""

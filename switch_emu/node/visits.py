@@ -15,13 +15,14 @@ import numpy as np
 
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.layout import DTYPE_BYTES, Layout
-from luwu.wire.reading import VersionFacts
+from luwu.wire.reading import ATTACHED, VersionFacts
 from switch_emu.node.actions import ReadField
 from switch_emu.node.core import NodeCore
 from switch_emu.node.pages import WEIGHT
 from switch_emu.node.update import cast_into
 from switch_emu.payload import Buffers, Payload
 from switch_emu.store import PageStore, Pin
+from switch_emu.store.kept import RECORD_KEY, KeptFiles
 
 Finished = Callable[[], Sequence[Any]]
 """To be called by the shell's loop: tells the core, returns its actions."""
@@ -31,11 +32,11 @@ class Visits:
     """See the module."""
 
     def __init__(
-        self, core: NodeCore, store: PageStore, layout: Layout, *, buffers: Buffers,
-        wake: Callable[[], None],
+        self, core: NodeCore, store: PageStore, layout: Layout, *, kept: KeptFiles,
+        buffers: Buffers, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self._core, self._store, self._layout = core, store, layout
-        self._buffers, self._wake = buffers, wake
+        self._kept, self._buffers, self._wake = kept, buffers, wake
         self._pins: dict[int, Pin] = {}
         """By reader."""
         self._reads: queue.SimpleQueue[tuple[ReadField, Pin] | None] = queue.SimpleQueue()
@@ -108,6 +109,8 @@ class Visits:
         return lambda: self._core.field_read(read, payload)
 
     def _content(self, read: ReadField, pin: Pin) -> Payload:
+        if read.field.startswith(ATTACHED):
+            return self._attached(read, pin)
         if read.chunk >= len(self._layout.chunks):
             raise ConfigError(f"there is no chunk {read.chunk}: the job's layout has fewer")
         kind = self._store.config.kind(read.chunk)
@@ -127,4 +130,14 @@ class Visits:
         except BaseException:
             payload.drop()
             raise
+        return payload
+
+    def _attached(self, read: ReadField, pin: Pin) -> Payload:
+        """A piece of what a rank keeps beside the version."""
+        record, rank = pin.step.extra.get(RECORD_KEY), read.field.removeprefix(ATTACHED)
+        if record is None or not rank.isdecimal():
+            raise ConfigError(f"nothing is attached to version {pin.step.version} ({read.field})")
+        data = self._kept.read(record, int(rank), read.chunk)
+        memory, payload = self._buffers.take(len(data))
+        memory[:] = data
         return payload

@@ -9,7 +9,7 @@ needs to know which. Pure: an event and a time in, actions out.
     Push            fills a slot; full: Sum, then one Push to the parent        Received
     Pull            serves the copy it has, or asks the parent once             Weights
     Begin, Commit   waits for all, compares, says one             Received; Verdict, Decided
-    Cancel          hands it on                                                 Abort
+    Cancel, Keep    hands it on                                                 Abort; Received
     Leave           when all have left, says one                  Received, when the parent knows
     Open, Read      hands them on, of readers that are no children      Opened, Content
 
@@ -86,6 +86,8 @@ class SwitchCore(SwitchHandingOn):
             self._pull(peer, m)
         elif isinstance(m, wire.Load):
             self._load(peer, m, payload, payload_bytes)
+        elif isinstance(m, wire.Keep):
+            self._keep(peer, member, m, payload, payload_bytes)
         elif isinstance(m, wire.Begin):
             self._begin(peer, member, m, payload)
         elif isinstance(m, wire.Commit):

@@ -3,6 +3,7 @@
     Pull, Weights   asked for once, one copy to each child that asks (`copies.py`)
     Push, raw       a chunk without a slot: every contribution singly (`raw.py`; S5)
     Load            initial weights, chunk by chunk
+    Keep            what a worker keeps beside a step
 
 Pure. A child hears `Received` when its bytes are in the window to the parent; of initial weights,
 when the parent has them.
@@ -39,6 +40,8 @@ class SwitchHandingOn(SwitchStatements):
         """Contributions that found no slot and went on raw."""
         self._loads: set[int] = set()
         """Chunks of initial weights that were handed on."""
+        self._keeps: set[tuple[int, int, int]] = set()
+        """(step, ranks, piece) that the parent has."""
 
     def _forget(self, step: int | None = None) -> None:
         super()._forget(step)
@@ -46,6 +49,7 @@ class SwitchHandingOn(SwitchStatements):
         self._raw.forget(step)
         if step is None:
             self._loads.clear()
+        self._keeps = {key for key in self._keeps if step is not None and key[0] > step}
 
     def _is_own(self, peer: str, member: Member, m: wire.Push) -> bool:
         """A member speaks for its own ranks only, whatever its header says."""
@@ -132,11 +136,34 @@ class SwitchHandingOn(SwitchStatements):
         load = self._ours(wire.Load, step=0, part=0, chunk=m.chunk)
         self._uplink.load(self._now_ns, ("load", m.chunk), Cargo(load, payload, payload_bytes))
 
+    # ---------------------------------------------------------------------- what workers keep
+
+    def _keep(self, peer: str, member: Member, m: wire.Keep, payload: Payload, nbytes: int) -> None:
+        key = (m.step, m.contributors, m.chunk)
+        if m.contributors & ~member.ranks or m.step > self._step + 1:
+            self._drop(payload)
+        elif key in self._keeps or m.step < self._step:
+            self._drop(payload)
+            self._tell(peer, self._receipt(m, Verb.KEEP, m.contributors))
+        elif self._uplink.holds(("keep", *key)):
+            self._drop(payload)
+        else:
+            keep = self._ours(
+                wire.Keep, step=m.step, part=0, chunk=m.chunk, contributors=m.contributors,
+                pieces=m.pieces,
+            )  # fmt: skip
+            self._uplink.load(self._now_ns, ("keep", *key), Cargo(keep, payload, nbytes))
+
     def _received(self, m: wire.Received) -> None:
         """The parent has what was handed on: its child may know."""
         if m.verb is Verb.LOAD:
             if self._uplink.arrived(self._now_ns, ("load", m.chunk)):
                 self._tell_all(self._receipt(m, Verb.LOAD))
+        elif m.verb is Verb.KEEP:
+            key = (m.step, m.contributors, m.chunk)
+            if self._uplink.arrived(self._now_ns, ("keep", *key)):
+                self._keeps.add(key)
+                self._tell_all(self._receipt(m, Verb.KEEP, m.contributors))
         elif m.verb is Verb.BEGIN:
             self._heard_begin(m)
         elif m.verb is Verb.LEAVE:

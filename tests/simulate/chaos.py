@@ -20,6 +20,7 @@ def chaotic_job(seed: int) -> Job:
         update="at_step" if seed % 3 == 0 else "streaming",
         backwards=2 if seed % 6 == 0 else 1,
         poison_step=2 if seed % 5 == 0 else None,
+        keeps=seed % 2 == 1,
         absent_unit=1 if seed % 7 == 0 else None,
         switch_limits=SwitchLimits(
             slot_bytes_max=150_000 if seed % 4 == 0 else 10_000_000,

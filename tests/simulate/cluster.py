@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.simulate.job import Job, reference
+from tests.simulate.job import Job, kept, reference
 from tests.simulate.machines import Disk, Node, Switch
 from tests.simulate.worker import Worker
 from tests.simulate.world import Faults, Payload, World
@@ -81,6 +81,13 @@ class Cluster:
         assert set(self.disk.ledger) == set(range(self.job.steps + 1))
         for chunk, (_, weights, _) in self.disk.pages.items():
             np.testing.assert_array_equal(weights, versions[-1][chunk], err_msg=self._where(chunk))
+        for version in range(1, self.job.steps + 1) if self.job.keeps else ():
+            expected = {
+                (rank, piece): data
+                for rank in range(self.job.world_size)
+                for piece, data in enumerate(kept(rank, version - 1))
+            }
+            assert self.disk.kept[version] == expected, f"seed {self.seed}, version {version}"
         for worker in self.workers:
             for step, seen in worker.versions.items():
                 for chunk, weights in seen.items():

@@ -15,6 +15,7 @@ import numpy as np
 from luwu.base.outstanding import RetryPolicy
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description
+from luwu.wire.hyper import StepHyper, encode_hyper
 from switch_emu.node.actions import NodeLimits
 from switch_emu.switch.actions import SwitchLimits
 
@@ -59,6 +60,11 @@ def apply_update(weights: Any, momentum: Any, grad: Any, scale: float) -> tuple[
     return (weights - np.float32(0.1) * momentum).astype(np.float32), momentum.astype(np.float32)
 
 
+def kept(rank: int, step: int) -> list[bytes]:
+    """What a rank keeps beside the version that a step makes, in pieces."""
+    return [f"{rank} {step} {piece}".encode() for piece in range(1 + rank % 2)]
+
+
 @dataclass(frozen=True)
 class Job:
     """What a simulated cluster does, and with what."""
@@ -79,12 +85,18 @@ class Job:
     begins_early: bool = True
     """Begin is said before the first pull, when the initial weights may not be durable yet; a real
     worker says it as its backward begins."""
+    keeps: bool = False
+    """Every rank keeps something beside each version."""
     prepare_ns: int = 0
     """How much longer than other work the flush of a step takes."""
 
     @property
     def description(self) -> Description:
         return Description(layout=self.layout, optimizer="test", update=self.update)
+
+    @property
+    def hyper(self) -> bytes:
+        return encode_hyper(StepHyper(groups=(), keeps=self.keeps))
 
     def is_absent(self, rank: int, step: int, chunk: int) -> bool:
         return self.layout.chunks[chunk].unit == self.absent_unit and (rank > 0 or step % 2 == 1)

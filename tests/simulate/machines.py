@@ -20,7 +20,7 @@ from switch_emu.switch.actions import Sum
 from switch_emu.switch.aggregate import sum_in_order
 from switch_emu.switch.core import SwitchCore
 from tests.simulate.job import JOB, Job, apply_update
-from tests.simulate.world import Payload, World
+from tests.simulate.world import Payload, World, drop, payload_bytes
 
 
 class Switch:
@@ -46,7 +46,7 @@ class Switch:
 
     def _received(self, sender: str, message: Message, payload: Any) -> None:
         peer = PARENT if sender == self._parent else sender
-        nbytes = payload.array.nbytes if isinstance(payload, Payload) else 0
+        nbytes = payload_bytes(payload)
         self._do(self.core.received(self._world.now_ns, peer, message, payload, nbytes))
 
     def tick(self) -> None:
@@ -61,7 +61,7 @@ class Switch:
                         sender = self.parent_side if peer == PARENT else self.name
                         self._world.send(sender, receiver, message, payload)
                 case Drop(payload):
-                    payload.drop()  # type: ignore[attr-defined]
+                    drop(payload)
                 case Sum():
                     values = [p.read().copy() for p in action.payloads]  # type: ignore[attr-defined]
                     self._world.soon(lambda action=action, values=values: self._sum(action, values))
@@ -89,6 +89,10 @@ class Disk:
     tentative: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
     ledger: dict[int, int] = field(default_factory=dict)
     """Version -> contributors: I1's record, one a decided step."""
+    put_aside: dict[tuple[int, int], dict[tuple[int, int], bytes]] = field(default_factory=dict)
+    """(version, attempt) -> (rank, piece) -> bytes that are to be kept beside the version."""
+    kept: dict[int, dict[tuple[int, int], bytes]] = field(default_factory=dict)
+    """Decided: the same by version."""
 
 
 class Node:
@@ -100,6 +104,8 @@ class Node:
         self.alive = True
         disk.generation += 1
         disk.tentative.clear()
+        self._sealed: dict[tuple[int, int], bytes] = {}
+        """What is kept beside the version that is prepared."""
         self.core = NodeCore(
             job=JOB,
             incarnation=disk.generation,
@@ -132,7 +138,7 @@ class Node:
         pass
 
     def _received(self, sender: str, message: Message, payload: Any) -> None:
-        nbytes = payload.array.nbytes if isinstance(payload, Payload) else 0
+        nbytes = payload_bytes(payload)
         self._do(self.core.received(self._world.now_ns, sender, message, payload, nbytes))
 
     def _later(self, do: Any) -> None:
@@ -146,7 +152,7 @@ class Node:
                     for peer in peers:
                         self._world.send(self.name, peer, message, payload)
                 case Drop(payload):
-                    payload.drop()  # type: ignore[attr-defined]
+                    drop(payload)
                 case Note() | node_actions.Spill():
                     pass
                 case node_actions.OpenStore(description):
@@ -164,6 +170,8 @@ class Node:
                     self._later(lambda a=action: self._update(a))
                 case node_actions.ReadWeights():
                     self._later(lambda a=action: self._read(a))
+                case node_actions.KeepPiece():
+                    self._later(lambda a=action: self._keep(a))
                 case node_actions.Prepare():
                     prepare = functools.partial(self._later, lambda a=action: self._prepare(a))
                     self._world.at(self._job.prepare_ns, prepare)
@@ -217,7 +225,16 @@ class Node:
             return self.core.weights_read(action, None)
         return self.core.weights_read(action, Payload(side[action.chunk][1]))
 
+    def _keep(self, action: node_actions.KeepPiece) -> Any:
+        place = self.disk.put_aside.setdefault((action.step + 1, action.attempt), {})
+        rank = action.ranks.bit_length() - 1
+        assert (rank, action.piece) not in place, "a piece was put aside twice"
+        place[rank, action.piece] = action.payload.read().tobytes()  # type: ignore[attr-defined]
+        return self.core.piece_kept(action)
+
     def _prepare(self, action: node_actions.Prepare) -> Any:
+        if action.kept_attempt is not None:
+            self._sealed = self.disk.put_aside[action.version, action.kept_attempt]
         if not action.applied:
             assert not self.disk.tentative, "a skipped step must discard its pages first"
         return self.core.prepared(action)
@@ -229,5 +246,7 @@ class Node:
         disk.pages.update(disk.tentative)
         disk.tentative.clear()
         disk.version = action.version
+        disk.kept[action.version] = self._sealed
+        self._sealed = {}
         disk.ledger[action.version] = (1 << self._job.world_size) - 1
         return self.core.decided(action)

@@ -12,8 +12,8 @@ from luwu.nic import actions as nic
 from luwu.nic.core import NicCore
 from luwu.wire.actions import Drop, Send
 from luwu.wire.messages import Message
-from tests.simulate.job import JOB, Job, gradient, initial
-from tests.simulate.world import Payload, World
+from tests.simulate.job import JOB, Job, gradient, initial, kept
+from tests.simulate.world import Payload, World, drop
 
 
 class Worker:
@@ -62,7 +62,7 @@ class Worker:
                 case Send(_, message, payload):
                     self._world.send(self.name, self._parent, message, payload)
                 case Drop(payload):
-                    payload.drop()  # type: ignore[attr-defined]
+                    drop(payload)
                 case nic.Fill(handle, chunk, payload, _):
                     self._filled.setdefault(handle, {})[chunk] = payload.read().copy()  # type: ignore[attr-defined]
                     payload.drop()  # type: ignore[attr-defined]
@@ -118,15 +118,24 @@ class Worker:
             try:
                 if not loaded and self._rank == 0:
                     yield self._load()
+                committed = -1
                 while step < self._job.steps:
+                    self._keep(committed)
                     yield from self._step(step)
+                    committed = step
                     step += 1
+                self._keep(committed)
                 yield ("settled", self._job.steps - 1)
                 break
             except StepAborted:
                 continue
         self._do(self.core.leave(self._world.now_ns))
         yield "left"
+
+    def _keep(self, step: int) -> None:
+        """As the next step begins, or the last is waited for."""
+        if self._job.keeps and step >= 0:
+            self._do(self.core.keep(self._world.now_ns, step, kept(self._rank, step)))
 
     def _load(self) -> int:
         handle = self._new()
@@ -154,7 +163,7 @@ class Worker:
         use = 0
         is_streaming = self._job.update == "streaming"
         if is_streaming and self._job.begins_early:
-            self._do(self.core.begin(self._world.now_ns, step, "h", b"hyper"))
+            self._do(self.core.begin(self._world.now_ns, step, "h", self._job.hyper))
         for part in range(self._job.backwards):
             ahead = self._pull(step, use, 0)
             for unit in units:
@@ -165,7 +174,7 @@ class Worker:
                 seen.update(self._filled.pop(handle))
             use += 1
             if is_streaming and not self._job.begins_early:
-                self._do(self.core.begin(self._world.now_ns, step, "h", b"hyper"))
+                self._do(self.core.begin(self._world.now_ns, step, "h", self._job.hyper))
             pushes: list[int] = []
             for unit in reversed(units):
                 handle = self._pull(step, use, unit)
@@ -178,7 +187,7 @@ class Worker:
             yield pushes
         self.versions[step] = seen
         parts = self._job.backwards
-        self._do(self.core.commit(self._world.now_ns, step, "h", parts, b"hyper"))
+        self._do(self.core.commit(self._world.now_ns, step, "h", parts, self._job.hyper))
 
     def _push(self, step: int, part: int, unit: int, weights: dict[int, Any]) -> int:
         gradients = []

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Message
 
@@ -114,4 +116,19 @@ class World:
             return
         message = decode(header, 0 if carried is None else 1)
         is_data = message.IS_DATA and carried is not None
+        if is_data and isinstance(carried, bytes):
+            carried = np.frombuffer(carried, np.uint8)
         handler(sender, message, Payload(carried) if is_data else carried)
+
+
+def drop(payload: Any) -> None:
+    """What `Drop` asks for; bytes are nobody's."""
+    if isinstance(payload, Payload):
+        payload.drop()
+
+
+def payload_bytes(payload: Any) -> int:
+    """Bytes of a data payload."""
+    if isinstance(payload, Payload):
+        return int(payload.array.nbytes)
+    return len(payload) if isinstance(payload, bytes) else 0

@@ -89,6 +89,8 @@ class FakeNetwork:
         self.pages: dict[int, _Page] = {}
         self.step = 0
         self.attempt = 0
+        self.kept: dict[tuple[int, int], bytes] = {}
+        """(rank, step) -> what a rank keeps beside the version the step makes."""
         self.outcomes: dict[int, tuple[bool, float]] = {}
         self.now = _Step()
         self.log: list[tuple[str, int, int, int, int]] = []
@@ -372,6 +374,11 @@ class FakeNic:
             self._wait(lambda: self.network.step >= step)
             self.network.now.begun[self.rank] = hyper
             self.network.advance()
+
+    def keep(self, step: int, data: bytes) -> None:
+        with self.network.changed:
+            self._check()
+            self.network.kept[self.rank, step] = data
 
     def commit(self, step: int, parts: int, hyper: bytes) -> FakeStepHandle:
         with self.network.changed:

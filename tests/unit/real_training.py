@@ -27,7 +27,7 @@ class Trained:
     results: Sequence[Any]
     """By rank."""
     digest: str
-    """Of the decided weights."""
+    """Of the decided weights; empty if there are none."""
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 7) -> nn.Module:
@@ -56,7 +56,9 @@ def in_cluster(
     }
     with LocalCluster(world_size=world_size, **(values | changes)) as cluster:
         results = cluster.run(worker)
-        return Trained(results, cluster.weights_digest())
+        store = cluster.node.store
+        is_decided = store is not None and store.decided is not None
+        return Trained(results, cluster.weights_digest() if is_decided else "")
 
 
 def digest_of(parameters: Mapping[str, Tensor]) -> str:

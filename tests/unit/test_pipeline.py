@@ -15,6 +15,7 @@ from switch_emu.node.pages import store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline
 from switch_emu.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, MemoryPageStore
+from switch_emu.store.kept import KeptFiles
 from switch_emu.switch.slots import Contribution
 from tests.unit.local_job import Job, every_order
 
@@ -56,7 +57,8 @@ def test_an_update_of_an_aborted_attempt_does_no_harm(update: str) -> None:
     store.record_attempt(1)
     kernel = make_kernel("adamw", ("m", "v"), cache=None).kernel
     pipeline = Pipeline(
-        answers, store, job.description, job=1, kernel=kernel,
+        answers, store, job.description, job=1, kept=KeptFiles(None, synced=False, decided=None),
+            kernel=kernel,
         updates_count=1, reads_count=1, recorder=Recorder(role="node", printed=None),
         buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))), wake=done.release,
     )  # fmt: skip

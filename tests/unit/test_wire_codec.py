@@ -34,6 +34,7 @@ from luwu.wire.messages import (
     Decided,
     Gone,
     Hello,
+    Keep,
     Leave,
     Load,
     Message,
@@ -115,6 +116,10 @@ GOLDEN: list[tuple[Message, str]] = [
     (
         Content(**_CHUNK, reader=11, field="m", dtype="float32"),
         "9e 07 01 02 03 04 01 05 06 07 08 09 0b a1 6d a7 66 6c 6f 61 74 33 32",
+    ),
+    (
+        Keep(**_CHUNK, contributors=2, pieces=3),
+        "9d 08 01 02 03 04 01 05 06 07 08 09 c4 01 02 03",
     ),
     (Open(**_COMMON, reader=11), "9a 1b 01 02 03 04 01 05 06 07 0b"),
     (Opened(**_COMMON, reader=11), "9a 1c 01 02 03 04 01 05 06 07 0b"),
@@ -352,7 +357,7 @@ _WRONG: dict[str, list[Any]] = {
     "bool": [0, 1, None, "true", 1.0],
     "str": [1, None, b"text", "x" * (TEXT_CHARS_MAX + 1), ["text"]],
     "Role": [0, 5, -1, 1.0, True, None, "WORKER"],
-    "Verb": [0, 5, -1, 2**63, True, None],
+    "Verb": [0, 6, -1, 2**63, True, None],
     "contributors": [1, "\1", None, b"\0", b"\1\0", b"\1" * (WORLD_SIZE_MAX // 8 + 1), [b"\1"]],
     "field": [1, None, b"weight", "x" * (FIELD_CHARS_MAX + 1)],
     "dtype": ["", "float64", "int8", "FLOAT32", 1, None, b"float32", "x" * 200],

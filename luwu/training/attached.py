@@ -1,0 +1,315 @@
+"""What only workers hold, kept with every step: schedulers, cursors, random numbers, buffers.
+
+    luwu.attach("scheduler", scheduler)              with the groups of its optimizer
+    luwu.attach("sampler", sampler)                  anything with state_dict and load_state_dict
+    luwu.attach("cursor", {"index": 0})              a dict, which is changed in place
+    luwu.attach("buffers", model, per_rank=True)     a module: its persistent buffers
+    luwu.attach("random", luwu.random_state(), per_rank=True)
+
+What is attached is the state *before* a step, decided together with the step before it:
+
+    at `step()`          taken: the batch is used up, its random numbers are drawn
+    next step begins     taken of schedulers, and of what is attached with `late=True`: loops change
+                         them after `step()`; then all of it is sent
+    run resumed          restored by `attach`, or when the optimizer is made if that comes later
+    StepAborted          restored, to the state before the step that is computed again
+
+A step begins with its first forward, or when the step before it is waited for: a scheduler must
+have made its step by then. Attach right before the loop.
+
+Every rank's state is kept. Where a run goes on with more ranks, a new one takes that of rank 0; one
+attached with `per_rank=True` differs by rank, so there a new rank keeps the state it has.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgpack
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from luwu.base.errors import ConfigError, StepOrderError
+from luwu.base.values import pack_value, unpack_value
+from luwu.nic.reader import FieldRead, StateReader
+from luwu.training import run
+from luwu.wire.reading import ATTACHED
+
+if TYPE_CHECKING:
+    from luwu.training.session import Session
+
+_KEPT_STEPS = 4
+"""Steps to which an abort may go back, and one."""
+
+
+class Stateful(Protocol):
+    """What can be attached."""
+
+    def state_dict(self) -> Any:
+        """Plain values and tensors (`luwu.base.values`)."""
+        ...
+
+    def load_state_dict(self, state: Any) -> object:
+        """Go on from what `state_dict` gave."""
+        ...
+
+
+def attach(name: str, thing: Any, *, per_rank: bool = False, late: bool | None = None) -> None:
+    """Keep the state of `thing` with every step; see the module.
+
+    `late`: it is changed after `step()`; None: if it is a learning rate scheduler. All ranks must
+    attach, before the first forward. Raises: StepOrderError after it; ConfigError for a name that
+    is taken, or a thing without a state.
+    """
+    late = isinstance(thing, LRScheduler) if late is None else late
+    attached = _Attached(_stateful(name, thing), per_rank=per_rank, late=late)
+    run.session().attachments.add(name, attached)
+
+
+def random_state() -> Stateful:
+    """torch's, numpy's and Python's global random generators, and those of this worker's GPU."""
+    return _RandomState()
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    thing: Stateful
+    per_rank: bool
+    late: bool
+
+
+class Attachments:
+    """Of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._attached: dict[str, _Attached] = {}
+        self._early: dict[int, bytes] = {}
+        """Step -> the state before it of what is taken at `step()`."""
+        self._late: dict[int, bytes] = {}
+        """Step -> the state before it of what is taken when it begins."""
+        self._found: dict[str, Any] | None = None
+        """What the state that we resumed holds for this rank; None: not read yet."""
+        self._found_of_first: dict[str, Any] = {}
+        """The same of rank 0."""
+
+    def __bool__(self) -> bool:
+        """Whether anything is attached."""
+        return bool(self._attached)
+
+    def add(self, name: str, attached: _Attached) -> None:
+        """Attach; restore, if we have resumed."""
+        if self._session.is_begun:
+            raise StepOrderError(
+                f"attach({name!r}) after the first forward: steps were made without it. Attach "
+                "before, so that a resumed run finds it"
+            )
+        if name in self._attached:
+            raise ConfigError(f"attach: {name!r} is attached already; choose another name")
+        pack_value(attached.thing.state_dict(), name=f"attached[{name!r}]")  # or say why not, here
+        self._attached[name] = attached
+        if self._session.is_resumed:
+            self._restore(name)
+        self.take(self._session.step)
+
+    def joined(self) -> None:
+        """The session is a member of its job, and knows its step."""
+        if self._session.is_resumed:
+            for name in self._attached:
+                self._restore(name)
+        self._early.clear()
+        self.take(self._session.step)
+
+    def take(self, step: int) -> None:
+        """`step` is the next: `step()` of the one before was called."""
+        if self._attached:
+            self._early[step] = self._pack(late=False)
+            self._early.pop(step - _KEPT_STEPS, None)
+            self._late.pop(step - _KEPT_STEPS, None)
+
+    def begin(self) -> None:
+        """The next step begins, or the one before is waited for: send the state between them."""
+        step = self._session.step
+        if not self._attached or (step in self._late and self._session.has_forward):
+            return
+        late = self._pack(late=True)
+        if step not in self._late:
+            self._late[step] = late
+            if step - 1 in self._late:  # else it was not made here
+                data = msgpack.packb([self._early[step], late])
+                self._session.nic.keep(step - 1, data)
+        elif late != self._late[step]:
+            raise StepOrderError(
+                f"what is attached late was changed after step {step - 1} was waited for, so a "
+                "resumed run would not find the change; let schedulers make their step before you "
+                "wait, or at the end of the closure"
+            )
+
+    def restart(self, step: int) -> None:
+        """`step` is computed again: so must its surroundings be."""
+        for taken in (self._early, self._late):
+            for number in [number for number in taken if number > step]:
+                del taken[number]
+            if step in taken:
+                states = unpack_value(taken[step])
+                for name, state in states.items():
+                    self._attached[name].thing.load_state_dict(state)
+
+    def _pack(self, *, late: bool) -> bytes:
+        states = {n: a.thing.state_dict() for n, a in self._attached.items() if a.late == late}
+        return pack_value(states, name="attached")
+
+    def _restore(self, name: str) -> None:
+        if self._found is None:
+            with self._session.nic.open_reader() as reader:
+                self._found = _read(reader, self._session.rank)
+                self._found_of_first = _read(reader, 0)
+        attached = self._attached[name]
+        if name in self._found:
+            attached.thing.load_state_dict(self._found[name])
+        elif name in self._found_of_first and not attached.per_rank:
+            attached.thing.load_state_dict(self._found_of_first[name])
+        else:
+            recorder, rank = self._session.nic.recorder, self._session.rank
+            recorder.event("worker.nothing_attached", level="WARNING", rank=rank, attached=name)
+
+
+def _read(reader: StateReader, rank: int) -> dict[str, Any]:
+    """What a rank keeps beside the version; nothing if it was made without."""
+    sizes = reader.facts.attached_sizes().get(rank)
+    if sizes is None:
+        return {}
+    pieces = [memoryview(bytearray(size)) for size in sizes]
+    field = f"{ATTACHED}{rank}"
+    reader.read(FieldRead(index, field, piece) for index, piece in enumerate(pieces))
+    early, late = msgpack.unpackb(b"".join(pieces))
+    found: dict[str, Any] = {**unpack_value(early), **unpack_value(late)}
+    return found
+
+
+def _stateful(name: str, thing: Any) -> Stateful:
+    if isinstance(thing, nn.Module):
+        return _Buffers(thing)
+    if isinstance(thing, LRScheduler):
+        return _Scheduler(thing)
+    if isinstance(thing, torch.Generator):
+        return _Generator(thing)
+    if callable(getattr(thing, "state_dict", None)) and callable(
+        getattr(thing, "load_state_dict", None)
+    ):
+        found: Stateful = thing
+        return found
+    if isinstance(thing, MutableMapping):
+        return _Mapping(thing)
+    raise ConfigError(
+        f"attach({name!r}): a {type(thing).__name__} has no state_dict() and load_state_dict(); "
+        "give it both, or attach a dict, a module or a torch.Generator"
+    )
+
+
+class _Scheduler:
+    """A scheduler and the groups it changes: torch keeps the rates it made in the optimizer."""
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self._scheduler = scheduler
+
+    def state_dict(self) -> Any:
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self._scheduler.optimizer.param_groups
+        ]
+        return {"scheduler": _plain(self._scheduler.state_dict()), "groups": groups}
+
+    def load_state_dict(self, state: Any) -> None:
+        own = vars(self._scheduler)
+        values = {  # milestones are a Counter, which was packed as a dict
+            key: type(own[key])(value) if isinstance(own.get(key), dict) else value
+            for key, value in state["scheduler"].items()
+        }
+        self._scheduler.load_state_dict(values)
+        for group, saved in zip(
+            self._scheduler.optimizer.param_groups, state["groups"], strict=True
+        ):
+            group.update(saved)
+
+
+def _plain(value: Any) -> Any:
+    """Kinds of dict as dicts."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if type(value) is list else value
+
+
+class _Mapping:
+    def __init__(self, values: MutableMapping[Any, Any]) -> None:
+        self._values = values
+
+    def state_dict(self) -> Any:
+        return dict(self._values)
+
+    def load_state_dict(self, state: Any) -> None:
+        self._values.clear()
+        self._values.update(state)
+
+
+class _Generator:
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> Any:
+        return self._generator.get_state()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._generator.set_state(state)
+
+
+class _Buffers:
+    """The persistent buffers of a module, by their full names."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def state_dict(self) -> Any:
+        return {name: buffer.detach() for name, buffer in self._named()}
+
+    def load_state_dict(self, state: Any) -> None:
+        named = dict(self._named())
+        if named.keys() != state.keys():
+            odd = ", ".join(sorted(named.keys() ^ state.keys())[:5])
+            raise ConfigError(
+                f"the attached buffers are not those of this model ({odd}); resume with the model "
+                "that the state was made with"
+            )
+        with torch.no_grad():
+            for name, buffer in named.items():
+                buffer.copy_(state[name])
+
+    def _named(self) -> list[tuple[str, torch.Tensor]]:
+        return [
+            (f"{prefix}.{name}" if prefix else name, buffer)
+            for prefix, module in self._module.named_modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        ]
+
+
+class _RandomState:
+    def state_dict(self) -> Any:
+        numpy_state = np.random.get_state(legacy=True)
+        state = {"torch": torch.get_rng_state(), "python": random.getstate()}
+        state["numpy"] = tuple(numpy_state)
+        if torch.cuda.is_available():
+            state["cuda"] = torch.cuda.get_rng_state()
+        return state
+
+    def load_state_dict(self, state: Any) -> None:
+        torch.set_rng_state(state["torch"])
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
