@@ -20,10 +20,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.errors import LuwuError
+from luwu.base.errors import LuwuError, StepOrderError
 from luwu.training.backward import in_backward
 from luwu.training.module import class_name
 from luwu.training.unit import Call, Unit
+
+_DEPTH_MAX = 4
+"""How deep a cache is looked into: cache, list of layers, layer, tensors of the layer."""
 
 
 def register(unit: Unit, module: nn.Module) -> None:
@@ -55,6 +58,8 @@ def before_forward(
         unit.hidden_calls -= repeated
         unit.calls += 1
         call = Call(unit, step=session.step, aborts=session.aborts_count)
+        if unit.is_root and not repeated:
+            _check_no_hidden_graph(module, (args, kwargs))
         args, kwargs = _close_on_inputs(call, args, kwargs)
     unit.current[module] = (call, SYSTEM_CLOCK.now_ns())
     return args, kwargs
@@ -108,6 +113,34 @@ def _close_on_inputs(
     marked: dict[int, Tensor] = dict(zip(inputs, outputs, strict=True))
     # One for one: a module may ask whether two of its inputs are the same tensor.
     return _map(lambda tensor: marked.get(id(tensor), tensor), (args, kwargs))
+
+
+def _check_no_hidden_graph(module: nn.Module, inputs: Any) -> None:
+    """Raise if an object among the inputs holds a graph, such as the KV cache of a forward before.
+
+    Nothing would tell that its backward comes, and that of a unit it leads to reads freed weights.
+    """
+    for value in pytree.tree_leaves(inputs):
+        if not isinstance(value, (Tensor, nn.Module)) and _holds_graph(value, depth=_DEPTH_MAX):
+            raise StepOrderError(
+                f"{class_name(module)} was called with a {type(value).__name__} that holds tensors "
+                "with a graph of an earlier forward, whose weights are not here any more; compute "
+                "that forward under torch.no_grad(), or detach what it left"
+            )
+
+
+def _holds_graph(value: Any, *, depth: int) -> bool:
+    if isinstance(value, Tensor):
+        return value.grad_fn is not None
+    if depth == 0:
+        return False
+    if isinstance(value, dict):
+        inner = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        inner = list(value)
+    else:
+        inner = list(getattr(value, "__dict__", {}).values())
+    return any(_holds_graph(each, depth=depth - 1) for each in inner)
 
 
 def _open_on_outputs(call: Call, module: nn.Module, output: Any) -> Any:

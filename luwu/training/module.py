@@ -50,7 +50,8 @@ class UnshardHandle:
 class LuwuModule:
     """A module that luwu.fully_shard was called on; its methods are those of FSDP2's FSDPModule."""
 
-    luwu_unit: Unit
+    if TYPE_CHECKING:  # a module's own class may look up the type hints of what derives from it
+        luwu_unit: Unit
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Making another one (a slice of a Sequential, say) makes the class it had before."""
