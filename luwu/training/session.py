@@ -240,7 +240,7 @@ class Session:
                 'been pushed; with update="streaming" its weights may be those of the next step. '
                 'Evaluate after step(), or use update="at_step"'
             )
-        unit.check_unchanged()
+        unit.check_unchanged(has_graph=torch.is_grad_enabled() or in_backward())
         others = unit.backward_prefetch if in_backward() else unit.forward_prefetch
         with self.attempt():
             self._running().use(unit)

@@ -183,11 +183,14 @@ class Unit:
         self.current.clear()
         self.kept = []
 
-    def check_unchanged(self) -> None:
-        """Whether the model is still the one of the layout. Raises ConfigError before a pull."""
+    def check_unchanged(self, *, has_graph: bool = True) -> None:
+        """Whether the model is still the one of the layout. Raises ConfigError before a pull.
+
+        Without a graph nothing is pushed, so parameters may be frozen for that long.
+        """
         for member in self.members:
             placeholder = member.placeholder
-            if placeholder.requires_grad != member.trainable:
+            if has_graph and placeholder.requires_grad != member.trainable:
                 raise ConfigError(
                     f"parameter {placeholder.luwu_name}: requires_grad was changed to "
                     f"{placeholder.requires_grad} after the optimizer was made, which fixes what "

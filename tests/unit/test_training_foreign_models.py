@@ -84,3 +84,23 @@ def test_a_cache_that_holds_a_graph_is_refused() -> None:
             model(x, cache)
         model(x, cache).sum().backward()
         optimizer.step()
+
+
+@pytest.mark.feature("adapters-off-for-evaluation")
+def test_what_is_frozen_during_evaluation_may_be_thawed_again() -> None:
+    """Goal: a library may freeze parameters while it evaluates (PEFT: `disable_adapter`), for
+    nothing is pushed then. With a graph it is refused, as ever."""
+    x = torch.ones(2, 8)
+    with worker(FakeNetwork(1)):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        luwu.fully_shard(model[0])
+        luwu.fully_shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        model.requires_grad_(False)
+        with torch.no_grad():
+            model(x)
+        with pytest.raises(luwu.ConfigError, match="requires_grad was changed to False"):
+            model(x)
+        model.requires_grad_(True)
+        model(x).sum().backward()
+        assert optimizer.step().applied
