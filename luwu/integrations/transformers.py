@@ -1,0 +1,276 @@
+"""`transformers.Trainer` over LuWu: `LuwuTrainer`, and the mixin it is made of.
+
+    luwu.init()
+    luwu.fully_shard_each(model, LlamaDecoderLayer)
+    LuwuTrainer(model, TrainingArguments(..., save_strategy="no", use_cpu=True), ...).train()
+
+Trainer's loop stays as it is. What differs is who does what:
+
+    the model       `fully_shard` has placed it: Accelerate neither moves it nor wraps it in DDP
+    the optimizer   `create_optimizer` makes luwu.optim's of the one that was asked for
+    clipping        `max_grad_norm` goes to `luwu.clip_grad_norm_`; the norm is known after `step()`
+    the ranks       Accelerate starts torch.distributed from RANK and WORLD_SIZE, as ever: it splits
+                    the data and gathers losses and metrics. No weight or gradient passes there.
+    the state       is on the optimizer node, which is the checkpoint
+
+An argument that cannot be honoured is refused with the remedy (`_REFUSED`), never ignored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import luwu
+from luwu.base.errors import ConfigError, StepAborted
+from luwu.optim.base import NetworkOptimizer
+from luwu.training.clip import ClippedNorm
+from luwu.training.module import LuwuModule
+
+try:
+    from transformers import Trainer, TrainingArguments
+except ImportError as error:
+    raise ConfigError(
+        "luwu.integrations.transformers needs transformers and accelerate, which are not installed "
+        "here; install luwu[hf]"
+    ) from error
+
+if TYPE_CHECKING:
+    from luwu.training.session import Session
+
+_OURS = {torch.optim.AdamW: luwu.optim.AdamW, torch.optim.SGD: luwu.optim.SGD}
+_OPTIMIZER_NAMES = ("adamw_torch", "adamw_torch_fused", "sgd")
+"""Values of `optim` that mean one of them."""
+
+_NO_DDP = "gradients are summed in the network, by no DistributedDataParallel; leave it out"
+_OTHER_SHARDING = "luwu.fully_shard has sharded the model already; leave it out"
+_CAST = "it would cast the weights, which are in the network; take bf16=True, which is autocast"
+_NO_CHECKPOINTS = (
+    "a checkpoint of Trainer would save the weights and the optimizer's state, which are on the "
+    'optimizer node; set save_strategy="no": the node\'s state directory is the checkpoint, and '
+    "luwu export writes its weights as safetensors"
+)
+_REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "auto_find_batch_size": (
+        bool,
+        "a second try would begin where the first one has pushed gradients; choose "
+        "per_device_train_batch_size",
+    ),
+    "bf16_full_eval": (bool, _CAST),
+    "ddp_broadcast_buffers": (lambda value: value is not None, _NO_DDP),
+    "ddp_bucket_cap_mb": (lambda value: value is not None, _NO_DDP),
+    "ddp_find_unused_parameters": (lambda value: value is not None, _NO_DDP),
+    "ddp_static_graph": (lambda value: value is not None, _NO_DDP),
+    "deepspeed": (bool, _OTHER_SHARDING),
+    "enable_jit_checkpoint": (bool, _NO_CHECKPOINTS),
+    "fp16": (
+        bool,
+        "its GradScaler looks for infinities in gradients, which are pushed inside backward; take "
+        "bf16=True, or mp_policy=MixedPrecisionPolicy(param_dtype=...) of luwu.fully_shard",
+    ),
+    "fp16_full_eval": (bool, _CAST),
+    "fsdp": (bool, _OTHER_SHARDING),
+    "load_best_model_at_end": (bool, _NO_CHECKPOINTS),
+    "parallelism_config": (lambda value: value is not None, _OTHER_SHARDING),
+    "resume_from_checkpoint": (bool, _NO_CHECKPOINTS),
+    "save_strategy": (lambda value: value != "no", _NO_CHECKPOINTS),
+    "torch_compile": (
+        bool,
+        "the compiler would wrap the model around the hooks that pull weights; leave it out",
+    ),
+    "use_liger_kernel": (
+        bool,
+        "it would change modules after luwu.fully_shard; patch the model before, and leave it out",
+    ),
+}
+"""Training arguments that cannot be honoured: when, and what to do."""
+
+
+class LuwuTrainerMixin:
+    """Put it before `Trainer` or a class derived from it: `class T(LuwuTrainerMixin, Trainer)`."""
+
+    if TYPE_CHECKING:  # of Trainer
+        accelerator: Any
+        args: TrainingArguments
+        model: Any
+        optimizer: Any
+        processing_class: Any
+        state: Any
+
+    def __init__(self, model: Any = None, args: Any = None, *rest: Any, **arguments: Any) -> None:
+        """Trainer's arguments; the model is one that `luwu.fully_shard` was called on.
+
+        Raises: ConfigError for what cannot be honoured, with what to do instead.
+        """
+        if arguments.get("model_init") is not None:
+            raise ConfigError(
+                "model_init makes models inside of Trainer, where nothing shards them; make the "
+                "model, call luwu.fully_shard on it, and pass it as model="
+            )
+        if not isinstance(model, LuwuModule):
+            raise ConfigError(
+                f"LuwuTrainer got a {type(model).__name__} whose weights are not in the network; "
+                "call luwu.fully_shard on its blocks and on itself before"
+            )
+        if args is None:
+            raise ConfigError(
+                "LuwuTrainer without args would save checkpoints, as Trainer does by default; pass "
+                'TrainingArguments(..., save_strategy="no")'
+            )
+        _check_arguments(args)
+        super().__init__(model, args, *rest, **arguments)  # type: ignore[call-arg]
+        self._check_processes()
+        if self.optimizer is not None:
+            _check_optimizer(self.optimizer)
+
+    # ---------------------------------------------------------------- the model stays where it is
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As Trainer's; what Accelerate prepares gets autocast, and is not moved or wrapped."""
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        prepare_model = self.accelerator.prepare_model
+
+        def prepare_in_place(
+            model: Any, device_placement: bool | None = None, evaluation_mode: bool = False
+        ) -> Any:
+            return prepare_model(model, device_placement=False, evaluation_mode=True)
+
+        self.accelerator.prepare_model = prepare_in_place
+        if self.accelerator.distributed_type in ("DEEPSPEED", "FSDP", "MEGATRON_LM"):
+            raise ConfigError(
+                f"Accelerate is configured for {self.accelerator.distributed_type.value}, by a "
+                "file of `accelerate config` or by ACCELERATE_* in the environment; "
+                + _OTHER_SHARDING
+            )
+
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
+        """Nothing moves: `fully_shard` has placed the model where `luwu.init` said."""
+
+    def _check_processes(self) -> None:
+        session, accelerator = self._session, self.accelerator
+        found = (accelerator.num_processes, accelerator.process_index)
+        if found != (session.world_size, session.rank):
+            raise ConfigError(
+                f"Accelerate sees {found[0]} processes and takes this one for number {found[1]}, "
+                f"but it is worker {session.rank} of {session.world_size}, so the data would not "
+                "be split; start the script with luwu run or torchrun, and on CPUs pass "
+                "TrainingArguments(use_cpu=True), without which Accelerate starts no group there"
+            )
+        if accelerator.device.type != session.device.type or self.args.n_gpu > 1:
+            raise ConfigError(
+                f"Trainer computes on {accelerator.device} ({self.args.n_gpu} GPUs), but the "
+                f"weights come to {session.device}; TrainingArguments(use_cpu=...) and "
+                "luwu.init(device=...) must say the same, with one GPU a worker"
+            )
+
+    # ---------------------------------------------------------------- the optimizer
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Trainer's groups, with luwu.optim's counterpart of the optimizer that was asked for."""
+        if self.optimizer is not None:
+            return super().create_optimizer(model)  # type: ignore[misc]
+        made: NetworkOptimizer = super().create_optimizer(model)  # type: ignore[misc]
+        _check_optimizer(made)
+        return made
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
+        """luwu.optim's class for `args.optim`, and its arguments."""
+        if args.optim not in _OPTIMIZER_NAMES:
+            raise ConfigError(
+                f"optim={str(getattr(args.optim, 'value', args.optim))!r} is not among what the "
+                f"optimizer node computes: {', '.join(_OPTIMIZER_NAMES)}; for another of "
+                "luwu.optim pass optimizer_cls_and_kwargs=(luwu.optim.Lion, {'lr': ...})"
+            )
+        theirs, arguments = Trainer.get_optimizer_cls_and_kwargs(args, model)
+        arguments.pop("fused", None)  # the node's update is
+        return _OURS[theirs], arguments
+
+    def train(self, resume_from_checkpoint: Any = None, *rest: Any, **arguments: Any) -> Any:
+        """Trainer's `train`. Raises: StepAborted if a step was lost."""
+        if resume_from_checkpoint:
+            raise ConfigError(f"resume_from_checkpoint: {_NO_CHECKPOINTS}")
+        try:
+            return super().train(None, *rest, **arguments)  # type: ignore[misc]
+        except StepAborted as error:
+            error.add_note(
+                "Trainer's loop cannot go back to a step. Start the run again from its beginning, "
+                "or train with a loop of your own, which can: see docs/huggingface.md"
+            )
+            raise
+
+    # ---------------------------------------------------------------- clipping
+
+    def _clip_grad_norm(self, model: Any) -> ClippedNorm:
+        return luwu.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: Any, grad_norm: ClippedNorm | None = None) -> None:
+        """Nothing yet: the norm is known after `step()`, where `log` reads it."""
+
+    def log(self, logs: dict[str, float], *rest: Any, **arguments: Any) -> None:
+        """Trainer's `log`, with the norm of the last step beside its learning rate."""
+        result = self._session.last_result
+        if "learning_rate" in logs and result is not None:
+            logs["grad_norm"] = result.grad_norm
+        super().log(logs, *rest, **arguments)  # type: ignore[misc]
+
+    # ---------------------------------------------------------------- evaluation and saving
+
+    def evaluation_loop(self, *rest: Any, **arguments: Any) -> Any:
+        """Trainer's; the weights can be pulled once there is an optimizer, so it is made first."""
+        if self.optimizer is None:
+            self.create_optimizer()
+        return super().evaluation_loop(*rest, **arguments)  # type: ignore[misc]
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Collect the weights and write them with `save_pretrained`; every rank calls it."""
+        collect = getattr(luwu, "get_model_state_dict", None)
+        if collect is None:
+            raise ConfigError(
+                "save_model: the weights are in the network, and this version of luwu has no "
+                "get_model_state_dict to collect them; the node's state directory has them, and "
+                "luwu export writes them as safetensors"
+            )
+        weights = dict(collect(self.model))  # save_pretrained drops the second name of a tied one
+        directory = self.args.output_dir if output_dir is None else output_dir
+        if self.args.should_save:
+            assert directory is not None
+            os.makedirs(directory, exist_ok=True)
+            self.model.save_pretrained(directory, state_dict=weights)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(directory)
+
+    @property
+    def _session(self) -> Session:
+        session: Session = self.model.luwu_unit.session
+        return session
+
+
+class LuwuTrainer(LuwuTrainerMixin, Trainer):
+    """`transformers.Trainer`, trained in the network."""
+
+
+def _check_arguments(args: Any) -> None:
+    for name, (is_refused, reason) in _REFUSED.items():
+        value = getattr(args, name, None)
+        value = getattr(value, "value", value)  # of an enumeration
+        if is_refused(value):
+            raise ConfigError(f"TrainingArguments({name}={value!r}) cannot be honoured: {reason}")
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Whether it updates in the network, from step 0."""
+    if not isinstance(optimizer, NetworkOptimizer):
+        raise ConfigError(
+            f"LuwuTrainer got a {type(optimizer).__name__}, which would update nothing: the "
+            "weights are in the network; make one of luwu.optim"
+        )
+    if optimizer.next_step != 0:
+        raise ConfigError(
+            f"the state is at step {optimizer.next_step}, but Trainer's loop, data and schedule "
+            "begin at step 0; start with a fresh --state, or go on with a loop of your own "
+            "(see docs/huggingface.md)"
+        )

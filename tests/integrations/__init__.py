@@ -1,0 +1,1 @@
+"""Other libraries over LuWu; each file skips where its library is not installed."""

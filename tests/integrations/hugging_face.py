@@ -1,0 +1,117 @@
+"""Small models of transformers, trained by workers in threads and, for comparison, in plain torch.
+
+`workers.finetune` makes the models and the batches of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import luwu
+from luwu.nic.shell import Nic
+from luwu.testing.local import LocalCluster
+from tests.processes.jobs import text_file
+from workers import finetune
+from workers.data import Batches, load_corpus
+
+WORLD_SIZE = 2
+Change = Callable[[nn.Module], object]
+
+
+def unchanged(model: nn.Module) -> None:
+    """Leave the model as it is."""
+
+
+def make_batches(directory: Path, options: argparse.Namespace) -> Batches:
+    """Batches of a text that is the same on every machine."""
+    corpus = load_corpus(text_file(directory))
+    return Batches(corpus.tokens, context=options.context, seed=options.seed)
+
+
+@contextmanager
+def cluster(directory: Path, world_size: int = WORLD_SIZE) -> Iterator[LocalCluster]:
+    """A switch and a node in threads."""
+    with LocalCluster(
+        world_size=world_size,
+        state=None,
+        memory_budget_bytes=64 * 1024 * 1024,
+        summary=directory / "summary.json",
+    ) as made:
+        yield made
+
+
+def through_a_node(
+    directory: Path, options: argparse.Namespace, *, change: Change = unchanged,
+    at_end: Callable[[nn.Module], Any] = unchanged,
+) -> tuple[list[float], list[Any], Any]:  # fmt: skip
+    """Train with two workers; the mean losses, what `at_end(model)` gave each rank before the
+    end, and the counters of rank 0."""
+    batches = make_batches(directory, options)
+    models = [finetune.make_model(options) for _ in range(WORLD_SIZE)]  # they share a generator
+
+    def worker(nic: Nic) -> Any:
+        luwu.init(nic=nic, device="cpu")
+        model = models[nic.rank]
+        change(model)
+        finetune.shard(model, options)
+        found: list[Any] = []
+
+        def end() -> None:
+            found.append(at_end(model))
+            luwu.finish()
+
+        losses = finetune.train(options, batches, model, at_end=end)
+        return losses, found[-1], nic.counters
+
+    with cluster(directory) as made:
+        results = made.run(worker)
+    means = [sum(each) / WORLD_SIZE for each in zip(*(r[0] for r in results), strict=True)]
+    return means, [result[1] for result in results], results[0][2]
+
+
+def alone(
+    directory: Path, options: argparse.Namespace, *, change: Change = unchanged
+) -> tuple[list[float], nn.Module]:
+    """Plain torch, one process, every rank's batches: the mean losses, and the model.
+
+    With bfloat16 the masters are float32, as a node's are; forward and backward see a copy of them
+    in bfloat16, and gradients are bfloat16 until they are summed.
+    """
+    batches = make_batches(directory, options)
+    masters = finetune.make_model(options)
+    change(masters)
+    is_bf16 = options.dtype == "bfloat16"
+    computing = copy.deepcopy(masters) if is_bf16 else masters
+    optimizer = torch.optim.AdamW(finetune.trainable(masters), lr=options.lr)
+    pairs = list(zip(masters.parameters(), computing.parameters(), strict=True))
+    losses = []
+    for step in range(options.steps):
+        if is_bf16:
+            for master, seen in pairs:
+                seen.data = master.data.to(torch.bfloat16)
+        sums: dict[nn.Parameter, Tensor] = {}
+        total = 0.0
+        for rank in range(WORLD_SIZE):
+            inputs = finetune.batch_of(options, batches, step, rank=rank, world_size=WORLD_SIZE)
+            loss = computing(**inputs).loss
+            loss.backward()
+            total += loss.item()
+            for master, seen in pairs:
+                if seen.grad is not None:
+                    gradient = seen.grad.float()
+                    sums[master] = sums[master] + gradient if master in sums else gradient
+                    seen.grad = None
+        for master, gradient in sums.items():
+            master.grad = gradient / WORLD_SIZE
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total / WORLD_SIZE)
+    return losses, masters

@@ -1,0 +1,252 @@
+"""Models of transformers as they are, in a loop of one's own: losses are those of plain torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+import luwu
+from luwu.base.errors import ConfigError, LuwuError, StepOrderError
+from luwu.testing.cluster import Cluster
+from tests.integrations.hugging_face import alone, make_batches, through_a_node
+from tests.processes.jobs import text_file
+from tests.unit.fake_nic import FakeNetwork
+from tests.unit.training_harness import (
+    one_thread,  # noqa: F401 - for every test here
+    worker,
+)
+from workers import finetune
+
+FLOAT32 = 1e-4
+BFLOAT16 = 2e-2
+LORA_RANK = 2
+"""Of adapters on two of a block's seven matrices."""
+
+families = pytest.mark.parametrize("family", ["llama", "bert"])
+
+
+def options_of(family: str, **changes: Any) -> Any:
+    options = finetune.parse_options(["--model", family])
+    for name, value in changes.items():
+        assert hasattr(options, name)
+        setattr(options, name, value)
+    return options
+
+
+@families
+@pytest.mark.feature("transformers")
+def test_transformers_losses_are_those_of_plain_torch(family: str, tmp_path: Path) -> None:
+    """I4. Goal: 30 steps of 2 workers give the losses of one process. Llama's head and BERT's
+    decoder are tied to the embedding. 1e-4: the gradients are added in another order."""
+    options = options_of(family)
+    expected, _ = alone(tmp_path, options)
+    losses, _, _ = through_a_node(tmp_path, options)
+    assert len(losses) == 30
+    assert losses == pytest.approx(expected, abs=FLOAT32)
+    assert losses[-1] < losses[0] - 0.5
+
+
+@families
+@pytest.mark.feature("transformers-bfloat16")
+def test_transformers_losses_in_bfloat16(family: str, tmp_path: Path) -> None:
+    """I4. Goal: with mp_policy the losses follow those of float32 masters that are computed with
+    in bfloat16 (`alone` says how): 2e-2, for the sums of two bfloat16 gradients differ."""
+    options = options_of(family, dtype="bfloat16")
+    expected, _ = alone(tmp_path, options)
+    losses, _, _ = through_a_node(tmp_path, options)
+    assert losses == pytest.approx(expected, abs=BFLOAT16)
+    assert losses[-1] < losses[0] - 0.5
+
+
+def checkpointing(*, reentrant: bool) -> Callable[[Any], object]:
+    arguments = {"use_reentrant": reentrant}
+    return lambda model: model.activation_checkpointing_enable(
+        activation_checkpointing_kwargs=arguments
+    )
+
+
+def untie(model: Any) -> None:
+    """A head of its own."""
+    torch.manual_seed(3)
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.02)
+
+
+VARIANTS: dict[str, Callable[[Any], object]] = {
+    "untied": untie,
+    "eager": lambda model: model.set_attn_implementation("eager"),
+    "checkpointing": checkpointing(reentrant=False),
+    "checkpointing-reentrant": checkpointing(reentrant=True),
+    "cache": lambda model: setattr(model.config, "use_cache", True),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.feature("transformers-variants")
+def test_transformers_variants(variant: str, tmp_path: Path) -> None:
+    options = options_of("llama", steps=5)
+    expected, model = alone(tmp_path, options, change=VARIANTS[variant])
+    losses, _, _ = through_a_node(tmp_path, options, change=VARIANTS[variant])
+    assert losses == pytest.approx(expected, abs=1e-6)
+    if variant == "eager":
+        assert model.config._attn_implementation == "eager"  # type: ignore[union-attr]
+
+
+@pytest.mark.feature("transformers-generate")
+def test_transformers_evaluate_and_generate(tmp_path: Path) -> None:
+    """Goal: after training, evaluation and generation, with a KV cache and without, give what the
+    model gives that was trained alone; by `generate` itself, and registered as a forward method."""
+    options = options_of("llama", steps=5)
+    batches = make_batches(tmp_path, options)
+    inputs = finetune.batch_of(options, batches, 99, rank=0, world_size=1)
+    prompt = inputs["input_ids"][:2, :8]
+
+    @torch.no_grad()
+    def look(model: Any) -> tuple[float, list[Tensor]]:
+        model.eval()
+        texts = [
+            model.generate(prompt, max_new_tokens=8, do_sample=False, use_cache=use_cache)
+            for use_cache in (True, False)
+        ]
+        if isinstance(model, luwu.LuwuModule):
+            luwu.register_forward_method(model, "generate")
+            texts.append(model.generate(prompt, max_new_tokens=8, do_sample=False))
+        return model(**inputs).loss.item(), texts
+
+    _, plain = alone(tmp_path, options)
+    loss, (expected, _) = look(plain)
+    _, found, _ = through_a_node(tmp_path, options, at_end=look)
+    for found_loss, texts in found:
+        assert found_loss == pytest.approx(loss, abs=FLOAT32)
+        assert len(texts) == 3
+        assert all(torch.equal(text, expected) for text in texts)
+
+
+@pytest.mark.feature("cache-with-a-graph")
+def test_transformers_cache_with_a_graph_is_refused(tmp_path: Path) -> None:
+    """Goal: a forward over a cache that another forward left with its graph raises: its backward
+    would read weights that are freed."""
+    options = options_of("llama")
+    inputs = finetune.batch_of(
+        options, make_batches(tmp_path, options), 0, rank=0, world_size=1
+    )["input_ids"]  # fmt: skip
+    with worker(FakeNetwork(1)):
+        model: Any = finetune.make_model(options)
+        finetune.shard(model, options)
+        luwu.optim.SGD(model.parameters(), lr=0.1)
+        first = model(input_ids=inputs[:, :16], use_cache=True)
+        with pytest.raises(StepOrderError, match=r"DynamicCache that holds .*torch\.no_grad"):
+            model(input_ids=inputs[:, 16:], past_key_values=first.past_key_values)
+
+
+@pytest.mark.feature("transformers-save-pretrained")
+def test_transformers_save_pretrained_is_refused(tmp_path: Path) -> None:
+    """Goal: a model whose weights are in the network is not saved as if they were here."""
+    with worker(FakeNetwork(1)):
+        options = options_of("llama")
+        model: Any = finetune.make_model(options)
+        finetune.shard(model, options)
+        luwu.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(LuwuError, match=r"state_dict\(\) of a sharded model"):
+            model.save_pretrained(tmp_path)
+        with pytest.raises(ConfigError, match="cannot be moved or cast"):
+            model.to(torch.bfloat16)
+
+
+# ---------------------------------------------------------------------------- LoRA
+
+
+@families
+@pytest.mark.feature("lora")
+def test_lora_losses_are_those_of_plain_torch(family: str, tmp_path: Path) -> None:
+    """I4. Goal: 30 steps of 2 workers give the losses of one process."""
+    options = options_of(family, lora=LORA_RANK, lr=1e-2)
+    expected, _ = alone(tmp_path, options)
+    losses, _, _ = through_a_node(tmp_path, options)
+    assert losses == pytest.approx(expected, abs=FLOAT32)
+    assert losses[-1] < losses[0]
+
+
+@families
+@pytest.mark.feature("lora")
+def test_lora_pushes_adapters_and_pulls_everything(family: str, tmp_path: Path) -> None:
+    """Goal: less than 2 % of the bytes of full fine-tuning are pushed. The frozen base is pulled
+    like a trained one: the adapters, which full fine-tuning has not, are less than 1 % of it."""
+    _, _, full = through_a_node(tmp_path, options_of(family, width=128, steps=3))
+    lora = options_of(family, width=128, steps=3, lora=LORA_RANK)
+    _, _, adapters = through_a_node(tmp_path, lora)
+    assert 0 < adapters.push_bytes < 0.02 * full.push_bytes
+    assert full.pull_bytes < adapters.pull_bytes < 1.01 * full.pull_bytes
+
+
+@pytest.mark.feature("lora-disable-adapter")
+def test_lora_base_stays_as_it_was(tmp_path: Path) -> None:
+    """Goal: without its adapters the model is the base, which no step has changed, to the bit."""
+    options = options_of("llama", lora=LORA_RANK, steps=5)
+    inputs = finetune.batch_of(
+        options, make_batches(tmp_path, options), 99, rank=0, world_size=1
+    )  # fmt: skip
+
+    @torch.no_grad()
+    def look(model: Any) -> tuple[float, float]:
+        model.eval()
+        with model.disable_adapter():
+            base = model(**inputs).loss.item()
+        return base, model(**inputs).loss.item()
+
+    _, found, _ = through_a_node(tmp_path, options, at_end=look)
+    base, _ = look(finetune.make_model(options))
+    _, trained = look(alone(tmp_path, options)[1])
+    for found_base, found_trained in found:
+        assert found_base == base
+        assert found_trained == pytest.approx(trained, abs=FLOAT32)
+        assert found_trained != base
+
+
+@pytest.mark.feature("lora")
+def test_lora_of_a_model_in_bfloat16(tmp_path: Path) -> None:
+    """Goal: peft keeps adapters in float32 beside a base in bfloat16; a unit travels in one dtype,
+    so this is refused without mp_policy, and works with it."""
+
+    def halve(model: Any) -> None:
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+
+    mixed = options_of("llama", lora=LORA_RANK, steps=3)
+    with pytest.raises(ConfigError, match=r"several dtypes.*mp_policy="):
+        through_a_node(tmp_path, mixed, change=halve)
+    options = options_of("llama", lora=LORA_RANK, steps=3, dtype="bfloat16")
+    expected, _ = alone(tmp_path, options, change=halve)
+    losses, _, _ = through_a_node(tmp_path, options, change=halve)
+    assert losses == pytest.approx(expected, abs=BFLOAT16)
+
+
+# ---------------------------------------------------------------------------- real processes
+
+
+@pytest.mark.feature("transformers")
+def test_transformers_in_real_processes(tmp_path: Path) -> None:
+    """I4, I8. Goal: `luwu run` of workers/finetune.py gives the losses of one process, and leaves
+    nothing behind."""
+    options = options_of("llama")
+    expected, _ = alone(tmp_path, options)
+    arguments = ["--data", str(text_file(tmp_path)), "--result", str(tmp_path / "result.json")]
+    with Cluster.run(
+        tmp_path, finetune.__file__, "--model", "llama", *arguments, flags=["--workers", "2"],
+        environ={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    ) as cluster:  # fmt: skip
+        assert cluster.wait(100) == 0, cluster.output
+        assert cluster.wait_until_clean() == []
+    results = [json.loads((tmp_path / f"result.rank{rank}.json").read_text()) for rank in (0, 1)]
+    losses = [sum(each) / 2 for each in zip(*(r["loss"] for r in results), strict=True)]
+    assert losses == pytest.approx(expected, abs=FLOAT32)

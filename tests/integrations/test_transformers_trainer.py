@@ -1,0 +1,277 @@
+"""`transformers.Trainer` with one worker in this process: what it honours, and what it refuses.
+
+Two workers need two processes, for Accelerate keeps one state in each: test_hugging_face_page.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments
+
+import luwu
+from luwu.base.errors import ConfigError, StepAborted
+from luwu.integrations.transformers import LuwuTrainer
+from luwu.nic.shell import Nic
+from tests.integrations.hugging_face import cluster
+from tests.unit.fake_nic import FakeNetwork
+from tests.unit.training_harness import (
+    one_thread,  # noqa: F401 - for every test here
+    worker,
+)
+from workers import finetune
+
+STEPS = 6
+
+
+def make_model(lora: int = 0) -> Any:
+    return finetune.make_model(finetune.parse_options(["--lora", str(lora)]))
+
+
+def rows(count: int) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(97, 123, (count, 16), generator=generator)
+    return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+def arguments_of(directory: Path, **changes: Any) -> TrainingArguments:
+    values = {
+        "save_strategy": "no",
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "max_steps": STEPS,
+        "learning_rate": 3e-3,
+        "per_device_train_batch_size": 4,
+    }
+    return TrainingArguments(str(directory / "output"), **{**values, **changes})
+
+
+def history(trainer: Any, name: str) -> list[float]:
+    """Everything that was logged under a name."""
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def compare(directory: Path, *, lora: int = 0, abs_max: float, **changes: Any) -> None:
+    """Train with Trainer alone and with LuwuTrainer; evaluate before and after."""
+
+    def train(kind: Any, model: Any) -> dict[str, list[float]]:
+        arguments = arguments_of(directory, **changes)
+        trainer = kind(model, arguments, train_dataset=rows(32), eval_dataset=rows(8))
+        before = trainer.evaluate()
+        trainer.train()
+        after = trainer.predict(rows(8)).metrics
+        evaluated = [before["eval_loss"], after["test_loss"]]
+        names = ("loss", "grad_norm", "learning_rate")
+        return {"evaluated": evaluated, **{name: history(trainer, name) for name in names}}
+
+    expected = train(Trainer, make_model(lora))
+
+    def work(nic: Nic) -> Any:
+        luwu.init(nic=nic, device="cpu")
+        model = make_model(lora)
+        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
+        found = train(LuwuTrainer, model)
+        luwu.finish()
+        return found
+
+    with cluster(directory, world_size=1) as made:
+        (found,) = made.run(work)
+    assert [len(values) for values in expected.values()] == [2, STEPS, STEPS, STEPS]
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, abs=abs_max), name
+    assert expected["evaluated"][1] < expected["evaluated"][0]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "no clipping": {"max_grad_norm": 0.0},
+    "activation checkpointing": {"activation_checkpointing": True},
+    "sgd": {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.05},
+    "accumulation": {"gradient_accumulation_steps": 2, "weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.feature("transformers-trainer")
+def test_transformers_trainer_with_one_worker(case: str, tmp_path: Path) -> None:
+    """I4. Goal: losses, norms, schedule and evaluation are those of Trainer alone; 1e-5: the norm
+    is summed in another order."""
+    compare(tmp_path, abs_max=1e-5, **CASES[case])
+
+
+@pytest.mark.feature("transformers-trainer-bf16")
+def test_transformers_trainer_with_autocast(tmp_path: Path) -> None:
+    """Goal: bf16=True is autocast, over weights in float32, as with Trainer alone; 2e-2: a product
+    may be rounded the other way."""
+    compare(tmp_path, abs_max=2e-2, bf16=True)
+
+
+@pytest.mark.feature("transformers-trainer-lora")
+def test_transformers_trainer_lora(tmp_path: Path) -> None:
+    """Goal: LoRA through Trainer, with a group that holds no parameter."""
+    compare(tmp_path, abs_max=1e-5, lora=2)
+
+
+@pytest.mark.feature("transformers-trainer")
+def test_transformers_trainer_takes_an_optimizer_of_luwu(tmp_path: Path) -> None:
+    """Goal: an optimizer that Trainer has no name for, by optimizers= and by its class."""
+
+    def work(nic: Nic) -> None:
+        luwu.init(nic=nic, device="cpu")
+        model = make_model()
+        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
+        lion = (luwu.optim.Lion, {"lr": 1e-3})
+        trainer = LuwuTrainer(
+            model, arguments_of(tmp_path), train_dataset=rows(32), optimizer_cls_and_kwargs=lion
+        )
+        trainer.train()
+        assert isinstance(trainer.optimizer.optimizer, luwu.optim.Lion)
+        assert len(history(trainer, "loss")) == STEPS
+        luwu.finish()
+
+    with cluster(tmp_path, world_size=1) as made:
+        made.run(work)
+
+
+# ---------------------------------------------------------------------------- refusals
+
+
+@pytest.fixture
+def sharded() -> Iterator[Any]:
+    """A model of a worker in this thread."""
+    with worker(FakeNetwork(1)):
+        model = make_model()
+        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
+        yield model
+        if not model.luwu_unit.session.is_final:  # a session can end well with an optimizer only
+            luwu.optim.SGD(model.parameters(), lr=0.1)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "fp16": ({"fp16": True}, r"fp16=True.*GradScaler.*bf16=True"),
+    "save_strategy": ({"save_strategy": "steps"}, r'save_strategy="no".*luwu export'),
+    "bf16_full_eval": ({"bf16_full_eval": True}, r"cast the weights"),
+    "fp16_full_eval": ({"fp16_full_eval": True}, r"cast the weights"),
+    "torch_compile": ({"torch_compile": True}, r"torch_compile=True"),
+    "auto_find_batch_size": ({"auto_find_batch_size": True}, r"per_device_train_batch_size"),
+    "ddp": ({"ddp_find_unused_parameters": True}, r"DistributedDataParallel"),
+    "fsdp": ({"fsdp": "full_shard"}, r"fsdp=.*luwu\.fully_shard"),
+    "liger": ({"use_liger_kernel": True}, r"before luwu\.fully_shard|patch the model before"),
+    "jit": ({"enable_jit_checkpoint": True}, r"enable_jit_checkpoint.*luwu export"),
+    "resume": ({"resume_from_checkpoint": "somewhere"}, r"resume_from_checkpoint.*state directory"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.feature("transformers-trainer-refusals")
+def test_transformers_trainer_refuses_arguments(case: str, sharded: Any, tmp_path: Path) -> None:
+    """Goal: what cannot be honoured is refused with a sentence that says what to do instead."""
+    changes, message = REFUSED[case]
+    arguments = arguments_of(tmp_path)
+    for name, value in changes.items():
+        setattr(arguments, name, value)  # some of them want a GPU, or a package, when constructed
+    with pytest.raises(ConfigError, match=message):
+        LuwuTrainer(sharded, arguments)
+
+
+@pytest.mark.feature("transformers-trainer-refusals")
+def test_transformers_trainer_refuses_optimizers(sharded: Any, tmp_path: Path) -> None:
+    other = LuwuTrainer(sharded, arguments_of(tmp_path, optim="adafactor"), train_dataset=rows(8))
+    with pytest.raises(ConfigError, match=r"optim='adafactor'.*adamw_torch.*luwu\.optim\.Lion"):
+        other.train()
+    plain = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    with pytest.raises(ConfigError, match=r"got a SGD, which would update nothing.*luwu\.optim"):
+        LuwuTrainer(sharded, arguments_of(tmp_path), optimizers=(plain, None))
+    given = (torch.optim.SGD, {"lr": 0.1})
+    trainer = LuwuTrainer(
+        sharded, arguments_of(tmp_path), train_dataset=rows(8), optimizer_cls_and_kwargs=given
+    )
+    with pytest.raises(ConfigError, match=r"got a SGD, which would update nothing"):
+        trainer.train()
+
+
+@pytest.mark.feature("transformers-trainer-refusals")
+def test_transformers_trainer_refuses_models(sharded: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"got a LlamaForCausalLM.*luwu\.fully_shard"):
+        LuwuTrainer(make_model(), arguments_of(tmp_path))
+    with pytest.raises(ConfigError, match=r"model_init.*model="):
+        LuwuTrainer(args=arguments_of(tmp_path), model_init=make_model)
+    with pytest.raises(ConfigError, match=r'without args.*save_strategy="no"'):
+        LuwuTrainer(sharded)
+
+
+@pytest.mark.feature("transformers-trainer-refusals")
+def test_transformers_trainer_refuses_to_go_on_in_the_middle(sharded: Any, tmp_path: Path) -> None:
+    """Goal: neither a checkpoint of Trainer nor a state at a later step is taken for a start."""
+    trainer = LuwuTrainer(sharded, arguments_of(tmp_path), train_dataset=rows(8))
+    with pytest.raises(ConfigError, match=r"resume_from_checkpoint.*state directory"):
+        trainer.train(resume_from_checkpoint=True)
+    optimizer = luwu.optim.SGD(sharded.parameters(), lr=0.1)
+    sharded(**{name: row[None] for name, row in rows(1)[0].items()}).loss.backward()
+    optimizer.step()
+    with pytest.raises(ConfigError, match=r"state is at step 1.*fresh --state"):
+        LuwuTrainer(sharded, arguments_of(tmp_path), optimizers=(optimizer, None))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "changes", "message"),
+    [(2, {}, r"1 processes.*worker 0 of 2.*use_cpu=True")],
+)
+@pytest.mark.feature("transformers-trainer-refusals")
+def test_transformers_trainer_refuses_unsplit_data(
+    world_size: int, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """Goal: where Accelerate does not see the other workers, each would train on all data."""
+    with worker(FakeNetwork(world_size)) as session:
+        model = make_model()
+        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
+        with pytest.raises(ConfigError, match=message):
+            LuwuTrainer(model, arguments_of(tmp_path, **changes))
+        session.is_finished = True  # no other rank comes
+        session.nic.close()
+
+
+@pytest.mark.feature("transformers-trainer-refusals")
+def test_transformers_trainer_says_that_it_cannot_go_back(tmp_path: Path) -> None:
+    network = FakeNetwork(1)
+    with worker(network):
+        model = make_model()
+        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
+        network.fail_at("commit", step=1)
+        trainer = LuwuTrainer(model, arguments_of(tmp_path), train_dataset=rows(32))
+        with pytest.raises(StepAborted) as caught:
+            trainer.train()
+        assert "cannot go back to a step" in caught.value.__notes__[0]
+
+
+# ---------------------------------------------------------------------------- saving
+
+
+@pytest.mark.feature("transformers-trainer-save")
+def test_transformers_trainer_saves_what_luwu_collects(
+    sharded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: without a way to collect weights `save_model` says where they are; with one it writes
+    what `from_pretrained` reads."""
+    trainer = LuwuTrainer(sharded, arguments_of(tmp_path))
+    monkeypatch.delattr(luwu, "get_model_state_dict", raising=False)
+    monkeypatch.delitem(luwu._HOME, "get_model_state_dict", raising=False)
+    with pytest.raises(ConfigError, match=r"get_model_state_dict.*luwu export"):
+        trainer.save_model()
+
+    weights = make_model().state_dict()
+    collect: Callable[[Any], Any] = lambda model: weights  # noqa: E731
+    monkeypatch.setattr(luwu, "get_model_state_dict", collect, raising=False)
+    trainer.save_model(str(tmp_path / "saved"))
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path / "saved", local_files_only=True)
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, weights[name]), name
