@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ pytest.importorskip("peft")
 
 import luwu
 from luwu.base.errors import ConfigError, LuwuError, StepOrderError
-from luwu.testing.cluster import Cluster
 from tests.integrations.hugging_face import alone, make_batches, through_a_node
-from tests.processes.jobs import text_file
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.training_harness import (
     one_thread,  # noqa: F401 - for every test here
@@ -229,24 +226,3 @@ def test_lora_of_a_model_in_bfloat16(tmp_path: Path) -> None:
     expected, _ = alone(tmp_path, options, change=halve)
     losses, _, _ = through_a_node(tmp_path, options, change=halve)
     assert losses == pytest.approx(expected, abs=BFLOAT16)
-
-
-# ---------------------------------------------------------------------------- real processes
-
-
-@pytest.mark.feature("transformers")
-def test_transformers_in_real_processes(tmp_path: Path) -> None:
-    """I4, I8. Goal: `luwu run` of workers/finetune.py gives the losses of one process, and leaves
-    nothing behind."""
-    options = options_of("llama")
-    expected, _ = alone(tmp_path, options)
-    arguments = ["--data", str(text_file(tmp_path)), "--result", str(tmp_path / "result.json")]
-    with Cluster.run(
-        tmp_path, finetune.__file__, "--model", "llama", *arguments, flags=["--workers", "2"],
-        environ={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    ) as cluster:  # fmt: skip
-        assert cluster.wait(100) == 0, cluster.output
-        assert cluster.wait_until_clean() == []
-    results = [json.loads((tmp_path / f"result.rank{rank}.json").read_text()) for rank in (0, 1)]
-    losses = [sum(each) / 2 for each in zip(*(r["loss"] for r in results), strict=True)]
-    assert losses == pytest.approx(expected, abs=FLOAT32)
