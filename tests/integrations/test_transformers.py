@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ pytest.importorskip("peft")
 
 import luwu
 from luwu.base.errors import ConfigError, LuwuError, StepOrderError
-from tests.integrations.hugging_face import alone, make_batches, through_a_node
+from luwu.nic.shell import Nic
+from tests.integrations.hugging_face import alone, cluster, make_batches, through_a_node
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.training_harness import (
     one_thread,  # noqa: F401 - for every test here
@@ -98,6 +100,90 @@ def test_transformers_variants(variant: str, tmp_path: Path) -> None:
         assert model.config._attn_implementation == "eager"  # type: ignore[union-attr]
 
 
+@pytest.mark.feature("transformers-hidden-states")
+def test_transformers_loss_of_hidden_states(tmp_path: Path) -> None:
+    """Goal: what transformers collects inside of units (hidden states, attention) may be part of
+    the loss."""
+    options = options_of("llama")
+    inputs = finetune.batch_of(options, make_batches(tmp_path, options), 0, rank=0, world_size=1)
+    wanted = {"output_hidden_states": True, "output_attentions": True}
+
+    def train(model: Any, optimizer: Any) -> list[float]:
+        losses = []
+        for _ in range(3):
+            output = model(input_ids=inputs["input_ids"], **wanted)
+            collected = [*output.hidden_states, *output.attentions, output.logits]
+            loss = torch.stack([each.square().mean() for each in collected]).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    def make() -> Any:
+        model: Any = finetune.make_model(options)
+        model.set_attn_implementation("eager")
+        return model
+
+    plain = make()
+    expected = train(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    with worker(FakeNetwork(1)):
+        model = make()
+        finetune.shard(model, options)
+        losses = train(model, luwu.optim.SGD(model.parameters(), lr=0.1))
+    assert losses == pytest.approx(expected, abs=1e-6)
+    assert losses[-1] < losses[0]
+
+
+@families
+@pytest.mark.feature("transformers-padding")
+def test_transformers_padding(family: str, tmp_path: Path) -> None:
+    """Goal: an attention mask goes through units in bfloat16; a padded place changes no loss."""
+    options = options_of(family, dtype="bfloat16")
+    inputs = finetune.batch_of(options, make_batches(tmp_path, options), 0, rank=0, world_size=1)
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[0, 16:] = 0
+    labels = inputs["labels"].masked_fill(mask == 0, finetune.IGNORED)
+    other_ids = inputs["input_ids"].masked_fill(mask == 0, 7)
+    with worker(FakeNetwork(1)):
+        model: Any = finetune.make_model(options)
+        finetune.shard(model, options)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        losses = [
+            model(input_ids=ids, labels=labels, attention_mask=mask).loss
+            for ids in (inputs["input_ids"], other_ids)
+        ]
+        assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6)
+        losses[0].backward()
+        assert optimizer.step().applied
+
+
+@families
+@pytest.mark.feature("transformers-meta")
+def test_transformers_model_made_on_meta(family: str, tmp_path: Path) -> None:
+    """Goal: a model larger than its worker is made without memory, and filled unit by unit by the
+    model's own initialisation, its tied weights and its buffers included."""
+    options = options_of(family, steps=20)
+    batches = make_batches(tmp_path, options)
+    with torch.device("meta"):
+        models: list[Any] = [finetune.make_model(options) for _ in range(2)]
+
+    def work(nic: Nic) -> list[float]:
+        luwu.init(nic=nic, device="cpu")
+        model = models[nic.rank]
+        finetune.shard(model, options)
+        luwu.init_weights(model, model._init_weights)
+        return finetune.train(options, batches, model)
+
+    with cluster(tmp_path) as made:
+        losses = made.run(work)[0]
+    made_here = dict(finetune.make_model(options).named_buffers())
+    for name, buffer in models[0].named_buffers():
+        assert torch.equal(buffer, made_here[name]), name
+    assert losses[0] == pytest.approx(math.log(finetune.BYTE_VOCAB), abs=0.2)
+    assert losses[-1] < losses[0] - 0.5
+
+
 @pytest.mark.feature("transformers-generate")
 def test_transformers_evaluate_and_generate(tmp_path: Path) -> None:
     """Goal: after training, evaluation and generation, with a KV cache and without, give what the
@@ -146,8 +232,9 @@ def test_transformers_cache_with_a_graph_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("transformers-save-pretrained")
-def test_transformers_save_pretrained_is_refused(tmp_path: Path) -> None:
-    """Goal: a model whose weights are in the network is not saved as if they were here."""
+def test_transformers_methods_that_need_weights_are_refused(tmp_path: Path) -> None:
+    """Goal: a model whose weights are in the network is not saved, cast or resized as if they were
+    here."""
     with worker(FakeNetwork(1)):
         options = options_of("llama")
         model: Any = finetune.make_model(options)
@@ -157,6 +244,8 @@ def test_transformers_save_pretrained_is_refused(tmp_path: Path) -> None:
             model.save_pretrained(tmp_path)
         with pytest.raises(ConfigError, match="cannot be moved or cast"):
             model.to(torch.bfloat16)
+        with pytest.raises(LuwuError, match=r"embed_tokens\.weight are in the network"):
+            model.resize_token_embeddings(300)
 
 
 # ---------------------------------------------------------------------------- LoRA
