@@ -11,7 +11,8 @@ Trainer's loop stays as it is. What differs is who does what:
     clipping        `max_grad_norm` goes to `luwu.clip_grad_norm_`; the norm is known after `step()`
     the ranks       Accelerate starts torch.distributed from RANK and WORLD_SIZE, as ever: it splits
                     the data and gathers losses and metrics. No weight or gradient passes there.
-    the state       is on the optimizer node, which is the checkpoint
+    the state       is on the optimizer node, which is the checkpoint: where it is at a later step
+                    (luwu run --resume), Trainer skips the data and the schedule up to there
 
 An argument that cannot be honoured is refused with the remedy (`_REFUSED`), never ignored.
 """
@@ -19,7 +20,10 @@ An argument that cannot be honoured is refused with the remedy (`_REFUSED`), nev
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +35,7 @@ from luwu.training.clip import ClippedNorm
 from luwu.training.module import LuwuModule
 
 try:
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerState, TrainingArguments
 except ImportError as error:
     raise ConfigError(
         "luwu.integrations.transformers needs transformers and accelerate, which are not installed "
@@ -96,6 +100,7 @@ class LuwuTrainerMixin:
         accelerator: Any
         args: TrainingArguments
         model: Any
+        lr_scheduler: Any
         optimizer: Any
         processing_class: Any
         state: Any
@@ -123,8 +128,10 @@ class LuwuTrainerMixin:
         _check_arguments(args)
         super().__init__(model, args, *rest, **arguments)  # type: ignore[call-arg]
         self._check_processes()
+        self._first_step = 0
+        """Where the next `train` begins: what the state says, once."""
         if self.optimizer is not None:
-            _check_optimizer(self.optimizer)
+            self._take_optimizer(self.optimizer)
 
     # ---------------------------------------------------------------- the model stays where it is
 
@@ -173,8 +180,16 @@ class LuwuTrainerMixin:
         if self.optimizer is not None:
             return super().create_optimizer(model)  # type: ignore[misc]
         made: NetworkOptimizer = super().create_optimizer(model)  # type: ignore[misc]
-        _check_optimizer(made)
+        self._take_optimizer(made)
         return made
+
+    def _take_optimizer(self, optimizer: Any) -> None:
+        if not isinstance(optimizer, NetworkOptimizer):
+            raise ConfigError(
+                f"LuwuTrainer got a {type(optimizer).__name__}, which would update nothing: the "
+                "weights are in the network; make one of luwu.optim"
+            )
+        self._first_step = optimizer.next_step
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -189,18 +204,56 @@ class LuwuTrainerMixin:
         arguments.pop("fused", None)  # the node's update is
         return _OURS[theirs], arguments
 
+    # ---------------------------------------------------------------- where training begins
+
     def train(self, resume_from_checkpoint: Any = None, *rest: Any, **arguments: Any) -> Any:
-        """Trainer's `train`. Raises: StepAborted if a step was lost."""
+        """Trainer's `train`, from the step where the state is.
+
+        Raises: StepAborted if a step was lost.
+        """
         if resume_from_checkpoint:
             raise ConfigError(f"resume_from_checkpoint: {_NO_CHECKPOINTS}")
+        if self.optimizer is None:
+            self.create_optimizer()  # joins the job, which tells the step
+        first, self._first_step = self._first_step, 0
         try:
-            return super().train(None, *rest, **arguments)  # type: ignore[misc]
+            with self._checkpoint_at(first) as checkpoint:
+                return super().train(checkpoint, *rest, **arguments)  # type: ignore[misc]
         except StepAborted as error:
             error.add_note(
-                "Trainer's loop cannot go back to a step. Start the run again from its beginning, "
-                "or train with a loop of your own, which can: see docs/huggingface.md"
+                "Trainer's loop cannot go back to a step. Start the run again with --resume, or "
+                "train with a loop of your own, which can: see docs/huggingface.md"
             )
             raise
+
+    @contextmanager
+    def _checkpoint_at(self, step: int) -> Iterator[str | None]:
+        """A checkpoint directory with nothing in it but the number of the step; None for 0."""
+        if step == 0:
+            yield None
+            return
+        state = TrainerState(global_step=step, train_batch_size=self.args.train_batch_size)
+        state.compute_steps(self.args, self.args.max_steps)
+        with tempfile.TemporaryDirectory() as directory:
+            state.save_to_json(os.path.join(directory, "trainer_state.json"))
+            yield directory
+
+    def _load_from_checkpoint(self, *_: Any, **__: Any) -> None:
+        """Nothing: the weights are on the optimizer node."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """The optimizer's state is on its node; the schedule goes to its step."""
+        if checkpoint is None:
+            return
+        if isinstance(self.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ConfigError(
+                f"the state is at step {self.state.global_step}, but this schedule depends on what "
+                "was measured before it; take another lr_scheduler_type, or a fresh --state"
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # steps without one of the optimizer
+            for _ in range(self.state.global_step):
+                self.lr_scheduler.step()
 
     # ---------------------------------------------------------------- clipping
 
@@ -259,18 +312,3 @@ def _check_arguments(args: Any) -> None:
         value = getattr(value, "value", value)  # of an enumeration
         if is_refused(value):
             raise ConfigError(f"TrainingArguments({name}={value!r}) cannot be honoured: {reason}")
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    """Whether it updates in the network, from step 0."""
-    if not isinstance(optimizer, NetworkOptimizer):
-        raise ConfigError(
-            f"LuwuTrainer got a {type(optimizer).__name__}, which would update nothing: the "
-            "weights are in the network; make one of luwu.optim"
-        )
-    if optimizer.next_step != 0:
-        raise ConfigError(
-            f"the state is at step {optimizer.next_step}, but Trainer's loop, data and schedule "
-            "begin at step 0; start with a fresh --state, or go on with a loop of your own "
-            "(see docs/huggingface.md)"
-        )

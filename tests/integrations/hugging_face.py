@@ -37,11 +37,15 @@ def make_batches(directory: Path, options: argparse.Namespace) -> Batches:
 
 
 @contextmanager
-def cluster(directory: Path, world_size: int = WORLD_SIZE) -> Iterator[LocalCluster]:
+def cluster(
+    directory: Path, world_size: int = WORLD_SIZE, *, state: Path | None = None,
+    resume: bool = False,
+) -> Iterator[LocalCluster]:  # fmt: skip
     """A switch and a node in threads."""
     with LocalCluster(
         world_size=world_size,
-        state=None,
+        state=state,
+        resume=resume,
         memory_budget_bytes=64 * 1024 * 1024,
         summary=directory / "summary.json",
     ) as made:

@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from transformers import LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 import luwu
 from luwu.base.errors import ConfigError, StepAborted
@@ -142,6 +142,51 @@ def test_transformers_trainer_takes_an_optimizer_of_luwu(tmp_path: Path) -> None
         made.run(work)
 
 
+class StopAt(TrainerCallback):
+    """Ends training after a step, with the schedule of the whole run."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        control.should_training_stop = state.global_step == self._step
+        return control
+
+
+@pytest.mark.feature("transformers-trainer-resume")
+def test_transformers_trainer_goes_on_where_the_state_is(tmp_path: Path) -> None:
+    """Goal: a run that is resumed has the losses and the schedule of one that was not stopped, in
+    the middle of an epoch and of an accumulation of batches, and trains no step twice."""
+    changes = {"gradient_accumulation_steps": 2, "lr_scheduler_type": "cosine", "max_steps": 12}
+    plain = Trainer(make_model(), arguments_of(tmp_path, **changes), train_dataset=rows(28))
+    plain.train()
+    expected = history(plain, "loss")
+    assert len(expected) == 12
+
+    def train(nic: Nic, stop: int) -> Any:
+        luwu.init(nic=nic, device="cpu")
+        model = make_model()
+        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
+        arguments = arguments_of(tmp_path, **changes)
+        trainer = LuwuTrainer(
+            model, arguments, train_dataset=rows(28), callbacks=[StopAt(stop)]
+        )  # fmt: skip
+        trainer.train()
+        luwu.finish()
+        return trainer
+
+    state = tmp_path / "state"
+    with cluster(tmp_path, world_size=1, state=state) as made:
+        (first,) = made.run(lambda nic: train(nic, 5))
+    with cluster(tmp_path, world_size=1, state=state, resume=True) as made:
+        (rest,) = made.run(lambda nic: train(nic, 99))
+    found = history(first, "loss") + history(rest, "loss")
+    assert found == pytest.approx(expected, abs=1e-5)
+    rates = history(first, "learning_rate") + history(rest, "learning_rate")
+    assert rates == pytest.approx(history(plain, "learning_rate"))
+    assert rest.state.global_step == 12
+
+
 # ---------------------------------------------------------------------------- refusals
 
 
@@ -210,16 +255,27 @@ def test_transformers_trainer_refuses_models(sharded: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.feature("transformers-trainer-refusals")
-def test_transformers_trainer_refuses_to_go_on_in_the_middle(sharded: Any, tmp_path: Path) -> None:
-    """Goal: neither a checkpoint of Trainer nor a state at a later step is taken for a start."""
+def test_transformers_trainer_refuses_a_checkpoint(sharded: Any, tmp_path: Path) -> None:
     trainer = LuwuTrainer(sharded, arguments_of(tmp_path), train_dataset=rows(8))
     with pytest.raises(ConfigError, match=r"resume_from_checkpoint.*state directory"):
         trainer.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.feature("transformers-trainer-refusals")
+def test_transformers_trainer_refuses_a_plateau_in_the_middle(sharded: Any, tmp_path: Path) -> None:
+    """Goal: a schedule that depends on what was measured is not taken up at a later step."""
     optimizer = luwu.optim.SGD(sharded.parameters(), lr=0.1)
     sharded(**{name: row[None] for name, row in rows(1)[0].items()}).loss.backward()
     optimizer.step()
-    with pytest.raises(ConfigError, match=r"state is at step 1.*fresh --state"):
-        LuwuTrainer(sharded, arguments_of(tmp_path), optimizers=(optimizer, None))
+    arguments = arguments_of(
+        tmp_path, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", eval_steps=1
+    )
+    trainer = LuwuTrainer(
+        sharded, arguments, train_dataset=rows(8), eval_dataset=rows(2),
+        optimizers=(optimizer, None),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"state is at step 1.*lr_scheduler_type"):
+        trainer.train()
 
 
 @pytest.mark.parametrize(
