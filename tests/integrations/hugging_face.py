@@ -39,13 +39,14 @@ def make_batches(directory: Path, options: argparse.Namespace) -> Batches:
 @contextmanager
 def cluster(
     directory: Path, world_size: int = WORLD_SIZE, *, state: Path | None = None,
-    resume: bool = False,
+    resume: bool = False, prefetch_units: int = 2,
 ) -> Iterator[LocalCluster]:  # fmt: skip
     """A switch and a node in threads."""
     with LocalCluster(
         world_size=world_size,
         state=state,
         resume=resume,
+        prefetch_units=prefetch_units,
         memory_budget_bytes=64 * 1024 * 1024,
         summary=directory / "summary.json",
     ) as made:
@@ -54,17 +55,18 @@ def cluster(
 
 def through_a_node(
     directory: Path, options: argparse.Namespace, *, change: Change = unchanged,
-    at_end: Callable[[nn.Module], Any] = unchanged,
+    at_end: Callable[[nn.Module], Any] = unchanged, prefetch_units: int = 2,
 ) -> tuple[list[float], list[Any], Any]:  # fmt: skip
     """Train with two workers; the mean losses, what `at_end(model)` gave each rank before the
     end, and the counters of rank 0."""
     batches = make_batches(directory, options)
-    models = [finetune.make_model(options) for _ in range(WORLD_SIZE)]  # they share a generator
+    models = [finetune.make_model(options) for _ in range(WORLD_SIZE)]
+    for model in models:  # not in the threads, which share a generator
+        change(model)
 
     def worker(nic: Nic) -> Any:
         luwu.init(nic=nic, device="cpu")
         model = models[nic.rank]
-        change(model)
         finetune.shard(model, options)
         found: list[Any] = []
 
@@ -75,7 +77,7 @@ def through_a_node(
         losses = finetune.train(options, batches, model, at_end=end)
         return losses, found[-1], nic.counters
 
-    with cluster(directory) as made:
+    with cluster(directory, prefetch_units=prefetch_units) as made:
         results = made.run(worker)
     means = [sum(each) / WORLD_SIZE for each in zip(*(r[0] for r in results), strict=True)]
     return means, [result[1] for result in results], results[0][2]
