@@ -53,9 +53,10 @@ _NO_DDP = "gradients are summed in the network, by no DistributedDataParallel; l
 _OTHER_SHARDING = "luwu.fully_shard has sharded the model already; leave it out"
 _CAST = "it would cast the weights, which are in the network; take bf16=True, which is autocast"
 _NO_CHECKPOINTS = (
-    "a checkpoint of Trainer would save the weights and the optimizer's state, which are on the "
-    'optimizer node; set save_strategy="no": the node\'s state directory is the checkpoint, and '
-    "luwu export writes its weights as safetensors"
+    "a checkpoint of Trainer holds the optimizer's state, which is on the optimizer node with the "
+    'weights: the node\'s state directory is the checkpoint; set save_strategy="no", and go on '
+    "with luwu run --resume. Weights are written by luwu export, trainer.save_model(), and with "
+    "save_only_model=True"
 )
 _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "auto_find_batch_size": (
@@ -80,6 +81,7 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "load_best_model_at_end": (bool, _NO_CHECKPOINTS),
     "parallelism_config": (lambda value: value is not None, _OTHER_SHARDING),
     "resume_from_checkpoint": (bool, _NO_CHECKPOINTS),
+    "save_on_each_node": (bool, "rank 0 alone reads the weights, and saves them; leave it out"),
     "save_strategy": (lambda value: value != "no", _NO_CHECKPOINTS),
     "torch_compile": (
         bool,
@@ -103,6 +105,7 @@ class LuwuTrainerMixin:
         lr_scheduler: Any
         optimizer: Any
         processing_class: Any
+        push_to_hub: Any
         state: Any
 
     def __init__(self, model: Any = None, args: Any = None, *rest: Any, **arguments: Any) -> None:
@@ -279,15 +282,8 @@ class LuwuTrainerMixin:
         return super().evaluation_loop(*rest, **arguments)  # type: ignore[misc]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Collect the weights and write them with `save_pretrained`; every rank calls it."""
-        collect = getattr(luwu, "get_model_state_dict", None)
-        if collect is None:
-            raise ConfigError(
-                "save_model: the weights are in the network, and this version of luwu has no "
-                "get_model_state_dict to collect them; the node's state directory has them, and "
-                "luwu export writes them as safetensors"
-            )
-        weights = dict(collect(self.model))  # save_pretrained drops the second name of a tied one
+        """Write the decided weights as `save_pretrained` does; every rank may call it."""
+        weights = luwu.get_model_state_dict(self.model)
         directory = self.args.output_dir if output_dir is None else output_dir
         if self.args.should_save:
             assert directory is not None
@@ -295,6 +291,8 @@ class LuwuTrainerMixin:
             self.model.save_pretrained(directory, state_dict=weights)
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(directory)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     @property
     def _session(self) -> Session:
@@ -308,6 +306,8 @@ class LuwuTrainer(LuwuTrainerMixin, Trainer):
 
 def _check_arguments(args: Any) -> None:
     for name, (is_refused, reason) in _REFUSED.items():
+        if name == "save_strategy" and args.save_only_model:
+            continue
         value = getattr(args, name, None)
         value = getattr(value, "value", value)  # of an enumeration
         if is_refused(value):

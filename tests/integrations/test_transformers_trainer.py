@@ -5,7 +5,7 @@ Two workers need two processes, for Accelerate keeps one state in each: test_hug
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+pytest.importorskip("peft")
 
+from peft import PeftModel
 from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 import luwu
@@ -203,7 +205,10 @@ def sharded() -> Iterator[Any]:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fp16": ({"fp16": True}, r"fp16=True.*GradScaler.*bf16=True"),
-    "save_strategy": ({"save_strategy": "steps"}, r'save_strategy="no".*luwu export'),
+    "save_strategy": (
+        {"save_strategy": "steps"},
+        r'save_strategy="no".*luwu export.*save_only_model',
+    ),
     "bf16_full_eval": ({"bf16_full_eval": True}, r"cast the weights"),
     "fp16_full_eval": ({"fp16_full_eval": True}, r"cast the weights"),
     "torch_compile": ({"torch_compile": True}, r"torch_compile=True"),
@@ -312,22 +317,36 @@ def test_transformers_trainer_says_that_it_cannot_go_back(tmp_path: Path) -> Non
 # ---------------------------------------------------------------------------- saving
 
 
+@pytest.mark.parametrize("lora", [0, 2])
 @pytest.mark.feature("transformers-trainer-save")
-def test_transformers_trainer_saves_what_luwu_collects(
-    sharded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Goal: without a way to collect weights `save_model` says where they are; with one it writes
-    what `from_pretrained` reads."""
-    trainer = LuwuTrainer(sharded, arguments_of(tmp_path))
-    monkeypatch.delattr(luwu, "get_model_state_dict", raising=False)
-    monkeypatch.delitem(luwu._HOME, "get_model_state_dict", raising=False)
-    with pytest.raises(ConfigError, match=r"get_model_state_dict.*luwu export"):
-        trainer.save_model()
+def test_transformers_trainer_saves_weights(lora: int, tmp_path: Path) -> None:
+    """Goal: `save_model`, and save_only_model=True while training runs, write what
+    `from_pretrained` reads: the weights after the steps that were taken."""
+    inputs = {name: torch.stack([row[name] for row in rows(4)]) for name in rows(1)[0]}
+    saving = {"save_strategy": "steps", "save_steps": 3, "save_only_model": True}
 
-    weights = make_model().state_dict()
-    collect: Callable[[Any], Any] = lambda model: weights  # noqa: E731
-    monkeypatch.setattr(luwu, "get_model_state_dict", collect, raising=False)
-    trainer.save_model(str(tmp_path / "saved"))
-    loaded = LlamaForCausalLM.from_pretrained(tmp_path / "saved", local_files_only=True)
-    for name, value in loaded.state_dict().items():
-        assert torch.equal(value, weights[name]), name
+    def work(nic: Nic) -> float:
+        luwu.init(nic=nic, device="cpu")
+        model = make_model(lora)
+        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
+        trainer = LuwuTrainer(model, arguments_of(tmp_path, **saving), train_dataset=rows(32))
+        trainer.train()
+        trainer.save_model(str(tmp_path / "saved"))
+        with torch.no_grad():
+            loss: float = model(**inputs).loss.item()
+        luwu.finish()
+        return loss
+
+    def loss_of(directory: Path) -> float:
+        if lora:
+            loaded: Any = PeftModel.from_pretrained(make_model(), str(directory))
+        else:
+            loaded = LlamaForCausalLM.from_pretrained(directory, local_files_only=True)
+        with torch.no_grad():
+            return float(loaded(**inputs).loss)
+
+    with cluster(tmp_path, world_size=1) as made:
+        (loss,) = made.run(work)
+    assert loss_of(tmp_path / "saved") == pytest.approx(loss, abs=1e-6)
+    assert loss_of(tmp_path / "output" / "checkpoint-6") == pytest.approx(loss, abs=1e-6)
+    assert loss_of(tmp_path / "output" / "checkpoint-3") != pytest.approx(loss, abs=1e-3)
