@@ -103,12 +103,16 @@ class IoCounter:
 class BlockFile:
     """One open file of fixed size. Errors of the system pass through as OSError."""
 
-    def __init__(self, path: Path, direct: DirectIo, counter: IoCounter, *, synced: bool) -> None:
+    def __init__(
+        self, path: Path, direct: DirectIo, counter: IoCounter, *, synced: bool,
+        read_only: bool = False,
+    ) -> None:  # fmt: skip
         self.name = path.name
         self._align = direct.align_bytes
         self._counter = counter
         self._synced = synced
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct.enabled else 0)
+        access = os.O_RDONLY if read_only else os.O_RDWR
+        flags = access | os.O_CLOEXEC | (os.O_DIRECT if direct.enabled else 0)
         self._fd = os.open(path, flags)
         if not direct.enabled:
             # What an earlier process could not flush must not be served from the cache.

@@ -1,7 +1,7 @@
 """The directory of a store: made as a whole or not at all, held by one process.
 
     CONFIG      what the store is for; written once
-    LOCK        flock of the process that has it open; generation and attempt (a ring)
+    LOCK        flock of whoever has it open: one node, or readers; generation, attempt (a ring)
     side0.dat   page bodies, first side          geometry.py
     side1.dat   page bodies, second side
     meta.dat    superblock and manifests         manifest.py
@@ -18,6 +18,7 @@ import errno
 import fcntl
 import os
 import shutil
+import socket
 from pathlib import Path
 
 from luwu.base.errors import ConfigError, StateError, StoreFullError
@@ -98,20 +99,26 @@ def check_sizes(path: Path, geometry: Geometry) -> None:
             raise StateError(f"{file} {text}. Restore the store from a checkpoint.")
 
 
-def lock_directory(path: Path) -> int:
-    """A descriptor that holds the store until it is closed. Raises ConfigError if another does."""
+def lock_directory(path: Path, *, read_only: bool = False) -> int:
+    """A descriptor that holds the store until it is closed. Raises ConfigError if another does.
+
+    Any number of readers may hold it at once, and then no node.
+    """
     try:
-        fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path / LOCK_NAME, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
     except FileNotFoundError as exc:
         raise ConfigError(f"{path} holds no store: {LOCK_NAME} is missing; make one first") from exc
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if read_only else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         os.close(fd)
-        raise ConfigError(
-            f"{path} is open in {_holder(path)}: a second node on one directory. "
+        advice = (
+            "which may change it at any time. Wait until it has ended, or stop it, and try again."
+            if read_only
+            else "a second node on one directory. "
             "Stop the other, or give this one a directory of its own."
-        ) from exc
+        )
+        raise ConfigError(f"{path} is open in {_holder(path)}: {advice}") from exc
     except BaseException:
         os.close(fd)
         raise
@@ -122,14 +129,28 @@ def _holder(path: Path) -> str:
     """Who has the store open, as far as LOCK tells."""
     try:
         config = read_config(path)
-        file = BlockFile(path / LOCK_NAME, BUFFERED_BY_CHOICE, IoCounter(), synced=False)
+        file = BlockFile(
+            path / LOCK_NAME, BUFFERED_BY_CHOICE, IoCounter(), synced=False, read_only=True
+        )
         try:
             counters = RecordRing(file, config.store_uuid).read()
         finally:
             file.close()
+        if counters["host"] == socket.gethostname() and not _is_alive(counters["pid"]):
+            return "another process, which reads it (luwu export?)"
         return f"process {counters['pid']} on {counters['host']}"
     except (OSError, KeyError, StateError, ConfigError):
         return "another process"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True
 
 
 def _check_space(parent: Path, needed: int, config: StoreConfig) -> None:

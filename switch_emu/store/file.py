@@ -86,46 +86,49 @@ class FilePageStore(PageStore):
 
     @classmethod
     def create(
-        cls,
-        path: Path,
-        config: StoreConfig,
-        *,
-        durability: Durability = "step",
-        direct_io: bool = True,
-    ) -> FilePageStore:
+        cls, path: Path, config: StoreConfig, *, durability: Durability = "step",
+        direct_io: bool = True, first_version: int = 0,
+    ) -> FilePageStore:  # fmt: skip
         """Make an empty store at `path`, which must not exist or be empty, and open it.
 
+        `first_version`: what its first decided version is, where the state of a job is brought in.
         Raises: ConfigError, StoreFullError.
         """
         _check_durability(durability)
         create_directory(path, config)
-        return cls(path, durability=durability, direct_io=direct_io)
+        return cls(path, durability=durability, direct_io=direct_io, first_version=first_version)
 
     @classmethod
     def open(
-        cls, path: Path, *, durability: Durability = "step", direct_io: bool = True
-    ) -> FilePageStore:
+        cls, path: Path, *, durability: Durability = "step", direct_io: bool = True,
+        read_only: bool = False,
+    ) -> FilePageStore:  # fmt: skip
         """Open the store at `path` at its decided version; without a scan.
 
+        `read_only`: change nothing, not even the generation; other readers may have it open too.
         Raises: ConfigError if there is none or another process has it open; StateError if it is
         damaged.
         """
         _check_durability(durability)
-        return cls(path, durability=durability, direct_io=direct_io)
+        return cls(path, durability=durability, direct_io=direct_io, read_only=read_only)
 
-    def __init__(self, path: Path, *, durability: Durability, direct_io: bool) -> None:
+    def __init__(
+        self, path: Path, *, durability: Durability, direct_io: bool, read_only: bool = False,
+        first_version: int = 0,
+    ) -> None:  # fmt: skip
         self.path = path
+        self._read_only = read_only
         self._stopped: str | None = None
         self._dirty: set[int] = set()
         self._dirty_lock = threading.Lock()
         self._data_io, self._meta_io = IoCounter(), IoCounter()
         self._files: list[BlockFile] = []
         self._config = read_config(path)
-        self._lock_fd = lock_directory(path)
+        self._lock_fd = lock_directory(path, read_only=read_only)
         try:
             failpoint("store.open.after_lock")
             self._open_files(synced=durability == "step", direct_io=direct_io)
-            self._recover()
+            self._recover(first_version)
         except BaseException as exc:
             self._let_go()
             if isinstance(exc, OSError):
@@ -139,11 +142,14 @@ class FilePageStore(PageStore):
         self.direct_io, self.direct_io_reason = direct.enabled, direct.reason
         for name in (*SIDE_NAMES, META_NAME, LOCK_NAME):
             counter = self._data_io if name in SIDE_NAMES else self._meta_io
-            self._files.append(BlockFile(self.path / name, direct, counter, synced=synced))
+            file = BlockFile(
+                self.path / name, direct, counter, synced=synced, read_only=self._read_only
+            )
+            self._files.append(file)
         self._sides = self._files[:2]
         self._meta, self._lock = self._files[2:]
 
-    def _recover(self) -> None:
+    def _recover(self, first_version: int) -> None:
         """Find the decided version, and make durable what was found."""
         uuid, shape = self._config.store_uuid, self._geometry.table
         self._counters_ring = RecordRing(self._lock, uuid)
@@ -174,11 +180,15 @@ class FilePageStore(PageStore):
             else:
                 prepared = (step, new_table)
                 notes += self._repaired(self._prepared_ref, damaged)
-        self._generation = int(counters["generation"]) + 1
+        self._generation = int(counters["generation"])
         self._steps = StepState(
-            table, attempt=int(counters["attempt"]), decided=decided, prepared=prepared
-        )
+            table, attempt=int(counters["attempt"]), decided=decided, prepared=prepared,
+            first_version=first_version,
+        )  # fmt: skip
         self.notes = tuple(notes)
+        if self._read_only:
+            return
+        self._generation += 1
         failpoint("store.open.before_flush")
         for side in self._sides:
             side.flush()
@@ -187,6 +197,8 @@ class FilePageStore(PageStore):
         failpoint("store.open.after_flush")
 
     def _repaired(self, ref: ManifestRef, damaged: tuple[int, ...]) -> list[str]:
+        if self._read_only:
+            return [f"{META_NAME}: copy {copy} of a manifest is damaged" for copy in damaged]
         repair_manifest(self._meta, ref, self._geometry.table, damaged)
         return [
             f"{META_NAME}: copy {copy} of the manifest of version {ref.version} was damaged, "
@@ -239,7 +251,7 @@ class FilePageStore(PageStore):
 
     def record_attempt(self, attempt: int) -> None:
         """Raise the attempt, durably at the store's level."""
-        self._check_running()
+        self._check_writable()
         self._steps.check_attempt(attempt)
         if attempt != self._steps.attempt:
             with self._stop_on_error(f"recording attempt {attempt}"):
@@ -275,7 +287,7 @@ class FilePageStore(PageStore):
 
     def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
         """Write a whole record to the side that is not current."""
-        self._check_running()
+        self._check_writable()
         kind = self._config.kind(page)
         view = read_view(record, kind.record_bytes, f"page {page}")
         side = self._steps.side_to_write(page, version, attempt)
@@ -308,7 +320,7 @@ class FilePageStore(PageStore):
 
     def prepare(self, step: DecidedStep) -> None:
         """Flush the pages, write the manifest and the superblock, flush."""
-        self._check_running()
+        self._check_writable()
         table = self._steps.table_to_prepare(step)
         place = 0 if self._decided_ref is None else 1 - self._decided_ref.place
         ref, manifest = encode_manifest(
@@ -332,7 +344,7 @@ class FilePageStore(PageStore):
 
     def decide(self, version: int, attempt: int) -> None:
         """Write the superblock that makes the prepared step the decided one, flush."""
-        self._check_running()
+        self._check_writable()
         self._steps.check_decide(version, attempt)
         with self._stop_on_error(f"deciding version {version}"):
             failpoint("store.before_decide")
@@ -346,7 +358,7 @@ class FilePageStore(PageStore):
 
         Its pages may be overwritten from now on, so it must not be found prepared after a crash.
         """
-        self._check_running()
+        self._check_writable()
         if self._steps.abort_reaches_prepared(attempt):
             with self._stop_on_error(f"aborting attempt {attempt}"):
                 failpoint("store.before_abort")
@@ -421,6 +433,11 @@ class FilePageStore(PageStore):
     def _check_running(self) -> None:
         if self._stopped is not None:
             raise StateError(f"{self.path} takes no more calls: {self._stopped}. Open it again.")
+
+    def _check_writable(self) -> None:
+        self._check_running()
+        if self._read_only:
+            raise StateError(f"{self.path} was opened to be read only; open it without read_only")
 
     @contextmanager
     def _stop_on_error(self, doing: str) -> Iterator[None]:

@@ -203,7 +203,8 @@ class PageStore(Closing):
     def prepare(self, step: DecidedStep) -> None:
         """Make what this attempt wrote ready to be decided; it survives what the level survives.
 
-        Version 0 needs every page. A step with `applied=False` flips no page, written or not.
+        The first version, 0 or that of an imported state, needs every page. Any later step with
+        `applied=False` flips no page, written or not.
         """
 
     @abstractmethod

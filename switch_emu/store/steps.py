@@ -127,6 +127,7 @@ class StepState:
         attempt: int = 0,
         decided: DecidedStep | None = None,
         prepared: tuple[DecidedStep, PageTable] | None = None,
+        first_version: int = 0,
     ) -> None:
         self._lock = threading.Lock()
         self._table = table
@@ -134,6 +135,7 @@ class StepState:
         self._prepared = prepared
         self._aborted_attempt = -1
         self._pins: list[Pin] = []
+        self._first_version = first_version
         self.attempt = attempt
         self.decided = decided
 
@@ -145,7 +147,7 @@ class StepState:
     @property
     def next_version(self) -> int:
         """The version being made."""
-        return 0 if self.decided is None else self.decided.version + 1
+        return self._first_version if self.decided is None else self.decided.version + 1
 
     def entry_to_read(self, page: int, version: int) -> PageEntry:
         """Where to read a version of a page. Raises VersionMissing if it is not to be had."""
@@ -216,12 +218,13 @@ class StepState:
             )
         self._check_making("step", step.version, step.attempt)
         missing = len(self._table) - len(self._tentative)
-        if step.version == 0 and (missing or not step.applied):
+        is_first = self.decided is None
+        if is_first and (missing or (step.version == 0 and not step.applied)):
             raise StateError(
-                f"version 0 needs all {len(self._table)} pages, {missing} are missing; "
-                "write them before it is prepared"
+                f"version {step.version} needs all {len(self._table)} pages, {missing} are "
+                "missing; write them before it is prepared"
             )
-        return self._table.changed(self._tentative if step.applied else {})
+        return self._table.changed(self._tentative if step.applied or is_first else {})
 
     def note_prepared(self, step: DecidedStep, table: PageTable) -> None:
         """The step is ready to be decided."""
