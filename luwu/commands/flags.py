@@ -40,7 +40,8 @@ class Verb:
     keys_of: str = ""
     """The verb whose keys are flags of this one too."""
     rest: str = "none"
-    """What may stand beside the flags: `none`, `one` word, or `script` with all that follows."""
+    """What may stand beside the flags: `none`, `one` word, `two` words, or `script` with all that
+    follows."""
     presets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
@@ -185,6 +186,6 @@ def _unknown(verb: Verb, written: str, name: str, known: Sequence[str]) -> str:
 
 
 def _check_rest(verb: Verb, rest: Sequence[str]) -> None:
-    most = {"none": 0, "one": 1}.get(verb.rest)
+    most = {"none": 0, "one": 1, "two": 2}.get(verb.rest)
     if most is not None and len(rest) > most:
         raise ConfigError(f"luwu {verb.name}: {rest[most]!r} is too much; usage: {verb.usage}")

@@ -8,6 +8,7 @@ A verb's module is imported when it is called, so `luwu --help` loads little.
 from __future__ import annotations
 
 import importlib
+import keyword
 import sys
 import traceback
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ VERBS: Final = {
     "doctor": "what this machine has and what is missing",
     "report": "make a run's report again",
     "trace": "make a run's timeline, or say how busy its engines were",
+    "export": "write a state as safetensors: weights, optimizer, and what import needs",
+    "import": "make a state from an export, or from weights in safetensors",
     "config": "show every key, its value and who set it",
 }
 
@@ -60,7 +63,8 @@ def usage() -> str:
 def _run_verb(name: str, tokens: list[str]) -> int:
     is_debug = False
     try:
-        module = importlib.import_module(f"luwu.commands.{name}")
+        file = f"{name}_" if keyword.iskeyword(name) else name
+        module = importlib.import_module(f"luwu.commands.{file}")
         parsed = flags.parse(module.VERB, tokens)
         is_debug = parsed.has("debug")
         if parsed.has("help"):

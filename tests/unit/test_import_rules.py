@@ -44,6 +44,7 @@ PAGE_FILE_NAMES = {"O_DIRECT", "preadv", "pwritev"}
 TORCH_FREE_MODULES = [
     "luwu",
     "luwu.base",
+    "luwu.checkpoint.export_state",
     "luwu.layout",
     "luwu.nic.core",
     "luwu.transport",

@@ -1,4 +1,4 @@
-"""A store that is only read, and a store whose first version is not 0: what exports and imports do."""
+"""A store that is only read, and one whose first version is not 0: for exports and imports."""
 
 from __future__ import annotations
 
@@ -62,9 +62,12 @@ def test_readers_share_a_store_and_a_node_has_it_alone(tmp_path: Path) -> None:
     Method: the process that LOCK names is this one, then one that has ended."""
     path = tmp_path / "store"
     used_store(path)
-    with FilePageStore.open(path, read_only=True), FilePageStore.open(path, read_only=True):
-        with pytest.raises(ConfigError, match=f"process {os.getpid()} on .*a second node"):
-            FilePageStore.open(path)
+    with (
+        FilePageStore.open(path, read_only=True),
+        FilePageStore.open(path, read_only=True),
+        pytest.raises(ConfigError, match=f"process {os.getpid()} on .*a second node"),
+    ):
+        FilePageStore.open(path)
     with (
         FilePageStore.open(path),
         pytest.raises(ConfigError, match=f"process {os.getpid()} on .*Wait until it has ended"),

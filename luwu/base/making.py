@@ -1,0 +1,103 @@
+"""A directory that appears as a whole or not at all.
+
+It is filled beside its place, as `.NAME.making/new`, flushed, then renamed. An error, or whoever
+stops us, leaves nothing; a maker that was killed leaves `.NAME.making`, which the next one removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from luwu.base.errors import ConfigError, StateError, StoreFullError
+from luwu.base.failpoints import failpoint
+from luwu.base.quantities import format_bytes
+
+
+@contextmanager
+def making_directory(path: Path) -> Iterator[Path]:
+    """Yields a path that does not exist; the directory made there becomes `path` at the end.
+
+    Whoever fills it flushes its files. Failpoint: making.before_rename.
+    Raises: ConfigError if `path` exists, cannot be made or somebody else makes it; StoreFullError;
+    StateError if the disk fails.
+    """
+    check_absent(path)
+    building = path.parent / f".{path.name}.making"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = _take(building)
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be made: {exc}; name another directory") from exc
+    try:
+        new = building / "new"
+        if new.exists():
+            shutil.rmtree(new)
+        yield new
+        _flush_directory(new)
+        failpoint("making.before_rename")
+        check_absent(path)
+        os.rename(new, path)
+        _flush_directory(path.parent)
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFullError(
+                f"{path}: the disk ran full; nothing was left behind. Free some space, or name "
+                "another disk, and try again."
+            ) from exc
+        raise StateError(
+            f"{path} could not be written: {exc}. Nothing was left behind; check the disk."
+        ) from exc
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+        os.close(fd)
+
+
+def check_absent(path: Path) -> None:
+    """Raises ConfigError if there is something at `path`."""
+    if os.path.lexists(path):
+        raise ConfigError(f"{path} exists; name a directory that does not, or remove it first")
+
+
+def check_space(path: Path, needed: int) -> None:
+    """Raises StoreFullError unless the disk that is to hold `path` has so many bytes free."""
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    disk = os.statvfs(parent)
+    free = disk.f_bavail * disk.f_frsize
+    if free < needed:
+        raise StoreFullError(
+            f"{path}: {format_bytes(needed)} are needed, {format_bytes(free)} are free on the disk "
+            f"of {parent}. Free some space or name another disk."
+        )
+
+
+def _take(building: Path) -> int:
+    """Make the directory to build in, or take it over from a maker that died."""
+    building.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(building).st_ino == os.fstat(fd).st_ino:
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(fd)
+    raise ConfigError(
+        f"{building} belongs to another process, which is making this directory just now; "
+        "wait for it, or name another"
+    )
+
+
+def _flush_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

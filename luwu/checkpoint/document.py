@@ -1,0 +1,203 @@
+"""luwu.json: what the safetensors files of an export do not say, and what makes it exact.
+
+    format, version     what this is
+    step                decided steps: the number of the next one
+    weights_digest      of the float32 masters (I3)
+    dtype               of the weights in the files
+    has_optimizer       whether the optimizer's files are there
+    description         the job: layout, optimizer, order of work, what its ranks agreed on
+    optimizer           name and hyper-parameters of the last step, for people and for torch
+    record              the record of the last step, as the store keeps it
+    attempt             the job's attempt, which never goes back
+    updates             how often each parameter was updated; null if it is frozen
+    digests             xxh3-128 of every tensor
+
+It may come from anywhere: what is read is checked, field by field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from luwu.base.errors import ConfigError, LuwuError, StateError
+from luwu.base.limits import INT64_MAX, WORLD_SIZE_MAX
+from luwu.checkpoint.names import torch_hyper
+from luwu.tensor_files.header import load_unique
+from luwu.wire.description import Description, parse_description
+from luwu.wire.hyper import decode_hyper
+from switch_emu.store import Contributor, DecidedStep
+
+FILE: Final = "luwu.json"
+FORMAT: Final = "luwu-export"
+VERSION: Final = 1
+_BYTES_MAX: Final = 64 * 1024 * 1024
+
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportDocument:
+    """What luwu.json says."""
+
+    description: Description
+    record: DecidedStep
+    attempt: int
+    updates: tuple[int | None, ...]
+    weights_digest: str
+    dtype: str
+    has_optimizer: bool
+    digests: dict[str, str]
+
+    @property
+    def step(self) -> int:
+        """Decided steps."""
+        return self.record.version
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the state can be rebuilt bit for bit."""
+        return self.dtype == "float32" and self.has_optimizer
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        record = self.record
+        groups, clip = [], None
+        if record.hyper:
+            hyper = decode_hyper(record.hyper)
+            groups = [torch_hyper(group) for group in hyper.groups]
+            clip = hyper.max_grad_norm
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "step": self.step,
+            "weights_digest": self.weights_digest,
+            "dtype": self.dtype,
+            "has_optimizer": self.has_optimizer,
+            "optimizer": {
+                "name": self.description.optimizer,
+                "param_groups": groups,
+                "max_grad_norm": clip,
+            },
+            "description": json.loads(self.description.to_bytes()),
+            "record": {
+                "attempt": record.attempt,
+                "epoch": record.epoch,
+                "job": record.job,
+                "generation": record.generation,
+                "contributors": [list(each) for each in record.contributors],
+                "hyper": record.hyper.hex(),
+                "applied": record.applied,
+                "grad_norm": None if record.grad_norm is None else float(record.grad_norm).hex(),
+                "extra": dict(record.extra),
+            },
+            "attempt": self.attempt,
+            "updates": list(self.updates),
+            "digests": self.digests,
+        }
+        return json.dumps(document, indent=1) + "\n"
+
+
+def read_document(directory: Path) -> ExportDocument:
+    """The document of an export. Raises ConfigError if there is none; StateError if it is wrong."""
+    path = directory / FILE
+    try:
+        if path.stat().st_size > _BYTES_MAX:
+            raise StateError(f"{path} is larger than {_BYTES_MAX} bytes: it is not what we wrote")
+        text = path.read_bytes()
+    except OSError as exc:
+        raise ConfigError(
+            f"{directory} was not written by luwu export ({FILE}: {exc.strerror}). For weights "
+            "from elsewhere name a state or an export with the same model: --like"
+        ) from exc
+    try:
+        values = load_unique(text)
+        found = (values["format"], values["version"])
+    except (KeyError, TypeError, ValueError) as exc:
+        raise StateError(f"{path} is damaged: {exc}. Get the export again.") from exc
+    if found != (FORMAT, VERSION):
+        raise ConfigError(
+            f"{path} is {found[0]!r:.40} version {found[1]!r:.20}, this program reads {FORMAT!r} "
+            f"version {VERSION}; use the program that wrote it"
+        )
+    try:
+        return _parse(values)
+    except (LuwuError, LookupError, TypeError, ValueError) as exc:
+        raise StateError(f"{path} is damaged: {exc}. Get the export again.") from exc
+
+
+def _parse(values: dict[str, Any]) -> ExportDocument:
+    description = parse_description(json.dumps(values["description"]).encode())
+    item = _typed(values["record"], dict)
+    norm = item["grad_norm"]
+    record = DecidedStep(
+        version=_natural(values["step"]),
+        attempt=_natural(item["attempt"]),
+        epoch=_natural(item["epoch"]),
+        job=_natural(item["job"]),
+        generation=_natural(item["generation"]),
+        contributors=_list(item["contributors"], _contributor, WORLD_SIZE_MAX),
+        hyper=bytes.fromhex(_text(item["hyper"])),
+        applied=_typed(item["applied"], bool),
+        grad_norm=None if norm is None else float.fromhex(_text(norm)),
+        extra=_texts(item["extra"]),
+    )
+    if record.hyper:
+        decode_hyper(record.hyper)
+    parameters = description.layout.parameters
+    updates = _list(
+        values["updates"], lambda each: None if each is None else _natural(each), len(parameters)
+    )
+    trained = [each is not None for each in updates]
+    if trained != [parameter.trainable for parameter in parameters]:
+        raise ValueError("updates are not those of the trained parameters")
+    attempt = _natural(values["attempt"])
+    if attempt < record.attempt:
+        raise ValueError(f"attempt {attempt} is below that of the last step, {record.attempt}")
+    return ExportDocument(
+        description=description,
+        record=record,
+        attempt=attempt,
+        updates=updates,
+        weights_digest=_text(values["weights_digest"]),
+        dtype=_text(values["dtype"]),
+        has_optimizer=_typed(values["has_optimizer"], bool),
+        digests=_texts(values["digests"]),
+    )
+
+
+def _contributor(row: Any) -> Contributor:
+    rank, incarnation, cursor = _typed(row, list)
+    return Contributor(_natural(rank), _natural(incarnation), _natural(cursor))
+
+
+def _list(value: Any, read: Callable[[Any], ValueT], most: int) -> tuple[ValueT, ...]:
+    rows: list[Any] = _typed(value, list)
+    if len(rows) > most:
+        raise ValueError(f"a list has {len(rows)} rows, at most {most} are expected")
+    return tuple(read(row) for row in rows)
+
+
+def _texts(value: Any) -> dict[str, str]:
+    return {_text(name): _text(text) for name, text in _typed(value, dict).items()}
+
+
+def _text(value: Any) -> str:
+    text: str = _typed(value, str)
+    return text
+
+
+def _natural(value: Any) -> int:
+    number: int = _typed(value, int)
+    if not 0 <= number <= INT64_MAX:
+        raise ValueError(f"{number!r:.40} is not an integer in [0, 2**63)")
+    return number
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{value!r:.40} is not {kind.__name__}")
+    return value

@@ -1,0 +1,285 @@
+"""State -> safetensors files, in one pass over the fields of all pages.
+
+    weights      registration order: model.safetensors, or shards and an index
+    optimizer    the same order: optimizer.safetensors, or shards and an index
+    luwu.json    last; without it nothing can be taken for an export
+
+Values are read ahead, hashed and written slice by slice; no tensor is in memory as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.digest import WeightsDigest
+from luwu.base.errors import ConfigError, Interrupted, StateError
+from luwu.base.making import check_absent, check_space, making_directory
+from luwu.checkpoint.document import FILE, ExportDocument
+from luwu.checkpoint.names import STEP, state_tensors
+from luwu.checkpoint.pieces import pieces_of
+from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count
+from luwu.checkpoint.source import UPDATES, WEIGHT, StateSource
+from luwu.tensor_files.header import Tensor
+from luwu.tensor_files.writer import WRITE_BYTES, Shard, TensorWriter, plan_shards, write_synced
+
+F32Array = npt.NDArray[np.float32]
+
+FORMAT_DTYPES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_INFINITY: Final = {"bfloat16": 0x7F80, "float16": 0x7C00}
+_NAN: Final = 0x7FC0
+"""In bfloat16."""
+MODEL: Final = "model"
+OPTIMIZER: Final = "optimizer"
+SLICE_ELEMS: Final = 64 * 1024
+"""Hashed, narrowed and written at a time, while the processor's cache has it."""
+_LUWU_JSON_BYTES: Final = 1024 * 1024
+"""Room that is asked for, beside the tensors, before anything is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """How a state is exported."""
+
+    dtype: str = "float32"
+    """Of the weights; the optimizer's state is float32 always."""
+    shard_bytes: int = 4 * 1024**3
+    memory_budget_bytes: int = 256 * 1024**2
+    has_optimizer: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dtype not in FORMAT_DTYPES:
+            raise ConfigError(f"dtype: {self.dtype!r} is not one of {', '.join(FORMAT_DTYPES)}")
+        if self.shard_bytes < 1:
+            raise ConfigError(f"shard_size: must be above 0, got {self.shard_bytes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What an export came to."""
+
+    path: Path
+    step: int
+    weights_digest: str
+    files: dict[str, int]
+    """Bytes of each file of tensors."""
+    buffer_bytes: int
+    """Most bytes of buffers between source and files."""
+    seconds: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files of tensors."""
+        return sum(self.files.values())
+
+
+def export_state(
+    source: StateSource, out: Path, options: ExportOptions, *,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Exported:  # fmt: skip
+    """Write the export of a state to `out`, which must not exist; whole or not at all.
+
+    Raises: ConfigError; StateError if the source is damaged; StoreFullError; Interrupted.
+    """
+    started_ns = SYSTEM_CLOCK.now_ns()
+    check_absent(out)
+    job = _Job(source, options)
+    check_space(out, sum(shard.nbytes for shard in job.shards) + _LUWU_JSON_BYTES)
+    with making_directory(out) as new:
+        new.mkdir()
+        document = job.write(new, should_stop)
+        write_synced(new / FILE, document.to_json().encode())
+    return Exported(
+        path=out,
+        step=document.step,
+        weights_digest=document.weights_digest,
+        files={shard.name: shard.nbytes for shard in job.shards},
+        buffer_bytes=job.buffer_bytes,
+        seconds=(SYSTEM_CLOCK.now_ns() - started_ns) / 1e9,
+    )
+
+
+class _Job:
+    """One export: which tensors there are, and their bytes."""
+
+    def __init__(self, source: StateSource, options: ExportOptions) -> None:
+        self._source, self._options = source, options
+        self._layout = source.description.layout
+        chunk_bytes = max(chunk.sum_bytes for chunk in self._layout.chunks)
+        narrow_bytes = 0 if options.dtype == "float32" else 16 * SLICE_ELEMS
+        self._beside_bytes = narrow_bytes + WRITE_BYTES
+        self._buffers_count = buffers_count(
+            options.memory_budget_bytes, chunk_bytes, beside_bytes=self._beside_bytes
+        )
+        self.buffer_bytes = 0
+        """Most that were taken."""
+        self._updates = self._read_updates()
+        dtype = FORMAT_DTYPES[options.dtype]
+        weights = [Tensor(p.name, dtype, p.shape) for p in self._layout.parameters]
+        self._weights = plan_shards(weights, MODEL, options.shard_bytes)
+        self._states = self._plan_states() if options.has_optimizer else []
+        states = [tensor for tensor, _, _ in self._states]
+        self._optimizer = plan_shards(states, OPTIMIZER, options.shard_bytes)
+        self.shards: Sequence[Shard] = (*self._weights, *self._optimizer)
+
+    def write(self, directory: Path, should_stop: Callable[[], bool]) -> ExportDocument:
+        """Write all files of tensors; what luwu.json is to say."""
+        digest = WeightsDigest()
+        with TensorWriter(directory, MODEL, self._weights) as model:
+            self._write_weights(model, digest, should_stop)
+            model.finish()
+        with TensorWriter(directory, OPTIMIZER, self._optimizer) as optimizer:
+            self._write_states(optimizer, should_stop)
+            optimizer.finish()
+        return ExportDocument(
+            description=self._source.description,
+            record=self._source.record,
+            attempt=self._source.attempt,
+            updates=self._updates,
+            weights_digest=digest.hexdigest(),
+            dtype=self._options.dtype,
+            has_optimizer=self._options.has_optimizer,
+            digests=model.digests | optimizer.digests,
+        )
+
+    def _write_weights(
+        self, writer: TensorWriter, digest: WeightsDigest, should_stop: Callable[[], bool]
+    ) -> None:
+        narrow = _Narrow(self._options.dtype)
+        parameters = self._layout.parameters
+        wants = (
+            Want(index, WEIGHT, piece)
+            for index in range(len(parameters))
+            for piece in pieces_of(self._layout, index)
+        )
+        with ThreadPoolExecutor(1, thread_name_prefix="luwu-digest") as hasher:
+            for want, values in self._read(wants):
+                _check_running(should_stop)
+                parameter = parameters[want.tensor]
+                if not want.piece.parameter_start:
+                    digest.begin(parameter.name, parameter.dtype, parameter.shape)
+                hashed = hasher.submit(digest.add, values)  # SHA-256 is slower than all the rest
+                for part in _slices(values):
+                    writer.add(narrow(part, parameter.name))
+                hashed.result()
+
+    def _write_states(self, writer: TensorWriter, should_stop: Callable[[], bool]) -> None:
+        wants = (
+            Want(number, field, piece)
+            for number, (_, field, index) in enumerate(self._states)
+            if field != STEP
+            for piece in pieces_of(self._layout, index)
+        )
+        written = 0
+        for want, values in self._read(wants):
+            _check_running(should_stop)
+            self._write_counts(writer, written, want.tensor)
+            written = want.tensor + 1
+            for part in _slices(values):
+                writer.add(part.view(np.uint8).data)
+        self._write_counts(writer, written, len(self._states))
+
+    def _read(self, wants: Iterator[Want]) -> Iterator[tuple[Want, F32Array]]:
+        ahead = ReadAhead(self._source, wants, self._buffers_count)
+        yield from ahead
+        self.buffer_bytes = max(self.buffer_bytes, ahead.taken_bytes + self._beside_bytes)
+
+    def _write_counts(self, writer: TensorWriter, start: int, stop: int) -> None:
+        """Those of tensors `start` to `stop` that count updates: scalars, as torch has them."""
+        for _, field, index in self._states[start:stop]:
+            if field == STEP:
+                writer.add(memoryview(np.float32(self._updates[index] or 0).tobytes()))
+
+    def _plan_states(self) -> list[tuple[Tensor, str, int]]:
+        """(tensor, our field, parameter), in order."""
+        return [
+            (Tensor(name, "F32", () if field == STEP else parameter.shape), field, index)
+            for index, parameter in enumerate(self._layout.parameters)
+            for name, field in self._state_tensors(index)
+        ]
+
+    def _state_tensors(self, index: int) -> list[tuple[str, str]]:
+        updates = self._updates[index]
+        return [] if updates is None else state_tensors(self._source.description, index, updates)
+
+    def _read_updates(self) -> tuple[int | None, ...]:
+        """How often each parameter was updated. Raises StateError if its pages disagree."""
+        counts: dict[int, int] = {}
+        into = np.zeros(1, np.int64)
+        for chunk in self._layout.chunks:
+            if chunk.trainable:
+                self._source.read_field(chunk.index, UPDATES, into.view(np.uint8).data)
+                counts[chunk.index] = int(into[0])
+        found: list[int | None] = []
+        for index, parameter in enumerate(self._layout.parameters):
+            if not parameter.trainable:
+                found.append(None)
+                continue
+            said = {counts[piece.chunk] for piece in pieces_of(self._layout, index)}
+            if len(said) > 1:
+                raise StateError(
+                    f"the pages of parameter {parameter.name} were updated {sorted(said)} times; "
+                    "all of them must have been as often. Restore the state from a checkpoint."
+                )
+            found.append(said.pop())
+        return tuple(found)
+
+
+class _Narrow:
+    """Float32 values as bytes of the dtype that is written: to nearest, ties to even, as torch.
+
+    Without torch, whose import would take longer than many an export, and more than its budget.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+        elems = 0 if dtype == "float32" else SLICE_ELEMS
+        self._out, self._work = np.empty(elems, np.uint16), np.empty(elems, np.uint32)
+
+    def __call__(self, values: F32Array, name: str) -> memoryview:
+        """Valid until the next call. Raises ConfigError for a value the dtype cannot hold."""
+        if self._dtype == "float32":
+            return values.view(np.uint8).data
+        out = self._out[: values.size]
+        if self._dtype == "bfloat16":
+            self._round(values, out)
+        else:
+            with np.errstate(over="ignore"):  # looked for below
+                np.copyto(out.view(np.float16), values, casting="same_kind")
+        is_lost = ((out & 0x7FFF) == _INFINITY[self._dtype]) & np.isfinite(values)
+        if is_lost.any():
+            raise ConfigError(
+                f"dtype: parameter {name} has {values[is_lost][0]:g}, which is beyond "
+                f"{self._dtype}; export it in a wider one"
+            )
+        return out.view(np.uint8).data
+
+    def _round(self, values: F32Array, out: npt.NDArray[np.uint16]) -> None:
+        """bfloat16 is the upper half of a float32, rounded by what the lower half says."""
+        bits, work = values.view(np.uint32), self._work[: values.size]
+        np.right_shift(bits, 16, out=work)
+        np.bitwise_and(work, 1, out=work)
+        np.add(work, 0x7FFF, out=work)
+        np.add(work, bits, out=work)
+        np.right_shift(work, 16, out=work)
+        np.copyto(out, work, casting="same_kind")
+        is_nan = np.isnan(values)
+        if is_nan.any():
+            out[is_nan] = _NAN
+
+
+def _slices(values: F32Array) -> Iterator[F32Array]:
+    for start in range(0, values.size, SLICE_ELEMS):
+        yield values[start : start + SLICE_ELEMS]
+
+
+def _check_running(should_stop: Callable[[], bool]) -> None:
+    if should_stop():
+        raise Interrupted("stopped before it was complete; nothing was left behind")

@@ -1,0 +1,47 @@
+"""What torch calls the optimizer's state and hyper-parameters.
+
+Keys are those of `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`, flattened:
+`state.NAME.exp_avg` and so on, NAME the parameter's. A parameter that was never updated has no
+`momentum_buffer` yet, as in torch. Lion, which torch has not, is called as its authors do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from luwu.wire.description import Description
+from luwu.wire.hyper import Number
+
+FIELD_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "adam": {"m": "exp_avg", "v": "exp_avg_sq"},
+    "adamw": {"m": "exp_avg", "v": "exp_avg_sq"},
+    "lion": {"m": "exp_avg"},
+    "sgd": {"momentum": "momentum_buffer"},
+}
+"""By optimizer: our name of a field -> torch's. Of another optimizer they keep their names."""
+
+STEP: Final = "step"
+_COUNTING: Final = ("adam", "adamw")
+"""Optimizers whose state has the number of updates of each parameter."""
+_LATE: Final = ("sgd",)
+"""Optimizers that make their state in the first update."""
+
+
+def state_tensors(description: Description, index: int, updates: int) -> list[tuple[str, str]]:
+    """(name of the tensor, our field) of one trained parameter, in torch's order."""
+    optimizer = description.optimizer
+    if optimizer in _LATE and not updates:
+        return []
+    prefix = f"state.{description.layout.parameters[index].name}."
+    names = FIELD_NAMES.get(optimizer, {})
+    found = [(prefix + STEP, STEP)] if optimizer in _COUNTING else []
+    return found + [(prefix + names.get(each, each), each) for each in description.state_fields]
+
+
+def torch_hyper(group: Mapping[str, Number]) -> dict[str, Any]:
+    """A group's hyper-parameters as torch's groups have them: `betas` is a pair there."""
+    named: dict[str, Any] = {k: v for k, v in group.items() if k not in ("beta1", "beta2")}
+    if "beta1" in group:
+        named["betas"] = [group["beta1"], group["beta2"]]
+    return named

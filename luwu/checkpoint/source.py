@@ -1,0 +1,95 @@
+"""Where an export reads a state from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Protocol
+
+from luwu.base.closing import Closing
+from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
+from luwu.wire.description import Description, parse_description
+from switch_emu.store import DecidedStep, FilePageStore, StoreConfig
+
+WEIGHT: Final = "weight"
+UPDATES: Final = "updates"
+"""Fields of a page beside those of the optimizer, as `switch_emu.node.pages` names them."""
+MASTER_DTYPE: Final = "float32"
+MASTER_BYTES: Final = 4
+
+
+class StateSource(Protocol):
+    """One decided version of a job's state; it does not change while it is read."""
+
+    @property
+    def description(self) -> Description:
+        """Layout, optimizer and names of the state fields."""
+        ...
+
+    @property
+    def record(self) -> DecidedStep:
+        """The record of the step that made this version."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """The job's attempt, which never goes back; not below the record's."""
+        ...
+
+    def read_field(self, chunk: int, field: str, into: memoryview) -> None:
+        """Fill `into` with a field of a chunk's page; called by several threads at once.
+
+        `weight` and the state fields are float32, with padding; `updates` is one int64, how often
+        the page was updated. Frozen chunks have `weight` only.
+        """
+        ...
+
+
+class RestingState(Closing):
+    """The decided version of a store that no node has open; the store stays as it is.
+
+    A step that was prepared and not decided when the node was killed is not in it: nobody was told
+    of it. The node's next start decides it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises: ConfigError if there is no state or somebody has it open; StateError."""
+        self._store = FilePageStore.open(path, read_only=True)
+        try:
+            self.description = description_of(self._store.config, path)
+            decided = self._store.decided
+            if decided is None:
+                raise ConfigError(
+                    f"{path} has no weights yet: its job ended before the first of them had come. "
+                    "There is nothing to export"
+                )
+            self.record = decided
+        except BaseException:
+            self._store.close()
+            raise
+
+    @property
+    def attempt(self) -> int:
+        """See StateSource."""
+        return self._store.attempt
+
+    def read_field(self, chunk: int, field: str, into: memoryview) -> None:
+        """See StateSource."""
+        self._store.read_field(chunk, self.record.version, field, into)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+def description_of(config: StoreConfig, path: Path) -> Description:
+    """The job that a store was made for. Raises StateError."""
+    try:
+        description = parse_description(config.description)
+    except RemoteProtocolError as exc:
+        raise StateError(f"{path}: {exc}. Restore the state from an export.") from exc
+    if config.page_count != len(description.layout.chunks):
+        raise StateError(
+            f"{path} has {config.page_count} of {len(description.layout.chunks)} pages: the state "
+            "is spread over several nodes, which cannot be exported yet"
+        )
+    return description

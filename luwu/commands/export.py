@@ -1,0 +1,81 @@
+"""`luwu export`: a state at rest as safetensors, for other programs and for `luwu import`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.quantities import format_bytes, parse_bytes
+from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.launch.stopping import stop_requests
+
+VERB: Final = Verb(
+    name="export",
+    usage="luwu export STATE_DIR OUT [flags]",
+    text=(
+        "Write a state that no node has open to the new directory OUT, as the last decided step\n"
+        "left it: weights and optimizer state as safetensors (Hugging Face's layout), and\n"
+        "luwu.json, from which luwu import makes the state again, bit for bit."
+    ),
+    flags=(
+        Flag(
+            name="dtype",
+            shape="float32|bfloat16|float16",
+            text="of the weights (float32; others round, and cannot be imported exactly)",
+        ),
+        Flag(name="shard_size", shape="SIZE", text="a file's tensors at most (4GiB)"),
+        Flag(name="memory_budget", shape="SIZE", text="for buffers (256MiB)"),
+        Flag(name="no_optimizer", text="weights only"),
+        Flag(name="json", text="print JSON"),
+    ),
+    has_keys=False,
+    rest="two",
+)
+
+
+def run(parsed: Parsed) -> int:
+    """Run the verb; the exit code."""
+    if len(parsed.rest) != 2:
+        raise ConfigError(f"name a state directory and where to write; usage: {VERB.usage}")
+    from luwu.checkpoint.export_state import ExportOptions, export_state
+    from luwu.checkpoint.source import RestingState
+
+    state, out = map(Path, parsed.rest)
+    values = parsed.flags
+    defaults = ExportOptions()
+    options = ExportOptions(
+        dtype=values.get("dtype", defaults.dtype),
+        shard_bytes=size_of(values, "shard_size", defaults.shard_bytes),
+        memory_budget_bytes=size_of(values, "memory_budget", defaults.memory_budget_bytes),
+        has_optimizer=not parsed.has("no_optimizer"),
+    )
+    with stop_requests() as should_stop, RestingState(state) as source:
+        found = export_state(source, out, options, should_stop=should_stop)
+    if parsed.has("json"):
+        document = {
+            "schema": 1,
+            "out": str(found.path),
+            "step": found.step,
+            "weights_digest": found.weights_digest,
+            "bytes": found.nbytes,
+            "buffer_bytes": found.buffer_bytes,
+            "seconds": found.seconds,
+            "files": found.files,
+        }
+        print(json.dumps(document, indent=1))
+        return 0
+    rate = format_bytes(found.nbytes / max(found.seconds, 1e-9))
+    print(
+        f"{found.path}: step {found.step}, {format_bytes(found.nbytes)} in "
+        f"{len(found.files)} {'file' if len(found.files) == 1 else 'files'}, "
+        f"{found.seconds:.1f} s ({rate}/s)"
+    )
+    print(f"weights digest {found.weights_digest}")
+    return 0
+
+
+def size_of(values: dict[str, str], name: str, default: int) -> int:
+    """A size among flags. Raises ConfigError."""
+    return parse_bytes(values[name], name=name) if name in values else default
