@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from luwu.training.initialise import init_weights as init_weights
     from luwu.training.loss_scale import DynamicLossScale as DynamicLossScale
     from luwu.training.module import LuwuModule as LuwuModule
+    from luwu.training.pretrained import load_pretrained as load_pretrained
     from luwu.training.run import device as device
     from luwu.training.run import finish as finish
     from luwu.training.run import init as init
@@ -60,6 +61,7 @@ _HOME = {
     "init": "luwu.training.run",
     "init_weights": "luwu.training.initialise",
     "random_state": "luwu.training.attached",
+    "load_pretrained": "luwu.training.pretrained",
     "rank": "luwu.training.run",
     "register_forward_method": "luwu.training.fully_shard",
     "session": "luwu.training.run",

@@ -4,6 +4,7 @@ run.py           init, finish and the current session: what a script calls
 fully_shard.py   which parameters form a unit; they become placeholders (`placeholder.py`)
 model.py         the layout of the whole model, made when the optimizer is constructed
 initialise.py    first weights, streamed to the node unit by unit
+pretrained.py    first weights from safetensors files
 session.py       one worker's training: steps, aborts, and what is pulled now
 hooks.py         what happens before and after a unit's forward and backward
 backward.py      one backward pass: when a unit's gradient is final, and its push

@@ -5,6 +5,7 @@ This happens at the first forward: until then a script may say where they come f
     parameters with values     uploaded as they are, and freed
     parameters on `meta`       made on the CPU for one unit, filled, uploaded, freed
     from a state dict          what it gives, whatever else would fill the parameter
+    parameters of files        read (`pretrained.py`), uploaded, freed
 
 A module that directly owns parameters or buffers is filled by the function given to
 `luwu.init_weights(model, fn)`, called as `fn(module)` without gradients; without one, a module on
@@ -66,7 +67,7 @@ def check(session: Session) -> None:
     """Whether every module on `meta` can be filled. Raises ConfigError on all ranks alike."""
     assert session.root is not None
     for module in session.root.modules():
-        if _is_on_meta(module, with_parameters=not session.is_given_weights):
+        if _is_on_meta(session, module):
             _filler(session, module)
 
 
@@ -74,6 +75,8 @@ def chunks(session: Session) -> Iterator[tuple[int, memoryview]]:
     """(chunk, payload of Load) of the whole model; at most one unit is made at a time."""
     layout, given = session.layout, session.given_state
     assert layout is not None
+    if session.pretrained is not None:
+        session.pretrained.open(layout)
     for unit in session.units:
         elems = layout.unit_elems[unit.index]
         flat = _values(session, unit, elems).numpy()
@@ -87,6 +90,8 @@ def chunks(session: Session) -> Iterator[tuple[int, memoryview]]:
             arrays = [array[part].view(np.uint8) for array in (flat, *fields)]
             updates = np.array([given.updates_count], np.int64).view(np.uint8)
             yield index, np.concatenate([*arrays, updates]).data
+    if session.pretrained is not None:
+        session.pretrained.close()
 
 
 @torch.no_grad()
@@ -137,9 +142,14 @@ def _values(session: Session, unit: Unit, elems: int) -> torch.Tensor:
     for member in unit.members:
         placeholder = member.placeholder
         place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
-        value = session.given_weights.get(id(placeholder), placeholder.luwu_value)
+        given, value = session.given_weights.get(id(placeholder)), placeholder.luwu_value
         assert value is not None
-        if not value.is_meta:
+        if given is not None:
+            place.copy_(given)
+        elif _is_pretrained(session, placeholder):
+            assert session.pretrained is not None
+            session.pretrained.read(placeholder.luwu_name, place.view(-1))
+        elif not value.is_meta:
             place.copy_(value)
         elif placeholder.dtype == torch.float32:
             made[id(placeholder)] = nn.Parameter(place.fill_(torch.nan), False)
@@ -159,11 +169,6 @@ def _values(session: Session, unit: Unit, elems: int) -> torch.Tensor:
                 f"parameter {placeholder.luwu_name} was not filled (or with NaN); the function "
                 "given to luwu.init_weights must fill every parameter in place"
             )
-    for member in unit.members:  # whatever the initialiser made of them
-        given = session.given_weights.get(id(member.placeholder))
-        if given is not None:
-            shape = member.placeholder.shape
-            flat[member.start : member.start + shape.numel()].view(shape).copy_(given)
     return flat
 
 
@@ -173,7 +178,8 @@ def _fill(session: Session, unit: Unit, made: dict[int, nn.Parameter], flat: tor
     if session.initialiser is not None:  # it may replace values that are there already
         for member in unit.members:
             p = member.placeholder
-            if id(p) not in made:
+            is_given = id(p) in session.given_weights or _is_pretrained(session, p)
+            if id(p) not in made and not is_given:
                 place = flat[member.start : member.start + p.numel()].view(p.shape)
                 made[id(p)] = nn.Parameter(place.to(p.dtype), False)  # a view if float32
     owners = {module for m in unit.members if id(m.placeholder) in made for module, _ in m.places}
@@ -201,9 +207,17 @@ def _filler(session: Session, module: nn.Module) -> Callable[[nn.Module], object
     return reset
 
 
-def _is_on_meta(module: nn.Module, *, with_parameters: bool) -> bool:
+def _is_pretrained(session: Session, placeholder: Placeholder) -> bool:
+    return session.pretrained is not None and session.pretrained.has(placeholder.luwu_name)
+
+
+def _is_on_meta(session: Session, module: nn.Module) -> bool:
     parameters = (p for p in module._parameters.values() if isinstance(p, Placeholder))
-    values = [p.luwu_value for p in parameters if with_parameters]
+    values = [
+        p.luwu_value
+        for p in parameters
+        if not session.is_given_weights and not _is_pretrained(session, p)
+    ]
     tensors = [*values, *module._buffers.values()]
     return any(tensor is not None and tensor.is_meta for tensor in tensors)
 

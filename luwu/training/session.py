@@ -38,6 +38,7 @@ from luwu.training.loss_scale import LossScale
 from luwu.training.model import describe, dtype_name, fill_units, push_dtypes
 from luwu.training.placeholder import Placeholder, Placeholders
 from luwu.training.prefetch import Prefetcher
+from luwu.training.pretrained import Pretrained
 from luwu.training.result import StepResult
 from luwu.training.unit import Unit
 from luwu.training.weights import ByteCount
@@ -65,6 +66,8 @@ class Session:
         """First state of the optimizer, if the script brings it."""
         self.is_resumed = False
         """The network had weights when we joined: what is given here is not used."""
+        self.pretrained: Pretrained | None = None
+        """Files with first weights."""
 
         self.added_units: list[Unit] = []
         """In the order of the calls of fully_shard."""
