@@ -25,10 +25,10 @@ from typing import Any, Final, TypeVar
 
 from luwu.base.errors import ConfigError, LuwuError, StateError
 from luwu.base.limits import INT64_MAX, WORLD_SIZE_MAX
-from luwu.checkpoint.names import torch_hyper
 from luwu.tensor_files.header import load_unique
 from luwu.wire.description import Description, parse_description
 from luwu.wire.hyper import decode_hyper
+from luwu.wire.state_names import torch_hyper
 from switch_emu.store import Contributor, DecidedStep
 
 FILE: Final = "luwu.json"

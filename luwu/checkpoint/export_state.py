@@ -23,12 +23,12 @@ from luwu.base.digest import WeightsDigest
 from luwu.base.errors import ConfigError, Interrupted, StateError
 from luwu.base.making import check_absent, check_space, making_directory
 from luwu.checkpoint.document import FILE, ExportDocument
-from luwu.checkpoint.names import STEP, state_tensors
 from luwu.checkpoint.pieces import pieces_of
 from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count
 from luwu.checkpoint.source import UPDATES, WEIGHT, StateSource
 from luwu.tensor_files.header import Tensor
 from luwu.tensor_files.writer import WRITE_BYTES, Shard, TensorWriter, plan_shards, write_synced
+from luwu.wire.state_names import STEP, state_tensors
 
 F32Array = npt.NDArray[np.float32]
 
