@@ -77,6 +77,12 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
+    def tell(self, line: str) -> None:
+        """Send a line to its standard input. Raises BrokenPipeError if nobody reads it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+
     def wait(self, timeout_s: float) -> int | None:
         """Its exit code, or None if it still runs after `timeout_s`."""
         end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
@@ -154,6 +160,15 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def command_of(pid: int) -> str:
+    """The start of a process's command line."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "gone"
+    return b" ".join(words).decode(errors="replace").strip()[:200]
 
 
 def marked_processes(run_id: str) -> list[int]:

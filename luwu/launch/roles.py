@@ -3,6 +3,7 @@
     roles/node.json          written by us    {"role", "spec", "ready", "error", ...}
     roles/node.ready.json    written by it    {"pid", "endpoint", "lines"}: it listens
     errors/node.json         written by it    what ended it
+    roles/node.ended.json    written by it    its exit code, if it serves several jobs (service.py)
 
 `python -m switch_emu node --config roles/node.json` reads the first. A role that died is started
 again with the same state and the endpoint it had, so nobody has to be told of the change.
@@ -12,17 +13,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import RunConfig
+from luwu.base.errors import ConnectionFailed
 from luwu.base.json_file import read_json, write_json
 from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, DiskBytes
+from luwu.launch.console import tail
 from luwu.launch.run_directory import RunDirectory
 
 MIB = 1024 * 1024
+POLL_S: Final = 0.05
 
 
 class RoleProcess:
@@ -52,19 +57,8 @@ class RoleProcess:
                 self._spec["resume"] = True
         self._ready_file.unlink(missing_ok=True)
         self._run.error(self.role).unlink(missing_ok=True)
-        config = self._run.role(f"{self.role}.json")
-        write_json(config, {
-            "schema": 1,
-            "role": self.role,
-            "spec": self._spec,
-            "ready": str(self._ready_file),
-            "error": str(self._run.error(self.role)),
-            "private_directory": None if self._private_directory is None
-            else str(self._private_directory),
-        }, mode=0o600)  # fmt: skip
-        environ = {**os.environ, "LUWU_RUN_ID": self._run_id, "PYTHONUNBUFFERED": "1"}
-        if self.role == "switch":
-            environ.setdefault("GLIBC_TUNABLES", SWITCH_TUNABLES)
+        config = write_role(self._run, self.role, self._spec, self._private_directory)
+        environ = role_environ(self.role, self._run_id)
         if self.starts_count:
             environ.pop("LUWU_FAILPOINTS", None)  # a place that failed once would fail for ever
         command = [sys.executable, "-m", "switch_emu", self.role, "--config", str(config)]
@@ -99,7 +93,61 @@ class RoleProcess:
 
     @property
     def _ready_file(self) -> Path:
-        return self._run.role(f"{self.role}.ready.json")
+        return ready_file(self._run, self.role)
+
+
+def write_role(
+    run: RunDirectory, role: str, spec: Mapping[str, Any], private_directory: Path | None
+) -> Path:
+    """Write what a role is told; the file."""
+    config = run.role(f"{role}.json")
+    write_json(config, {
+        "schema": 1,
+        "role": role,
+        "spec": dict(spec),
+        "ready": str(ready_file(run, role)),
+        "error": str(run.error(role)),
+        "ended": str(ended_file(run, role)),
+        "private_directory": None if private_directory is None else str(private_directory),
+    }, mode=0o600)  # fmt: skip
+    return config
+
+
+def ready_file(run: RunDirectory, role: str) -> Path:
+    """Where a role says that it listens."""
+    return run.role(f"{role}.ready.json")
+
+
+def ended_file(run: RunDirectory, role: str) -> Path:
+    """Where a role that serves several jobs says how this one ended."""
+    return run.role(f"{role}.ended.json")
+
+
+def role_environ(role: str, run_id: str) -> dict[str, str]:
+    """The environment of a switch or node process."""
+    environ = {**os.environ, "LUWU_RUN_ID": run_id, "PYTHONUNBUFFERED": "1"}
+    if role == "switch":
+        environ.setdefault("GLIBC_TUNABLES", SWITCH_TUNABLES)
+    return environ
+
+
+def wait_until_listens(
+    role: str, log: Path, *, ready: Callable[[], dict[str, Any] | None],
+    look: Callable[[], None], timeout_s: float, poll_s: float = POLL_S,
+) -> dict[str, Any]:  # fmt: skip
+    """What the role said when it began to listen.
+
+    Raises: what `look` raises, where it never will; ConnectionFailed when it says nothing.
+    """
+    deadline_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
+    while (said := ready()) is None:
+        look()
+        if SYSTEM_CLOCK.now_ns() > deadline_ns:
+            raise ConnectionFailed(
+                f"the {role} did not listen within {timeout_s:.0f} s; log {log}\n{tail(log)}"
+            )
+        sleep(poll_s)
+    return said
 
 
 def node_spec(

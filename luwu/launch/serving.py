@@ -6,14 +6,14 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 from luwu.base.config import RunConfig, exact_size
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
 from luwu.launch.roles import node_spec, switch_spec
+from luwu.launch.run_directory import RunDirectory
 from luwu.launch.sockets import private_directory
-from luwu.launch.supervisor import Supervisor
 from luwu.nic.connection import Connection, write_connection
 from luwu.transport import check_arena
 from switch_emu.node.plan import default_chunk_bytes
@@ -25,6 +25,20 @@ ARENA_BYTES_MIN: Final = 64 * MIB
 ARENA_BYTES_MAX: Final = 4096 * MIB
 ARENA_CHUNKS_MIN: Final = 32
 """Chunks an arena must hold: an eighth of it is the window of pushes, with four of them."""
+
+
+class Starter(Protocol):
+    """Who starts the roles of a job: a supervisor, or a service that serves many."""
+
+    @property
+    def run(self) -> RunDirectory:
+        """Where the job's records are."""
+
+    private_directory: Path | None
+    """Holds the sockets; removed at the end."""
+
+    def add_role(self, role: str, spec: dict[str, Any]) -> str:
+        """Start a role and wait until it listens; its endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +86,7 @@ def state_directory(config: RunConfig, default: Path) -> Path | None:
 
 
 def serve(
-    supervisor: Supervisor,
+    supervisor: Starter,
     config: RunConfig,
     *,
     state: Path | None,
@@ -128,7 +142,7 @@ def serve(
 
 
 def add_switch(
-    supervisor: Supervisor, config: RunConfig, connection: Connection, *, listen: str
+    supervisor: Starter, config: RunConfig, connection: Connection, *, listen: str
 ) -> Connection:
     """Start a switch before the node of `connection`."""
     stripes = config.stripes if config.stripes > 1 else connection.stripes

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,6 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
 from luwu.base.errors import (
     ConfigError,
-    ConnectionFailed,
     DeadlineError,
     Interrupted,
     StateError,
@@ -32,14 +31,13 @@ from luwu.base.errors import (
 from luwu.base.json_file import read_json, write_json
 from luwu.launch.allocator import WORKER_TUNABLES
 from luwu.launch.children import Child, DiskBytes, exit_text, kill_marked, stop_all
-from luwu.launch.console import Console, LogFollower, tail
+from luwu.launch.console import Console, LogFollower
 from luwu.launch.failures import FINAL_CODES, role_failure, worker_failure
 from luwu.launch.guard import MARK_SUFFIX
-from luwu.launch.roles import RoleProcess
+from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
 from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.sampling import MemorySampler
 
-POLL_S: Final = 0.05
 STOP_PATIENCE_S: Final = 1.2
 """From the request to stop until the kill: all is over within 2 s."""
 ENDING_S: Final = 60.0
@@ -97,19 +95,21 @@ class Supervisor(Closing):
         process.start()
         self._roles.append(process)
         self._write_processes()
-        deadline_ns = SYSTEM_CLOCK.now_ns() + int(self._connect_timeout_s * 1e9)
-        while (ready := process.ready()) is None:
+
+        def look() -> None:
             self._raise_if_stopped()
             assert process.child is not None
             code = process.child.poll()
             if code is not None:
                 raise role_failure(self.run, role, code, process.error())
-            if SYSTEM_CLOCK.now_ns() > deadline_ns:
-                raise ConnectionFailed(
-                    f"the {role} did not listen within {self._connect_timeout_s:.0f} s; "
-                    f"log {self.run.log(role)}\n{tail(self.run.log(role))}"
-                )
-            sleep(POLL_S)
+
+        ready = wait_until_listens(
+            role,
+            self.run.log(role),
+            ready=process.ready,
+            look=look,
+            timeout_s=self._connect_timeout_s,
+        )
         for line in ready["lines"]:
             self._console.say(f"{role}: {line}")
         assert process.endpoint is not None
@@ -123,20 +123,13 @@ class Supervisor(Closing):
 
         `on_line` gets what rank 0 prints, line by line.
         """
-        environ = {
-            **os.environ,
-            "PYTHONUNBUFFERED": "1",
-            "LUWU_EVENTS": str(self.run.path / "events"),
-        }
-        environ["OMP_NUM_THREADS"] = str(threads or threads_per_worker(1 if alone else workers))
-        if "OMP_WAIT_POLICY" not in environ:
-            environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-        environ.setdefault("GLIBC_TUNABLES", WORKER_TUNABLES)
-        environ["LUWU_RUN_ID"] = self.run_id
+        environ = worker_environ(
+            self.run,
+            self.run_id,
+            connect=connect,
+            threads=threads or threads_per_worker(1 if alone else workers),
+        )
         environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "1"
-        environ.pop("LUWU_CONNECT", None)
-        if connect is not None:
-            environ["LUWU_CONNECT"] = connect
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
             for stale in self.run.path.glob(pattern):
                 stale.unlink()
@@ -300,6 +293,27 @@ class Supervisor(Closing):
         shutil.rmtree(self.run.path / TORCHRUN_FOLDER, ignore_errors=True)
         if self.private_directory is not None:
             shutil.rmtree(self.private_directory, ignore_errors=True)
+
+
+def worker_environ(
+    run: RunDirectory, run_id: str, *, connect: str | None, threads: int,
+    base: Mapping[str, str] = os.environ,
+) -> dict[str, str]:  # fmt: skip
+    """The environment of worker processes; which rank each is must be added."""
+    environ = {
+        **base,
+        "PYTHONUNBUFFERED": "1",
+        "LUWU_EVENTS": str(run.path / "events"),
+        "LUWU_RUN_ID": run_id,
+        "OMP_NUM_THREADS": str(threads),
+    }
+    if "OMP_WAIT_POLICY" not in environ:
+        environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    environ.setdefault("GLIBC_TUNABLES", WORKER_TUNABLES)
+    environ.pop("LUWU_CONNECT", None)
+    if connect is not None:
+        environ["LUWU_CONNECT"] = connect
+    return environ
 
 
 def threads_per_worker(workers: int) -> int:

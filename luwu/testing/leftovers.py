@@ -1,0 +1,71 @@
+"""What a test may leave behind outside of its own directories, and how it is found (I8)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+
+SHARED_MEMORY: Final = Path("/dev/shm")
+PATIENCE_S: Final = 2.0
+"""How long what is ending may take."""
+_POLL_S: Final = 0.02
+_UNFINISHED: Final = ("*.partial", ".*.creating")
+"""Files that are written beside their place and renamed: one that is there was never finished."""
+
+
+def segments() -> set[str]:
+    """Segments of shared memory of this user; segments of LuWu itself have no name at all."""
+    found = set()
+    for entry in os.scandir(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else ():
+        try:
+            if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                found.add(entry.path)
+        except OSError:
+            continue  # gone already
+    return found
+
+
+def left_segments(before: set[str]) -> list[str]:
+    """New segments that no living process has open or mapped; what is in use is somebody's."""
+    new = segments() - before
+    if not new:
+        return []
+    in_use: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            lines = (process / "maps").read_text(errors="replace").splitlines()
+            in_use.update(line.partition(str(SHARED_MEMORY))[2] for line in lines)
+            in_use.update(os.readlink(each).partition(str(SHARED_MEMORY))[2]
+                          for each in (process / "fd").iterdir())  # fmt: skip
+        except OSError:
+            continue  # gone, or not ours
+    return [path for path in sorted(new) if path.removeprefix(str(SHARED_MEMORY)) not in in_use]
+
+
+def memory_files(pids: Iterable[int]) -> int:
+    """How many nameless segments (memfd) the processes hold."""
+    count = 0
+    for pid in pids:
+        try:
+            for each in Path(f"/proc/{pid}/fd").iterdir():
+                count += os.readlink(each).startswith("/memfd:")
+        except OSError:
+            continue
+    return count
+
+
+def unfinished_files(folder: Path) -> list[str]:
+    """Files below a folder that somebody began to write and did not finish."""
+    return sorted(str(path) for pattern in _UNFINISHED for path in folder.rglob(pattern))
+
+
+def until_empty(look: Callable[[], list[str]], limit_s: float = PATIENCE_S) -> list[str]:
+    """What is found after `limit_s`; returns as soon as nothing is."""
+    end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+    while (found := look()) and SYSTEM_CLOCK.now_ns() < end_ns:
+        sleep(_POLL_S)
+    return found
