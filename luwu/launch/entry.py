@@ -21,8 +21,6 @@ from luwu.base.errors import LuwuError
 from luwu.base.json_file import write_json
 from luwu.launch.run_directory import RunDirectory
 
-_OURS = {__file__, runpy.run_path.__code__.co_filename}
-
 
 def main(arguments: Sequence[str]) -> None:
     """Run the script; ends as it ends."""
@@ -106,11 +104,12 @@ def _write_error(
 
 
 def _without_launcher(error: BaseException) -> BaseException:
-    """The error without the frames of this file and of runpy."""
+    """The error without the frames of this file, of runpy, and of who asks to be hidden."""
     trace = error.__traceback__
     while trace is not None and (
         trace.tb_frame.f_code.co_filename == __file__
         or "runpy" in trace.tb_frame.f_code.co_filename
+        or "__tracebackhide__" in trace.tb_frame.f_locals
     ):
         trace = trace.tb_next
     return error.with_traceback(trace) if trace is not None else error

@@ -60,6 +60,23 @@ def worker_failure(run: RunDirectory, prefix: str, code: int) -> LuwuError:
     return error_of_code(first["exit_code"], "\n".join(lines))
 
 
+def lost_worker(run: RunDirectory, rank: int, code: int, where: str) -> LuwuError:
+    """A worker ended and could not say why; `where`: its traceback when it was last seen."""
+    process = f"worker-{rank}"
+    log = run.log(process)
+    pid = (read_json(run.role(f"{process}.json")) or {}).get("pid", "unknown")
+    lines = [f"worker {rank} (pid {pid}) ended with {exit_text(code)}; log {log}"]
+    if code < 0:
+        lines[0] = f"worker {rank} (pid {pid}) was killed by signal {-code} ({exit_text(code)[7:]})"
+        lines[0] += f"; log {log}"
+    if where:
+        lines += ["where it was when it was last seen (most recent call last):", where.rstrip()]
+    shown = tail(log)
+    if shown:
+        lines += ["its last lines:", shown]
+    return WorkerFailed("\n".join(lines))
+
+
 def _unexplained(run: RunDirectory, prefix: str, code: int) -> str:
     """No worker could say what happened: torchrun saw how they ended."""
     log = run.log(f"{prefix}torchrun")

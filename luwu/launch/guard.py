@@ -4,7 +4,7 @@
 
 torchrun gives each worker a session of its own, so no signal to a group reaches them all. The guard
 finds them by the mark in their environment, and kills them when it is asked to stop, when the
-launcher is gone, and when the command has ended and left some behind.
+launcher is gone, and when the command has ended and left some behind; what was left, it says.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from types import FrameType
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
-from luwu.launch.children import kill_marked, marked_processes
+from luwu.launch.children import command_of, kill_marked, marked_processes
 from luwu.launch.lifeline import watch
 
 MARK_SUFFIX: Final = ".workers"
 """Workers bear the run's mark with this at its end, so that stopping them spares the roles."""
 PATIENCE_S: Final = 0.6
+LEFT: Final = "left behind: "
+"""Begins a line of our log that names what the command left."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,15 +53,28 @@ def main(arguments: Sequence[str]) -> int:
         sleep(0.02)
     if stopping.is_set():
         _ask_to_stop(mark)
+    else:
+        _say_what_is_left(mark)
     kill_marked(mark)
     code = process.wait()
     return code if code >= 0 else 128 - code
+
+
+def _say_what_is_left(mark: str) -> None:
+    """The command has ended; processes of its own that are about to end are no news."""
+    _wait_for_end(mark)
+    for pid in marked_processes(mark):
+        print(f"{LEFT}process {pid} ({command_of(pid)})", file=sys.stderr, flush=True)
 
 
 def _ask_to_stop(mark: str) -> None:
     for pid in marked_processes(mark):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGTERM)
+    _wait_for_end(mark)
+
+
+def _wait_for_end(mark: str) -> None:
     end_ns = SYSTEM_CLOCK.now_ns() + int(PATIENCE_S * 1e9)
     while marked_processes(mark) and SYSTEM_CLOCK.now_ns() < end_ns:
         sleep(0.02)

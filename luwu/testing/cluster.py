@@ -36,6 +36,13 @@ POLL_S = 0.02
 SOURCE = Path(luwu.__file__).resolve().parents[1]
 
 
+def clean_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """An environment that leads to this luwu, and says nothing of a run that we are in."""
+    path = os.pathsep.join(filter(None, [str(SOURCE), environ.get("PYTHONPATH")]))
+    clean = {key: text for key, text in environ.items() if not key.startswith("LUWU_")}
+    return {**clean, "PYTHONPATH": path}
+
+
 class Cluster:
     """One `luwu` command and the processes it started."""
 
@@ -50,16 +57,14 @@ class Cluster:
         """Run `luwu ARGUMENTS` in `directory`; its run directory must be `directory/name`."""
         self.run_directory = RunDirectory(directory / name)
         self._output = directory / f"{name}.out"
-        path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
-        clean = {key: text for key, text in os.environ.items() if not key.startswith("LUWU_")}
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "luwu", *arguments],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", "luwu.testing.leash", *arguments],
+                stdin=subprocess.PIPE,  # at its end the launcher stops, so it ends with us
                 stdout=output,
                 stderr=output,
                 cwd=directory,
-                env={**clean, "PYTHONPATH": path, **(environ or {})},
+                env={**clean_environ(), **(environ or {})},
                 start_new_session=True,
             )
 
@@ -71,7 +76,7 @@ class Cluster:
         flags: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         name: str = "run",
-    ) -> Cluster:
+    ) -> Self:
         """`luwu run FLAGS SCRIPT ...` with a run directory below `directory`."""
         arguments = ["run", "--run-dir", str(directory / name), *flags, *script]
         return cls(directory, arguments, environ=environ, name=name)
@@ -183,6 +188,8 @@ class Cluster:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         run_id = f"{self.run_directory.path.name}-{self.pid}"
         kill_marked(run_id)
         kill_marked(run_id + MARK_SUFFIX)

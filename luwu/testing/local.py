@@ -117,14 +117,23 @@ class LocalCluster(Closing):
 
     def run(self, worker: Callable[[Nic], ResultT]) -> Sequence[ResultT]:
         """Run `worker(nic)` in a thread for each rank; their results, or the first failure."""
+
+        def work(rank: int) -> ResultT:
+            nic = self.nic(rank)
+            result = worker(nic)
+            nic.leave()
+            return result
+
+        return self.run_ranks(work)
+
+    def run_ranks(self, work: Callable[[int], ResultT]) -> Sequence[ResultT]:
+        """The same for `work(rank)`, which takes a NIC and leaves by itself, or does not."""
         results: list[Any] = [None] * self.world_size
         failures: list[BaseException] = []
 
         def run_one(rank: int) -> None:
             try:
-                nic = self.nic(rank)
-                results[rank] = worker(nic)
-                nic.leave()
+                results[rank] = work(rank)
             except BaseException as exc:
                 failures.append(exc)
 

@@ -38,6 +38,8 @@ def init(
     if getattr(_here, "session", None) is not None:
         raise ConfigError("luwu.init() was called before; call it once, or luwu.finish() between")
     if nic is None:
+        nic = getattr(_here, "offered", None)
+    if nic is None:
         with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
             faulthandler.enable()
         nic = _open_nic()
@@ -49,6 +51,14 @@ def init(
     _here.session = made
     _sessions.add(made)
     return made
+
+
+def offer(nic: Nic | None) -> None:
+    """What `init` in this thread joins by, in place of what the environment says.
+
+    So one function can be a worker in a process of its own, or in a thread of a test.
+    """
+    _here.offered = nic
 
 
 def session() -> Session:
@@ -69,6 +79,7 @@ def finish() -> None:
     """
     ending = session()
     ending.finish()
+    _here.was_member = ending.has_joined
     if getattr(_here, "session", None) is ending:
         _here.session = None
     _sessions.discard(ending)
@@ -79,6 +90,14 @@ def finish_at_end() -> None:
     ending = getattr(_here, "session", None)
     if ending is not None and ending.has_joined:
         finish()
+
+
+def has_been_member() -> bool:
+    """Whether the script in this thread is a member of its job, or was before `finish`."""
+    running = getattr(_here, "session", None)
+    if running is not None and running.has_joined:
+        return True
+    return getattr(_here, "was_member", False)
 
 
 def rank() -> int:

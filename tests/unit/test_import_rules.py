@@ -47,6 +47,7 @@ TORCH_FREE_MODULES = [
     "luwu.checkpoint.export_state",
     "luwu.layout",
     "luwu.nic.core",
+    "luwu.testing.plugin",
     "luwu.transport",
     "luwu.wire",
     "switch_emu.node.core",

@@ -1,0 +1,126 @@
+"""The pytest plugin (entry point `luwu` of `pytest11`): fixtures that bring a switch and a node.
+
+    luwu_proc      session   a service of real processes: a switch and a node, for job after job
+    luwu_noproc    session   a job that `luwu up` serves already, named by --luwu-connect
+    luwu_session   function  a fresh namespace on luwu_proc: a state, and the runs on it
+    luwu_run       function  luwu_run(fn, workers=2): fn in fresh processes; results by rank
+    luwu_inproc    function  the same in threads of this process, in milliseconds
+    luwu_cluster   function  luwu_cluster(fn, workers=2): all of `luwu run`; .kill("worker", 1)
+
+pytest loads this in every project that has luwu installed, so it imports pytest and the standard
+library only; what a fixture needs is imported when the fixture is used. `docs/pytest.md` tells
+users more; each option has an ini key of its name, and a factory's argument goes before both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from luwu.testing import factories
+from luwu.testing.record import RECORD, Record
+from luwu.testing.settings import setting
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from luwu.testing.fixtures import ClusterFactory, InprocRunner, Runner
+    from luwu.testing.namespaces import Namespace, ProcService
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options and ini keys."""
+    group = parser.getgroup("luwu", "LuWu: switch and optimizer node for tests")
+    for name, shape, text in (
+        ("connect", "FILE|URL", "job of a running luwu up, for luwu_noproc"),
+        ("workers", "N", "worker processes where a test does not say; 2 unless given"),
+        ("timeout", "SECONDS", "how long a run of workers may take; 60 unless given"),
+    ):
+        group.addoption(f"--luwu-{name}", metavar=shape, default=None, help=text)
+        parser.addini(f"luwu_{name}", text, default=None)
+    text = "keep states and run directories of tests that pass, too"
+    group.addoption("--luwu-keep", action="store_true", default=None, help=text)
+    parser.addini("luwu_keep", text, type="bool", default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse what cannot be used before anything runs."""
+    for name in ("workers", "timeout"):
+        setting(config, name)
+
+
+@pytest.hookimpl(hookwrapper=True)  # not the newer `wrapper`: an old pytest must load us too
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pluggy.Result[pytest.TestReport], None]:
+    """Show what the processes of a failed test have said."""
+    outcome = yield
+    report = outcome.get_result()
+    record = item.stash.get(RECORD, None)
+    if record is not None and report.failed:
+        record.failed = True
+        report.sections.extend(record.sections())
+    if record is not None and call.when == "teardown":
+        record.forget()
+
+
+luwu_proc = factories.luwu_proc()
+luwu_noproc = factories.luwu_noproc()
+
+
+@pytest.fixture
+def luwu_record(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Record, None, None]:
+    """What this test started with the fixtures of luwu; fails it if something is left."""
+    record = Record(request.node, tmp_path_factory)
+    request.node.stash[RECORD] = record
+    yield record
+    record.check()
+
+
+@pytest.fixture
+def luwu_session(
+    request: pytest.FixtureRequest, luwu_proc: ProcService, luwu_record: Record
+) -> Generator[Namespace, None, None]:
+    """A fresh namespace on luwu_proc, dropped after the test."""
+    namespace = luwu_proc.namespace(luwu_record.folder("session"))
+    luwu_record.watch_service(luwu_proc)
+    yield namespace
+    luwu_record.leaks += namespace.drop()
+
+
+@pytest.fixture
+def luwu_run(request: pytest.FixtureRequest, luwu_record: Record) -> Generator[Runner, None, None]:
+    """`luwu_run(fn, workers=2, args=())`: fn(rank, *args) in fresh processes."""
+    from luwu.testing.fixtures import Runner
+
+    runner = Runner(request, luwu_record)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture
+def luwu_inproc(
+    request: pytest.FixtureRequest, luwu_record: Record
+) -> Generator[InprocRunner, None, None]:
+    """`luwu_inproc(fn, workers=2, args=())`: fn(rank, *args) in threads of this process."""
+    from luwu.testing.fixtures import InprocRunner
+
+    runner = InprocRunner(request, luwu_record)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture
+def luwu_cluster(
+    request: pytest.FixtureRequest, luwu_record: Record
+) -> Generator[ClusterFactory, None, None]:
+    """`luwu_cluster(fn, workers=2)`: all processes of `luwu run`, to be killed one by one."""
+    from luwu.testing.fixtures import ClusterFactory
+
+    clusters = ClusterFactory(request, luwu_record)
+    yield clusters
+    clusters.close()

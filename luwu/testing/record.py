@@ -1,0 +1,84 @@
+"""What one test started: where its processes write, for a report, and what it left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from luwu.testing.settings import setting
+
+if TYPE_CHECKING:
+    from luwu.testing.namespaces import ProcService
+
+LINES_MAX: Final = 50
+RECORD: Final = pytest.StashKey["Record"]()
+
+
+class Record:
+    """One for each test that uses a fixture of luwu."""
+
+    def __init__(self, item: pytest.Item, tmp_path_factory: pytest.TempPathFactory) -> None:
+        from luwu.testing.leftovers import segments
+
+        self.leaks: list[str] = []
+        self.failed = False
+        self.path = tmp_path_factory.mktemp("luwu")
+        """The test's run directory."""
+        self._keep = setting(item.config, "keep")
+        self._services: dict[ProcService, dict[Path, int]] = {}
+        """With the size of their logs when this test began to use them."""
+        self._segments = segments()
+        self._count = 0
+
+    def folder(self, name: str) -> Path:
+        """A path below the run directory that nobody has."""
+        self._count += 1
+        return self.path / f"{name}-{self._count}"
+
+    def watch_service(self, service: ProcService) -> None:
+        """Show this service's logs, too, if the test fails."""
+        if service not in self._services:
+            self._services[service] = {
+                log: log.stat().st_size for log in service.logs if log.exists()
+            }
+
+    def sections(self) -> Iterator[tuple[str, str]]:
+        """(title, text) for the report of a failed test."""
+        from luwu.launch.console import tail
+
+        yield "luwu run directory", str(self.path)
+        logs = [(log, 0) for log in self._logs()]
+        for service, sizes in self._services.items():
+            logs += [(log, sizes.get(log, 0)) for log in service.logs]
+        for log, start in logs:
+            text = tail(log, lines_max=LINES_MAX, start=start)
+            if text:
+                yield f"luwu {log.stem}: last {LINES_MAX} lines of {log}", text
+
+    def check(self) -> None:
+        """Fail the test if something is left."""
+        from luwu.testing.leftovers import left_segments, until_empty
+
+        self.leaks += until_empty(
+            lambda: [f"segment {path}" for path in left_segments(self._segments)]
+        )
+        if self.leaks:
+            text = "\n".join(f"  {each}" for each in self.leaks)
+            pytest.fail(f"the test left something behind:\n{text}", pytrace=False)
+
+    def forget(self) -> None:
+        """Remove the files of a test that is over, unless somebody may want to read them."""
+        if not self.failed and not self._keep:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def _logs(self) -> list[Path]:
+        found = []
+        for folder, _, names in os.walk(self.path):
+            if Path(folder).name == "logs":
+                found += [Path(folder, name) for name in names if name.endswith(".log")]
+        return sorted(found)

@@ -1,0 +1,77 @@
+"""What a worker process of a test runs: `-m luwu.testing.worker CALL`, under `luwu.launch.entry`.
+
+A process that is killed cannot say where it was. So a thread writes down where the function is, as
+often as that changes, and the test shows what was written last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from luwu.testing.calls import BEFORE, member_file, read_call, result_folder, where_file
+from luwu.testing.values import save_value
+
+LOOK_S: Final = 0.25
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Call the function and write down what it returns."""
+    __tracebackhide__ = True
+    call = Path(arguments[0]).absolute()
+    rank = int(os.environ["RANK"])
+    with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
+        faulthandler.enable()
+    is_called = _tell_where(where_file(call, rank))
+    function, args = read_call(call)
+    is_called.set()
+    result = function(rank, *args)
+    training = sys.modules.get("luwu.training.run")  # not there in a function without luwu
+    if training is not None and training.has_been_member():
+        member_file(call, rank).touch()
+    save_value(result_folder(call, rank), result, name=f"the result of rank {rank}")
+
+
+def _tell_where(file: Path) -> threading.Event:
+    """Begin to tell; the event is to be set when the function is called."""
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    partial = file.with_suffix(".new")
+    is_called = threading.Event()
+
+    def tell() -> None:
+        told = ""
+        while True:
+            begins = "" if is_called.is_set() else BEFORE
+            text = _stack(sys._current_frames().get(main_thread))
+            if text and begins + text != told:
+                told = begins + text
+                partial.write_text(told, encoding="utf-8")
+                partial.replace(file)
+            threading.Event().wait(LOOK_S)
+
+    threading.Thread(target=tell, name="luwu-where", daemon=True).start()
+    return is_called
+
+
+def _stack(frame: FrameType | None) -> str:
+    """The frames within the function, as a traceback shows them."""
+    frames = []
+    while frame is not None and frame.f_code is not main.__code__:
+        frames.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    return "".join(traceback.StackSummary.extract(reversed(frames)).format())
+
+
+if __name__ == "__main__":
+    __tracebackhide__ = True
+    main(sys.argv[1:])

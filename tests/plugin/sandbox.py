@@ -1,0 +1,140 @@
+"""A pytest of its own, in its own process, whose leftovers can be seen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import tomllib
+import uuid
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from luwu.launch.children import command_of, is_alive
+from luwu.testing.cluster import SOURCE
+from luwu.testing.leftovers import until_empty
+from switch_emu.native.build import user_cache
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 200.0
+
+
+class Sandbox:
+    """Runs pytest on the files of `path`."""
+
+    def __init__(self, path: Path, temporary: Path) -> None:
+        self.path = path
+        self.temporary = temporary
+        """Receives temporary files and sockets."""
+        self.basetemp = path / "base"
+        self._mark = uuid.uuid4().hex
+        self.environ = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("LUWU_", "PYTEST_"))},
+            "LUWUTESTS_MARK": self._mark,
+            "PYTHONPATH": os.pathsep.join([str(SOURCE), str(_entry_points(path))]),
+            "TMPDIR": str(temporary),
+            "XDG_CACHE_HOME": str(user_cache().parent),
+            "XDG_RUNTIME_DIR": str(temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(path),  # torch makes it when imported
+        }
+
+    def write(self, text: str, name: str = "test_it.py") -> Path:
+        """Write a file of the suite."""
+        file = self.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start pytest, as its command does: the directory we are in is not imported from."""
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "pytest", "-c", str(self._ini()),
+             "--rootdir", str(self.path), f"--basetemp={self.basetemp}",
+             f"--junitxml={self.path / 'out.xml'}", "-p", "no:cacheprovider", *arguments],
+            cwd=self.path, env=self.environ, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """Run pytest; what it printed. Its exit code must be `code`, and nothing may be left."""
+        process = self.start(*arguments)
+        try:
+            output, _ = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+            process.wait()
+        assert process.returncode == code, output
+        left = self.leftovers()
+        assert left == [], f"left: {left}\n{output}"
+        return output
+
+    def seconds(self) -> dict[str, float]:
+        """How long each test took, with its fixtures."""
+        cases = ElementTree.parse(self.path / "out.xml").iter("testcase")
+        return {each.attrib["name"]: float(each.attrib["time"]) for each in cases}
+
+    def processes(self) -> list[str]:
+        """What was started from here, by whomever, and is alive."""
+        mark = f"LUWUTESTS_MARK={self._mark}".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                variables = (folder / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if mark in variables and is_alive(int(folder.name)):
+                found.append(f"process {folder.name} ({command_of(int(folder.name))})")
+        return found
+
+    def leftovers(self, limit_s: float = 3.0) -> list[str]:
+        """Processes, sockets and temporary files that are there after `limit_s`.
+
+        Segments with names are not ours (those of LuWu have none), and may be anybody's.
+        """
+        return until_empty(
+            lambda: [
+                *self.processes(),
+                *(str(path) for path in self.temporary.rglob("*")),
+            ],
+            limit_s,
+        )
+
+    def _ini(self) -> Path:
+        file = self.path / "pytest.ini"
+        if not file.exists():
+            file.write_text("[pytest]\n")
+        return file
+
+
+def _entry_points(path: Path) -> Path:
+    """A folder that offers our plugin to pytest as pyproject.toml says, installed or not."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ((name, module),) = project["entry-points"]["pytest11"].items()
+    folder = path / "installed"
+    info = folder / "luwu_of_this_checkout-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: luwu_of_this_checkout\nVersion: 0\n"
+    )
+    (info / "entry_points.txt").write_text(f"[pytest11]\n{name} = {module}\n")
+    return folder
+
+
+@contextmanager
+def make_sandbox(path: Path) -> Iterator[Sandbox]:
+    """A sandbox; its temporary files are in a short path, for sockets."""
+    temporary = Path(tempfile.mkdtemp(prefix="luwutest-", dir="/tmp"))
+    made = Sandbox(path, temporary)
+    try:
+        yield made
+    finally:
+        for text in made.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(text.split()[1]), signal.SIGKILL)
+        shutil.rmtree(temporary, ignore_errors=True)

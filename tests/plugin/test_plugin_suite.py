@@ -1,0 +1,351 @@
+"""The pytest plugin in a pytest of its own: what it starts, shows, refuses and leaves.
+
+`pytest -k plugin_suite` runs these. The suite of a user is `example.py`; the others are written
+here, where they stand for one mistake or one option each.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from luwu.base.json_file import read_json
+from luwu.launch.children import is_alive
+from luwu.testing.cluster import Cluster
+from luwu.testing.leftovers import until_empty
+from tests.plugin.sandbox import LIMIT_S, ROOT, Sandbox, make_sandbox
+
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)
+
+HERE = Path(__file__).parent
+FUNCTIONS = """
+import os, threading
+import pytest
+import luwu
+from luwu.testing import factories
+
+def rank_of(rank):
+    return rank
+
+def waits(rank):
+    print("waits", flush=True)
+    threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    with make_sandbox(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.feature("pytest-plugin-suite")
+def test_plugin_suite_of_20_tests(sandbox: Sandbox) -> None:
+    """Goal: under `-n 2` each pytest process starts one service at most, nothing is left, a killed
+    worker fails its test within 10 s with its traceback, and a leak fails its test at the end."""
+    shutil.copy(HERE / "example.py", sandbox.path / "test_example.py")
+
+    output = sandbox.run("-n", "2", "-rA", code=1)
+
+    assert "1 failed, 19 passed, 1 error in" in output
+    assert re.search(r"FAILED test_example.py::test_killed_worker", output)
+    assert re.search(r"ERROR test_example.py::test_leaves_a_process", output)
+    services = service_records(sandbox.basetemp)
+    places = [record.relative_to(sandbox.basetemp).parts[0] for record in services]
+    assert sorted(set(places)) == sorted(places)
+    assert set(places) <= {"popen-gw0", "popen-gw1"}
+    pids = [each["pid"] for record in services for each in read(record)["processes"]]
+    assert len(pids) == 2 * len(services) > 0
+    assert not [pid for pid in pids if is_alive(pid)]
+
+    assert sandbox.seconds()["test_killed_worker"] < 10
+    killed = section(output, "test_killed_worker")
+    assert re.search(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", killed)
+    assert "in waits_for_ever\nE           threading.Event().wait()" in killed
+    assert re.search(r"luwu worker-1: last 50 lines of \S+worker-1.log -*\nrank 1 waits", killed)
+    assert re.search(r"luwu run directory -*\n/\S+", killed)
+    assert "luwu node: last 50 lines" in killed
+    assert "luwu switch: last 50 lines" in killed
+
+    leak = section(output, "teardown of test_leaves_a_process")
+    assert re.search(r"left something behind:\n  process \d+ \(sleep 300\) of worker 0", leak)
+
+
+@pytest.mark.feature("pytest-plugin-light")
+def test_plugin_suite_loads_pytest_and_the_standard_library_only(sandbox: Sandbox) -> None:
+    """Goal: a project that only has luwu installed pays nothing. Method: an empty suite, and no
+    plugins but ours; then look at what was imported."""
+    sandbox.write(
+        """
+import sys
+def pytest_unconfigure(config):
+    assert config.pluginmanager.has_plugin("luwu.testing.plugin")
+    print("LOADED", *sorted(sys.modules))
+""",
+        "conftest.py",
+    )
+    sandbox.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+
+    output = sandbox.run("-s", "--collect-only", "-p", "luwu.testing.plugin", code=5)
+
+    loaded = next(line for line in output.splitlines() if line.startswith("LOADED")).split()[1:]
+    ours = {name for name in loaded if name.partition(".")[0] in ("luwu", "switch_emu", "workers")}
+    light = ("plugin", "factories", "record", "settings")
+    assert ours == {"luwu", "luwu.testing", *(f"luwu.testing.{name}" for name in light)}
+    of_pytest = {"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "conftest",
+                 "py", "sitecustomize"}  # fmt: skip
+    others = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names) - of_pytest
+    assert not {name for name in others if not name.startswith("_")} - {"luwu"}
+    assert not {"torch", "zmq", "numpy"} & set(loaded)
+
+
+@pytest.mark.feature("pytest-options")
+def test_plugin_suite_options_have_an_order(sandbox: Sandbox) -> None:
+    """Goal: argument, then command line, then ini file; and bad values are refused first."""
+    sandbox.write(
+        "[pytest]\nluwu_workers = 3\nluwu_timeout = 7.5\nluwu_keep = true\n", "pytest.ini"
+    )
+    sandbox.write("""
+from luwu.testing.settings import setting
+
+def test_settings(pytestconfig):
+    names = ("connect", "workers", "timeout", "keep")
+    print("FOUND", *(setting(pytestconfig, name) for name in names),
+          setting(pytestconfig, "workers", 5))
+""")
+
+    assert "FOUND None 3 7.5 True 5" in sandbox.run("-s")
+    assert "FOUND a.json 4 1.0 True 5" in sandbox.run(
+        "-s", "--luwu-workers", "4", "--luwu-timeout=1", "--luwu-connect", "a.json"
+    )
+    refused = sandbox.run("--luwu-workers", "0", code=4)
+    assert "--luwu-workers: '0' is not a whole number of at least 1" in refused
+    sandbox.write("[pytest]\nluwu_timeout = soon\n", "pytest.ini")
+    refused = sandbox.run(code=4)
+    assert "pytest.ini: 'soon' is not a number of seconds above 0" in refused
+
+
+@pytest.mark.feature("pytest-factories")
+def test_plugin_suite_factories_and_mistakes(sandbox: Sandbox) -> None:
+    """Goal: a service of one's own has the keys it was given; each way to leave something behind,
+    or to wait for ever, ends with a sentence. Method: one suite, for one start of a service."""
+    segment = f"/dev/shm/luwutest-{os.getpid()}"
+    sandbox.write("[pytest]\nluwu_workers = 3\n", "pytest.ini")
+    sandbox.write(
+        FUNCTIONS
+        + f"""
+luwu_plain = factories.luwu_proc(no_switch=True)
+luwu_bad = factories.luwu_proc(chunk="10KiB")
+
+def test_plain(luwu_run, luwu_plain):
+    assert luwu_run(rank_of, service=luwu_plain) == [0, 1, 2]
+    assert set(luwu_plain.pids) == {{"node"}}
+
+def test_unknown_key():
+    with pytest.raises(TypeError, match="link"):
+        factories.luwu_proc(link={{"gbps": 1}})
+
+def test_bad_value(luwu_run, request):
+    with pytest.raises(luwu.ConfigError, match="chunk: 10KiB is not a multiple of 16KiB"):
+        request.getfixturevalue("luwu_bad")
+
+def test_no_service(luwu_run):
+    with pytest.raises(luwu.ConfigError, match="give a fixture made by"):
+        luwu_run(rank_of, service="luwu_plain")
+
+def test_late(luwu_run, luwu_plain):
+    luwu_run(waits, workers=1, timeout=1.5, service=luwu_plain)
+
+def test_unwaited(luwu_run, luwu_plain):
+    luwu_run.start(waits, workers=1, service=luwu_plain).wait_for_text(0, "waits")
+
+def test_segment(luwu_run):
+    open({segment!r}, "w").close()
+
+def test_segment_is_removed():
+    os.unlink({segment!r})
+
+def test_partial(luwu_plain, luwu_record):
+    namespace = luwu_plain.namespace(luwu_record.folder("mine"))
+    namespace.state.mkdir()
+    (namespace.state / "store.partial").touch()
+    luwu_record.leaks += namespace.drop()
+
+def test_thread(luwu_inproc):
+    luwu_inproc(lambda rank: waits(rank) if rank else 1 / 0, workers=2)
+
+def test_node_killed(luwu_run, luwu_plain):
+    call = luwu_run.start(waits, workers=1, service=luwu_plain)
+    os.kill(luwu_plain.pids["node"], 9)
+    call.wait()
+
+def test_after_that(luwu_run, luwu_plain):
+    with pytest.raises(luwu.LuwuError, match="no job can be served any more"):
+        luwu_run(rank_of, service=luwu_plain)
+
+def test_last(luwu_plain, tmp_path):
+    luwu_plain.namespace(tmp_path / "never-dropped")
+"""
+    )
+    try:
+        output = sandbox.run("-rA", code=1)
+    finally:
+        Path(segment).unlink(missing_ok=True)
+
+    assert "3 failed, 10 passed, 5 errors in" in output
+    late = section(output, "test_late")
+    assert "the function still ran after 1.5 s (--luwu-timeout)" in late
+    assert "in waits\nE           threading.Event().wait()" in late
+    assert "a run of waits that nobody waited for" in section(output, "teardown of test_unwaited")
+    assert f"segment {segment}" in section(output, "teardown of test_segment")
+    assert "store.partial" in section(output, "teardown of test_partial")
+    assert "ZeroDivisionError" in section(output, "test_thread")
+    assert "thread worker-1" in section(output, "teardown of test_thread")
+    assert "the node ended with signal SIGKILL" in section(output, "test_node_killed")
+    assert "never-dropped" in section(output, "teardown of test_last")
+
+
+@pytest.mark.feature("pytest-noproc")
+def test_plugin_suite_on_a_job_that_runs_already(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Goal: luwu_noproc joins a real `luwu up`, once, and says what it needs."""
+    sandbox.write(
+        FUNCTIONS
+        + """
+def test_wrong_number(luwu_run, luwu_noproc):
+    with pytest.raises(luwu.ConfigError, match="workers=5, but the job at shm://.* has 2"):
+        luwu_run(rank_of, workers=5, service=luwu_noproc)
+
+def test_it(luwu_run, luwu_noproc):
+    assert luwu_run(rank_of, service=luwu_noproc) == [0, 1]
+
+def test_again(luwu_run, luwu_noproc):
+    with pytest.raises(luwu.ConfigError, match="luwu up serves one job; use luwu_proc"):
+        luwu_run(rank_of, service=luwu_noproc)
+"""
+    )
+    folder = tmp_path / "up"
+    folder.mkdir()
+    flags = ["--run-dir", str(folder / "run"), "--memory-budget", "128MiB", "--durability", "none"]
+    with Cluster(folder, ["up", "--workers", "2", *flags]) as cluster:
+        cluster.wait_for_text("join    luwu run")
+        connect = str(cluster.run_directory.connect_file)
+        sandbox.run("--luwu-connect", connect)
+        cluster.signal(signal.SIGTERM)
+        assert cluster.wait(10) == 0
+    assert cluster.leftovers() == []
+
+    assert "give --luwu-connect FILE|URL" in sandbox.run("-k", "test_it", code=1)
+    gone = sandbox.run("-k", "test_it", "--luwu-connect", connect, "--luwu-timeout=0.3", code=1)
+    assert "did not appear within 0 s" in gone
+
+
+@pytest.mark.feature("pytest-killed")
+def test_plugin_suite_killed_pytest_leaves_no_process(sandbox: Sandbox) -> None:
+    """Goal: SIGKILL of pytest ends service, guards, workers and clusters, and their sockets go."""
+    sandbox.write(
+        FUNCTIONS
+        + """
+import subprocess
+
+def waits_with_a_child(rank):
+    subprocess.Popen(["sleep", "300"], start_new_session=True)
+    waits(rank)
+
+def test_it(luwu_run, luwu_cluster):
+    cluster = luwu_cluster(waits_with_a_child, workers=1, flags=["--no-switch"])
+    call = luwu_run.start(waits_with_a_child, workers=2)
+    call.wait_for_text(1, "waits")
+    cluster.wait_for_text("waits", log="worker-0")
+    print("ALL RUN", flush=True)
+    call.wait()
+"""
+    )
+    process = sandbox.start("-s")
+    assert process.stdout is not None
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "ALL RUN" in line:
+                break
+        assert "ALL RUN" in "".join(lines[-1:]), "".join(lines)
+        assert len(sandbox.processes()) > 8
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+    assert until_empty(sandbox.processes, 8) == []
+    assert [path for path in sandbox.temporary.rglob("*") if path.is_socket()] == []
+
+
+@pytest.mark.feature("pytest-import-modes")
+@pytest.mark.parametrize("mode", ["prepend", "append", "importlib"])
+def test_plugin_suite_functions_are_found(sandbox: Sandbox, mode: str) -> None:
+    """Goal: a worker finds a function of a module in a package, with a relative import, and of one
+    outside of any, however pytest imported them. Method: `read_call` in a process of its own."""
+    test = """
+import subprocess, sys
+from luwu.testing.calls import write_call
+IMPORT
+
+class Namespace:
+    @staticmethod
+    def twice(rank):
+        return 2 * FACTOR
+
+def test_it(tmp_path):
+    call = write_call(tmp_path / "call", Namespace.twice, (1,))
+    program = ("import sys; from pathlib import Path; from luwu.testing.calls import read_call; "
+               "function, args = read_call(Path(sys.argv[1])); print(function(0), args)")
+    command = [sys.executable, "-c", program, str(call)]
+    assert subprocess.run(command, check=True, capture_output=True, cwd="/").stdout == b"42 (1,)\\n"
+"""
+    sandbox.write("", "inner/__init__.py")
+    sandbox.write("", "inner/deep/__init__.py")
+    sandbox.write("FACTOR = 21\n", "inner/deep/helper.py")
+    inner = test.replace("IMPORT", "from .helper import FACTOR")
+    sandbox.write(inner, "inner/deep/test_in_package.py")
+    sandbox.write(test.replace("IMPORT", "FACTOR = 21"), "outer/test_alone.py")
+
+    assert "2 passed in" in sandbox.run(f"--import-mode={mode}")
+
+
+@pytest.mark.feature("pytest-example-project")
+def test_plugin_suite_of_the_documented_project(sandbox: Sandbox) -> None:
+    """Goal: what the page on pytest shows is a file that runs."""
+    project = ROOT / "docs/examples/pytest_project"
+    page = (ROOT / "docs/pytest.md").read_text()
+    for file in sorted(project.iterdir()):
+        assert file.read_text().strip() in page, f"docs/pytest.md does not show {file.name}"
+        shutil.copy(file, sandbox.path)
+
+    assert re.search(r"\d passed in", sandbox.run())
+
+
+def service_records(basetemp: Path) -> list[Path]:
+    """The records that services wrote when they started."""
+    found = basetemp.rglob("luwu-service*/processes.json")
+    return [path for path in found if not path.parent.is_symlink()]
+
+
+def read(record: Path) -> dict[str, list[dict[str, int]]]:
+    found = read_json(record)
+    assert found is not None
+    return found
+
+
+def section(output: str, title: str) -> str:
+    """The part of a report under a title."""
+    found = re.split(r"^(?:_{3,} (.*?) _{3,}|={3,} .*? ={3,})$", output, flags=re.MULTILINE)
+    for name, text in zip(found[1::2], found[2::2], strict=False):
+        if name in (title, f"ERROR at {title}"):
+            return text
+    raise AssertionError(f"no section {title!r} in\n{output}")
