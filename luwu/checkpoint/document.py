@@ -11,6 +11,7 @@
     attempt             the job's attempt, which never goes back
     updates             how often each parameter was updated; null if it is frozen
     digests             xxh3-128 of every tensor
+    attached            rank -> xxh3-128 of attached-RANK.msgpack: what it keeps beside the step
 
 It may come from anywhere: what is read is checked, field by field.
 """
@@ -30,6 +31,7 @@ from luwu.wire.description import Description, parse_description
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.state_names import torch_hyper
 from switch_emu.store import Contributor, DecidedStep
+from switch_emu.store.kept import RECORD_KEY
 
 FILE: Final = "luwu.json"
 FORMAT: Final = "luwu-export"
@@ -51,6 +53,7 @@ class ExportDocument:
     dtype: str
     has_optimizer: bool
     digests: dict[str, str]
+    attached: dict[str, str]
 
     @property
     def step(self) -> int:
@@ -92,11 +95,12 @@ class ExportDocument:
                 "hyper": record.hyper.hex(),
                 "applied": record.applied,
                 "grad_norm": None if record.grad_norm is None else float(record.grad_norm).hex(),
-                "extra": dict(record.extra),
+                "extra": {k: text for k, text in record.extra.items() if k != RECORD_KEY},
             },
             "attempt": self.attempt,
             "updates": list(self.updates),
             "digests": self.digests,
+            "attached": self.attached,
         }
         return json.dumps(document, indent=1) + "\n"
 
@@ -166,6 +170,7 @@ def _parse(values: dict[str, Any]) -> ExportDocument:
         dtype=_text(values["dtype"]),
         has_optimizer=_typed(values["has_optimizer"], bool),
         digests=_texts(values["digests"]),
+        attached=_attached(values["attached"]),
     )
 
 
@@ -183,6 +188,19 @@ def _list(value: Any, read: Callable[[Any], ValueT], most: int) -> tuple[ValueT,
 
 def _texts(value: Any) -> dict[str, str]:
     return {_text(name): _text(text) for name, text in _typed(value, dict).items()}
+
+
+def _attached(value: Any) -> dict[str, str]:
+    found = _texts(value)
+    for rank in found:
+        if not rank.isdecimal() or int(rank) >= WORLD_SIZE_MAX:
+            raise ValueError(f"{rank!r:.40} is no rank")
+    return found
+
+
+def attached_name(rank: int | str) -> str:
+    """The file of what a rank keeps beside the step."""
+    return f"attached-{rank}.msgpack"
 
 
 def _text(value: Any) -> str:

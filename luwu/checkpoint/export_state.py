@@ -2,6 +2,7 @@
 
     weights      registration order: model.safetensors, or shards and an index
     optimizer    the same order: optimizer.safetensors, or shards and an index
+    attached     what each rank keeps beside the step (luwu.attach), with the optimizer's state
     luwu.json    last; without it nothing can be taken for an export
 
 Values are read ahead, hashed and written slice by slice; no tensor is in memory as a whole.
@@ -17,12 +18,13 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import ConfigError, Interrupted, StateError
 from luwu.base.making import check_absent, check_space, making_directory
-from luwu.checkpoint.document import FILE, ExportDocument
+from luwu.checkpoint.document import FILE, ExportDocument, attached_name
 from luwu.checkpoint.pieces import pieces_of
 from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count
 from luwu.checkpoint.source import UPDATES, WEIGHT, StateSource
@@ -138,6 +140,10 @@ class _Job:
         with TensorWriter(directory, OPTIMIZER, self._optimizer) as optimizer:
             self._write_states(optimizer, should_stop)
             optimizer.finish()
+        attached = {}
+        for rank, data in self._source.attached().items() if self._options.has_optimizer else ():
+            write_synced(directory / attached_name(rank), data)
+            attached[str(rank)] = xxhash.xxh3_128_hexdigest(data)
         return ExportDocument(
             description=self._source.description,
             record=self._source.record,
@@ -147,6 +153,7 @@ class _Job:
             dtype=self._options.dtype,
             has_optimizer=self._options.has_optimizer,
             digests=model.digests | optimizer.digests,
+            attached=attached,
         )
 
     def _write_weights(

@@ -28,6 +28,7 @@ from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.store import FilePageStore, StoreConfig, store_disk_bytes
 from switch_emu.store.directory import CONFIG_NAME, read_config
+from switch_emu.store.kept import RECORD_KEY, KeptFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +122,23 @@ def _make(
         with PageFiller(store, description, files, buffers_count) as filler:
             filler.fill(should_stop)
         files.check_digests()
+        record = replace(record, extra={**record.extra, **_keep(path, origin, config.chunk_bytes)})
         store.prepare(record)
         store.decide(record.version, record.attempt)
         store.record_attempt(origin.attempt)
+
+
+def _keep(path: Path, origin: Origin, piece_bytes: int) -> dict[str, str]:
+    """Put what ranks attached beside the state; what the step's record says of it."""
+    if not origin.attached:
+        return {}
+    version, attempt = origin.record.version, origin.record.attempt
+    with KeptFiles(path, synced=True, decided=None) as kept:
+        for rank, data in origin.attached.items():
+            for piece, start in enumerate(range(0, len(data), piece_bytes)):
+                part = memoryview(data)[start : start + piece_bytes]
+                kept.put(version, attempt, rank, piece, part)
+        return {RECORD_KEY: kept.seal(version, attempt)}
 
 
 def _digest_of(path: Path, buffers_count: int) -> str:

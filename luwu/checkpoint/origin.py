@@ -13,7 +13,7 @@ import xxhash
 
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, PageCorruptError
-from luwu.checkpoint.document import ExportDocument
+from luwu.checkpoint.document import ExportDocument, attached_name
 from luwu.checkpoint.export_state import MODEL, OPTIMIZER
 from luwu.checkpoint.source import WEIGHT
 from luwu.tensor_files.directory import WIDENED, TensorDirectory, has_tensors
@@ -40,6 +40,8 @@ class Origin:
     """xxh3-128 of tensors, where they are known."""
     weights_digest: str | None = None
     """None of weights from elsewhere."""
+    attached: Mapping[int, bytes] = field(default_factory=dict)
+    """What each rank keeps beside the step."""
 
     @property
     def is_export(self) -> bool:
@@ -67,6 +69,7 @@ class Origin:
             tensor_names=_names(document.description, document.updates),
             digests=document.digests,
             weights_digest=document.weights_digest,
+            attached=_attached(document, source),
         )
 
     @classmethod
@@ -80,6 +83,24 @@ class Origin:
             updates=tuple(0 if parameter.trainable else None for parameter in parameters),
             tensor_names={(WEIGHT, i): parameter.name for i, parameter in enumerate(parameters)},
         )
+
+
+def _attached(document: ExportDocument, source: Path) -> dict[int, bytes]:
+    """What ranks keep, verified. Raises PageCorruptError."""
+    found = {}
+    for rank, digest in document.attached.items():
+        path = source / attached_name(rank)
+        try:
+            data = path.read_bytes()
+        except OSError as exc:
+            raise PageCorruptError(f"{path} cannot be read: {exc}. Get the export again.") from exc
+        if xxhash.xxh3_128_hexdigest(data) != digest:
+            raise PageCorruptError(
+                f"{path} changed after it was written: its checksum is not that of luwu.json. Get "
+                "the export again."
+            )
+        found[int(rank)] = data
+    return found
 
 
 def _names(description: Description, updates: tuple[int | None, ...]) -> dict[tuple[str, int], str]:

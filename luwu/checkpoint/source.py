@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -9,6 +10,7 @@ from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
 from luwu.wire.description import Description, parse_description
 from switch_emu.store import DecidedStep, FilePageStore, StoreConfig
+from switch_emu.store.kept import read_kept
 
 WEIGHT: Final = "weight"
 UPDATES: Final = "updates"
@@ -35,6 +37,10 @@ class StateSource(Protocol):
         """The job's attempt, which never goes back; not below the record's."""
         ...
 
+    def attached(self) -> Mapping[int, bytes]:
+        """What each rank keeps beside this version (`luwu.attach`)."""
+        ...
+
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
         """Fill `into` with a field of a chunk's page; called by several threads at once.
 
@@ -53,6 +59,7 @@ class RestingState(Closing):
 
     def __init__(self, path: Path) -> None:
         """Raises: ConfigError if there is no state or somebody has it open; StateError."""
+        self._path = path
         self._store = FilePageStore.open(path, read_only=True)
         try:
             self.description = description_of(self._store.config, path)
@@ -71,6 +78,10 @@ class RestingState(Closing):
     def attempt(self) -> int:
         """See StateSource."""
         return self._store.attempt
+
+    def attached(self) -> Mapping[int, bytes]:
+        """See StateSource."""
+        return read_kept(self._path, self.record)
 
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
         """See StateSource."""

@@ -1,23 +1,32 @@
-"""`luwu export`: a state at rest as safetensors, for other programs and for `luwu import`."""
+"""`luwu export`: a state as safetensors, for other programs and for `luwu import`."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes, parse_bytes
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.launch.stopping import stop_requests
 
+if TYPE_CHECKING:
+    from luwu.checkpoint.running import RunningState
+    from luwu.checkpoint.source import RestingState
+
+CONNECT_NAME: Final = "connect.json"
+CONNECT_S: Final = 10.0
+
 VERB: Final = Verb(
     name="export",
-    usage="luwu export STATE_DIR OUT [flags]",
+    usage="luwu export STATE_DIR|RUN_DIR|URL OUT [flags]",
     text=(
-        "Write a state that no node has open to the new directory OUT, as the last decided step\n"
-        "left it: weights and optimizer state as safetensors (Hugging Face's layout), and\n"
-        "luwu.json, from which luwu import makes the state again, bit for bit."
+        "Write a state to the new directory OUT, as the last decided step left it: weights and\n"
+        "optimizer state as safetensors (Hugging Face's layout), and luwu.json, from which luwu\n"
+        "import makes the state again, bit for bit. A state directory must be at rest; of a job\n"
+        "that is running name its run directory, its connect.json or the URL that luwu up\n"
+        "printed: training goes on, and what is written stays that of one step."
     ),
     flags=(
         Flag(
@@ -40,9 +49,8 @@ def run(parsed: Parsed) -> int:
     if len(parsed.rest) != 2:
         raise ConfigError(f"name a state directory and where to write; usage: {VERB.usage}")
     from luwu.checkpoint.export_state import ExportOptions, export_state
-    from luwu.checkpoint.source import RestingState
 
-    state, out = map(Path, parsed.rest)
+    where, out = parsed.rest[0], Path(parsed.rest[1])
     values = parsed.flags
     defaults = ExportOptions()
     options = ExportOptions(
@@ -51,7 +59,7 @@ def run(parsed: Parsed) -> int:
         memory_budget_bytes=size_of(values, "memory_budget", defaults.memory_budget_bytes),
         has_optimizer=not parsed.has("no_optimizer"),
     )
-    with stop_requests() as should_stop, RestingState(state) as source:
+    with stop_requests() as should_stop, _source(where) as source:
         found = export_state(source, out, options, should_stop=should_stop)
     if parsed.has("json"):
         document = {
@@ -74,6 +82,23 @@ def run(parsed: Parsed) -> int:
     )
     print(f"weights digest {found.weights_digest}")
     return 0
+
+
+def _source(where: str) -> RestingState | RunningState:
+    """The state that a user named. Raises ConfigError and others."""
+    from luwu.checkpoint.running import RunningState
+    from luwu.checkpoint.source import RestingState
+    from luwu.nic.connection import join
+
+    path = Path(where)
+    if "://" in where or path.is_file() or (path / CONNECT_NAME).exists():
+        return RunningState.of(join(where, timeout_s=CONNECT_S))
+    if not (path / "CONFIG").exists() and (path / "logs").is_dir():
+        raise ConfigError(
+            f"{path} is the directory of a run that has ended (no {CONNECT_NAME}); name its state "
+            "directory, which resolved.json tells"
+        )
+    return RestingState(path)
 
 
 def size_of(values: dict[str, str], name: str, default: int) -> int:

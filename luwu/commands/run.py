@@ -78,6 +78,8 @@ def run(parsed: Parsed) -> int:
         except LuwuError as error:
             write_outcome(run_directory, error.exit_code, str(error))
             raise
+        finally:
+            run_directory.connect_file.unlink(missing_ok=True)  # nobody can join any more
     write_outcome(run_directory, 0, "finished")
     _say_steps(run_directory, disk, console)
     if config.trace is not None:

@@ -28,7 +28,7 @@ from luwu.transport.interface import Delivery, PeerDown, PeerFailed, PeerGone, P
 from luwu.wire.actions import PARENT, Drop, Send
 from luwu.wire.codec import decode, encode
 from luwu.wire.description import Description
-from luwu.wire.reading import VersionFacts
+from luwu.wire.reading import ATTACHED, VersionFacts
 
 WINDOW = 8
 """Fields asked for ahead of those that have come."""
@@ -92,6 +92,16 @@ class StateReader(Closing):
             self._do(self._core.read(now_ns, read.chunk, read.field, read.dtype))
         while asked:
             self._fill(asked)
+
+    def read_attached(self, rank: int) -> bytes | None:
+        """What a rank keeps beside this version (`luwu.attach`); None if it keeps nothing."""
+        sizes = self.facts.attached.get(rank)
+        if sizes is None:
+            return None
+        pieces = [memoryview(bytearray(size)) for size in sizes]
+        field = f"{ATTACHED}{rank}"
+        self.read(FieldRead(index, field, piece) for index, piece in enumerate(pieces))
+        return b"".join(pieces)
 
     def close(self) -> None:
         """Let the node know, and let go of the transport; may be repeated."""

@@ -36,9 +36,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.base.values import pack_value, unpack_value
-from luwu.nic.reader import FieldRead, StateReader
+from luwu.nic.reader import StateReader
 from luwu.training import run
-from luwu.wire.reading import ATTACHED
 
 if TYPE_CHECKING:
     from luwu.training.session import Session
@@ -181,13 +180,10 @@ class Attachments:
 
 def _read(reader: StateReader, rank: int) -> dict[str, Any]:
     """What a rank keeps beside the version; nothing if it was made without."""
-    sizes = reader.facts.attached_sizes().get(rank)
-    if sizes is None:
+    data = reader.read_attached(rank)
+    if data is None:
         return {}
-    pieces = [memoryview(bytearray(size)) for size in sizes]
-    field = f"{ATTACHED}{rank}"
-    reader.read(FieldRead(index, field, piece) for index, piece in enumerate(pieces))
-    early, late = msgpack.unpackb(b"".join(pieces))
+    early, late = msgpack.unpackb(data)
     found: dict[str, Any] = {**unpack_value(early), **unpack_value(late)}
     return found
 

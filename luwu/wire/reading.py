@@ -25,7 +25,11 @@ class VersionFacts:
     """Hyper-parameters of the step that made it; empty for the initial weights."""
     applied: bool = True
     grad_norm: float | None = None
+    attempt: int = 0
+    """In which it was made."""
     extra: Mapping[str, str] = field(default_factory=dict)
+    attached: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Rank -> bytes of each piece that it keeps beside this version."""
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
@@ -35,17 +39,11 @@ class VersionFacts:
             "hyper": self.hyper.hex(),
             "applied": self.applied,
             "grad_norm": None if self.grad_norm is None else self.grad_norm.hex(),
+            "attempt": self.attempt,
             "extra": dict(self.extra),
+            "attached": {str(rank): list(sizes) for rank, sizes in self.attached.items()},
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-
-    def attached_sizes(self) -> dict[int, list[int]]:
-        """Rank -> bytes of each piece that it keeps beside this version."""
-        record = self.extra.get("kept")
-        if record is None:
-            return {}
-        pieces = json.loads(record)["pieces"]
-        return {int(rank): [size for _, _, size, _ in each] for rank, each in pieces.items()}
 
     @property
     def job(self) -> Description:
@@ -59,8 +57,16 @@ def parse_facts(encoded: bytes) -> VersionFacts:
         found = json.loads(encoded)
         norm = found["grad_norm"]
         extra = found["extra"]
-        if type(found["version"]) is not int or type(found["applied"]) is not bool:
-            raise ValueError("version or applied is of another type")
+        attached = {int(rank): tuple(sizes) for rank, sizes in found["attached"].items()}
+        numbers = [
+            found["version"],
+            found["attempt"],
+            *(s for each in attached.values() for s in each),
+        ]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("a number is of another type, or negative")
+        if type(found["applied"]) is not bool:
+            raise ValueError("applied is of another type")
         if not all(type(text) is str for pair in extra.items() for text in pair):
             raise ValueError("extra holds something else than texts")
         return VersionFacts(
@@ -69,7 +75,9 @@ def parse_facts(encoded: bytes) -> VersionFacts:
             hyper=bytes.fromhex(found["hyper"]),
             applied=found["applied"],
             grad_norm=None if norm is None else float.fromhex(norm),
+            attempt=found["attempt"],
             extra=extra,
+            attached=attached,
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
         raise RemoteProtocolError(f"the facts of a version cannot be read: {exc}") from exc

@@ -160,6 +160,11 @@ class NodeCore(NodeGathering):
         self.readers.pinned(reader, version, facts)
         return self._take()
 
+    def pin_failed(self, reader: int, text: str) -> list[Action]:
+        """No version can be held for a reader."""
+        self.readers.refused(reader, text)
+        return self._take()
+
     def field_read(
         self, read: do.ReadField, payload: Payload | None, text: str = ""
     ) -> list[Action]:

@@ -70,6 +70,12 @@ class Readers:
         reader.facts = facts
         self._actions.append(Send((reader.peer,), reader.opened, facts))
 
+    def refused(self, number: int, text: str) -> None:
+        """`PinVersion` failed: nothing can be held."""
+        reader = self._readers.pop(number, None)
+        if reader is not None:
+            self._tell_gone(reader.peer, number, text)
+
     def field_read(self, read: ReadField, payload: Payload | None, text: str = "") -> None:
         """What `ReadField` asked for; None: it cannot be had, and `text` says why."""
         reader = self._readers.get(read.reader)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,10 +22,15 @@ from switch_emu.node.pages import WEIGHT
 from switch_emu.node.update import cast_into
 from switch_emu.payload import Buffers, Payload
 from switch_emu.store import PageStore, Pin
-from switch_emu.store.kept import RECORD_KEY, KeptFiles
+from switch_emu.store.kept import RECORD_KEY, KeptFiles, KeptVersion
 
 Finished = Callable[[], Sequence[Any]]
 """To be called by the shell's loop: tells the core, returns its actions."""
+
+
+class _Held(NamedTuple):
+    pin: Pin
+    kept: KeptVersion
 
 
 class Visits:
@@ -37,42 +42,51 @@ class Visits:
     ) -> None:  # fmt: skip
         self._core, self._store, self._layout = core, store, layout
         self._kept, self._buffers, self._wake = kept, buffers, wake
-        self._pins: dict[int, Pin] = {}
+        self._held: dict[int, _Held] = {}
         """By reader."""
-        self._reads: queue.SimpleQueue[tuple[ReadField, Pin] | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[tuple[ReadField, _Held] | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def pin(self, reader: int) -> Sequence[Any]:
         """Hold the decided version for a reader."""
-        pin = self._pins[reader] = self._store.pin()
+        pin = self._store.pin()
         step = pin.step
+        try:
+            kept = self._kept.hold(step)
+        except LuwuError as exc:
+            pin.close()
+            return self._core.pin_failed(reader, str(exc))
+        held = self._held[reader] = _Held(pin, kept)
         facts = VersionFacts(
             version=step.version,
             description=self._store.config.description,
             hyper=step.hyper,
             applied=step.applied,
             grad_norm=step.grad_norm,
-            extra=step.extra,
+            attempt=step.attempt,
+            extra={key: text for key, text in step.extra.items() if key != RECORD_KEY},
+            attached=held.kept.sizes,
         )
         return self._core.pinned(reader, step.version, facts.to_bytes())
 
     def unpin(self, reader: int) -> None:
         """Let go of it."""
-        pin = self._pins.pop(reader, None)
-        if pin is not None:
-            pin.close()
+        held = self._held.pop(reader, None)
+        if held is not None:
+            held.pin.close()
+            held.kept.close()
 
     def start(self, read: ReadField) -> Sequence[Any]:
         """Read in the thread."""
-        pin = self._pins.get(read.reader)
-        if pin is None:
+        held = self._held.get(read.reader)
+        if held is None:
             return self._core.field_read(read, None, "the reader was shut")
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="luwu-visits", daemon=True)
             self._thread.start()
-        self._reads.put((read, pin))
+        self._reads.put((read, held))
         return ()
 
     def take_finished(self) -> list[Finished]:
@@ -86,31 +100,32 @@ class Visits:
         if self._thread is not None:
             self._reads.put(None)
             self._thread.join()
-        for reader in list(self._pins):
+        for reader in list(self._held):
             self.unpin(reader)
 
     def _serve(self) -> None:
         while (item := self._reads.get()) is not None:
-            read, pin = item
+            read, held = item
             try:
-                self._finished.put(self._answer(read, pin))
+                self._finished.put(self._answer(read, held))
             except BaseException as exc:
                 self._error = exc
             self._wake()
             if self._error is not None:
                 return
 
-    def _answer(self, read: ReadField, pin: Pin) -> Finished:
+    def _answer(self, read: ReadField, held: _Held) -> Finished:
         try:
-            payload = self._content(read, pin)
+            if read.field.startswith(ATTACHED):
+                payload = self._attached(read, held.kept)
+            else:
+                payload = self._content(read, held.pin)
         except LuwuError as exc:  # a damaged page too: training will find it by itself
             text = str(exc)
             return lambda: self._core.field_read(read, None, text)
         return lambda: self._core.field_read(read, payload)
 
     def _content(self, read: ReadField, pin: Pin) -> Payload:
-        if read.field.startswith(ATTACHED):
-            return self._attached(read, pin)
         if read.chunk >= len(self._layout.chunks):
             raise ConfigError(f"there is no chunk {read.chunk}: the job's layout has fewer")
         kind = self._store.config.kind(read.chunk)
@@ -132,12 +147,12 @@ class Visits:
             raise
         return payload
 
-    def _attached(self, read: ReadField, pin: Pin) -> Payload:
+    def _attached(self, read: ReadField, kept: KeptVersion) -> Payload:
         """A piece of what a rank keeps beside the version."""
-        record, rank = pin.step.extra.get(RECORD_KEY), read.field.removeprefix(ATTACHED)
-        if record is None or not rank.isdecimal():
-            raise ConfigError(f"nothing is attached to version {pin.step.version} ({read.field})")
-        data = self._kept.read(record, int(rank), read.chunk)
+        rank = read.field.removeprefix(ATTACHED)
+        if not rank.isdecimal():
+            raise ConfigError(f"{read.field!r} names no rank")
+        data = kept.read(int(rank), read.chunk)
         memory, payload = self._buffers.take(len(data))
         memory[:] = data
         return payload

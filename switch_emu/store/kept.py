@@ -3,7 +3,7 @@
     put      a piece of one rank, from any thread, written at once
     seal     flushed; what the record must say to find it again: places and checksums
     settle   a version is decided: files of older ones are deleted
-    read     one rank's piece of a decided version, verified
+    hold     a decided version, to be read piece by piece, verified
 
 The file of a version that was never decided is deleted with the next that is; a crash leaves one at
 most, which the next opening deletes. Where the state is in RAM only, it is a file without a name.
@@ -17,6 +17,7 @@ import os
 import tempfile
 import threading
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,18 +68,63 @@ class _File:
             self.pieces[rank].append(entry)
 
 
+class KeptVersion(Closing):
+    """What each rank keeps beside one version; it stays readable when the version is long gone."""
+
+    def __init__(self, name: str, fd: int, pieces: Mapping[int, Sequence[_Piece]]) -> None:
+        self._name, self._fd, self._pieces = name, fd, pieces
+        self._lock = threading.Lock()
+
+    @property
+    def sizes(self) -> dict[int, tuple[int, ...]]:
+        """Rank -> bytes of each of its pieces."""
+        return {rank: tuple(p.size for p in pieces) for rank, pieces in self._pieces.items()}
+
+    def read(self, rank: int, piece: int) -> bytes:
+        """A piece of a rank. Raises: StateError if there is none; PageCorruptError."""
+        pieces = self._pieces.get(rank, ())
+        if piece >= len(pieces):
+            raise StateError(f"rank {rank} has attached no piece {piece} to this version")
+        entry = pieces[piece]
+        with self._lock:  # a descriptor that is closed may soon be another file's
+            if self._fd < 0:
+                raise StateError(f"{self._name} is held no more: it was closed")
+            data = os.pread(self._fd, entry.size, entry.start)
+        if len(data) != entry.size or xxhash.xxh3_128_hexdigest(data) != entry.digest:
+            raise PageCorruptError(
+                f"{self._name}: piece {piece} at byte {entry.start} changed after it was written; "
+                "restore the state from a checkpoint."
+            )
+        return data
+
+    def read_all(self) -> dict[int, bytes]:
+        """What each rank keeps, whole."""
+        return {
+            rank: b"".join(self.read(rank, piece) for piece in range(len(pieces)))
+            for rank, pieces in self._pieces.items()
+        }
+
+    def close(self) -> None:
+        """Close the file; may be repeated."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+
 class KeptFiles(Closing):
     """See the module; `directory` None: nothing outlives this process."""
 
     def __init__(
-        self, directory: Path | None, *, synced: bool, decided: DecidedStep | None
-    ) -> None:
-        """`decided`: the newest step, whose file stays."""
+        self, directory: Path | None, *, synced: bool, decided: DecidedStep | None,
+        read_only: bool = False,
+    ) -> None:  # fmt: skip
+        """`decided`: the newest step, whose file stays; `read_only`: so do all others."""
         self._directory, self._synced = directory, synced
         self._lock = threading.Lock()
         self._files: dict[tuple[int, int], _File] = {}
         """By version and attempt."""
-        if directory is not None:
+        if directory is not None and not read_only:
             record = None if decided is None else decided.extra.get(RECORD_KEY)
             self._delete_all_but(None if record is None else json.loads(record)["file"])
 
@@ -122,22 +168,22 @@ class KeptFiles(Closing):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(self._directory / file.name)
 
-    def read(self, record: str, rank: int, piece: int) -> bytes:
-        """A piece that a rank kept beside the version of this record.
+    def hold(self, step: DecidedStep) -> KeptVersion:
+        """What is kept beside the version that this step made, to be read as long as one likes.
 
-        Raises: StateError if it is gone, PageCorruptError if it is not what was written.
+        Raises: StateError if it is gone.
         """
+        record = step.extra.get(RECORD_KEY)
+        if record is None:
+            return KeptVersion("nothing", -1, {})
         found: dict[str, Any] = json.loads(record)
-        pieces = found["pieces"].get(str(rank), ())
-        if piece >= len(pieces):
-            raise StateError(f"rank {rank} attached no piece {piece} to this version")
         with self._lock:
             open_file = next((f for f in self._files.values() if f.name == found["file"]), None)
             fd = os.dup(open_file.fd) if open_file is not None else self._open(found["file"])
-        try:
-            return self._read_piece(fd, found["file"], _Piece(*pieces[piece]))
-        finally:
-            os.close(fd)
+        pieces = {
+            int(rank): [_Piece(*each) for each in kept] for rank, kept in found["pieces"].items()
+        }
+        return KeptVersion(found["file"], fd, pieces)
 
     def close(self) -> None:
         """Close the files; that of the decided version stays."""
@@ -157,16 +203,6 @@ class KeptFiles(Closing):
                 "to the last step; restore it, or start without it from an export."
             ) from exc
 
-    @staticmethod
-    def _read_piece(fd: int, name: str, piece: _Piece) -> bytes:
-        data = os.pread(fd, piece.size, piece.start)
-        if len(data) != piece.size or xxhash.xxh3_128_hexdigest(data) != piece.digest:
-            raise PageCorruptError(
-                f"{name}: piece {piece.piece} at byte {piece.start} changed after it was written; "
-                "restore the state from a checkpoint."
-            )
-        return data
-
     def _delete_all_but(self, name: str | None) -> None:
         assert self._directory is not None
         for path in self._directory.glob(f"{_PREFIX}*.dat"):
@@ -180,3 +216,12 @@ class KeptFiles(Closing):
                 os.fsync(fd)
             finally:
                 os.close(fd)
+
+
+def read_kept(directory: Path, step: DecidedStep) -> dict[int, bytes]:
+    """What each rank keeps beside the version of a state at rest. Raises StateError."""
+    with (
+        KeptFiles(directory, synced=False, decided=step, read_only=True) as files,
+        files.hold(step) as kept,
+    ):
+        return kept.read_all()

@@ -277,8 +277,9 @@ def test_readers_see_what_is_attached(tmp_path: Path) -> None:
         luwu.fully_shard(model)
         luwu.optim.SGD(model.parameters())
         with luwu.session().open_reader() as reader:
-            assert reader.facts.attached_sizes() == {}
-            with pytest.raises(StateError, match="nothing is attached to version 0"):
+            assert reader.facts.attached == {}
+            assert reader.read_attached(0) is None
+            with pytest.raises(StateError, match="attached no piece 0"):
                 reader.read([FieldRead(0, "attached.0", memoryview(bytearray(4)))])
 
     in_cluster(tmp_path, work)

@@ -159,7 +159,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         shard(model)
         optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2)
         for chunk, name, text in ((0, "max", "no field 'max'"), (999, "weight", "no chunk 999")):
-            with luwu.session().nic.open_reader() as reader:
+            with luwu.session().open_reader() as reader:
                 into = memoryview(bytearray(64))
                 with pytest.raises(StateError, match=text):
                     reader.read([FieldRead(chunk, name, into)])

@@ -1,0 +1,61 @@
+"""Where an export reads the state of a job that is running: a decided step, held by its node."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from luwu.base.closing import Closing
+from luwu.nic.connection import Connection
+from luwu.nic.open import make_reader
+from luwu.nic.reader import FieldRead, StateReader
+from switch_emu.store import DecidedStep
+
+
+class RunningState(Closing):
+    """The newest decided step; training goes on, and this stays what it is. See `StateSource`."""
+
+    def __init__(self, reader: StateReader) -> None:
+        """The reader is ours from now on. Raises: ConnectionFailed, DeadlineError, StateError."""
+        self._reader = reader
+        self._lock = threading.Lock()
+        try:
+            reader.open()
+            facts = reader.facts
+            self.description = reader.description
+            self.record = DecidedStep(
+                version=facts.version,
+                attempt=facts.attempt,
+                hyper=facts.hyper,
+                applied=facts.applied,
+                grad_norm=facts.grad_norm,
+                extra=facts.extra,
+            )
+        except BaseException:
+            reader.close()
+            raise
+
+    @classmethod
+    def of(cls, connection: Connection) -> RunningState:
+        """That of the job at a connection."""
+        return cls(make_reader(connection))
+
+    @property
+    def attempt(self) -> int:
+        """See StateSource."""
+        return self.record.attempt
+
+    def attached(self) -> Mapping[int, bytes]:
+        """See StateSource."""
+        with self._lock:
+            found = {rank: self._reader.read_attached(rank) for rank in self._reader.facts.attached}
+        return {rank: data for rank, data in found.items() if data is not None}
+
+    def read_field(self, chunk: int, field: str, into: memoryview) -> None:
+        """See StateSource."""
+        with self._lock:  # one connection; the node reads ahead of nobody
+            self._reader.read([FieldRead(chunk, field, into)])
+
+    def close(self) -> None:
+        """Let the node forget it."""
+        self._reader.close()
