@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from luwu.training.loss_scale import DynamicLossScale as DynamicLossScale
     from luwu.training.module import LuwuModule as LuwuModule
     from luwu.training.pretrained import load_pretrained as load_pretrained
+    from luwu.training.offload import activation_stats as activation_stats
+    from luwu.training.offload import offload_activations as offload_activations
     from luwu.training.run import device as device
     from luwu.training.run import finish as finish
     from luwu.training.run import init as init
@@ -50,6 +52,7 @@ _HOME = {
     "StepAborted": "luwu.base.errors",
     "StepOrderError": "luwu.base.errors",
     "attach": "luwu.training.attached",
+    "activation_stats": "luwu.training.offload",
     "clip_grad_norm_": "luwu.training.clip",
     "device": "luwu.training.run",
     "empty_backward": "luwu.training.batches",
@@ -62,6 +65,7 @@ _HOME = {
     "init_weights": "luwu.training.initialise",
     "random_state": "luwu.training.attached",
     "load_pretrained": "luwu.training.pretrained",
+    "offload_activations": "luwu.training.offload",
     "rank": "luwu.training.run",
     "register_forward_method": "luwu.training.fully_shard",
     "session": "luwu.training.run",

@@ -14,4 +14,6 @@ device.py        between host memory of the network and the device: nothing on C
 prefetch.py      pulls ahead of use, in the order of the last step
 gradients.py     gradients as flat vectors, in a bounded number of buffers
 clip.py          clipping by the global norm
+offload.py       activations out of core (`saved_tensors.py`: which, and how they come back)
+storages.py      which storages hold weights
 """

@@ -24,6 +24,7 @@ from torch import nn
 
 from luwu.base.address_range import AddressRange, Memory
 from luwu.training.interface import SharedWeights
+from luwu.training.storages import WEIGHTS
 
 _ADDRESSES_MAX = 2
 """Places of a unit's weights in shared memory: one for even and one for odd steps."""
@@ -47,6 +48,7 @@ class _View:
 
     def __init__(self, flat: torch.Tensor, places: Sequence[tuple[int, torch.Size, bool]]) -> None:
         self.flat = flat
+        WEIGHTS.add(flat)
         self.parameters = [
             nn.Parameter(flat[start : start + shape.numel()].view(shape), requires_grad)
             for start, shape, requires_grad in places
