@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from luwu.training.initialise import init_weights as init_weights
     from luwu.training.loss_scale import DynamicLossScale as DynamicLossScale
     from luwu.training.module import LuwuModule as LuwuModule
-    from luwu.training.pretrained import load_pretrained as load_pretrained
     from luwu.training.offload import activation_stats as activation_stats
     from luwu.training.offload import offload_activations as offload_activations
+    from luwu.training.pretrained import load_pretrained as load_pretrained
     from luwu.training.run import device as device
     from luwu.training.run import finish as finish
     from luwu.training.run import init as init

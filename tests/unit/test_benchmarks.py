@@ -86,6 +86,19 @@ def test_step_runs(tmp_path: Path, arm: str) -> None:
     assert (row["disk_bytes"] is not None) == arm.startswith("luwu")
 
 
+def test_offload_activations_runs(tmp_path: Path) -> None:
+    """Goal: all arms have the same losses; one of them puts the inputs of blocks on disk."""
+    directory = tmp_path / "scratch"
+    directory.mkdir()
+    document = run_smoke(tmp_path, "offload_activations", "--dir", str(directory))
+    rows = {row["arm"]: row for row in document["rows"]}
+    assert set(rows) == {"none", "checkpoint", "offload"}
+    assert rows["offload"]["written_bytes"] >= rows["offload"]["inputs_bytes"]
+    assert rows["none"]["written_bytes"] == rows["checkpoint"]["written_bytes"] == 0
+    assert set(document["claims"]) == set(document["claims_meaning"])
+    assert list(directory.iterdir()) == []
+
+
 def test_a_planned_step_runs(tmp_path: Path) -> None:
     """Goal: a plan, a run out of core, and floors before and after it, in one row."""
     document = run_smoke(tmp_path, "step", "--case", "1b")
