@@ -37,7 +37,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.base.values import pack_value, unpack_value
 from luwu.nic.reader import StateReader
-from luwu.training import run
 
 if TYPE_CHECKING:
     from luwu.training.session import Session
@@ -65,6 +64,8 @@ def attach(name: str, thing: Any, *, per_rank: bool = False, late: bool | None =
     attach, before the first forward. Raises: StepOrderError after it; ConfigError for a name that
     is taken, or a thing without a state.
     """
+    from luwu.training import run  # which imports this module, for the session
+
     late = isinstance(thing, LRScheduler) if late is None else late
     attached = _Attached(_stateful(name, thing), per_rank=per_rank, late=late)
     run.session().attachments.add(name, attached)

@@ -179,7 +179,8 @@ class LuwuModule:
         """Raises: the weights are in the network."""
         raise LuwuError(
             "load_state_dict() into a sharded model would write placeholders: the weights are in "
-            "the network. Load before luwu.fully_shard, or in the function of luwu.init_weights"
+            "the network. Before the first forward call luwu.set_model_state_dict, or "
+            "luwu.load_pretrained for files"
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -195,7 +196,13 @@ class LuwuModule:
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise LuwuError(
             "a sharded model cannot be copied: its weights are in the network. Copy it before "
-            "luwu.fully_shard"
+            "luwu.fully_shard; for an average of weights take luwu.get_model_state_dict after steps"
+        )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise LuwuError(
+            "a sharded model cannot be pickled: its weights are in the network. Save what "
+            "luwu.get_model_state_dict returns, or call luwu export"
         )
 
 

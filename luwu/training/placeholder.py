@@ -150,11 +150,17 @@ def _refuse(args: Any, kwargs: Any, what: str) -> NoReturn:
     values = [*args, *(kwargs or {}).values()]
     flat = [entry for value in values for entry in _entries(value)]
     name = next((v.luwu_name for v in flat if isinstance(v, Placeholder)), "?")
+    if what == "grad":
+        raise PlaceholderError(
+            f"torch.autograd.grad: the gradient of parameter {name} is pushed to the network "
+            "inside backward, and is nowhere else; call loss.backward()"
+        )
     raise PlaceholderError(
         f"{what}: the weights of parameter {name} are in the network, not in this process. They "
         "are here only inside the forward and backward of the module that fully_shard was called "
         "on; call that module itself, or luwu.register_forward_method for another method than "
-        "forward. To read weights use luwu.get_model_state_dict"
+        "forward. To read weights use luwu.get_model_state_dict; to set the first ones, "
+        "luwu.set_model_state_dict. Later only the optimizer changes them"
     )
 
 

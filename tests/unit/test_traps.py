@@ -1,0 +1,185 @@
+"""Calls that would do nothing, or the wrong thing, on a model whose weights are not here.
+
+Each is an ordinary line of PyTorch; each must raise where it stands, and say what to write instead.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.optim.swa_utils import AveragedModel
+
+import luwu
+from tests.unit.fake_nic import FakeNetwork
+from tests.unit.real_training import in_cluster, seeded
+from tests.unit.test_training_equality import Stack, batch, make_stack, shard, square_loss
+from tests.unit.training_harness import one_thread, worker  # noqa: F401 - for every test here
+
+MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "clip_grad_norm_": (
+        lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1.0),
+        r"luwu\.clip_grad_norm_ or pass max_grad_norm=",
+    ),
+    "clip_grad_value_": (
+        lambda m: nn.utils.clip_grad_value_(m.parameters(), 1.0),
+        r"luwu\.clip_grad_norm_ or pass max_grad_norm=",
+    ),
+    "reading .grad": (lambda m: [p.grad for p in m.parameters()], "pushed to the network"),
+    "grad = None": (
+        lambda m: setattr(m.first.weight, "grad", None),
+        r"call zero_grad\(\) of the optimizer",
+    ),
+    "torch.autograd.grad": (
+        lambda m: torch.autograd.grad(square_loss(m, 0, 0, 0), list(m.parameters())),
+        r"call loss\.backward\(\)",
+    ),
+    "torch.save(model.state_dict())": (
+        lambda m: torch.save(m.state_dict(), io.BytesIO()),
+        r"luwu\.get_model_state_dict",
+    ),
+    "torch.save(model)": (
+        lambda m: torch.save(m, io.BytesIO()),
+        r"luwu\.get_model_state_dict",
+    ),
+    "load_state_dict": (
+        lambda m: m.load_state_dict({}),
+        r"luwu\.set_model_state_dict",
+    ),
+    "p.data.mul_": (
+        lambda m: [p.data.mul_(0.5) for p in m.parameters()],
+        r"luwu\.set_model_state_dict",
+    ),
+    "weight.copy_": (
+        lambda m: m.first.weight.copy_(torch.ones(64, 64)),
+        r"luwu\.set_model_state_dict",
+    ),
+    "nn.init": (
+        lambda m: nn.init.xavier_uniform_(m.first.weight),
+        r"luwu\.set_model_state_dict",
+    ),
+    "an average of weights": (AveragedModel, r"luwu\.get_model_state_dict"),
+    "copy.deepcopy": (copy.deepcopy, r"Copy it before luwu\.fully_shard"),
+    "model.half()": (lambda m: m.half(), "choose the dtype of compute with mp_policy="),
+    "model.to(device)": (lambda m: m.to("cpu"), r"before luwu\.fully_shard"),
+    "parameters_to_vector": (
+        lambda m: nn.utils.parameters_to_vector(m.parameters()),
+        r"luwu\.get_model_state_dict",
+    ),
+    "weight_norm": (
+        lambda m: parametrizations.weight_norm(m.first),
+        "in the network",
+    ),
+    "register_hook": (
+        lambda m: m.first.weight.register_hook(print),
+        "in the network",
+    ),
+    "register_post_accumulate_grad_hook": (
+        lambda m: m.first.weight.register_post_accumulate_grad_hook(print),
+        "in the network",
+    ),
+    "a method that is no forward": (
+        lambda m: m.first.weight @ torch.ones(64),
+        r"luwu\.register_forward_method",
+    ),
+}
+"""What a user writes -> what the message says to write."""
+
+
+@pytest.mark.feature("calls that would do nothing")
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_raises_where_it_is_made(mistake: str) -> None:
+    """Goal: no such call returns; the message names the remedy."""
+    with worker(FakeNetwork(1)):
+        model = make_stack()
+        shard(model)
+        luwu.optim.SGD(model.parameters())
+        do, remedy = MISTAKES[mistake]
+        with pytest.raises(luwu.LuwuError, match=remedy):
+            do(model)
+
+
+@pytest.mark.feature("an optimizer made before fully_shard, or of torch")
+def test_optimizers_that_would_update_nothing(tmp_path: Path) -> None:
+    """Goal: torch's optimizer, made before or after fully_shard, trains nothing and says so: the
+    model cannot be called without ours, and beside ours torch's cannot make a step."""
+
+    def work(rank: int) -> None:
+        model = seeded(lambda: Stack(blocks=1))
+        before = torch.optim.SGD(model.parameters(), lr=1.0)
+        shard(model)
+        with pytest.raises(luwu.ConfigError, match=r"luwu\.fully_shard on the model before"):
+            luwu.optim.SGD(before.param_groups[0]["params"])
+        after = torch.optim.SGD(model.parameters(), lr=1.0)
+        with pytest.raises(luwu.ConfigError, match=r"luwu\.optim\.AdamW or SGD first"):
+            model(batch(0, 0, 0))
+        ours = luwu.optim.SGD(model.parameters())
+        square_loss(model, 0, 0, 0).backward()
+        with pytest.raises(luwu.LuwuError, match="pushed to the network inside backward"):
+            after.step()
+        ours.step()
+
+    in_cluster(tmp_path, work)
+
+
+@pytest.mark.feature("step(closure)")
+def test_a_step_with_a_closure(tmp_path: Path) -> None:
+    """Goal: the closure's loss and the decided step come back; LBFGS, which would call it often
+    between two steps, has no counterpart here."""
+
+    def work(rank: int) -> None:
+        model = make_stack()
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+
+        def closure() -> torch.Tensor:
+            loss = square_loss(model, 0, 0, 0)
+            loss.backward()
+            return loss
+
+        result = optimizer.step(closure)
+        assert (result.number, result.applied) == (0, True)
+        assert result.loss.item() > 0
+        assert result.grad_norm > 0
+        assert not hasattr(luwu.optim, "LBFGS")
+
+    in_cluster(tmp_path, work)
+
+
+@pytest.mark.feature("hooks of the optimizer")
+def test_step_hooks_run_around_a_step(tmp_path: Path) -> None:
+    """Goal: torch's hooks of `step`, by inheritance; what a pre-hook changes counts in the step."""
+
+    def work(rank: int) -> list[str]:
+        model = make_stack()
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=0.0)
+        seen: list[str] = []
+
+        def before(o: Any, args: Any, kwargs: Any) -> None:
+            seen.append("before")
+            o.param_groups[0]["lr"] = 0.5
+
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(lambda o, args, kwargs: seen.append("after"))
+        square_loss(model, 0, 0, 0).backward()
+        optimizer.step()
+        return seen
+
+    def plain(rank: int) -> None:
+        model = make_stack()
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=0.5)
+        square_loss(model, 0, 0, 0).backward()
+        optimizer.step()
+
+    found = in_cluster(tmp_path, work)
+    assert found.results == [["before", "after"]]
+    assert found.digest == in_cluster(tmp_path, plain).digest
