@@ -77,6 +77,9 @@ typedef struct {
     int32_t wire_dtype;
     float divisor, scale;
     int32_t in_place;
+    int64_t pieces_count;
+    const int64_t *pieces;  /* start and stop of each, or NULL */
+    double *piece_squares;  /* one a piece of the sum, then of the new weights, then of the change */
 } update_t;
 
 /* ------------------------------------------------------------------ types that travel */
@@ -247,6 +250,61 @@ static double add_lanes(double *lanes, int64_t elems) {
     return lanes[0];
 }
 
+/* ------------------------------------------------------------------ squares by pieces */
+
+/* Lanes of the piece that is worked on: a part of one block, in the lanes its elements have there.
+   A piece starts with a cell; of its last cell some elements may belong to nobody. */
+typedef struct {
+    int64_t index;
+    ALIGNED double sum[LANES], weights[LANES], change[LANES];
+} piece_t;
+
+/* Of the cell, 0 if none is the piece's. */
+INLINE int64_t piece_elems(const update_t *call, const piece_t *piece, int64_t at) {
+    if (piece->index == call->pieces_count || at < call->pieces[2 * piece->index]) return 0;
+    int64_t rest = call->pieces[2 * piece->index + 1] - at;
+    return rest < CELL ? rest : CELL;
+}
+
+/* A float32 squared fits float64, so a lane does not depend on how it is computed. */
+INLINE void square_part(double *lanes, const any_float *values, int64_t at, int64_t count) {
+    double *lane = lanes + at % LANES;
+    if (count == CELL) {
+        VECTOR for (int j = 0; j < CELL; j++) lane[j] += (double)values[j] * (double)values[j];
+    } else {
+        for (int64_t j = 0; j < count; j++) lane[j] += (double)values[j] * (double)values[j];
+    }
+}
+
+/* The sum of a cell, undivided: to be called before its update, and first. */
+static __attribute__((noinline)) void piece_sum(const update_t *call, piece_t *piece,
+                                                const any_float *sum, int64_t at) {
+    int64_t count = piece_elems(call, piece, at);
+    if (count == 0) return;
+    if (at == call->pieces[2 * piece->index]) {
+        memset(piece->sum, 0, sizeof piece->sum);
+        memset(piece->weights, 0, sizeof piece->weights);
+        memset(piece->change, 0, sizeof piece->change);
+    }
+    square_part(piece->sum, sum, at, count);
+}
+
+static __attribute__((noinline)) void piece_weights(const update_t *call, piece_t *piece,
+                                                    const float *old, const float *now,
+                                                    int64_t at) {
+    ALIGNED float change[CELL];
+    int64_t count = piece_elems(call, piece, at), index = piece->index;
+    if (count == 0) return;
+    VECTOR for (int j = 0; j < CELL; j++) change[j] = now[j] - old[j];
+    square_part(piece->weights, now, at, count);
+    square_part(piece->change, change, at, count);
+    if (at + CELL < call->pieces[2 * index + 1]) return;
+    call->piece_squares[index] = add_lanes(piece->sum, LANES);
+    call->piece_squares[call->pieces_count + index] = add_lanes(piece->weights, LANES);
+    call->piece_squares[2 * call->pieces_count + index] = add_lanes(piece->change, LANES);
+    piece->index++;
+}
+
 /* ------------------------------------------------------------------ 64 elements of an optimizer */
 
 /* x / divisor as the machine divides, without its divider: two corrections of x * (1 / divisor),
@@ -322,6 +380,7 @@ INLINE void lion_cell(const run_t *run, int flags, const any_float *grad, const 
 typedef struct {
     int divide, clip, past_cache, wire_past_cache, is_direct;
     float factor;
+    piece_t *piece; /* NULL: nothing is measured by pieces */
 } plan_t;
 
 INLINE void fetch(const void *from) { __builtin_prefetch(from, 0, 3); }
@@ -378,7 +437,7 @@ INLINE const any_float *measured_cell(const update_t *call, const plan_t *plan, 
 /* Elements of one run: one optimizer, known flags. */
 INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *run, double *lanes,
                          int kind, int flags, int by_inverse) {
-    ALIGNED float out0[CELL], out1[CELL], out2[CELL], sum[CELL];
+    ALIGNED float out0[CELL], out1[CELL], out2[CELL], sum[CELL], old[CELL];
     for (int64_t at = run->start; at < run->stop; at += CELL) {
         float *w = plan->past_cache ? out0 : call->weights_out + at;
         float *a = plan->past_cache ? out1 : call->state0_out + at;
@@ -391,6 +450,10 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
             if (kind == ADAM) fetch_floats(call->state1 + at + FETCH_AHEAD);
         }
         const any_float *grad = measured_cell(call, plan, lanes, sum, at);
+        if (plan->piece) {
+            piece_sum(call, plan->piece, grad, at);
+            memcpy(old, call->weights + at, sizeof old);
+        }
         if (plan->divide == 1) {
             VECTOR for (int j = 0; j < CELL; j++) sum[j] = grad[j] * plan->factor;
             grad = sum;
@@ -410,6 +473,7 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
         else
             sgd_cell(run, flags, kind == SGD_MOMENTUM, grad, call->weights + at,
                      call->state0 + at, w, a);
+        if (plan->piece) piece_weights(call, plan->piece, old, w, at);
         if (call->wire_dtype != NO_WIRE) cast_cell(call, w, at, plan->wire_past_cache);
         if (plan->past_cache) {
             store(call->weights_out + at, out0, sizeof out0, 1);
@@ -446,7 +510,13 @@ static void update_lion(const update_t *call, const plan_t *plan, const run_t *r
 static void copy_page(const update_t *call, const plan_t *plan, double *lanes) {
     ALIGNED float sum[CELL];
     for (int64_t at = 0; at < call->elems; at += CELL) {
-        if (call->squares) measured_cell(call, plan, lanes, sum, at);
+        if (call->squares || plan->piece) {
+            const any_float *total = measured_cell(call, plan, lanes, sum, at);
+            if (plan->piece) {
+                piece_sum(call, plan->piece, total, at);
+                piece_weights(call, plan->piece, call->weights + at, call->weights + at, at);
+            }
+        }
         if (!call->in_place)
             memcpy(call->weights_out + at, call->weights + at, CELL * sizeof(float));
         if (call->wire_dtype != NO_WIRE)
@@ -457,6 +527,7 @@ static void copy_page(const update_t *call, const plan_t *plan, double *lanes) {
 /* Runs lie in order, without gaps, and all borders are multiples of 64. */
 void luwu_update(const update_t *call) {
     ALIGNED double lanes[LANES];
+    piece_t piece;
     plan_t plan = {.clip = call->scale < 1.0f};
     if (call->divisor != 1.0f) {
         /* Dividing by a power of two is multiplying by its inverse, bit for bit. */
@@ -469,6 +540,8 @@ void luwu_update(const update_t *call) {
     plan.past_cache = !call->in_place && is_aligned(call->weights_out) &&
                       is_aligned(call->state0_out) && is_aligned(call->state1_out);
     plan.wire_past_cache = call->wire_dtype != NO_WIRE && is_aligned(call->wire);
+    piece.index = 0;
+    plan.piece = call->pieces ? &piece : 0;
     if (call->optimizer == NONE) copy_page(call, &plan, lanes);
     else
         for (int64_t at = 0, index = 0; at < call->elems; at = call->runs[index++].stop) {

@@ -19,7 +19,7 @@ import torch
 
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
-from switch_emu.node.kernels import Run, UpdateKernel, make_kernel
+from switch_emu.node.kernels import Pieces, Run, UpdateKernel, make_kernel
 from switch_emu.node.kernels.portable import TORCH_DTYPES
 
 ADAM = ("adam", ("m", "v"))
@@ -209,8 +209,9 @@ class Job:
         return (*(tensor.numpy() for tensor in tensors), total.numpy())
 
     def by_kernel(
-        self, kernel: UpdateKernel, in_place: bool, measure: bool = True, wire_shift: int = 0
-    ) -> tuple[tuple[np.ndarray, ...], tuple[float, ...], np.ndarray]:
+        self, kernel: UpdateKernel, in_place: bool, measure: bool = True, wire_shift: int = 0,
+        pieces: Pieces | None = None,
+    ) -> tuple[tuple[np.ndarray, ...], tuple[float, ...], np.ndarray]:  # fmt: skip
         """Weights and state; squares; the wire."""
         arrays = []
         for array in (self.weights, *self.state):
@@ -226,7 +227,7 @@ class Job:
             contributions=self.contributions, weights=arrays[0], state=tuple(arrays[1:]),
             weights_out=outs[0], state_out=tuple(outs[1:]), runs=self.runs, divisor=self.divisor,
             scale=self.scale, updates_count=self.updates_count,
-            wire=(wire.data, self.wire_dtype), measure=measure,
+            wire=(wire.data, self.wire_dtype), measure=measure, pieces=pieces,
         )  # fmt: skip
         if not in_place:
             for array, before in zip(arrays, (self.weights, *self.state), strict=True):

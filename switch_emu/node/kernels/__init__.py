@@ -7,7 +7,7 @@ selfcheck.py   compares the two before a page is touched
 make.py        chooses, and says why
 """
 
-from switch_emu.node.kernels.interface import Made, Run, UpdateKernel
+from switch_emu.node.kernels.interface import Made, Pieces, Run, UpdateKernel
 from switch_emu.node.kernels.make import kernel_name, make_kernel
 
-__all__ = ["Made", "Run", "UpdateKernel", "kernel_name", "make_kernel"]
+__all__ = ["Made", "Pieces", "Run", "UpdateKernel", "kernel_name", "make_kernel"]

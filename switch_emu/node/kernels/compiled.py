@@ -16,6 +16,7 @@ from luwu.base.limits import NORM_BLOCK_ELEMS
 from switch_emu.native.fold import DTYPES, Fold, Pointer, address, address_of, sources
 from switch_emu.node.kernels.interface import (
     Contributions,
+    Pieces,
     Run,
     UpdateKernel,
     check_fold,
@@ -77,6 +78,9 @@ class _Update(ctypes.Structure):
         ("divisor", ctypes.c_float),
         ("scale", ctypes.c_float),
         ("in_place", ctypes.c_int32),
+        ("pieces_count", ctypes.c_int64),
+        ("pieces", Pointer),
+        ("piece_squares", Pointer),
     )
 
 
@@ -118,11 +122,11 @@ class CompiledKernel(UpdateKernel):
         self, *, contributions: Contributions, weights: F32Array, state: tuple[F32Array, ...],
         weights_out: F32Array, state_out: tuple[F32Array, ...], runs: Sequence[Run],
         divisor: float, scale: float, updates_count: int, wire: tuple[memoryview, str] | None,
-        measure: bool,
+        measure: bool, pieces: Pieces | None = None,
     ) -> tuple[float, ...]:  # fmt: skip
         """See UpdateKernel."""
         read, written = (weights, *state), (weights_out, *state_out)
-        in_place = check_update(self, contributions, read, written, runs, wire)
+        in_place = check_update(self, contributions, read, written, runs, wire, pieces)
         pointers, dtypes = sources(contributions)
         said = (_Run * len(runs))()
         if self._optimizer:
@@ -138,6 +142,9 @@ class CompiledKernel(UpdateKernel):
             ctypes.addressof(said), address(squares) if measure else None,
             None if wire is None else address_of(wire[0]),
             _NO_WIRE if wire is None else DTYPES[wire[1]], divisor, scale, in_place,
+            0 if pieces is None else len(pieces.borders),
+            None if pieces is None else address(pieces.borders),
+            None if pieces is None else address(pieces.squares),
         )  # fmt: skip
         self._update(ctypes.addressof(call))
         return tuple(squares.tolist())

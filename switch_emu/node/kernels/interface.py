@@ -12,6 +12,10 @@ with zeros. Lane j of 256 adds the squares of elements j, j + 256, j + 512 ... i
 then the upper half of the lanes is added to the lower half until one lane is left. A float32
 squared fits float64, so a result is not finite exactly if an element is not.
 
+By pieces, if they are asked for: the squares of the total, of the new weights, and of the float32
+difference of new and old weights. A piece lies within one block; its elements have the lanes they
+have there. So no sum depends on where a page begins, if pages begin with a block.
+
 Kernels keep nothing between calls and may be called by several threads at once. Which NaN comes
 out of a NaN is not promised.
 """
@@ -24,6 +28,7 @@ from typing import Protocol
 
 import numpy as np
 
+from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
 from switch_emu.native.fold import CELL_ELEMS, address
@@ -43,6 +48,23 @@ class Run:
     start: int
     stop: int
     hyper: Mapping[str, Number]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Parts of a page that are measured apart; see the module."""
+
+    borders: np.ndarray
+    """int64 [P, 2]: start, a multiple of 64, and stop of each, in order."""
+    squares: np.ndarray
+    """float64 [3, P]: what an update writes; of the total, the weights, their change."""
+
+    @classmethod
+    def of(cls, borders: Sequence[tuple[int, int]]) -> Pieces:
+        """Room for what is measured of these."""
+        return cls(
+            np.array(borders, np.int64).reshape(-1, 2), np.zeros((3, len(borders)), np.float64)
+        )
 
 
 class UpdateKernel(Protocol):
@@ -72,9 +94,11 @@ class UpdateKernel(Protocol):
         self, *, contributions: Contributions, weights: F32Array, state: tuple[F32Array, ...],
         weights_out: F32Array, state_out: tuple[F32Array, ...], runs: Sequence[Run],
         divisor: float, scale: float, updates_count: int, wire: tuple[memoryview, str] | None,
-        measure: bool,
+        measure: bool, pieces: Pieces | None = None,
     ) -> tuple[float, ...]:  # fmt: skip
         """Update one page; see the module. Returns block squares of the sum if `measure`, else ().
+
+        Fills in the squares of `pieces`; those of a sum with an infinity mean nothing.
 
         Shapes: weights, each array of state and what is written: float32 [C]; runs cover C.
         In place if `*_out` are the arrays read; else they are disjoint from these, never partly.
@@ -111,6 +135,7 @@ def check_fold(contributions: Contributions, before: F32Array | None, out: F32Ar
 def check_update(
     kernel: UpdateKernel, contributions: Contributions, read: Sequence[F32Array],
     written: Sequence[F32Array], runs: Sequence[Run], wire: tuple[memoryview, str] | None,
+    pieces: Pieces | None,
 ) -> bool:  # fmt: skip
     """Whether it is done in place. Raises ValueError as `UpdateKernel.update` says.
 
@@ -134,7 +159,25 @@ def check_update(
         raise ValueError(f"runs cover {at} of {elems} elements")
     if wire is not None:
         _check_payload("the wire", wire[0], wire[1], elems)
+    if pieces is not None:
+        _check_pieces(pieces, elems)
     return all(same)
+
+
+def _check_pieces(pieces: Pieces, elems: int) -> None:
+    borders, squares = pieces.borders, pieces.squares
+    count = len(borders)
+    if borders.dtype != np.int64 or borders.shape != (count, 2) or not borders.flags.c_contiguous:
+        raise ValueError(f"{borders.dtype} {borders.shape} are no borders of pieces")
+    if squares.dtype != np.float64 or squares.shape != (3, count) or not squares.flags.c_contiguous:
+        raise ValueError(f"{squares.dtype} {squares.shape} is no room for {count} pieces")
+    starts, stops = borders[:, 0], borders[:, 1]
+    is_in_order = (starts >= np.append(0, stops[:-1])[:count]) & (starts < stops) & (stops <= elems)
+    is_in_block = starts // NORM_BLOCK_ELEMS == (stops - 1) // NORM_BLOCK_ELEMS
+    wrong = ~(is_in_order & is_in_block & (starts % CELL_ELEMS == 0))
+    if wrong.any():
+        start, stop = borders[wrong.argmax()].tolist()
+        raise ValueError(f"piece {start}..{stop} is not within a block, in order, on a cell")
 
 
 def _check_array(array: F32Array, elems: int) -> None:

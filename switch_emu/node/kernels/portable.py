@@ -23,6 +23,7 @@ from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
 from switch_emu.node.kernels.interface import (
     Contributions,
+    Pieces,
     Run,
     UpdateKernel,
     address,
@@ -142,11 +143,11 @@ class PortableKernel(UpdateKernel):
         self, *, contributions: Contributions, weights: F32Array, state: tuple[F32Array, ...],
         weights_out: F32Array, state_out: tuple[F32Array, ...], runs: Sequence[Run],
         divisor: float, scale: float, updates_count: int, wire: tuple[memoryview, str] | None,
-        measure: bool,
+        measure: bool, pieces: Pieces | None = None,
     ) -> tuple[float, ...]:  # fmt: skip
         """See UpdateKernel."""
         read, written = (weights, *state), (weights_out, *state_out)
-        in_place = check_update(self, contributions, read, written, runs, wire)
+        in_place = check_update(self, contributions, read, written, runs, wire, pieces)
         work = self._work(weights.size)
         lanes = work.lanes(weights.size if measure else 0)
         with torch.no_grad():
@@ -157,12 +158,19 @@ class PortableKernel(UpdateKernel):
                 total = work.sum_of(sources, block)
                 if measure:
                     work.square(total, lanes, block)
+                if pieces is not None:
+                    work.square_pieces(pieces, 0, total, block)
+                    before = work.copied(_tensor(weights[block]))
                 if self._step is not None:
                     total = work.mean(total, divisor, scale)
                 if not in_place:
                     for old, new in zip(read, written, strict=True):
                         np.copyto(new[block], old[block])
                 self._run(tensors, total, block, runs, updates_count)
+                if pieces is not None:
+                    work.square_pieces(pieces, 1, tensors[0][block], block)
+                    change = torch.sub(tensors[0][block], before, out=before)
+                    work.square_pieces(pieces, 2, change, block)
                 if target is not None:
                     target[block].copy_(tensors[0][block])
         if wire is not None and target is not None:
@@ -268,6 +276,28 @@ class _Work:
         doubles[len(total) :].zero_()
         parts = doubles.numpy().reshape(count, -1, LANES)
         np.einsum("brl,brl->bl", parts, parts, out=lanes[rows])
+
+    def copied(self, values: Any) -> Any:
+        """A copy, in the room of widened elements: there is none when the sum is made."""
+        room = self._wide[: len(values)]
+        return room.copy_(values)
+
+    def square_pieces(self, pieces: Pieces, row: int, values: Any, block: slice) -> None:
+        """Write the squares of the pieces that start in a block: a row of blocks for each."""
+        starts = pieces.borders[:, 0]
+        first, last = np.searchsorted(starts, (block.start, block.stop)).tolist()
+        most = self._doubles.numel() // NORM_BLOCK_ELEMS
+        for low in range(first, last, most):
+            borders = pieces.borders[low : min(low + most, last)].tolist()
+            doubles = self._doubles[: len(borders) * NORM_BLOCK_ELEMS].zero_()
+            rows = doubles.view(len(borders), NORM_BLOCK_ELEMS)
+            for index, (start, stop) in enumerate(borders):
+                at = start % NORM_BLOCK_ELEMS
+                part = values[start - block.start : stop - block.start]
+                rows[index, at : at + stop - start].copy_(part)
+            parts = doubles.numpy().reshape(len(borders), -1, LANES)
+            lanes = np.einsum("brl,brl->bl", parts, parts)
+            pieces.squares[row, low : low + len(borders)] = _tree(lanes)
 
 
 def _tree(lanes: np.ndarray) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
-from switch_emu.node.kernels.interface import Run, UpdateKernel
+from switch_emu.node.kernels.interface import Pieces, Run, UpdateKernel
 from switch_emu.switch.aggregate import F32Array
 
 ELEMS = 4096 + 192
@@ -60,6 +60,7 @@ def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> s
         for kernel, arrays in zip((found, expected), kept, strict=True):
             outs = arrays if in_place else [np.zeros_like(array) for array in arrays]
             octets = np.zeros(ELEMS * DTYPE_BYTES[wire], np.uint8)
+            pieces = Pieces.of(_PIECES)
             squares = kernel.update(
                 contributions=contributions,
                 weights=arrays[0],
@@ -75,12 +76,17 @@ def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> s
                 updates_count=updates,
                 wire=(octets.data, wire),
                 measure=True,
+                pieces=pieces,
             )
             total = np.empty(ELEMS, np.float32)
             folded = kernel.fold(contributions, arrays[0], total)
             arrays[:] = outs
-            results.append((*outs, octets, np.array(squares), total, np.array(folded)))
-        names = ("weights", *expected.state_fields, "wire", "squares", "fold", "folded squares")
+            measured = (np.array(squares), pieces.squares, total, np.array(folded))
+            results.append((*outs, octets, *measured))
+        names = (
+            "weights", *expected.state_fields, "wire", "squares", "squares of pieces", "fold",
+            "folded squares",
+        )  # fmt: skip
         for name, left, right in zip(names, *results, strict=True):
             count = int((left.view(np.uint8) != right.view(np.uint8)).sum())
             if count:
@@ -88,6 +94,7 @@ def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> s
     return None
 
 
+_PIECES = ((0, 64), (64, 101), (192, 2240), (2240, 4096), (4096, 4161))
 _CASES = (
     (("float32",), "bfloat16", 1.0, True),
     (("bfloat16", "bfloat16", "float16"), "float16", 3.0, False),
