@@ -9,7 +9,8 @@ Left out: sockets, disk, the store; every byte comes from memory: all arrays tog
 
 Arms: `compiled` and `portable` are the two versions of the update kernel, in place and with the
 squares of the norm; `... unmeasured` leaves the squares out, as a step with clipping does, whose
-norm is taken when gradients are folded; `... out of place` writes a second copy of each page.
+norm is taken when gradients are folded; `... out of place` writes a second copy of each page;
+`... with statistics` takes the norms of gradient, weights and update besides (`luwu.stats`).
 `cpu_share` is the same ratio of processor time: it forgives other work on the machine.
 """
 
@@ -44,7 +45,9 @@ from benchmarks.harness import (
     write,
 )
 from luwu.base.clock import SYSTEM_CLOCK
-from switch_emu.node.kernels import Made, Run, UpdateKernel, make_kernel
+from luwu.base.limits import NORM_BLOCK_ELEMS
+from luwu.wire.statistics import summed
+from switch_emu.node.kernels import Made, Pieces, Run, UpdateKernel, make_kernel
 from switch_emu.store import aligned_buffer
 
 PAGE_ELEMS = 1 << 20
@@ -127,19 +130,25 @@ class Arm:
 
 def update_arm(
     name: str, kernel: UpdateKernel, memory: Memory, workers: int, dtype: str, *,
-    measure: bool = True, in_place: bool = True,
+    measure: bool = True, in_place: bool = True, stats: bool = False,
 ) -> Arm:  # fmt: skip
     """An arm with one of our kernels."""
 
     def do(page: slice) -> None:
         weights, m, v = (values[page] for values in memory.state)
         out = (weights, m, v) if in_place else tuple(values[page] for values in memory.copies)
+        blocks = range(0, weights.size if stats else 0, NORM_BLOCK_ELEMS)
+        pieces = Pieces.of([(at, min(at + NORM_BLOCK_ELEMS, weights.size)) for at in blocks])
         kernel.update(
             contributions=memory.contributions(workers, dtype, page),
             weights=weights, state=(m, v), weights_out=out[0], state_out=out[1:],
             runs=(Run(start=0, stop=weights.size, hyper=HYPER),), divisor=float(workers),
             scale=1.0, updates_count=5, wire=(memory.wire_of(dtype, page), dtype), measure=measure,
+            pieces=pieces if stats else None,
         )  # fmt: skip
+        if stats:
+            for squares in pieces.squares.tolist():
+                summed(squares)
 
     return Arm(name, do, workers * BYTES[dtype] + 24 + BYTES[dtype], [])
 
@@ -274,6 +283,7 @@ def bench_case(
             update_arm(name, kernel, memory, workers, dtype),
             update_arm(f"{name} unmeasured", kernel, memory, workers, dtype, measure=False),
             update_arm(f"{name} out of place", kernel, memory, workers, dtype, in_place=False),
+            update_arm(f"{name} with statistics", kernel, memory, workers, dtype, stats=True),
         ]
     peer = deepspeed_arm(memory)
     if peer is not None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from luwu.training.state_dict import get_optimizer_state_dict as get_optimizer_state_dict
     from luwu.training.state_dict import set_model_state_dict as set_model_state_dict
     from luwu.training.state_dict import set_optimizer_state_dict as set_optimizer_state_dict
+    from luwu.training.statistics import stats as stats
 
 _HOME = {
     "ConfigError": "luwu.base.errors",
@@ -72,6 +73,7 @@ _HOME = {
     "set_gradient_weight": "luwu.training.batches",
     "set_model_state_dict": "luwu.training.state_dict",
     "set_optimizer_state_dict": "luwu.training.state_dict",
+    "stats": "luwu.training.statistics",
     "world_size": "luwu.training.run",
 }
 """Public name -> the module that defines it."""

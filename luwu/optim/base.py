@@ -44,6 +44,8 @@ class NetworkArguments(TypedDict, total=False):
     """Clip the global norm of each step's mean gradient to this."""
     loss_scale: float | str | DynamicLossScale | None
     """For float16: a number, or "dynamic"; then call `optimizer.scale(loss).backward()`."""
+    stats_every: int | None
+    """Take the norms of every parameter in steps 0, `stats_every`, ...: see `luwu.stats`."""
 
 
 class NetworkOptimizer(torch.optim.Optimizer):
@@ -57,7 +59,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
     def __init__(
         self, params: Iterable[Any], defaults: dict[str, Any], *, update: str = "at_step",
         max_grad_norm: float | None = None,
-        loss_scale: float | str | DynamicLossScale | None = None, **not_taken: object,
+        loss_scale: float | str | DynamicLossScale | None = None, stats_every: int | None = None,
+        **not_taken: object,
     ) -> None:  # fmt: skip
         """`defaults` are torch's arguments; for the others see `NetworkArguments`."""
         for argument, value in not_taken.items():
@@ -75,6 +78,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 'all of them is known; use update="at_step"'
             )
         scale_rule = checked_loss_scale(loss_scale)
+        _check_stats_every(stats_every)
         self._session: Session | None = None
         super().__init__(params, defaults)
         for group in self.param_groups:
@@ -90,6 +94,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         session.loss_scale.use(scale_rule)
         if session.loss_scale.is_dynamic:
             attach("luwu.loss_scale", session.loss_scale, late=True)
+        session.stats_every = stats_every
         self._session = session
 
     @property
@@ -146,6 +151,16 @@ class NetworkOptimizer(torch.optim.Optimizer):
             result.loss = loss
             return result
 
+    @property
+    def stats_every(self) -> int | None:
+        """Steps with a number that it divides are measured for `luwu.stats`; may be changed."""
+        return self._running().stats_every
+
+    @stats_every.setter
+    def stats_every(self, steps: int | None) -> None:
+        _check_stats_every(steps)
+        self._running().stats_every = steps
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients since the last step. After `step()` there are none.
 
@@ -179,12 +194,14 @@ class NetworkOptimizer(torch.optim.Optimizer):
                     raise ConfigError(f"{name} must not be below 0, got {group[name]!r}")
 
     def _hyper(self) -> bytes:
-        clip = self._running().clip
+        session = self._running()
+        clip, every = session.clip, session.stats_every
         hyper = StepHyper(
             groups=tuple(self._numbers(group) for group in self.param_groups),
             max_grad_norm=self.max_grad_norm if clip is None else clip.max_norm,
-            loss_scale=self._running().loss_scale.value,
-            keeps=bool(self._running().attachments),
+            loss_scale=session.loss_scale.value,
+            measure=every is not None and session.step % every == 0,
+            keeps=bool(session.attachments),
         )
         return encode_hyper(hyper)
 
@@ -207,6 +224,11 @@ def check_betas(group: dict[str, Any]) -> None:
     """Raises ConfigError unless there are two, below 1; that none is negative is known."""
     if len(group["betas"]) != 2 or not all(float(beta) < 1 for beta in group["betas"]):
         raise ConfigError(f"betas must be two numbers in [0, 1), got {group['betas']!r}")
+
+
+def _check_stats_every(steps: int | None) -> None:
+    if steps is not None and (type(steps) is not int or steps < 1):
+        raise ConfigError(f"stats_every must be a whole number of steps, or None, got {steps!r}")
 
 
 def _session_of(groups: list[dict[str, Any]]) -> Session:

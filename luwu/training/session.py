@@ -95,6 +95,8 @@ class Session:
         self.backward = Backward(self)
         self.clip: ClippedNorm | None = None
         """Clipping asked for in this step."""
+        self.stats_every: int | None = None
+        """Steps with a number that it divides are measured."""
         self.is_finished = False
         self.has_forward = False
         """In this step."""

@@ -29,12 +29,16 @@ class StepHyper:
     """What every rank's loss was multiplied by; it is part of the weights of the pushes."""
     keeps: bool = False
     """Every rank sends something to keep beside the version that the step makes."""
+    measure: bool = False
+    """Take the norms of every parameter's gradient, weights and update."""
 
 
 def encode_hyper(hyper: StepHyper) -> bytes:
     """Canonical bytes."""
     groups = [sorted(group.items()) for group in hyper.groups]
-    packed: bytes = msgpack.packb([groups, hyper.max_grad_norm, hyper.loss_scale, hyper.keeps])
+    packed: bytes = msgpack.packb(
+        [groups, hyper.max_grad_norm, hyper.loss_scale, hyper.keeps, hyper.measure]
+    )
     return packed
 
 
@@ -46,12 +50,16 @@ def hyper_hash(encoded: bytes) -> str:
 def decode_hyper(encoded: bytes) -> StepHyper:
     """The hyper-parameters a peer sent. Raises RemoteProtocolError if they are none."""
     try:
-        groups, max_grad_norm, loss_scale, keeps = msgpack.unpackb(encoded)
+        groups, max_grad_norm, loss_scale, *flags = msgpack.unpackb(encoded)
+        keeps, measure = flags
+        if type(keeps) is not bool or type(measure) is not bool:
+            raise ValueError(f"{flags!r:.40} are no flags")
         return StepHyper(
             groups=tuple(_group(items) for items in groups),
             max_grad_norm=None if max_grad_norm is None else float(max_grad_norm),
             loss_scale=float(loss_scale),
-            keeps=bool(keeps),
+            keeps=keeps,
+            measure=measure,
         )
     except Exception as exc:  # msgpack raises a dozen kinds
         raise RemoteProtocolError(f"hyper-parameters cannot be read: {exc}") from exc

@@ -30,6 +30,8 @@ class VersionFacts:
     extra: Mapping[str, str] = field(default_factory=dict)
     attached: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Rank -> bytes of each piece that it keeps beside this version."""
+    measured_step: int | None = None
+    """The step whose statistics can be read: the last measured one; see `statistics.py`."""
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
@@ -42,6 +44,7 @@ class VersionFacts:
             "attempt": self.attempt,
             "extra": dict(self.extra),
             "attached": {str(rank): list(sizes) for rank, sizes in self.attached.items()},
+            "measured_step": self.measured_step,
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
@@ -56,13 +59,15 @@ def parse_facts(encoded: bytes) -> VersionFacts:
     try:
         found = json.loads(encoded)
         norm = found["grad_norm"]
-        extra = found["extra"]
+        extra, measured = found["extra"], found["measured_step"]
         attached = {int(rank): tuple(sizes) for rank, sizes in found["attached"].items()}
         numbers = [
             found["version"],
             found["attempt"],
             *(s for each in attached.values() for s in each),
         ]
+        if measured is not None:
+            numbers.append(measured)
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("a number is of another type, or negative")
         if type(found["applied"]) is not bool:
@@ -78,6 +83,7 @@ def parse_facts(encoded: bytes) -> VersionFacts:
             attempt=found["attempt"],
             extra=extra,
             attached=attached,
+            measured_step=measured,
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
         raise RemoteProtocolError(f"the facts of a version cannot be read: {exc}") from exc

@@ -41,6 +41,7 @@ from switch_emu.node.outgoing import Outgoing
 from switch_emu.node.pages import WEIGHT, field_view
 from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.scratch import Adder, Scratch, record_views
+from switch_emu.node.statistics import Statistics
 from switch_emu.node.update import cast_into, clip_scale
 from switch_emu.payload import Buffers, Payload
 from switch_emu.store import (
@@ -71,6 +72,8 @@ class Pipeline:
         self._kernel, self._places, self._sent = kernel, places, buffers
         self._streaming = description.update == "streaming"
         self._recorder, self._wake = recorder, wake
+        self.statistics = Statistics(self._layout)
+        """Of the last step that asked for them."""
         self._adder = Adder(max(chunk.elems for chunk in self._layout.chunks))
         self._sums = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
         self._sums_room = threading.Semaphore(updates_count)
@@ -150,6 +153,7 @@ class Pipeline:
                 start_ns = SYSTEM_CLOCK.now_ns()
                 self._store.decide(action.version, action.attempt)
                 self._kept.settle(action.version, self._store.decided)
+                self.statistics.decided(action.version - 1, action.attempt)
                 if self._places is not None:
                     self._places.settle(action.version, action.attempt)
                 self._span("decide", start_ns, step=action.version - 1)
@@ -214,6 +218,7 @@ class Pipeline:
         target = own if place is None else record_views(kind, place, fields)
         hyper = self._decoded(action.hyper)
         updates_count = int(source.updates[0])
+        pieces = self.statistics.pieces(action.chunk) if hyper.measure else None
         with self._adder.terms(action.contributions, source.weights.size) as contributions:
             squares = self._kernel.update(
                 contributions=contributions,
@@ -227,8 +232,11 @@ class Pipeline:
                 updates_count=updates_count,
                 wire=wire.target,
                 measure=self._streaming,
+                pieces=pieces,
             )
         target.updates[0] = updates_count + 1
+        if pieces is not None:
+            self.statistics.add(action, pieces)
         return squares
 
     def _target(self, action: Update) -> memoryview | None:

@@ -125,6 +125,7 @@ class NodeShell(Shell):
             kept=self._kept,
             buffers=Buffers(self._reserve_outgoing),
             wake=self.transport.wake,
+            statistics=self._pipeline.statistics,
         )
         decided = store.decided
         facts = StoreFacts(

@@ -16,9 +16,11 @@ import numpy as np
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.wire.reading import ATTACHED, VersionFacts
+from luwu.wire.statistics import STATS
 from switch_emu.node.actions import ReadField
 from switch_emu.node.core import NodeCore
 from switch_emu.node.pages import WEIGHT
+from switch_emu.node.statistics import Measured, Statistics
 from switch_emu.node.update import cast_into
 from switch_emu.payload import Buffers, Payload
 from switch_emu.store import PageStore, Pin
@@ -28,9 +30,13 @@ Finished = Callable[[], Sequence[Any]]
 """To be called by the shell's loop: tells the core, returns its actions."""
 
 
-class _Held(NamedTuple):
+class Held(NamedTuple):
+    """What one reader sees."""
+
     pin: Pin
     kept: KeptVersion
+    measured: Measured | None
+    """Statistics, if a step was measured."""
 
 
 class Visits:
@@ -38,27 +44,28 @@ class Visits:
 
     def __init__(
         self, core: NodeCore, store: PageStore, layout: Layout, *, kept: KeptFiles,
-        buffers: Buffers, wake: Callable[[], None],
+        statistics: Statistics, buffers: Buffers, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self._core, self._store, self._layout = core, store, layout
-        self._kept, self._buffers, self._wake = kept, buffers, wake
-        self._held: dict[int, _Held] = {}
+        self._kept, self._statistics = kept, statistics
+        self._buffers, self._wake = buffers, wake
+        self._held: dict[int, Held] = {}
         """By reader."""
-        self._reads: queue.SimpleQueue[tuple[ReadField, _Held] | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[tuple[ReadField, Held] | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def pin(self, reader: int) -> Sequence[Any]:
         """Hold the decided version for a reader."""
-        pin = self._store.pin()
+        pin, measured = self._store.pin(), self._statistics.latest
         step = pin.step
         try:
             kept = self._kept.hold(step)
         except LuwuError as exc:
             pin.close()
             return self._core.pin_failed(reader, str(exc))
-        held = self._held[reader] = _Held(pin, kept)
+        self._held[reader] = Held(pin, kept, measured)
         facts = VersionFacts(
             version=step.version,
             description=self._store.config.description,
@@ -67,7 +74,8 @@ class Visits:
             grad_norm=step.grad_norm,
             attempt=step.attempt,
             extra={key: text for key, text in step.extra.items() if key != RECORD_KEY},
-            attached=held.kept.sizes,
+            attached=kept.sizes,
+            measured_step=None if measured is None else measured.step,
         )
         return self._core.pinned(reader, step.version, facts.to_bytes())
 
@@ -114,20 +122,23 @@ class Visits:
             if self._error is not None:
                 return
 
-    def _answer(self, read: ReadField, held: _Held) -> Finished:
+    def _answer(self, read: ReadField, held: Held) -> Finished:
         try:
             if read.field.startswith(ATTACHED):
                 payload = self._attached(read, held.kept)
             else:
-                payload = self._content(read, held.pin)
+                payload = self._content(read, held)
         except LuwuError as exc:  # a damaged page too: training will find it by itself
             text = str(exc)
             return lambda: self._core.field_read(read, None, text)
         return lambda: self._core.field_read(read, payload)
 
-    def _content(self, read: ReadField, pin: Pin) -> Payload:
+    def _content(self, read: ReadField, held: Held) -> Payload:
         if read.chunk >= len(self._layout.chunks):
             raise ConfigError(f"there is no chunk {read.chunk}: the job's layout has fewer")
+        if read.field == STATS:
+            return self._stats(read.chunk, held)
+        pin = held.pin
         kind = self._store.config.kind(read.chunk)
         nbytes = kind.fields[kind.index(read.field)].field_bytes
         is_cast = read.field == WEIGHT and read.dtype != "float32"
@@ -156,3 +167,10 @@ class Visits:
         memory, payload = self._buffers.take(len(data))
         memory[:] = data
         return payload
+
+    def _stats(self, chunk: int, held: Held) -> Payload:
+        if held.measured is None:
+            raise ConfigError(
+                "no step was measured since the node was started; give the optimizer stats_every="
+            )
+        return Payload(memoryview(self._statistics.of_chunk(held.measured, chunk)))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
+from luwu.base.limits import PROTOCOL_VERSION
 from luwu.nic.promises import StepHandle
 from luwu.nic.shell import Nic
 from switch_emu.node.plan import plan_node
@@ -129,7 +130,8 @@ def test_another_protocol_version_is_refused(
 ) -> None:
     """I6. Goal: two installations that do not understand each other say so.
     Method: the workers state the next version."""
-    monkeypatch.setattr("luwu.nic.member.PROTOCOL_VERSION", 3)
+    monkeypatch.setattr("luwu.nic.member.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
     text = refusal(Job(), tmp_path, has_switch=has_switch)
-    assert "protocol version 3 is spoken by you, 2 here" in text
+    versions = f"{PROTOCOL_VERSION + 1} is spoken by you, {PROTOCOL_VERSION} here"
+    assert f"protocol version {versions}" in text
     assert "install the same luwu on both sides" in text

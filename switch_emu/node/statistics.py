@@ -1,0 +1,107 @@
+"""Norms of gradient, weights and update per parameter, made in the update of a page.
+
+    a step that asks for it     each update fills in the squares of its pieces: `add`
+    decided, and applied        what was added under its attempt is the `latest`
+    aborted or skipped          it is dropped with its attempt; the `latest` stays what it was
+
+A *piece* is what a segment and a block of 4,096 elements have in common: the blocks are those of
+the global norm, counted from the start of the unit's region, so they do not depend on chunks. What
+is kept is a few numbers a segment: 56 bytes, in the latest, in the step under way, and in what
+readers hold. Nothing of it is in the store: a node that is started again has none.
+
+`add` is called by pipeline threads, `decided` by one of them, `latest` by any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+
+from luwu.base.limits import NORM_BLOCK_ELEMS
+from luwu.layout import Layout, Segment
+from luwu.wire.statistics import ChunkStats, SegmentSquares, encode_stats, stats_bytes, summed
+from switch_emu.node.actions import Update
+from switch_emu.node.kernels import Pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured in one step."""
+
+    step: int
+    chunks: Mapping[int, bytes]
+    """Encoded; those that the step did not touch are not here."""
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    step: int
+    attempt: int
+    chunks: dict[int, bytes] = field(default_factory=dict)
+
+
+class Statistics:
+    """See the module."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._lock = Lock()
+        self._under_way: _UnderWay | None = None
+        self._latest: Measured | None = None
+
+    @property
+    def latest(self) -> Measured | None:
+        """Of the last measured step that was decided; None: none was since the node's start."""
+        with self._lock:
+            return self._latest
+
+    def pieces(self, chunk: int) -> Pieces:
+        """What an update of the chunk is to measure."""
+        return Pieces.of([b for s in self._layout.segments(chunk) for b in _borders(s)])
+
+    def add(self, update: Update, pieces: Pieces) -> None:
+        """A page was updated, and measured."""
+        grad, weights, change = pieces.squares.tolist()
+        segments, first = [], 0
+        for segment in self._layout.segments(update.chunk):
+            part = slice(first, first + _pieces_count(segment))
+            first = part.stop
+            segments.append(
+                SegmentSquares(summed(grad[part]), summed(weights[part]), summed(change[part]))
+            )
+        encoded = encode_stats(ChunkStats(update.divisor, tuple(segments)))
+        with self._lock:
+            held = self._under_way
+            if held is None or (held.attempt, held.step) < (update.attempt, update.step):
+                held = self._under_way = _UnderWay(update.step, update.attempt)
+            if (held.attempt, held.step) == (update.attempt, update.step):
+                held.chunks[update.chunk] = encoded  # else of an attempt that was given up
+
+    def decided(self, step: int, attempt: int) -> None:
+        """The step is decided, made under this attempt."""
+        with self._lock:
+            held, self._under_way = self._under_way, None
+            if held is not None and (held.step, held.attempt) == (step, attempt):
+                self._latest = Measured(step, held.chunks)
+
+    def of_chunk(self, measured: Measured, chunk: int) -> bytes:
+        """Encoded statistics of any chunk of the layout: zeros if the step did not touch it."""
+        found = measured.chunks.get(chunk)
+        if found is None:
+            found = bytes(stats_bytes(sum(1 for _ in self._layout.segments(chunk))))
+        return found
+
+
+def _borders(segment: Segment) -> Iterator[tuple[int, int]]:
+    """Start and stop of each piece of a segment, in elements of the chunk."""
+    start, end = segment.chunk_start, segment.chunk_start + segment.elems
+    while start < end:
+        stop = min(end, (start // NORM_BLOCK_ELEMS + 1) * NORM_BLOCK_ELEMS)
+        yield start, stop
+        start = stop
+
+
+def _pieces_count(segment: Segment) -> int:
+    first, last = segment.chunk_start, segment.chunk_start + segment.elems - 1
+    return last // NORM_BLOCK_ELEMS - first // NORM_BLOCK_ELEMS + 1
