@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,15 +39,6 @@ if TYPE_CHECKING:
 F32Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
-@dataclass(frozen=True, slots=True)
-class GivenState:
-    """An optimizer's state that a script brings along."""
-
-    fields: tuple[Mapping[str, torch.Tensor], ...]
-    """By state field of the optimizer: parameter -> values."""
-    updates_count: int
-
-
 def init_weights(model: nn.Module, fn: Callable[[nn.Module], object]) -> None:
     """Fill the model's first weights with `fn(module)`, unit by unit, when they are needed.
 
@@ -60,7 +50,7 @@ def init_weights(model: nn.Module, fn: Callable[[nn.Module], object]) -> None:
     session = model.luwu_unit.session
     if session.is_final:
         raise ConfigError("init_weights was called after the optimizer was made; call it before")
-    session.initialiser = fn
+    session.first_weights.initialiser = fn
 
 
 def check(session: Session) -> None:
@@ -73,10 +63,11 @@ def check(session: Session) -> None:
 
 def chunks(session: Session) -> Iterator[tuple[int, memoryview]]:
     """(chunk, payload of Load) of the whole model; at most one unit is made at a time."""
-    layout, given = session.layout, session.given_state
+    first = session.first_weights
+    layout, given, pretrained = session.layout, first.state, first.pretrained
     assert layout is not None
-    if session.pretrained is not None:
-        session.pretrained.open(layout)
+    if pretrained is not None:
+        pretrained.open(layout)
     for unit in session.units:
         elems = layout.unit_elems[unit.index]
         flat = _values(session, unit, elems).numpy()
@@ -90,8 +81,8 @@ def chunks(session: Session) -> Iterator[tuple[int, memoryview]]:
             arrays = [array[part].view(np.uint8) for array in (flat, *fields)]
             updates = np.array([given.updates_count], np.int64).view(np.uint8)
             yield index, np.concatenate([*arrays, updates]).data
-    if session.pretrained is not None:
-        session.pretrained.close()
+    if pretrained is not None:
+        pretrained.close()
 
 
 @torch.no_grad()
@@ -137,18 +128,19 @@ def fill_buffers(session: Session) -> None:
 @torch.no_grad()
 def _values(session: Session, unit: Unit, elems: int) -> torch.Tensor:
     """The unit's flat vector in float32, padded with zeros."""
+    first = session.first_weights
     flat = torch.zeros(elems)
     made: dict[int, nn.Parameter] = {}
     for member in unit.members:
         placeholder = member.placeholder
         place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
-        given, value = session.given_weights.get(id(placeholder)), placeholder.luwu_value
+        given, value = first.given.get(id(placeholder)), placeholder.luwu_value
         assert value is not None
         if given is not None:
             place.copy_(given)
-        elif _is_pretrained(session, placeholder):
-            assert session.pretrained is not None
-            session.pretrained.read(placeholder.luwu_name, place.view(-1))
+        elif first.is_in_files(placeholder):
+            assert first.pretrained is not None
+            first.pretrained.read(placeholder.luwu_name, place.view(-1))
         elif not value.is_meta:
             place.copy_(value)
         elif placeholder.dtype == torch.float32:
@@ -175,10 +167,11 @@ def _values(session: Session, unit: Unit, elems: int) -> torch.Tensor:
 def _fill(session: Session, unit: Unit, made: dict[int, nn.Parameter], flat: torch.Tensor) -> None:
     """Let the modules fill the unit's parameters."""
     assert session.root is not None
-    if session.initialiser is not None:  # it may replace values that are there already
+    first = session.first_weights
+    if first.initialiser is not None:  # it may replace values that are there already
         for member in unit.members:
             p = member.placeholder
-            is_given = id(p) in session.given_weights or _is_pretrained(session, p)
+            is_given = id(p) in first.given or first.is_in_files(p)
             if id(p) not in made and not is_given:
                 place = flat[member.start : member.start + p.numel()].view(p.shape)
                 made[id(p)] = nn.Parameter(place.to(p.dtype), False)  # a view if float32
@@ -196,8 +189,8 @@ def _fill(session: Session, unit: Unit, made: dict[int, nn.Parameter], flat: tor
 
 
 def _filler(session: Session, module: nn.Module) -> Callable[[nn.Module], object]:
-    if session.initialiser is not None:
-        return session.initialiser
+    if session.first_weights.initialiser is not None:
+        return session.first_weights.initialiser
     reset = getattr(type(module), "reset_parameters", None)
     if not callable(reset):
         raise ConfigError(
@@ -207,16 +200,11 @@ def _filler(session: Session, module: nn.Module) -> Callable[[nn.Module], object
     return reset
 
 
-def _is_pretrained(session: Session, placeholder: Placeholder) -> bool:
-    return session.pretrained is not None and session.pretrained.has(placeholder.luwu_name)
-
-
 def _is_on_meta(session: Session, module: nn.Module) -> bool:
+    first = session.first_weights
     parameters = (p for p in module._parameters.values() if isinstance(p, Placeholder))
     values = [
-        p.luwu_value
-        for p in parameters
-        if not session.is_given_weights and not _is_pretrained(session, p)
+        p.luwu_value for p in parameters if not first.has_state_dict and not first.is_in_files(p)
     ]
     tensors = [*values, *module._buffers.values()]
     return any(tensor is not None and tensor.is_meta for tensor in tensors)

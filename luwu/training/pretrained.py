@@ -53,7 +53,7 @@ def load_pretrained(
         raise ConfigError("load_pretrained was called after the optimizer was made; call it before")
     found = Pretrained(Path(directory), rename or (lambda name: name), model)
     found.fill_buffers(session.device)
-    session.pretrained = found
+    session.first_weights.pretrained = found
 
 
 class Pretrained:

@@ -1,7 +1,7 @@
 """One worker's training: which step it computes, what of the model is here, what was lost.
 
     fully_shard     `Session.add_unit`     units are collected; parameters become placeholders
-    optimizer made  `Session.finalise`     layout, join, first weights; nothing may change any more
+    optimizer made  `Session.finalise`     layout, join; nothing may change any more
     forward         `acquire`, `release`   a unit's weights come and go
     backward        `begin_backward`, `push`, `end_backward`
     step()          `commit`               the next step begins
@@ -32,13 +32,13 @@ from luwu.training.attached import Attachments
 from luwu.training.backward import Backward, in_backward
 from luwu.training.clip import ClippedNorm
 from luwu.training.device import Device
+from luwu.training.first_weights import FirstWeights
 from luwu.training.gradients import ChunkPlan, gradient_plan, push_unit
 from luwu.training.interface import Handle, Nic
 from luwu.training.loss_scale import LossScale
 from luwu.training.model import describe, dtype_name, fill_units, push_dtypes
 from luwu.training.placeholder import Placeholder, Placeholders
 from luwu.training.prefetch import Prefetcher
-from luwu.training.pretrained import Pretrained
 from luwu.training.result import StepResult
 from luwu.training.unit import Unit
 from luwu.training.weights import ByteCount
@@ -57,17 +57,9 @@ class Session:
         self.chunk_bytes = nic.chunk_bytes
         self.prefetch_units = nic.prefetch_units
         """Pulls kept under way ahead of use; may be changed until the optimizer is made."""
-        self.initialiser: Callable[[nn.Module], object] | None = None
-        self.given_weights: dict[int, torch.Tensor] = {}
-        """First weights that a state dict gave, by id of their placeholder."""
-        self.is_given_weights = False
-        """A state dict was set, on rank 0 at least."""
-        self.given_state: initialise.GivenState | None = None
-        """First state of the optimizer, if the script brings it."""
         self.is_resumed = False
-        """The network had weights when we joined: what is given here is not used."""
-        self.pretrained: Pretrained | None = None
-        """Files with first weights."""
+        """The network had weights when we joined."""
+        self.first_weights = FirstWeights(self)
 
         self.added_units: list[Unit] = []
         """In the order of the calls of fully_shard."""
@@ -101,8 +93,6 @@ class Session:
         self.has_forward = False
         """In this step."""
         self._is_begun = False
-        self._needs_load = False
-        """We are rank 0, and the first weights are still here."""
         self._streaming = False
         self._keeps_all = False
         """The backward that runs is not pushed."""
@@ -133,7 +123,7 @@ class Session:
         self, groups: Sequence[Sequence[Placeholder]], *, optimizer: str, update: str,
         state_fields: tuple[str, ...], hyper: Callable[[], bytes],
     ) -> None:  # fmt: skip
-        """The optimizer is made: lay out the model, join the job, load the first weights."""
+        """The optimizer is made: lay out the model, join the job."""
         if self.is_final:
             raise ConfigError("this session has an optimizer already; use its parameter groups")
         if update not in ("at_step", "streaming"):
@@ -168,34 +158,14 @@ class Session:
 
     def _join(self, description: Description) -> None:
         """Become a member."""
-        self._description = description
         while True:
             try:
                 joined = self.nic.join(description)
             except StepAborted:
                 continue  # nothing was decided, and nothing of ours is lost
-            self.step, self.is_resumed = joined.step, joined.loaded
-            self._needs_load = self.rank == 0 and not joined.loaded
             break
-        if not self._needs_load:
-            self._forget_values()
-
-    def load(self) -> None:
-        """Rank 0 sends the first weights, when they are needed; nothing to do if it has."""
-        while self._needs_load:
-            try:
-                self.nic.load(initialise.chunks(self))
-            except StepAborted:
-                continue  # nothing was decided: at most the load is lost
-            self._needs_load = False
-            self._forget_values()
-
-    def _forget_values(self) -> None:
-        """The weights are in the network: they need not be here."""
-        self.given_weights, self.given_state = {}, None
-        for unit in self.units:
-            for member in unit.members:
-                member.placeholder.luwu_value = None
+        self.step, self.is_resumed = joined.step, joined.loaded
+        self.first_weights.joined()
 
     # ---------------------------------------------------------------------- what can be looked at
 
@@ -282,7 +252,7 @@ class Session:
                 "luwu.optim.AdamW or SGD first: only then its weights can be pulled"
             )
         self._is_begun = True
-        self.load()
+        self.first_weights.load()
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -434,7 +404,7 @@ class Session:
         if self.is_finished:
             return
         if self.is_final:
-            self.load()
+            self.first_weights.load()
             self.begin_step()
         with self.attempt():
             if self.last_result is not None:

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.nic.reader import FieldRead, StateReader
 from luwu.optim.base import NetworkOptimizer
-from luwu.training.initialise import GivenState
+from luwu.training.first_weights import GivenState
 from luwu.training.module import LuwuModule, class_name
 from luwu.training.placeholder import Placeholder
 from luwu.training.session import Session
@@ -73,7 +73,7 @@ def set_model_state_dict(
     options = _checked(options)
     session = _session_of(model)
     _check_not_begun(session, "set_model_state_dict")
-    session.is_given_weights = True
+    session.first_weights.has_state_dict = True
     if not model_state_dict and session.rank != 0:
         return
     entries = {name: (tensor, put) for name, tensor, put in _entries(model)}
@@ -96,7 +96,7 @@ def set_model_state_dict(
         if not isinstance(tensor, Placeholder):
             put(value)
         elif session.rank == 0 and not session.is_resumed:
-            session.given_weights[id(tensor)] = value
+            session.first_weights.given[id(tensor)] = value
 
 
 def get_optimizer_state_dict(
@@ -165,7 +165,8 @@ def set_optimizer_state_dict(
             )
         ours.update({k: v for k, v in theirs.items() if k in ours and k != "params"})
     if session.rank == 0 and not session.is_resumed and optim_state_dict["state"]:
-        session.given_state = _given_state(session, optimizers, optim_state_dict["state"])
+        given_state = _given_state(session, optimizers, optim_state_dict["state"])
+        session.first_weights.state = given_state
 
 
 def _given_state(

@@ -1,0 +1,78 @@
+"""Where a model's first weights come from, and when they leave this process.
+
+said by the script   luwu.init_weights, load_pretrained, set_model_state_dict and
+                     set_optimizer_state_dict, until the first forward
+first forward        `load`: rank 0 sends them, unit by unit (`initialise.py`), and forgets them
+run resumed          the network has weights: nothing of this is used
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from luwu.base.errors import StepAborted
+from luwu.training import initialise
+from luwu.training.placeholder import Placeholder
+from luwu.training.pretrained import Pretrained
+
+if TYPE_CHECKING:
+    from luwu.training.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class GivenState:
+    """An optimizer's state that a script brings along."""
+
+    fields: tuple[Mapping[str, torch.Tensor], ...]
+    """By state field of the optimizer: parameter -> values."""
+    updates_count: int
+
+
+class FirstWeights:
+    """Of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.initialiser: Callable[[nn.Module], object] | None = None
+        self.pretrained: Pretrained | None = None
+        """Files with weights."""
+        self.given: dict[int, torch.Tensor] = {}
+        """What a state dict gave, by id of the placeholder."""
+        self.has_state_dict = False
+        """A state dict was set, on rank 0 at least."""
+        self.state: GivenState | None = None
+        """First state of the optimizer, if the script brings it."""
+        self._are_to_be_sent = False
+
+    def is_in_files(self, placeholder: Placeholder) -> bool:
+        """Whether the parameter is read from files."""
+        return self.pretrained is not None and self.pretrained.has(placeholder.luwu_name)
+
+    def joined(self) -> None:
+        """The session is a member of its job, and knows whether the network has weights."""
+        session = self._session
+        self._are_to_be_sent = session.rank == 0 and not session.is_resumed
+        if not self._are_to_be_sent:
+            self._forget()
+
+    def load(self) -> None:
+        """Rank 0 sends them, when they are needed; nothing to do if it has."""
+        while self._are_to_be_sent:
+            try:
+                self._session.nic.load(initialise.chunks(self._session))
+            except StepAborted:
+                continue  # nothing was decided: at most the load is lost
+            self._are_to_be_sent = False
+            self._forget()
+
+    def _forget(self) -> None:
+        """The weights are in the network: they need not be here."""
+        self.given, self.state = {}, None
+        for unit in self._session.units:
+            for member in unit.members:
+                member.placeholder.luwu_value = None
