@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 from luwu.base.errors import ConfigError
 from switch_emu.native.build import BuildError, build
@@ -10,6 +12,9 @@ from switch_emu.node.kernels.compiled import CompiledKernel
 from switch_emu.node.kernels.interface import Made
 from switch_emu.node.kernels.portable import PORTABLE, PortableKernel
 from switch_emu.node.kernels.selfcheck import difference
+
+INSTALLED: Final = "luwu.updates"
+"""Group of entry points by which other packages bring updates (docs/optimizers.md)."""
 
 
 def kernel_name(optimizer: str, state_fields: tuple[str, ...]) -> str:
@@ -30,6 +35,8 @@ def make_kernel(
     portable = _portable(optimizer, state_fields)
     if compiled is False:
         return Made(portable, "the portable kernel was asked for")
+    if (optimizer, state_fields) not in PORTABLE and not compiled:
+        return Made(portable, f"{portable.name} is another package's, which nobody compiled")
     try:
         built = build(cache)
         kernel = CompiledKernel(built.library, portable.name, optimizer, state_fields)
@@ -45,10 +52,19 @@ def make_kernel(
 
 def _portable(optimizer: str, state_fields: tuple[str, ...]) -> PortableKernel:
     portable = PORTABLE.get((optimizer, state_fields))
-    if portable is None:
-        known = ", ".join(sorted({name for name, _ in PORTABLE}))
-        raise ConfigError(
-            f"optimizer {optimizer!r} with state {list(state_fields)} is not known to this node; "
-            f"it has {known}"
-        )
-    return portable
+    if portable is not None:
+        return portable
+    installed = metadata.entry_points(group=INSTALLED, name=optimizer)
+    for entry in installed:  # by its name alone: what a peer sends is never imported or run
+        try:
+            return PortableKernel(entry.value, state_fields, entry.load())
+        except (ImportError, AttributeError) as exc:
+            raise ConfigError(
+                f"optimizer {optimizer!r}: its update {entry.value} cannot be imported here: {exc}"
+            ) from exc
+    known = ", ".join(sorted({name for name, _ in PORTABLE}))
+    raise ConfigError(
+        f"optimizer {optimizer!r} with state {list(state_fields)} is not known to this node; "
+        f"it has {known}, and no package with an entry point of that name in {INSTALLED} is "
+        "installed here"
+    )
