@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from luwu.training.offload import activation_stats as activation_stats
     from luwu.training.offload import offload_activations as offload_activations
     from luwu.training.pretrained import load_pretrained as load_pretrained
+    from luwu.training.read_from import ReadModel as ReadModel
+    from luwu.training.read_from import read_from as read_from
     from luwu.training.run import device as device
     from luwu.training.run import finish as finish
     from luwu.training.run import init as init
@@ -50,6 +52,7 @@ _HOME = {
     "DynamicLossScale": "luwu.training.loss_scale",
     "LuwuError": "luwu.base.errors",
     "LuwuModule": "luwu.training.module",
+    "ReadModel": "luwu.training.read_from",
     "StepAborted": "luwu.base.errors",
     "StepOrderError": "luwu.base.errors",
     "activation_stats": "luwu.training.offload",
@@ -68,6 +71,7 @@ _HOME = {
     "offload_activations": "luwu.training.offload",
     "random_state": "luwu.training.attached",
     "rank": "luwu.training.run",
+    "read_from": "luwu.training.read_from",
     "register_forward_method": "luwu.training.fully_shard",
     "session": "luwu.training.run",
     "set_gradient_weight": "luwu.training.batches",

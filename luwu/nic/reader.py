@@ -75,6 +75,11 @@ class StateReader(Closing):
         """Count of decided steps in the version that is held."""
         return self.facts.version
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a version is held."""
+        return self._is_open
+
     def open(self) -> None:
         """Hold the newest decided version. Raises ConnectionFailed, DeadlineError, StateError."""
         self._wait(lambda: self._is_up, "an answer", self._connect_timeout_s)

@@ -19,4 +19,6 @@ attached.py      what only workers hold, kept with every step
 state_dict.py    state dicts, in the shape of torch.distributed.checkpoint
 offload.py       activations out of core (`saved_tensors.py`: which, and how they come back)
 storages.py      which storages hold weights
+read_from.py     a plain model that computes with a decided step, and never trains: its units
+                 (`read_units.py`), buffers (`read_buffers.py`) and thread (`reading_thread.py`)
 """

@@ -20,6 +20,7 @@ from names, as `workers/gpt.py` does, not from the order of calls.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from luwu.training.session import Session
 
 F32Array = np.ndarray[Any, np.dtype[np.float32]]
+Filler = Callable[[nn.Module], Callable[[nn.Module], object]]
+"""What fills a module: called with the module. Raises ConfigError if nothing does."""
 
 
 def init_weights(model: nn.Module, fn: Callable[[nn.Module], object]) -> None:
@@ -98,30 +101,36 @@ def _given(unit: Unit, values: Mapping[str, torch.Tensor], elems: int) -> F32Arr
     return array
 
 
-@torch.no_grad()
 def fill_buffers(session: Session) -> None:
     """Make the buffers that are on `meta`, on every rank."""
     assert session.root is not None
-    for module in session.root.modules():
+    fill_meta_buffers(session.root, session.device, functools.partial(_filler, session))
+
+
+@torch.no_grad()
+def fill_meta_buffers(root: nn.Module, device: torch.device, filler: Filler) -> None:
+    """Make the buffers of a model that are on `meta`. Raises ConfigError if one is not filled."""
+    for module in root.modules():
         on_meta = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
         if not on_meta:
             continue
+        fill = filler(module)
         for name, buffer in on_meta.items():
-            module._buffers[name] = _unfilled(buffer, session.device)
+            module._buffers[name] = _unfilled(buffer, device)
         scratch = {
             id(p): nn.Parameter(torch.empty(p.shape, dtype=p.dtype), False)
             for p in module._parameters.values()
             if isinstance(p, Placeholder)
         }
         with _registered([module], scratch):
-            _filler(session, module)(module)
+            fill(module)
         for name in on_meta:
             filled = module._buffers[name]
             assert filled is not None
             if filled.is_floating_point() and bool(filled.isnan().any()):
                 raise ConfigError(
-                    f"buffer {name} of {class_name(module)} was not filled; the function given "
-                    "to luwu.init_weights must fill buffers too"
+                    f"buffer {name} of {class_name(module)} was not filled; the function that "
+                    "fills the model (as given to luwu.init_weights) must fill buffers too"
                 )
 
 

@@ -5,9 +5,10 @@ Names, parameter groups and counts work as ever. Whatever would read or write a 
 so does `.grad`: the gradient is pushed inside backward, and a `.grad` of None would let
 `torch.nn.utils.clip_grad_norm_` clip nothing without a word.
 
-Two nets, one below the other: `__torch_function__` lets only the names in `_ALLOWED` through, and
-`__torch_dispatch__` refuses whatever reaches an operator nevertheless. (Some methods of a tensor
-without storage, such as `share_memory_`, crash the interpreter where they are not refused.)
+Two nets, one below the other: `__torch_function__` lets only what stands in `NEED_NO_VALUE`
+through, and `__torch_dispatch__` refuses whatever reaches an operator nevertheless. (Some methods
+of a tensor without storage, such as `share_memory_`, crash the interpreter where they are not
+refused.)
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _setter(name: str) -> Any:
     return getattr(Tensor, name).__set__
 
 
-_ALLOWED = frozenset(
+NEED_NO_VALUE = frozenset(
     [
         *(
             _getter(name)
@@ -89,7 +90,7 @@ class Placeholder(nn.Parameter):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _ALLOWED:
+        if func in NEED_NO_VALUE:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         _refuse(args, kwargs, getattr(func, "__name__", str(func)))
