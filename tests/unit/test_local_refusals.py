@@ -75,6 +75,7 @@ def test_a_budget_without_room_for_the_state_is_refused(tmp_path: Path) -> None:
         check(cluster, job, cluster.run(Worker(job)))
 
 
+@pytest.mark.feature("different models or data on two workers")
 @every_place
 def test_ranks_that_train_different_things_are_refused(has_switch: bool, tmp_path: Path) -> None:
     """I6. Goal: both ranks and the difference are named.

@@ -85,6 +85,7 @@ def through_a_node(directory: Path, work: Callable[[nn.Sequential], Any]) -> Any
         return cluster.run(worker)[0]
 
 
+@pytest.mark.feature("SGD, Adam, AdamW: torch's own test inputs")
 @pytest.mark.parametrize(("name", "options"), INPUTS)
 def test_inputs_of_optim_db(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     """I4. Goal: the bits of torch's fused optimizer, or a refusal that names the option."""
@@ -119,6 +120,7 @@ def test_one_beta_may_be_a_tensor(tmp_path: Path) -> None:
     assert all(map(torch.equal, found, train(model, plain)))
 
 
+@pytest.mark.feature("Lion")
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 def test_lion_is_that_of_its_paper(maximize: bool, weight_decay: float, tmp_path: Path) -> None:

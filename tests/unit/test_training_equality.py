@@ -136,6 +136,7 @@ def test_training_equals_torch(update: str, optimizer: str, world_size: int, eag
     compare(optimizer=optimizer, update=update, world_size=world_size, eager=eager)
 
 
+@pytest.mark.feature("reshard_after_forward")
 @pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize("prefetch_units", [0, 1, 5])
 def test_resharding_and_prefetch_change_nothing(reshard: bool, prefetch_units: int) -> None:
@@ -174,6 +175,8 @@ def shard_gpt(model: Any, **arguments: Any) -> None:
     luwu.fully_shard(model, **arguments)
 
 
+@pytest.mark.feature("activation checkpointing, reentrant and not")
+@pytest.mark.feature("tied weights, across units too")
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
 @pytest.mark.parametrize("checkpointing", ["none", "reentrant", "nonreentrant"])
 @pytest.mark.parametrize("tied", [False, True])
@@ -186,6 +189,7 @@ def test_gpt_equals_torch(update: str, checkpointing: str, tied: bool) -> None:
         assert "head.weight" not in network.masters()
 
 
+@pytest.mark.feature("bfloat16 on the wire and in compute")
 def test_gpt_in_bfloat16_follows_float32_masters() -> None:
     """I4. Goal: bfloat16 on the wire, float32 in the network. Method: torch by hand: compute with
     rounded weights, add the ranks' gradients in float32, update the masters."""
@@ -251,6 +255,8 @@ def test_several_backwards_before_a_step() -> None:
     assert {part for verb, _, _, part, _ in network.log if verb == "push"} == {0, 1, 2}
 
 
+@pytest.mark.feature("frozen parameters")
+@pytest.mark.feature("parameter groups")
 def test_groups_and_frozen_parameters() -> None:
     """Goal: every group has its own hyper-parameters; frozen weights are pulled, never pushed."""
 
@@ -272,6 +278,7 @@ def test_groups_and_frozen_parameters() -> None:
     assert not [entry for entry in network.log if entry[0] == "push" and entry[4] == frozen_unit]
 
 
+@pytest.mark.feature("learning rate schedulers")
 def test_learning_rate_schedulers_work() -> None:
     """Goal: hyper-parameters count at each step. Method: one of torch's schedulers, both ways."""
     network = FakeNetwork(2)
@@ -326,6 +333,7 @@ def make_twice() -> nn.Module:
         return Twice(blocks=3)
 
 
+@pytest.mark.feature("a unit used twice, or not at all")
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
 @pytest.mark.parametrize("absent_on", [(), (1,), (0, 1)])
 def test_unit_used_twice_and_absent_unit(update: str, absent_on: tuple[int, ...]) -> None:
@@ -338,6 +346,7 @@ def test_unit_used_twice_and_absent_unit(update: str, absent_on: tuple[int, ...]
     compare(make_twice, loss=loss, update=update)
 
 
+@pytest.mark.feature("two forwards before one backward")
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
 def test_two_forwards_before_one_backward(update: str) -> None:
     """Goal: the gradient of a unit is final when both graphs have been run backward."""
@@ -350,6 +359,7 @@ def test_two_forwards_before_one_backward(update: str) -> None:
     compare(loss=loss, update=update)
 
 
+@pytest.mark.feature("activation checkpointing, reentrant and not")
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoint_over_two_units_and_one_unit_twice(update: str, reentrant: bool) -> None:
@@ -394,6 +404,7 @@ def test_checkpoint_inside_a_unit(reentrant: bool) -> None:
     compare(make, update="streaming")
 
 
+@pytest.mark.feature("a graph that is run backward twice")
 def test_retained_graph_runs_backward_twice() -> None:
     """Goal: both backwards of one graph are parts of the step."""
 
@@ -417,6 +428,7 @@ def test_retained_graph_runs_backward_twice() -> None:
     assert_same_bits(network.masters(), expected)
 
 
+@pytest.mark.feature("fully_shard on a module or a list of modules")
 def test_units_of_several_modules_and_tied_blocks() -> None:
     """Goal: a unit may have several modules; a weight of two units belongs to the root."""
 
@@ -436,6 +448,7 @@ def test_units_of_several_modules_and_tied_blocks() -> None:
     assert [unit.name for unit in layout.units if tied in unit.parameters] == ["root"]
 
 
+@pytest.mark.feature("clipping by the global norm")
 @pytest.mark.parametrize("how", ["optimizer", "function"])
 def test_clipping_equals_torch(how: str) -> None:
     """I4. Goal: torch's clipping by the global norm of the mean gradient. The norm is summed in
@@ -483,6 +496,7 @@ def test_clipping_equals_torch(how: str) -> None:
     assert [float(norm) for norm in norms] in ([], [n for n in found for _ in range(2)])
 
 
+@pytest.mark.feature("two forwards before one backward")
 def test_two_forwards_then_two_backwards() -> None:
     """Goal: a graph waits while another one runs backward, and its units come back for it."""
 

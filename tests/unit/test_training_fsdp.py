@@ -358,6 +358,29 @@ def test_copies_are_refused() -> None:
             copy.deepcopy(model)
 
 
+@pytest.mark.feature("ignored_params")
+def test_ignored_parameters_stay_with_the_worker() -> None:
+    """I4. Goal: a parameter that is ignored stays an ordinary one, trained by torch's optimizer."""
+    network = FakeNetwork(1)
+    with worker(network):
+        model: Any = make_stack(blocks=2)
+        kept = model.last.bias
+        shard(model, ignored_params=[kept])
+        ours = luwu.optim.SGD([p for p in model.parameters() if p is not kept], lr=0.1)
+        its_own = torch.optim.SGD([kept], lr=0.1)
+        square_loss(model, 0, 0, 0).backward()
+        ours.step()
+        its_own.step()
+        found = kept.detach().clone()
+    plain: Any = make_stack(blocks=2)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    square_loss(plain, 0, 0, 0).backward()
+    optimizer.step()
+    assert torch.equal(found, plain.last.bias)
+    assert "last.bias" not in network.masters()
+    assert torch.equal(network.masters()["last.weight"], plain.last.weight)
+
+
 # -------------------------------------------------------------------------- precision
 
 

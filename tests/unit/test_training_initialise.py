@@ -54,6 +54,7 @@ def load(network: FakeNetwork, config: GPTConfig = CONFIG, *, meta: bool) -> Non
     run_ranks(network.world_size, work)
 
 
+@pytest.mark.feature("construction on meta, first weights unit by unit")
 @pytest.mark.parametrize("meta", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 def test_first_weights(meta: bool, tied: bool) -> None:
@@ -176,6 +177,7 @@ def test_load_is_repeated_after_an_abort() -> None:
     assert_same_bits(network.masters(), expected(CONFIG))
 
 
+@pytest.mark.feature("construction on meta, first weights unit by unit")
 def test_one_unit_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a model on meta is never whole on a worker. Method: whenever a chunk is taken, count
     the parameters that have storage."""

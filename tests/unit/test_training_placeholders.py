@@ -131,6 +131,7 @@ def test_outer_module_is_guarded_too(session: Session) -> None:
         outer.double()
 
 
+@pytest.mark.feature("the class is swapped in place")
 def test_class_is_swapped_in_place(session: Session) -> None:
     """Goal: FSDP2's shape: same object, derived class, indexing gives plain modules."""
     model = make()
@@ -143,6 +144,7 @@ def test_class_is_swapped_in_place(session: Session) -> None:
     assert type(model[1:]) is nn.Sequential
 
 
+@pytest.mark.feature("mesh, dp_mesh_dims, shard_placement_fn, offload_policy")
 @pytest.mark.parametrize("argument", ["mesh", "offload_policy", "dp_mesh_dims", "unheard_of"])
 def test_arguments_of_fsdp_that_mean_nothing(session: Session, argument: str) -> None:
     """Goal: what cannot be honoured is refused with a reason."""
@@ -193,6 +195,8 @@ def test_optimizer_checks_its_parameters(session: Session) -> None:
         luwu.optim.AdamW(list(model.parameters())[:-1])
 
 
+@pytest.mark.feature("fused, foreach, capturable, differentiable, amsgrad")
+@pytest.mark.feature("add_param_group after construction")
 def test_optimizer_arguments(session: Session) -> None:
     """Goal: what means nothing here is refused, and torch's own checks hold."""
     model = make_sharded()
@@ -223,6 +227,7 @@ def test_optimizer_arguments(session: Session) -> None:
         luwu.optim.AdamW(model.parameters())
 
 
+@pytest.mark.feature("a model that is changed after its optimizer is made")
 def test_use_before_and_after_training(session: Session) -> None:
     """Goal: a model without an optimizer, and a frozen or replaced parameter later, are loud."""
     model = make_sharded()
@@ -234,6 +239,7 @@ def test_use_before_and_after_training(session: Session) -> None:
         model(torch.ones(1, 64))
 
 
+@pytest.mark.feature("outputs of any class")
 def test_hidden_outputs_are_refused(session: Session) -> None:
     """Goal: an output whose backward nobody would see is refused, a dataclass is not."""
 

@@ -67,6 +67,7 @@ def test_streaming_refuses_a_second_backward() -> None:
         assert optimizer.step().applied
 
 
+@pytest.mark.feature("hyper-parameters changed by hand")
 def test_hyper_parameters_of_streaming_count_from_the_backward() -> None:
     """Goal: a change before the first backward is taken, as a scheduler makes it."""
     network = FakeNetwork(1)
@@ -92,6 +93,7 @@ def test_graph_of_an_older_step_is_refused() -> None:
             old.backward()
 
 
+@pytest.mark.feature("eval() and no_grad")
 def test_evaluation_between_steps() -> None:
     """Goal: eval and no_grad only pull; the step after is the same."""
 
@@ -127,6 +129,7 @@ def test_clipping_holds_for_one_step() -> None:
             luwu.clip_grad_norm_(nn.Linear(2, 2).parameters(), 1.0)
 
 
+@pytest.mark.feature("gradients that are not finite")
 def test_step_that_is_not_finite_is_skipped() -> None:
     """Goal: the weights stay, the result says so, and the next step goes on."""
     network = FakeNetwork(1)

@@ -229,6 +229,7 @@ def test_output_views_may_not_be_changed_in_place() -> None:
             model[0](torch.ones(2, 64)).add_(1)
 
 
+@pytest.mark.feature("register_forward_method")
 def test_other_methods_can_be_registered() -> None:
     """Goal: a method other than forward finds the weights, if it is registered."""
 
