@@ -156,7 +156,7 @@ class PipelineArm(Closing):
             self._is_decided = False
             self._pipeline.start(
                 Prepare(version=version, attempt=0, epoch=0, contributors=3, applied=True,
-                        grad_norm=1.0, hyper=self._hyper)
+                        grad_norm=1.0, hyper=self._hyper, kept_attempt=None)
             )  # fmt: skip
             while not self._is_decided:
                 self._answer()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from luwu.base.limits import PROTOCOL_VERSION
 from tests.processes.commands import Command, Terminal, terminal, write_tiny
 
 SECONDS_MAX = 30.0
@@ -246,7 +247,8 @@ def test_bad_input_peer_of_another_protocol_version(shell: Terminal) -> None:
     url = serving.wait_for("^or      luwu run --join '(.*)' SCRIPT")[1]
     done = shell.run("run", "--join", url, str(other))
     assert done.process.returncode == 2, done.err
-    assert re.search("protocol version 3 is spoken by you, 2 here; install the same luwu", done.err)
+    versions = f"{PROTOCOL_VERSION + 1} is spoken by you, {PROTOCOL_VERSION} here"
+    assert re.search(f"protocol version {versions}; install the same luwu", done.err)
     assert done.seconds < SECONDS_MAX
 
     done = shell.run("run", "--join", url, str(script))
@@ -260,7 +262,8 @@ def test_bad_input_connection_file_of_another_version(shell: Terminal) -> None:
     script = write_tiny(shell.directory / "tiny.py")
     done = shell.run("run", "--join", str(file), str(script))
     refused(
-        shell, done, r"connect\.json: protocol is 99, expected 2; .* another version of luwu",
+        shell, done,
+        rf"connect\.json: protocol is 99, expected {PROTOCOL_VERSION}; .* another version of luwu",
         "install the same luwu", leaves=(RUNS, "connect.json", "tiny.py"),
     )  # fmt: skip
 

@@ -152,6 +152,7 @@ def write_document(directory: Path, description: Description) -> Path:
         dtype="float32",
         has_optimizer=True,
         digests={},
+        attached={},
     )
     directory.mkdir()
     (directory / FILE).write_text(document.to_json())

@@ -85,7 +85,8 @@ def script(
                 model(x, noise).square().mean().backward()
                 if step == lose and not lost:
                     lost = True
-                    luwu.session().nic.cancel("the test loses this step")
+                    with luwu.session().attempt():
+                        luwu.session().nic.cancel("the test loses this step")
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

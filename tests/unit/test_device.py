@@ -335,7 +335,7 @@ def test_gradients_go_straight_to_registered_cells() -> None:
         chunk_bytes=16384,
         node_count=1,
     )
-    (plan,) = gradient_plan(layout, 0)
+    (plan,) = gradient_plan(layout, 0, torch.bfloat16)
     streams = FakeStreams()
     device = CudaDevice(torch.device("cpu"), streams)
     nic = FakeNic(FakeNetwork(1), 0)
