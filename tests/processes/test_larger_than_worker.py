@@ -47,6 +47,7 @@ def test_larger_than_worker(transport: str, tmp_path: Path) -> None:
         ) as cluster:
             assert cluster.wait(2 * DEADLINE_S) == 0, cluster.output
             assert cluster.leftovers() == outside.leftovers() == []
+        check_export(state, tmp_path)
     finally:
         shutil.rmtree(state, ignore_errors=True)  # 1.6 GB
     for rank in range(2):
@@ -57,6 +58,30 @@ def test_larger_than_worker(transport: str, tmp_path: Path) -> None:
         assert found["worker_parameter_bytes_peak"] > 2 * found["unit_bytes_max"]
         assert found["worker_optimizer_bytes"] == 0
         assert len(found["loss"]) == STEPS
+
+
+def check_export(state: Path, directory: Path) -> None:
+    """The state is exported within a limit that does not hold the model either."""
+    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
+    limited = (
+        "import resource, sys; from luwu.commands.main import main; "
+        f"resource.setrlimit(resource.RLIMIT_DATA, 2 * ({3 * HEADROOM_BYTES},)); "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    out = directory / "out"
+    ended = subprocess.run(
+        [sys.executable, "-c", limited, "export", str(state), str(out), "--no-optimizer",
+         "--memory-budget", "32MiB", "--json"],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    try:
+        assert ended.returncode == 0, ended.stderr
+        found = json.loads(ended.stdout)
+        assert found["step"] == STEPS
+        assert found["bytes"] > 4 * HEADROOM_BYTES
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
 
 
 def test_not_larger_than_worker_alone(tmp_path: Path) -> None:
