@@ -1,7 +1,8 @@
 """Everything that knows torch modules: `fully_shard`, its hooks, first weights, state dicts.
 
 run.py           init, finish and the current session: what a script calls
-fully_shard.py   which parameters form a unit; they become placeholders (`placeholder.py`)
+fully_shard.py   which parameters form a unit; they become placeholders (`placeholder.py`;
+                 `stand_in.py`: what stands where no value is)
 model.py         the layout of the whole model, made when the optimizer is constructed
 module.py        what `fully_shard` adds to a module: FSDP2's methods
 first_weights.py where first weights come from (`initialise.py`: made; `pretrained.py`: files)

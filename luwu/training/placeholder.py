@@ -3,12 +3,7 @@
 A `Placeholder` is an `nn.Parameter` with shape, dtype, device and `requires_grad`, and no storage.
 Names, parameter groups and counts work as ever. Whatever would read or write a value raises, and
 so does `.grad`: the gradient is pushed inside backward, and a `.grad` of None would let
-`torch.nn.utils.clip_grad_norm_` clip nothing without a word.
-
-Two nets, one below the other: `__torch_function__` lets only what stands in `NEED_NO_VALUE`
-through, and `__torch_dispatch__` refuses whatever reaches an operator nevertheless. (Some methods
-of a tensor without storage, such as `share_memory_`, crash the interpreter where they are not
-refused.)
+`torch.nn.utils.clip_grad_norm_` clip nothing without a word. (`stand_in.py` says how.)
 """
 
 from __future__ import annotations
@@ -20,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from luwu.base.errors import LuwuError
+from luwu.training.stand_in import StandIn
 
 if TYPE_CHECKING:
     from luwu.training.session import Session
@@ -29,41 +25,10 @@ class PlaceholderError(LuwuError):
     """The script asked a placeholder for what only the real parameter has."""
 
 
-def _getter(name: str) -> Any:
-    return getattr(Tensor, name).__get__
-
-
-def _setter(name: str) -> Any:
-    return getattr(Tensor, name).__set__
-
-
-NEED_NO_VALUE = frozenset(
-    [
-        *(
-            _getter(name)
-            for name in (
-                "device", "dtype", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta",
-                "is_mkldnn", "is_mps", "is_nested", "is_quantized", "is_sparse", "itemsize",
-                "layout", "nbytes", "ndim", "output_nr", "requires_grad",
-                "retains_grad", "shape",
-            )
-        ),
-        Tensor.__hash__, Tensor.__len__, Tensor.dim, Tensor.element_size, Tensor.get_device,
-        Tensor.is_complex, Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_inference,
-        Tensor.is_signed, Tensor.ndimension, Tensor.nelement, Tensor.numel, Tensor.requires_grad_,
- _setter("requires_grad"), Tensor.size, Tensor.storage_offset, Tensor.stride,
-        torch.is_complex, torch.is_floating_point, torch.is_inference, torch.numel,
-    ]
-)  # fmt: skip
-"""What may be asked without a value."""
-
-
-class Placeholder(nn.Parameter):
+class Placeholder(StandIn):
     """See the module."""
 
     luwu_session: Session
-    luwu_name: str
-    """Full name, as soon as the optimizer is made."""
     luwu_value: Tensor | None
     """The parameter as the script made it, until its values are uploaded."""
 
@@ -86,21 +51,6 @@ class Placeholder(nn.Parameter):
     def __init__(self, parameter: nn.Parameter, session: Session) -> None:
         pass
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in NEED_NO_VALUE:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        _refuse(args, kwargs, getattr(func, "__name__", str(func)))
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> NoReturn:
-        _refuse(args, kwargs, str(func))
-
     @property
     def grad(self) -> NoReturn:
         """Raises: gradients are pushed inside backward."""
@@ -121,18 +71,31 @@ class Placeholder(nn.Parameter):
     @property
     def data(self) -> NoReturn:
         """Raises: there are no values."""
-        _refuse((self,), None, "data")
+        self.refuse("data", self.luwu_name)
 
     @data.setter
     def data(self, value: object) -> NoReturn:
-        _refuse((self,), None, "data")
+        self.refuse("data", self.luwu_name)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         dtype = str(self.dtype).removeprefix("torch.")
         return f"Placeholder({self.luwu_name}, shape={tuple(self.shape)}, dtype={dtype})"
 
-    def __hash__(self) -> int:
-        return id(self)
+    @staticmethod
+    def refuse(what: str, name: str) -> NoReturn:
+        """The weights are in the network."""
+        if what == "grad":
+            raise PlaceholderError(
+                f"torch.autograd.grad: the gradient of parameter {name} is pushed to the network "
+                "inside backward, and is nowhere else; call loss.backward()"
+            )
+        raise PlaceholderError(
+            f"{what}: the weights of parameter {name} are in the network, not in this process. "
+            "They are here only inside the forward and backward of the module that fully_shard was "
+            "called on; call that module itself, or luwu.register_forward_method for another "
+            "method than forward. To read weights use luwu.get_model_state_dict; to set the first "
+            "ones, luwu.set_model_state_dict. Later only the optimizer changes them"
+        )
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise PlaceholderError(
@@ -145,28 +108,6 @@ class Placeholder(nn.Parameter):
             f"parameter {self.luwu_name} cannot be saved: its weights are in the network; "
             "luwu.get_model_state_dict collects them"
         )
-
-
-def _refuse(args: Any, kwargs: Any, what: str) -> NoReturn:
-    values = [*args, *(kwargs or {}).values()]
-    flat = [entry for value in values for entry in _entries(value)]
-    name = next((v.luwu_name for v in flat if isinstance(v, Placeholder)), "?")
-    if what == "grad":
-        raise PlaceholderError(
-            f"torch.autograd.grad: the gradient of parameter {name} is pushed to the network "
-            "inside backward, and is nowhere else; call loss.backward()"
-        )
-    raise PlaceholderError(
-        f"{what}: the weights of parameter {name} are in the network, not in this process. They "
-        "are here only inside the forward and backward of the module that fully_shard was called "
-        "on; call that module itself, or luwu.register_forward_method for another method than "
-        "forward. To read weights use luwu.get_model_state_dict; to set the first ones, "
-        "luwu.set_model_state_dict. Later only the optimizer changes them"
-    )
-
-
-def _entries(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 class Placeholders:

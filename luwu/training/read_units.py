@@ -21,7 +21,7 @@ from luwu.layout import Layout
 from luwu.nic.reader import FieldRead
 from luwu.training.model import dtype_name
 from luwu.training.module import LuwuModule
-from luwu.training.placeholder import NEED_NO_VALUE
+from luwu.training.stand_in import StandIn
 from luwu.training.weights import ByteCount, UnitWeights
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -30,10 +30,8 @@ Place = tuple[nn.Module, str]
 """Where a parameter is registered."""
 
 
-class AwayParameter(nn.Parameter):
+class AwayParameter(StandIn):
     """What stands in a module for a parameter that is not here: shape and dtype, no storage."""
-
-    luwu_name: str
 
     @staticmethod
     def __new__(cls, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> AwayParameter:
@@ -47,38 +45,18 @@ class AwayParameter(nn.Parameter):
     def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         pass
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in NEED_NO_VALUE:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        _refuse(args, kwargs, getattr(func, "__name__", str(func)))
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> NoReturn:
-        _refuse(args, kwargs, str(func))
+    @staticmethod
+    def refuse(what: str, name: str) -> NoReturn:
+        """The weights are in the network."""
+        raise LuwuError(
+            f"{what}: the weights of parameter {name} are in the network, and here only inside the "
+            "forward of the module that is their unit; call that module itself, or "
+            "register_forward_method of what luwu.read_from returned for another method than "
+            "forward. For a state dict use luwu.get_model_state_dict in the job"
+        )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"AwayParameter({self.luwu_name}, {tuple(self.shape)}, {dtype_name(self.dtype)})"
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
-def _refuse(args: Any, kwargs: Any, what: str) -> NoReturn:
-    values = [*args, *(kwargs or {}).values()]
-    flat = [e for v in values for e in (v if isinstance(v, (list, tuple)) else [v])]
-    name = next((v.luwu_name for v in flat if isinstance(v, AwayParameter)), "?")
-    raise LuwuError(
-        f"{what}: the weights of parameter {name} are in the network, and here only inside the "
-        "forward of the module that is their unit; call that module itself, or "
-        "register_forward_method of what luwu.read_from returned for another method than forward. "
-        "For a state dict use luwu.get_model_state_dict in the job"
-    )
 
 
 class ReadUnit:
