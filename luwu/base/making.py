@@ -31,7 +31,7 @@ def making_directory(path: Path) -> Iterator[Path]:
     building = path.parent / f".{path.name}.making"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = _take(building)
+        fd = lock_building(building)
     except OSError as exc:
         raise ConfigError(f"{path} cannot be made: {exc}; name another directory") from exc
     try:
@@ -39,11 +39,11 @@ def making_directory(path: Path) -> Iterator[Path]:
         if new.exists():
             shutil.rmtree(new)
         yield new
-        _flush_directory(new)
+        flush_directory(new)
         failpoint("making.before_rename")
         check_absent(path)
         os.rename(new, path)
-        _flush_directory(path.parent)
+        flush_directory(path.parent)
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StoreFullError(
@@ -78,8 +78,12 @@ def check_space(path: Path, needed: int) -> None:
         )
 
 
-def _take(building: Path) -> int:
-    """Make the directory to build in, or take it over from a maker that died."""
+def lock_building(building: Path) -> int:
+    """Make the directory to build in, or take it over from a maker that died.
+
+    Returns a descriptor that holds it until it is closed. Raises ConfigError if another process
+    holds it.
+    """
     building.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -91,11 +95,12 @@ def _take(building: Path) -> int:
     os.close(fd)
     raise ConfigError(
         f"{building} belongs to another process, which is making this directory just now; "
-        "wait for it, or name another"
+        "wait for it, or name another directory"
     )
 
 
-def _flush_directory(path: Path) -> None:
+def flush_directory(path: Path) -> None:
+    """What was made, renamed or removed in `path` is on the disk from here on."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from luwu.base.errors import ConfigError, StateError, StoreFullError
 from luwu.base.failpoints import failpoint
+from luwu.base.making import check_space, flush_directory, lock_building
 from luwu.base.quantities import format_bytes
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.config_file import decode_config, encode_config
@@ -51,10 +52,10 @@ def create_directory(path: Path, config: StoreConfig) -> None:
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path} exists and is not empty; open it, or name another directory")
+    check_space(path, store_disk_bytes(config))
     path.parent.mkdir(parents=True, exist_ok=True)
-    _check_space(path.parent, store_disk_bytes(config), config)
     building = path.parent / f".{path.name}.creating"
-    building_fd = _lock_building(building)
+    building_fd = lock_building(building)
     try:
         for leftover in building.iterdir():
             leftover.unlink()
@@ -64,7 +65,7 @@ def create_directory(path: Path, config: StoreConfig) -> None:
         failpoint("store.create.before_rename")
         os.rename(building, path)
         failpoint("store.create.after_rename")
-        _fsync_directory(path.parent)
+        flush_directory(path.parent)
     except BaseException as exc:
         shutil.rmtree(building, ignore_errors=True)
         if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -153,34 +154,6 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _check_space(parent: Path, needed: int, config: StoreConfig) -> None:
-    disk = os.statvfs(parent)
-    free = disk.f_bavail * disk.f_frsize
-    if free < needed:
-        raise StoreFullError(
-            f"{parent}: {format_bytes(free)} free, {format_bytes(needed)} needed (two sides of "
-            f"{format_bytes(config.state_bytes)} and the manifests). Free some space or name "
-            "another disk with --state."
-        )
-
-
-def _lock_building(building: Path) -> int:
-    """Make the directory to build in, or take it over from a maker that died."""
-    building.mkdir(mode=0o700, exist_ok=True)
-    fd = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.stat(building).st_ino == os.fstat(fd).st_ino:
-            return fd
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(fd)
-    raise ConfigError(
-        f"{building} belongs to another process, which is making this store just now; "
-        "wait for it, or name another directory"
-    )
-
-
 def _write_files(building: Path, config: StoreConfig) -> None:
     geometry = Geometry(config)
     _write_file(building / CONFIG_NAME, encode_config(config))
@@ -214,14 +187,6 @@ def _allocate(path: Path, size: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, size)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _fsync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
         os.fsync(fd)
     finally:
         os.close(fd)
