@@ -272,6 +272,11 @@ class Nic(Closing):
             self._thread.join()
 
     @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._stopping
+
+    @property
     def _units(self) -> Layout:
         if self._layout is None:
             raise ConfigError("no optimizer was made yet: make one before the first step")

@@ -173,3 +173,8 @@ class Nic(Protocol):
     def close(self) -> None:
         """Free everything."""
         ...
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        ...

@@ -1,7 +1,7 @@
 """`luwu.init`, `luwu.finish` and the session a script is in.
 
 A session is current in the thread that called `init`; other threads of a process that has only one
-see that one. (Tests run several workers as threads of one process.)
+see that one, until its NIC is closed. (Tests run several workers as threads of one process.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from luwu.training.interface import Nic
 from luwu.training.session import Session
 
 _here = threading.local()
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_sessions: weakref.WeakKeyDictionary[Session, Nic] = weakref.WeakKeyDictionary()
 
 
 def init(
@@ -49,7 +49,7 @@ def init(
         device = device_at(where)
     made = Session(nic, agree=agree or {}, device=device)
     _here.session = made
-    _sessions.add(made)
+    _sessions[made] = nic
     return made
 
 
@@ -64,7 +64,7 @@ def offer(nic: Nic | None) -> None:
 def session() -> Session:
     """The current session. Raises ConfigError before `init`."""
     found: Session | None = getattr(_here, "session", None)
-    running = list(_sessions)
+    running = [one for one, nic in _sessions.items() if not nic.is_closed]
     if found is None and len(running) == 1:
         found = running[0]
     if found is None:
@@ -82,7 +82,7 @@ def finish() -> None:
     _here.was_member = ending.has_joined
     if getattr(_here, "session", None) is ending:
         _here.session = None
-    _sessions.discard(ending)
+    _sessions.pop(ending, None)
 
 
 def finish_at_end() -> None:

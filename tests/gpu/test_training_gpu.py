@@ -51,14 +51,15 @@ def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def worker(network: FakeNetwork) -> Iterator[Session]:
-    session = luwu.init(nic=FakeNic(network, 0), device="cuda")
+    nic = FakeNic(network, 0)
+    session = luwu.init(nic=nic, device="cuda")
     try:
         yield session
         if not session.is_finished:
             luwu.finish()
     finally:
         session.mover.close()
-        run._sessions.discard(session)
+        nic.close()
         run._here.session = None
 
 

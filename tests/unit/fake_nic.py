@@ -287,7 +287,7 @@ class FakeNic:
         self.reshard_after_forward = reshard_after_forward
         self.recorder = Recorder(role="worker", printed=None)
         self.cells = FakeCells()
-        self.closed = False
+        self.is_closed = False
         self._attempt = 0
 
     def join(self, description: Description) -> Joined:
@@ -407,7 +407,7 @@ class FakeNic:
             self.network.left.add(self.rank)
 
     def close(self) -> None:
-        self.closed = True
+        self.is_closed = True
 
     # ---------------------------------------------------------------------- called with the lock
 

@@ -92,10 +92,10 @@ class Workers:
             yield session
             if not session.is_finished:
                 luwu.finish()
-            assert nic.closed
+            assert nic.is_closed
         finally:
             device.close()
-            run._sessions.discard(session)
+            nic.close()
             run._here.session = None
 
     def hold_pushes(self) -> FakeStream:

@@ -55,7 +55,7 @@ def train(
                     step = error.step
         finally:
             session.mover.close()
-            run._sessions.discard(session)
+            nic.close()
             run._here.session = None
 
     with LocalCluster(

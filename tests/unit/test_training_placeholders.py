@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import luwu
 from luwu.training.placeholder import Placeholder, PlaceholderError
 from luwu.training.session import Session
 from tests.unit.fake_nic import FakeNetwork
+from tests.unit.real_training import in_cluster
 from tests.unit.training_harness import (
     one_thread,  # noqa: F401 - for every test here
     worker,
@@ -266,6 +268,21 @@ def test_session_is_needed_once() -> None:
         assert luwu.session() is session
         assert (luwu.rank(), luwu.world_size(), luwu.device().type) == (0, 1, "cpu")
         luwu.init()
+
+
+def test_session_of_a_failed_thread_is_over(tmp_path: Path) -> None:
+    """Goal: a script that failed in a thread is no session of the others, garbage or not."""
+    failed = []
+
+    def work(rank: int) -> None:
+        failed.append(luwu.session())
+        raise RuntimeError("as planned")
+
+    with pytest.raises(RuntimeError, match="as planned"):
+        in_cluster(tmp_path, work)
+    with pytest.raises(luwu.ConfigError, match=r"luwu\.init"):
+        luwu.session()
+    assert failed[0].nic.is_closed
 
 
 def test_import_leaves_torch_alone() -> None:

@@ -64,9 +64,9 @@ def worker(network: FakeNetwork, rank: int = 0, **nic_options: Any) -> Iterator[
         yield session
         if not session.is_finished:
             luwu.finish()
-        assert nic.closed
+        assert nic.is_closed
     finally:
-        run._sessions.discard(session)
+        nic.close()
         run._here.session = None  # let the next test of this thread begin anew
 
 
