@@ -46,10 +46,15 @@ class Collector:
 
 
 def collect() -> dict[str, list[str]]:
-    """The marked tests of the whole suite."""
+    """The marked tests of the whole suite; files without a mark are not even imported."""
     collector = Collector()
+    files = [
+        str(file)
+        for file in sorted((ROOT / "tests").rglob("test_*.py"))
+        if "mark.feature(" in file.read_text(encoding="utf-8")
+    ]
     code = pytest.main(
-        ["--collect-only", "-qq", "--no-header", "-p", "no:cacheprovider", str(ROOT / "tests")],
+        ["--collect-only", "-qq", "--no-header", "-p", "no:cacheprovider", *files],
         plugins=[collector],
     )
     if code != 0:
