@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from luwu.base.errors import ConfigError
+from luwu.base.quantities import format_bytes
 from luwu.layout import Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
 from luwu.training.placeholder import Placeholder
@@ -108,6 +109,19 @@ def describe(session: Session, groups: Sequence[Sequence[Placeholder]]) -> Model
         chunks = (layout.chunks[i] for i in layout.trainable_chunks(index))
         unit.trainable_elems = sum(chunk.elems for chunk in chunks)
     return Model(root, layout, units)
+
+
+def say_if_one_unit(session: Session, model: Model) -> None:
+    """A model that could be cut, and is not, is in its workers as a whole whenever they compute."""
+    children = [
+        child for child in model.root.children() if next(child.parameters(), None) is not None
+    ]
+    if session.rank == 0 and len(model.units) == 1 and len(children) > 1:
+        session.nic.recorder.event(
+            "worker.one_unit", level="WARNING", unit=model.units[0].name,
+            weights=format_bytes(model.layout.unit_wire_bytes(0)),
+            instead="call fully_shard on its blocks before, or luwu.fully_shard_each",
+        )  # fmt: skip
 
 
 def fill_units(session: Session) -> None:

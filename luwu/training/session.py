@@ -36,7 +36,7 @@ from luwu.training.first_weights import FirstWeights
 from luwu.training.gradients import ChunkPlan, gradient_plan, push_unit
 from luwu.training.interface import Handle, Nic
 from luwu.training.loss_scale import LossScale
-from luwu.training.model import describe, dtype_name, fill_units, push_dtypes
+from luwu.training.model import describe, dtype_name, fill_units, push_dtypes, say_if_one_unit
 from luwu.training.placeholder import Placeholder, Placeholders
 from luwu.training.prefetch import Prefetcher
 from luwu.training.result import StepResult
@@ -131,6 +131,7 @@ class Session:
         self._streaming = update == "streaming"
         self._state_hyper = hyper
         model = describe(self, groups)
+        say_if_one_unit(self, model)
         self.root, self.layout, self.units = model.root, model.layout, model.units
         initialise.check(self)
         initialise.fill_buffers(self)

@@ -42,7 +42,7 @@ def options_of(family: str, **changes: Any) -> Any:
 
 
 @families
-@pytest.mark.feature("transformers")
+@pytest.mark.feature("an unmodified transformers model")
 def test_transformers_losses_are_those_of_plain_torch(family: str, tmp_path: Path) -> None:
     """I4. Goal: 30 steps of 2 workers give the losses of one process. Llama's head and BERT's
     decoder are tied to the embedding. 1e-4: the gradients are added in another order."""
@@ -55,7 +55,7 @@ def test_transformers_losses_are_those_of_plain_torch(family: str, tmp_path: Pat
 
 
 @families
-@pytest.mark.feature("transformers-bfloat16")
+@pytest.mark.feature("transformers in bfloat16")
 def test_transformers_losses_in_bfloat16(family: str, tmp_path: Path) -> None:
     """I4. Goal: with mp_policy the losses follow those of float32 masters that are computed with
     in bfloat16 (`alone` says how): 2e-2, for the sums of two bfloat16 gradients differ."""
@@ -90,7 +90,7 @@ VARIANTS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.feature("transformers-variants")
+@pytest.mark.feature("tied or not, attention, checkpointing, caches")
 def test_transformers_variants(variant: str, tmp_path: Path) -> None:
     options = options_of("llama", steps=5)
     expected, model = alone(tmp_path, options, change=VARIANTS[variant])
@@ -100,7 +100,7 @@ def test_transformers_variants(variant: str, tmp_path: Path) -> None:
         assert model.config._attn_implementation == "eager"  # type: ignore[union-attr]
 
 
-@pytest.mark.feature("transformers-hidden-states")
+@pytest.mark.feature("losses of hidden states")
 def test_transformers_loss_of_hidden_states(tmp_path: Path) -> None:
     """Goal: what transformers collects inside of units (hidden states, attention) may be part of
     the loss."""
@@ -136,7 +136,7 @@ def test_transformers_loss_of_hidden_states(tmp_path: Path) -> None:
 
 
 @families
-@pytest.mark.feature("transformers-padding")
+@pytest.mark.feature("padded batches")
 def test_transformers_padding(family: str, tmp_path: Path) -> None:
     """Goal: an attention mask goes through units in bfloat16; a padded place changes no loss."""
     options = options_of(family, dtype="bfloat16")
@@ -159,7 +159,7 @@ def test_transformers_padding(family: str, tmp_path: Path) -> None:
 
 
 @families
-@pytest.mark.feature("transformers-meta")
+@pytest.mark.feature("a transformers model made on meta")
 def test_transformers_model_made_on_meta(family: str, tmp_path: Path) -> None:
     """Goal: a model larger than its worker is made without memory, and filled unit by unit by the
     model's own initialisation, its tied weights and its buffers included."""
@@ -184,7 +184,7 @@ def test_transformers_model_made_on_meta(family: str, tmp_path: Path) -> None:
     assert losses[-1] < losses[0] - 0.5
 
 
-@pytest.mark.feature("transformers-generate")
+@pytest.mark.feature("model.generate")
 def test_transformers_evaluate_and_generate(tmp_path: Path) -> None:
     """Goal: after training, evaluation and generation, with a KV cache and without, give what the
     model gives that was trained alone; by `generate` itself, and registered as a forward method."""
@@ -214,7 +214,7 @@ def test_transformers_evaluate_and_generate(tmp_path: Path) -> None:
         assert all(torch.equal(text, expected) for text in texts)
 
 
-@pytest.mark.feature("cache-with-a-graph")
+@pytest.mark.feature("a cache of keys and values that keeps a graph")
 def test_transformers_cache_with_a_graph_is_refused(tmp_path: Path) -> None:
     """Goal: a forward over a cache that another forward left with its graph raises: its backward
     would read weights that are freed."""
@@ -231,7 +231,7 @@ def test_transformers_cache_with_a_graph_is_refused(tmp_path: Path) -> None:
             model(input_ids=inputs[:, 16:], past_key_values=first.past_key_values)
 
 
-@pytest.mark.feature("transformers-save-pretrained")
+@pytest.mark.feature("save_pretrained, resize_token_embeddings")
 def test_transformers_methods_that_need_weights_are_refused(tmp_path: Path) -> None:
     """Goal: a model whose weights are in the network is not saved, cast or resized as if they were
     here."""
@@ -252,7 +252,7 @@ def test_transformers_methods_that_need_weights_are_refused(tmp_path: Path) -> N
 
 
 @families
-@pytest.mark.feature("lora")
+@pytest.mark.feature("LoRA")
 def test_lora_losses_are_those_of_plain_torch(family: str, tmp_path: Path) -> None:
     """I4. Goal: 30 steps of 2 workers give the losses of one process."""
     options = options_of(family, lora=LORA_RANK, lr=1e-2)
@@ -263,7 +263,7 @@ def test_lora_losses_are_those_of_plain_torch(family: str, tmp_path: Path) -> No
 
 
 @families
-@pytest.mark.feature("lora")
+@pytest.mark.feature("LoRA")
 def test_lora_pushes_adapters_and_pulls_everything(family: str, tmp_path: Path) -> None:
     """Goal: less than 2 % of the bytes of full fine-tuning are pushed. The frozen base is pulled
     like a trained one: the adapters, which full fine-tuning has not, are less than 1 % of it.
@@ -278,7 +278,7 @@ def test_lora_pushes_adapters_and_pulls_everything(family: str, tmp_path: Path) 
     assert full.pull_bytes < adapters.pull_bytes < 1.01 * full.pull_bytes
 
 
-@pytest.mark.feature("lora-disable-adapter")
+@pytest.mark.feature("LoRA: adapters switched off")
 def test_lora_base_stays_as_it_was(tmp_path: Path) -> None:
     """Goal: without its adapters the model is the base, which no step has changed, to the bit."""
     options = options_of("llama", lora=LORA_RANK, steps=5)
@@ -303,7 +303,7 @@ def test_lora_base_stays_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.feature("lora-checkpointing")
+@pytest.mark.feature("LoRA with checkpointing")
 def test_lora_with_checkpointing(reentrant: bool, tmp_path: Path) -> None:
     """Goal: adapters over a frozen base that is computed again in backward, as peft says it must
     be set up (the embedding's output requires a gradient)."""
@@ -318,7 +318,7 @@ def test_lora_with_checkpointing(reentrant: bool, tmp_path: Path) -> None:
     assert losses == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.feature("lora")
+@pytest.mark.feature("LoRA")
 def test_lora_of_a_model_in_bfloat16(tmp_path: Path) -> None:
     """Goal: peft keeps adapters in float32 beside a base in bfloat16; a unit travels in one dtype,
     so this is refused without mp_policy, and works with it."""

@@ -68,7 +68,7 @@ def test_transformers_page_has_no_block_of_another_kind() -> None:
             assert text in (ROOT / how.removeprefix("part of ")).read_text(encoding="utf-8"), text
 
 
-@pytest.mark.feature("transformers")
+@pytest.mark.feature("an unmodified transformers model")
 def test_transformers_in_real_processes(tmp_path: Path) -> None:
     """I4, I8. Goal: the page's first command gives the losses of one process."""
     options = finetune.parse_options(FINETUNE[0][5:])
@@ -89,7 +89,7 @@ def test_transformers_other_commands(words: list[str], tmp_path: Path) -> None:
     assert len(losses) == 2
 
 
-@pytest.mark.feature("transformers-trainer")
+@pytest.mark.feature("Trainer")
 def test_transformers_trainer_with_two_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,27 +103,27 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.feature("transformers-trainer")
+@pytest.mark.feature("Trainer")
 def test_transformers_trainer_with_one_worker(case: str, tmp_path: Path) -> None:
     """I4. Goal: losses, norms, schedule and evaluation are those of Trainer alone; 1e-5: the norm
     is summed in another order."""
     compare(tmp_path, abs_max=1e-5, **CASES[case])
 
 
-@pytest.mark.feature("transformers-trainer-bf16")
+@pytest.mark.feature("Trainer with bf16")
 def test_transformers_trainer_with_autocast(tmp_path: Path) -> None:
     """Goal: bf16=True is autocast, over weights in float32, as with Trainer alone; 2e-2: a product
     may be rounded the other way."""
     compare(tmp_path, abs_max=2e-2, bf16=True)
 
 
-@pytest.mark.feature("transformers-trainer-lora")
+@pytest.mark.feature("Trainer with LoRA")
 def test_transformers_trainer_lora(tmp_path: Path) -> None:
     """Goal: LoRA through Trainer, with a group that holds no parameter."""
     compare(tmp_path, abs_max=1e-5, lora=2)
 
 
-@pytest.mark.feature("transformers-trainer")
+@pytest.mark.feature("Trainer")
 def test_transformers_trainer_takes_an_optimizer_of_luwu(tmp_path: Path) -> None:
     """Goal: an optimizer that Trainer has no name for, by optimizers= and by its class."""
 
@@ -155,7 +155,7 @@ class StopAt(TrainerCallback):
         return control
 
 
-@pytest.mark.feature("transformers-trainer-resume")
+@pytest.mark.feature("Trainer, resumed")
 def test_transformers_trainer_goes_on_where_the_state_is(tmp_path: Path) -> None:
     """Goal: a run that is resumed has the losses and the schedule of one that was not stopped, in
     the middle of an epoch and of an accumulation of batches, and trains no step twice."""
@@ -222,7 +222,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.feature("transformers-trainer-refusals")
+@pytest.mark.feature("arguments of Trainer that mean nothing")
 def test_transformers_trainer_refuses_arguments(case: str, sharded: Any, tmp_path: Path) -> None:
     """Goal: what cannot be honoured is refused with a sentence that says what to do instead."""
     changes, message = REFUSED[case]
@@ -233,7 +233,7 @@ def test_transformers_trainer_refuses_arguments(case: str, sharded: Any, tmp_pat
         LuwuTrainer(sharded, arguments)
 
 
-@pytest.mark.feature("transformers-trainer-refusals")
+@pytest.mark.feature("arguments of Trainer that mean nothing")
 def test_transformers_trainer_refuses_optimizers(sharded: Any, tmp_path: Path) -> None:
     other = LuwuTrainer(sharded, arguments_of(tmp_path, optim="adafactor"), train_dataset=rows(8))
     with pytest.raises(ConfigError, match=r"optim='adafactor'.*adamw_torch.*luwu\.optim\.Lion"):
@@ -249,7 +249,7 @@ def test_transformers_trainer_refuses_optimizers(sharded: Any, tmp_path: Path) -
         trainer.train()
 
 
-@pytest.mark.feature("transformers-trainer-refusals")
+@pytest.mark.feature("arguments of Trainer that mean nothing")
 def test_transformers_trainer_refuses_models(sharded: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"got a LlamaForCausalLM.*luwu\.fully_shard"):
         LuwuTrainer(make_model(), arguments_of(tmp_path))
@@ -259,14 +259,14 @@ def test_transformers_trainer_refuses_models(sharded: Any, tmp_path: Path) -> No
         LuwuTrainer(sharded)
 
 
-@pytest.mark.feature("transformers-trainer-refusals")
+@pytest.mark.feature("arguments of Trainer that mean nothing")
 def test_transformers_trainer_refuses_a_checkpoint(sharded: Any, tmp_path: Path) -> None:
     trainer = LuwuTrainer(sharded, arguments_of(tmp_path), train_dataset=rows(8))
     with pytest.raises(ConfigError, match=r"resume_from_checkpoint.*state directory"):
         trainer.train(resume_from_checkpoint=True)
 
 
-@pytest.mark.feature("transformers-trainer-refusals")
+@pytest.mark.feature("arguments of Trainer that mean nothing")
 def test_transformers_trainer_refuses_a_plateau_in_the_middle(sharded: Any, tmp_path: Path) -> None:
     """Goal: a schedule that depends on what was measured is not taken up at a later step."""
     optimizer = luwu.optim.SGD(sharded.parameters(), lr=0.1)
@@ -287,7 +287,7 @@ def test_transformers_trainer_refuses_a_plateau_in_the_middle(sharded: Any, tmp_
     ("world_size", "changes", "message"),
     [(2, {}, r"1 processes.*worker 0 of 2.*use_cpu=True")],
 )
-@pytest.mark.feature("transformers-trainer-refusals")
+@pytest.mark.feature("arguments of Trainer that mean nothing")
 def test_transformers_trainer_refuses_unsplit_data(
     world_size: int, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
@@ -301,7 +301,7 @@ def test_transformers_trainer_refuses_unsplit_data(
         session.nic.close()
 
 
-@pytest.mark.feature("transformers-trainer-refusals")
+@pytest.mark.feature("arguments of Trainer that mean nothing")
 def test_transformers_trainer_says_that_it_cannot_go_back(tmp_path: Path) -> None:
     network = FakeNetwork(1)
     with worker(network):
@@ -318,7 +318,7 @@ def test_transformers_trainer_says_that_it_cannot_go_back(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("lora", [0, 2])
-@pytest.mark.feature("transformers-trainer-save")
+@pytest.mark.feature("Trainer.save_model")
 def test_transformers_trainer_saves_weights(lora: int, tmp_path: Path) -> None:
     """Goal: `save_model`, and save_only_model=True while training runs, write what
     `from_pretrained` reads: the weights after the steps that were taken."""

@@ -46,7 +46,7 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
         yield made
 
 
-@pytest.mark.feature("pytest-plugin-suite")
+@pytest.mark.feature("a suite under xdist")
 def test_plugin_suite_of_20_tests(sandbox: Sandbox) -> None:
     """Goal: under `-n 2` each pytest process starts one service at most, nothing is left, a killed
     worker fails its test within 10 s with its traceback, and a leak fails its test at the end."""
@@ -78,7 +78,7 @@ def test_plugin_suite_of_20_tests(sandbox: Sandbox) -> None:
     assert re.search(r"left something behind:\n  process \d+ \(sleep 300\) of worker 0", leak)
 
 
-@pytest.mark.feature("pytest-plugin-light")
+@pytest.mark.feature("no cost until it is used")
 def test_plugin_suite_loads_pytest_and_the_standard_library_only(sandbox: Sandbox) -> None:
     """Goal: a project that only has luwu installed pays nothing. Method: an empty suite, and no
     plugins but ours; then look at what was imported."""
@@ -106,7 +106,7 @@ def pytest_unconfigure(config):
     assert not {"torch", "zmq", "numpy"} & set(loaded)
 
 
-@pytest.mark.feature("pytest-options")
+@pytest.mark.feature("options: command line and ini file")
 def test_plugin_suite_options_have_an_order(sandbox: Sandbox) -> None:
     """Goal: argument, then command line, then ini file; and bad values are refused first."""
     sandbox.write(
@@ -132,7 +132,7 @@ def test_settings(pytestconfig):
     assert "pytest.ini: 'soon' is not a number of seconds above 0" in refused
 
 
-@pytest.mark.feature("pytest-factories")
+@pytest.mark.feature("factories of fixtures")
 def test_plugin_suite_factories_and_mistakes(sandbox: Sandbox) -> None:
     """Goal: a service of one's own has the keys it was given; each way to leave something behind,
     or to wait for ever, ends with a sentence. Method: one suite, for one start of a service."""
@@ -212,7 +212,7 @@ def test_last(luwu_plain, tmp_path):
     assert "never-dropped" in section(output, "teardown of test_last")
 
 
-@pytest.mark.feature("pytest-noproc")
+@pytest.mark.feature("luwu_noproc")
 def test_plugin_suite_on_a_job_that_runs_already(sandbox: Sandbox, tmp_path: Path) -> None:
     """Goal: luwu_noproc joins a real `luwu up`, once, and says what it needs."""
     sandbox.write(
@@ -246,7 +246,7 @@ def test_again(luwu_run, luwu_noproc):
     assert "did not appear within 0 s" in gone
 
 
-@pytest.mark.feature("pytest-killed")
+@pytest.mark.feature("pytest itself killed")
 def test_plugin_suite_killed_pytest_leaves_no_process(sandbox: Sandbox) -> None:
     """Goal: SIGKILL of pytest ends service, guards, workers and clusters, and their sockets go."""
     sandbox.write(
@@ -286,7 +286,7 @@ def test_it(luwu_run, luwu_cluster):
     assert [path for path in sandbox.temporary.rglob("*") if path.is_socket()] == []
 
 
-@pytest.mark.feature("pytest-import-modes")
+@pytest.mark.feature("all import modes of pytest")
 @pytest.mark.parametrize("mode", ["prepend", "append", "importlib"])
 def test_plugin_suite_functions_are_found(sandbox: Sandbox, mode: str) -> None:
     """Goal: a worker finds a function of a module in a package, with a relative import, and of one
@@ -318,7 +318,7 @@ def test_it(tmp_path):
     assert "2 passed in" in sandbox.run(f"--import-mode={mode}")
 
 
-@pytest.mark.feature("pytest-example-project")
+@pytest.mark.feature("an example project")
 def test_plugin_suite_of_the_documented_project(sandbox: Sandbox) -> None:
     """Goal: what the page on pytest shows is a file that runs."""
     project = ROOT / "docs/examples/pytest_project"

@@ -111,7 +111,7 @@ class Text(str):
     __slots__ = ()
 
 
-@pytest.mark.feature("pytest-values")
+@pytest.mark.feature("results of workers")
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -166,7 +166,7 @@ class Methods:
         return rank
 
 
-@pytest.mark.feature("pytest-functions")
+@pytest.mark.feature("functions that workers run")
 @pytest.mark.parametrize(
     ("function", "said"),
     [

@@ -20,7 +20,7 @@ from tests.unit.exports import OptimizerJob, train
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # three runs, each with a torch to load in every process
-@pytest.mark.feature("export-import-exact")
+@pytest.mark.feature("export and import")
 def test_export_import_between_runs_of_four_and_two_workers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,7 +54,7 @@ def test_export_import_between_runs_of_four_and_two_workers(
         assert shell.leftovers() == []
 
 
-@pytest.mark.feature("export-whole-or-not")
+@pytest.mark.feature("export: as a whole or not at all")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_export_import_stopped_by_a_signal_leaves_nothing(
     number: signal.Signals, tmp_path: Path

@@ -38,7 +38,7 @@ def open_job(
     return service.open_job(RunDirectory.create(folder / "run"), config, state=folder / "state")
 
 
-@pytest.mark.feature("service")
+@pytest.mark.feature("one service for many jobs")
 def test_jobs_share_the_processes_and_nothing_else(service: Service, tmp_path: Path) -> None:
     """Goal: jobs that are open at once have ids, endpoints and directories of their own, one that
     is refused or dropped leaves the others alone, and a dropped one leaves nothing."""

@@ -51,7 +51,7 @@ from workers.gpt import GPT, GPTConfig, init_weights
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.feature("export-import-exact")
+@pytest.mark.feature("export and import")
 @pytest.mark.parametrize(
     ("optimizer", "update", "wire_dtype", "chunk_kib"),
     [
@@ -94,7 +94,7 @@ def test_export_import_goes_on_with_fewer_workers(
     assert values_of(tmp_path / "new").fields == values_of(tmp_path / "state").fields
 
 
-@pytest.mark.feature("export-import-exact")
+@pytest.mark.feature("export and import")
 def test_export_import_of_a_skipped_step_and_of_first_weights(tmp_path: Path) -> None:
     """Goal: a state whose last step was skipped, and one without any step, come back as they are;
     an SGD that was never updated has no momentum buffers yet, as in torch."""
@@ -114,7 +114,7 @@ def test_export_import_of_a_skipped_step_and_of_first_weights(tmp_path: Path) ->
     assert (after, after.record.version) == (before, 0)
 
 
-@pytest.mark.feature("export-memory-budget")
+@pytest.mark.feature("export within a memory budget")
 def test_export_import_with_the_least_budget(tmp_path: Path) -> None:
     """Goal: two buffers are enough; what a page held before is not left in the next one's padding
     or in the fresh state of an optimizer."""
@@ -179,7 +179,7 @@ def train_gpt(tmp_path: Path, state: Path, optimizer: str, *, steps: int, world_
         return cluster.weights_digest()
 
 
-@pytest.mark.feature("export-torch-optimizer")
+@pytest.mark.feature("export: the optimizer's state")
 @pytest.mark.parametrize("optimizer", sorted(TRAINED))
 def test_export_import_fills_a_torch_model_and_its_optimizer(
     optimizer: str, tmp_path: Path
@@ -236,7 +236,7 @@ def load_sharded(directory: Path, stem: str) -> dict[str, Any]:
     return {name: files[file][name] for name, file in index["weight_map"].items()}
 
 
-@pytest.mark.feature("export-narrow")
+@pytest.mark.feature("export in a narrower dtype")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_export_import_of_narrow_weights(dtype: str, tmp_path: Path) -> None:
     """Goal: narrow weights are those that torch rounds to, transformers may load them, and import
@@ -265,7 +265,7 @@ def test_export_import_of_narrow_weights(dtype: str, tmp_path: Path) -> None:
     train(replace(job, world_size=1), tmp_path / "new", tmp_path)
 
 
-@pytest.mark.feature("import-hugging-face")
+@pytest.mark.feature("import from Hugging Face's layout")
 @pytest.mark.parametrize("sharded", [True, False], ids=["sharded", "single"])
 def test_export_import_of_a_hugging_face_directory(sharded: bool, tmp_path: Path) -> None:
     """Goal: weights in three dtypes, written by the safetensors library as transformers lays them
@@ -329,7 +329,7 @@ def test_export_import_rounds_every_kind_of_value_as_torch(dtype: str) -> None:
 # ---------------------------------------------------------------------------- commands
 
 
-@pytest.mark.feature("export-command")
+@pytest.mark.feature("luwu export and luwu import say what they did")
 def test_export_import_commands_say_what_they_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -466,7 +466,7 @@ print("grown", json.dumps(grown), file=sys.stderr)
 """
 
 
-@pytest.mark.feature("export-memory-budget")
+@pytest.mark.feature("export within a memory budget")
 def test_export_import_stays_within_the_budget(tmp_path: Path) -> None:
     """I5. Goal: a state 8 times the budget is exported and imported within it.
     Method: a process of its own; the growth of its peak resident memory, from after a small export

@@ -108,7 +108,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.feature("import-hostile-files")
+@pytest.mark.feature("import of hostile files")
 @pytest.mark.parametrize("case", sorted(HOSTILE))
 @pytest.mark.parametrize("file", ["model", "optimizer"])
 def test_export_import_refuses_a_hostile_file(case: str, file: str, out: Path) -> None:
@@ -142,7 +142,7 @@ INDEXES: dict[str, tuple[bytes, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.feature("import-hostile-files")
+@pytest.mark.feature("import of hostile files")
 @pytest.mark.parametrize("case", sorted(INDEXES))
 def test_export_import_refuses_a_hostile_index(case: str, out: Path) -> None:
     """Goal: an index names files beside it and what is in them, or it is refused."""
@@ -205,7 +205,7 @@ DOCUMENTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.feature("import-hostile-files")
+@pytest.mark.feature("import of hostile files")
 @pytest.mark.parametrize("case", sorted(DOCUMENTS))
 def test_export_import_refuses_a_hostile_document(case: str, out: Path) -> None:
     """Goal: luwu.json is checked, field by field and against the files; no state appears."""
@@ -219,7 +219,7 @@ def test_export_import_refuses_a_hostile_document(case: str, out: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
-@pytest.mark.feature("import-checksums")
+@pytest.mark.feature("import of changed files")
 @pytest.mark.parametrize("file", ["model", "optimizer"])
 def test_export_import_finds_one_changed_bit(file: str, out: Path) -> None:
     """Goal: exit code 5, and the tensor is named; values that are there are never half taken."""
@@ -234,7 +234,7 @@ def test_export_import_finds_one_changed_bit(file: str, out: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
-@pytest.mark.feature("import-names-all-that-is-wrong")
+@pytest.mark.feature("import of another model")
 def test_export_import_lists_all_that_is_wrong(made: Path, tmp_path: Path) -> None:
     """Goal: missing, left over, misshapen tensors, wrong dtypes in one message, a few of each."""
     tensors = load_file(made / "out" / "model.safetensors")
@@ -257,7 +257,7 @@ def test_export_import_lists_all_that_is_wrong(made: Path, tmp_path: Path) -> No
 # ---------------------------------------------------------------------------- what may not be
 
 
-@pytest.mark.feature("export-running-node")
+@pytest.mark.feature("export of a directory in use")
 def test_export_import_is_refused_while_a_node_runs(tmp_path: Path) -> None:
     """Goal: the sentence names the process; the state's layout may be read all the same."""
     job = OptimizerJob(steps=1)
@@ -305,7 +305,7 @@ def test_export_import_finds_pages_updated_unequally(made: Path, tmp_path: Path)
         export_state(source, tmp_path / "out", ExportOptions(memory_budget_bytes=BUDGET))
 
 
-@pytest.mark.feature("export-import-disk-space")
+@pytest.mark.feature("export and import: too little space")
 def test_export_import_asks_for_space_first(tmp_path: Path) -> None:
     """Goal: a state that the disk cannot hold is refused before anything is written.
     Method: a file with a hole of a TiB."""
@@ -333,7 +333,7 @@ def test_export_import_asks_for_space_first(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------- interrupted
 
 
-@pytest.mark.feature("export-whole-or-not")
+@pytest.mark.feature("export: as a whole or not at all")
 def test_export_import_that_is_stopped_leaves_nothing(made: Path, tmp_path: Path) -> None:
     """Goal: wherever somebody stops it, there is no directory, not even a hidden one."""
 
@@ -351,7 +351,7 @@ def test_export_import_that_is_stopped_leaves_nothing(made: Path, tmp_path: Path
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.feature("export-whole-or-not")
+@pytest.mark.feature("export: as a whole or not at all")
 @pytest.mark.parametrize("verb", ["export", "import"])
 def test_export_import_that_is_killed_is_not_taken_for_whole(
     verb: str, made: Path, tmp_path: Path

@@ -70,7 +70,7 @@ def prepare(
     return run_ranks(network.world_size, work)
 
 
-@pytest.mark.feature("load-pretrained")
+@pytest.mark.feature("luwu.load_pretrained")
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_first_weights_are_those_of_the_files(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -96,7 +96,7 @@ def test_first_weights_are_those_of_the_files(
     assert sorted(reads) == sorted(f"model.{name}" for name in tensors)
 
 
-@pytest.mark.feature("load-pretrained-partly")
+@pytest.mark.feature("luwu.load_pretrained of a part")
 def test_what_rename_leaves_out_is_made_as_usual(tmp_path: Path) -> None:
     """Goal: parameters that are in no file are filled by init_weights; those of the files are not
     touched by it, in one module too."""
@@ -133,7 +133,7 @@ class Normed(nn.Module):
         return y
 
 
-@pytest.mark.feature("load-pretrained-buffers")
+@pytest.mark.feature("luwu.load_pretrained: buffers")
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_buffers_are_read_on_every_rank(device: str, tmp_path: Path) -> None:
     """Goal: BatchNorm's statistics are the files' on every rank, in their own dtypes."""
@@ -153,7 +153,7 @@ def test_buffers_are_read_on_every_rank(device: str, tmp_path: Path) -> None:
         assert model.norm.num_batches_tracked.item() == 2**40 + 1
 
 
-@pytest.mark.feature("load-pretrained-resume")
+@pytest.mark.feature("luwu.load_pretrained in a resumed run")
 def test_a_run_that_has_weights_reads_no_files(tmp_path: Path) -> None:
     """Goal: a run that continues ignores the files, which may be gone."""
     directory = files(tmp_path / "hub", gpt_tensors())
@@ -166,7 +166,7 @@ def test_a_run_that_has_weights_reads_no_files(tmp_path: Path) -> None:
         prepare(FakeNetwork(1), lambda: GPT(CONFIG), call)
 
 
-@pytest.mark.feature("load-pretrained-refused")
+@pytest.mark.feature("luwu.load_pretrained of wrong files")
 def test_wrong_files_are_refused_with_all_that_is_wrong(tmp_path: Path) -> None:
     """Goal: missing, left over and misshapen tensors in one message; nothing is loaded."""
     tensors = gpt_tensors()
@@ -190,7 +190,7 @@ def test_wrong_files_are_refused_with_all_that_is_wrong(tmp_path: Path) -> None:
         prepare(FakeNetwork(1), lambda: GPT(CONFIG), too_many)
 
 
-@pytest.mark.feature("load-pretrained-refused")
+@pytest.mark.feature("luwu.load_pretrained of wrong files")
 def test_calls_at_the_wrong_time_are_refused(tmp_path: Path) -> None:
     """Goal: before fully_shard and after the optimizer there is a sentence."""
     with pytest.raises(luwu.ConfigError, match=r"call luwu\.fully_shard"):

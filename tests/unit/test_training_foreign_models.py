@@ -64,7 +64,7 @@ class Model(nn.Module):
         return result
 
 
-@pytest.mark.feature("cache-with-a-graph")
+@pytest.mark.feature("a cache of keys and values that keeps a graph")
 def test_a_cache_that_holds_a_graph_is_refused() -> None:
     """Goal: a second forward does not reach, through a cache, weights that are freed by then: its
     backward would read freed memory. Without a graph the cache goes through."""
@@ -86,7 +86,7 @@ def test_a_cache_that_holds_a_graph_is_refused() -> None:
         optimizer.step()
 
 
-@pytest.mark.feature("adapters-off-for-evaluation")
+@pytest.mark.feature("freezing for an evaluation")
 def test_what_is_frozen_during_evaluation_may_be_thawed_again() -> None:
     """Goal: a library may freeze parameters while it evaluates (PEFT: `disable_adapter`), for
     nothing is pushed then. With a graph it is refused, as ever."""

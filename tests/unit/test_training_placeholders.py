@@ -42,6 +42,7 @@ def make_sharded() -> nn.Sequential:
     return luwu.fully_shard(model)
 
 
+@pytest.mark.feature("names, counts and shapes of parameters")
 def test_metadata_works(session: Session) -> None:
     """Goal: names, counts, groups and printing work on placeholders."""
     model = make()
@@ -98,6 +99,7 @@ READS: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.feature("values of parameters outside their unit")
 @pytest.mark.parametrize("read", READS)
 def test_reading_a_placeholder_raises(session: Session, read: str) -> None:
     """Goal: no value of a placeholder can be read or written, by whatever way."""

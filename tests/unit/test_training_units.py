@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import nn
 
 import luwu
+from luwu.base.events import Recorder
 from luwu.training.weights import ByteCount, UnitWeights
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.test_training_equality import (
@@ -189,10 +192,6 @@ def test_gradient_leaves_as_soon_as_it_is_final() -> None:
 
 def test_spans_are_recorded(tmp_path: Any) -> None:
     """Goal: a timeline shows waiting and computing of each unit."""
-    import json
-
-    from luwu.base.events import Recorder
-
     network = FakeNetwork(1, eager=False)
     with worker(network) as session:
         path = tmp_path / "events.jsonl"
@@ -210,6 +209,26 @@ def test_spans_are_recorded(tmp_path: Any) -> None:
         (name, unit) for name in ("pull_wait", "forward", "backward", "flatten") for unit in units
     }
     assert all(row["start_ns"] <= row["end_ns"] and row["step"] == 0 for row in rows)
+
+
+@pytest.mark.feature("only the root is a unit")
+def test_one_unit_is_said() -> None:
+    """Goal: who forgot the blocks hears how much is in memory at once, and what to call."""
+    for blocks in (0, 2):
+        with worker(FakeNetwork(1)) as session:
+            printed = io.StringIO()
+            session.nic.recorder = Recorder(role="worker", printed=printed)
+            model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+            for block in model[:blocks]:
+                luwu.fully_shard(block)
+            luwu.fully_shard(model)
+            luwu.optim.AdamW(model.parameters())
+        said = printed.getvalue()
+        if blocks:
+            assert "one_unit" not in said
+        else:
+            assert 'WARNING worker.one_unit unit=root weights="32.50 KiB"' in said
+            assert "luwu.fully_shard_each" in said
 
 
 def test_output_views_may_not_be_changed_in_place() -> None:
