@@ -32,8 +32,9 @@ setup:
 demo: setup
 	@$(BIN)/python -m luwu compare --preset demo $(ARGS)
 
+# In the order of the files: tests of real processes, few and long, come before those of units.
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
