@@ -431,9 +431,11 @@ def test_gradients_may_travel_in_float32(tmp_path: Path) -> None:
                 for part in range(2):
                     model.set_requires_gradient_sync(part == 1)
                     square_loss(model, step, rank, part).backward()
-                optimizer.step()
-            counters = luwu.session().nic.counters
-            return counters.push_bytes, counters.pull_bytes
+                optimizer.step().wait()
+            session = luwu.session()
+            units = range(len(session.units))
+            pulled = sum(session.layout.unit_wire_bytes(unit) for unit in units)
+            return session.nic.counters.push_bytes, pulled
 
         return run
 
