@@ -37,12 +37,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.base.values import pack_value, unpack_value
 from luwu.nic.reader import StateReader
+from luwu.training.result import KEPT_STEPS
 
 if TYPE_CHECKING:
     from luwu.training.session import Session
-
-_KEPT_STEPS = 4
-"""Steps to which an abort may go back, and one."""
 
 
 class Stateful(Protocol):
@@ -129,8 +127,8 @@ class Attachments:
         """`step` is the next: `step()` of the one before was called."""
         if self._attached:
             self._early[step] = self._pack(late=False)
-            self._early.pop(step - _KEPT_STEPS, None)
-            self._late.pop(step - _KEPT_STEPS, None)
+            self._early.pop(step - KEPT_STEPS, None)
+            self._late.pop(step - KEPT_STEPS, None)
 
     def begin(self) -> None:
         """The next step begins, or the one before is waited for: send the state between them."""

@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from luwu.base.errors import ConfigError, StepOrderError
+from luwu.training.result import KEPT_STEPS
 
 if TYPE_CHECKING:
     import torch
 
     from luwu.training.session import Session
-
-_KEPT_STEPS = 4
-"""Steps to which an abort may go back, and one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +123,7 @@ class LossScale:
             assert result is not None
             assert result.number == latest == step - 1, "a step is made from the one before"
             self._states[step] = self._next(self._states[latest], result.applied)
-            self._states.pop(step - _KEPT_STEPS, None)
+            self._states.pop(step - KEPT_STEPS, None)
         return self._states[step]
 
     def _next(self, state: tuple[float, int], applied: bool) -> tuple[float, int]:

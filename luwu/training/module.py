@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from luwu.training.unit import Unit
 
 
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+"""What torch.compile and its checkpoint wrapper put into names."""
+
 _MEANINGLESS = {
     "set_requires_all_reduce": "there is no second reduction: the switch sums all ranks at once",
     "set_custom_all_gather": "weights are pulled from the network, not gathered from ranks",
@@ -204,6 +207,11 @@ class LuwuModule:
             "a sharded model cannot be pickled: its weights are in the network. Save what "
             "luwu.get_model_state_dict returns, or call luwu export"
         )
+
+
+def plain_name(name: str) -> str:
+    """The full name of a module or parameter, without what torch's wrappers put into it."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def class_name(module: nn.Module) -> str:

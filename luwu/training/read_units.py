@@ -20,11 +20,10 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.layout import Layout
 from luwu.nic.reader import FieldRead
 from luwu.training.model import dtype_name
-from luwu.training.module import LuwuModule
+from luwu.training.module import LuwuModule, plain_name
 from luwu.training.stand_in import StandIn
 from luwu.training.weights import ByteCount, UnitWeights
 
-_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 _DIFFERENCES_SHOWN_MAX = 6
 Place = tuple[nn.Module, str]
 """Where a parameter is registered."""
@@ -87,7 +86,7 @@ class ReadUnit:
             memory=memory,
         )
         self._chunks = [layout.chunks[i] for i in layout.unit_chunks[index]]
-        self._places = [places[_plain(p.name)] for p in members]
+        self._places = [places[plain_name(p.name)] for p in members]
         self._away = [AwayParameter(p.name, p.shape, self.dtype) for p in members]
         self.is_here = False
         self.depth = 0
@@ -150,7 +149,7 @@ def find_units(
 ) -> list[ReadUnit]:
     """The job's units in this model, by index. Raises ConfigError if the model does not fit."""
     _check_usable(model)
-    named = [(_plain(n), m) for n, m in model.named_modules(remove_duplicate=False)]
+    named = [(plain_name(n), m) for n, m in model.named_modules(remove_duplicate=False)]
     modules = {name: module for name, module in reversed(named)}  # the outermost of wrappers
     places: dict[str, list[Place]] = {}
     name_of: dict[int, str] = {}
@@ -163,7 +162,7 @@ def find_units(
     problems = _parameter_problems(layout, places, is_cast=dtype is not None)
     of_units: list[list[nn.Module]] = []
     for unit in layout.units:
-        names = ["" if n == "root" else _plain(n) for n in unit.name.split("+")]
+        names = ["" if n == "root" else plain_name(n) for n in unit.name.split("+")]
         of_units.append([modules[name] for name in names if name in modules])
         problems += [f"unit {unit.name}: there is no module {n}" for n in names if n not in modules]
     if problems:
@@ -206,7 +205,7 @@ def _check_usable(model: nn.Module) -> None:
 def _parameter_problems(
     layout: Layout, places: dict[str, list[Place]], *, is_cast: bool
 ) -> list[str]:
-    expected = {_plain(p.name): p for p in layout.parameters}
+    expected = {plain_name(p.name): p for p in layout.parameters}
     problems = [f"{name} is missing" for name in expected if name not in places]
     problems += [f"{name} is not in the job" for name in places if name not in expected]
     for name, wanted in expected.items():
@@ -222,8 +221,3 @@ def _parameter_problems(
                 f"{name} is {dtype_name(found.dtype)}, expected {wanted.dtype} (or say dtype=)"
             )
     return problems
-
-
-def _plain(name: str) -> str:
-    """A name without what wrappers put into it."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

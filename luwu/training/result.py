@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from luwu.training.session import Session
 
 
+KEPT_STEPS = 4
+"""What a step was made from is remembered of so many: those an abort may go back to, and one."""
+
+
 class StepResult:
     """One step; reading `applied` or `grad_norm` waits until all sums of the step are complete."""
 

@@ -92,7 +92,8 @@ class Session:
         self.is_finished = False
         self.has_forward = False
         """In this step."""
-        self._is_begun = False
+        self.is_begun = False
+        """Weights were asked for: the first ones can no longer be chosen."""
         self._streaming = False
         self._keeps_all = False
         """The backward that runs is not pushed."""
@@ -252,7 +253,7 @@ class Session:
                 "the model was called before its optimizer was made; construct "
                 "luwu.optim.AdamW or SGD first: only then its weights can be pulled"
             )
-        self._is_begun = True
+        self.is_begun = True
         self.first_weights.load()
         self.begin_step()
 
@@ -417,11 +418,6 @@ class Session:
         self.mover.close()
         self.nic.close()
         self.is_finished = True
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether weights were asked for: the first ones can no longer be chosen."""
-        return self._is_begun
 
     def open_reader(self) -> StateReader:
         """Hold the newest decided step for reading: of the last `step()`, or the first weights."""

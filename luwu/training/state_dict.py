@@ -24,13 +24,11 @@ from luwu.base.errors import ConfigError, StepOrderError
 from luwu.nic.reader import FieldRead, StateReader
 from luwu.optim.base import NetworkOptimizer
 from luwu.training.first_weights import GivenState
-from luwu.training.module import LuwuModule, class_name
+from luwu.training.module import LuwuModule, class_name, plain_name
 from luwu.training.placeholder import Placeholder
 from luwu.training.session import Session
 from luwu.wire.state_names import FIELD_NAMES, STEP, has_step
 
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""What torch.compile and its checkpoint wrapper put into names."""
 _NAMES_SHOWN_MAX = 5
 
 
@@ -257,9 +255,7 @@ def _entries(model: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[Tensor],
         for name, tensor in named:
             if tensor is not None:
                 full = f"{prefix}.{name}" if prefix else name
-                for wrapper in _WRAPPERS:
-                    full = full.replace(wrapper, "")
-                yield full, tensor, _setter(module, name)
+                yield plain_name(full), tensor, _setter(module, name)
 
 
 def _setter(module: nn.Module, name: str) -> Callable[[Tensor], None]:

@@ -179,7 +179,7 @@ class Step:
         if self.parts is None:
             return "commit"
         if self.verdict is not None and self.keeps:
-            missing = (self.sums.ranks & ~self._kept_ranks) or 0
+            missing = self.sums.ranks & ~self._kept_ranks
             if missing:
                 return f"what ranks {ranks_text([missing])} attached"
         return f"{len(trainable) - len(self.written)} pages to be written"

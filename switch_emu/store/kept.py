@@ -25,6 +25,7 @@ import xxhash
 
 from luwu.base.closing import Closing
 from luwu.base.errors import PageCorruptError, StateError, StoreFullError
+from luwu.base.making import flush_directory
 from switch_emu.store.interface import DecidedStep
 
 RECORD_KEY = "kept"
@@ -148,7 +149,8 @@ class KeptFiles(Closing):
         file = self._files[version, attempt]
         if self._synced:
             os.fdatasync(file.fd)
-            self._sync_directory()
+            if self._directory is not None:
+                flush_directory(self._directory)
         pieces = {str(rank): sorted(each) for rank, each in sorted(file.pieces.items())}
         return json.dumps({"file": file.name, "pieces": pieces}, separators=(",", ":"))
 
@@ -208,14 +210,6 @@ class KeptFiles(Closing):
         for path in self._directory.glob(f"{_PREFIX}*.dat"):
             if path.name != name:
                 path.unlink()
-
-    def _sync_directory(self) -> None:
-        if self._directory is not None:
-            fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
 
 
 def read_kept(directory: Path, step: DecidedStep) -> dict[int, bytes]:
