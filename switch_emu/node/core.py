@@ -235,4 +235,5 @@ class NodeCore(NodeGathering):
     def finished(self) -> bool:
         """The child has left and nothing is under way."""
         committed = any(step.parts is not None for step in self._steps.values())
-        return self._members.all_left and not self._updates and not committed
+        under_way = self._updates or committed or self._is_loading
+        return self._members.all_left and not under_way

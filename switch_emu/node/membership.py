@@ -174,6 +174,14 @@ class NodeMember(Parent):
             self._prepare(0)
         return self._take()
 
+    @property
+    def _is_loading(self) -> bool:
+        """Whether initial weights are on their way to their pages, or all there and not decided."""
+        if self._loaded or not self._loading:
+            return False
+        is_whole = len(self._pages_loaded) == len(self._layout.chunks)
+        return is_whole or self._loading != self._pages_loaded
+
     def _tell_loaded(self, chunk: int) -> None:
         receipt = self._ours(
             wire.Received, step=0, chunk=chunk, part=0, verb=Verb.LOAD, contributors=0
