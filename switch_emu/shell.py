@@ -26,6 +26,7 @@ from luwu.transport.interface import (
 from luwu.wire.actions import Drop, Note, Send
 from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Message
+from switch_emu.counting import CountersFile, Counts, LinkCounts
 from switch_emu.payload import Payload
 
 _RECEIVE_NS_MAX = 200_000_000
@@ -34,9 +35,14 @@ _RECEIVE_NS_MAX = 200_000_000
 class Shell:
     """Receives, sends and reports for a core; subclasses do the core's own actions."""
 
-    def __init__(self, transport: Transport, recorder: Recorder, *, grace_s: float) -> None:
+    def __init__(
+        self, transport: Transport, recorder: Recorder, *, grace_s: float,
+        counters: CountersFile | None = None,
+    ) -> None:  # fmt: skip
         self.transport = transport
         self.recorder = recorder
+        self.links = LinkCounts()
+        self._counters = counters
         self._grace_ns = int(grace_s * 1e9)
         self._sending: deque[tuple[SendHandle, Payload]] = deque()
         self._progress_ns = SYSTEM_CLOCK.now_ns()
@@ -70,6 +76,14 @@ class Shell:
         """What must happen next, for people."""
         raise NotImplementedError
 
+    def link_name(self, peer: str) -> str:
+        """What the core knows a connection as, for people."""
+        raise NotImplementedError
+
+    def core_counts(self) -> Counts:
+        """What the core has counted."""
+        raise NotImplementedError
+
     @property
     def finished(self) -> bool:
         """The job is over."""
@@ -93,8 +107,16 @@ class Shell:
             self.do(self.background())
             self.do(self.tick(SYSTEM_CLOCK.now_ns()))
             self._reap()
-            self._report_if_stuck()
+            now_ns = SYSTEM_CLOCK.now_ns()
+            self._report_if_stuck(now_ns)
+            if self._counters is not None and self._counters.is_due(now_ns):
+                self.write_counters()
         return True
+
+    def write_counters(self) -> None:
+        """Say what was counted, where somebody asked for it."""
+        if self._counters is not None:
+            self._counters.write(self.links.by_name(self.link_name), self.core_counts())
 
     def do(self, actions: Sequence[Any]) -> None:
         """Do what a core said, in order."""
@@ -115,11 +137,13 @@ class Shell:
         is_counted = isinstance(payload, Payload)
         data = payload.view() if isinstance(payload, Payload) else payload
         buffers = () if data is None else (data,)
+        nbytes = 0 if data is None else len(data)
         for peer in peers:
             try:
                 handle = self.transport.send(peer, header, buffers)
             except PeerGone:
                 continue  # it asks again when it is back
+            self.links.of(peer).sent(len(header), nbytes)
             if is_counted and not handle.done:
                 self._sending.append((handle, payload.share()))
 
@@ -154,6 +178,8 @@ class Shell:
 
     def _delivered(self, delivery: Delivery) -> None:
         peer, buffers = delivery.peer, delivery.buffers
+        payload_bytes = sum(buffer.nbytes for buffer in buffers)
+        self.links.of(peer).received(len(delivery.header), payload_bytes)
         try:
             message = decode(delivery.header, len(buffers))
         except RemoteProtocolError as exc:
@@ -177,8 +203,7 @@ class Shell:
             else:
                 self._sending.append((handle, payload))
 
-    def _report_if_stuck(self) -> None:
-        now_ns = SYSTEM_CLOCK.now_ns()
+    def _report_if_stuck(self, now_ns: int) -> None:
         if now_ns < self._report_ns or now_ns - self._progress_ns < 10 * 10**9:
             return
         self._report_ns = now_ns + 15 * 10**9

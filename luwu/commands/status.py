@@ -1,4 +1,7 @@
-"""`luwu status`: what the processes of a run are doing, read from its directory."""
+"""`luwu status`: what the processes of a run are doing, read from its directory.
+
+With --prometheus it answers scrapes of what switch and node have counted, until Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,27 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from luwu.base.clock import sleep
+from luwu.base.config import whole
 from luwu.base.json_file import read_json
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.launch.children import is_alive, private_bytes
 from luwu.launch.console import tail
 from luwu.launch.run_directory import ProcessEntry, RunDirectory
+from luwu.launch.stopping import stop_requests
+from luwu.report.prometheus import serve_metrics
+
+POLL_S: Final = 0.2
 
 VERB: Final = Verb(
     name="status",
-    usage="luwu status [--json] [RUN]",
+    usage="luwu status [--json | --prometheus [HOST:]PORT] [RUN]",
     text="Show the processes of a run and how far it is; the latest run unless one is named.",
-    flags=(Flag(name="json", text="print JSON"),),
+    flags=(
+        Flag(name="json", text="print JSON"),
+        Flag(name="prometheus", shape="[HOST:]PORT", text="let Prometheus scrape the counts there"),
+    ),
     has_keys=False,
     rest="one",
 )
@@ -26,11 +38,27 @@ VERB: Final = Verb(
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     found = RunDirectory.find(Path(parsed.rest[0]) if parsed.rest else None)
+    if "prometheus" in parsed.flags:
+        return _serve_metrics(found, parsed.flags["prometheus"])
     document = status(found)
     if parsed.has("json"):
         print(json.dumps(document, indent=1))
     else:
         print(status_text(document))
+    return 0
+
+
+def _serve_metrics(found: RunDirectory, where: str) -> int:
+    host, _, port_text = where.rpartition(":")
+    port = whole(0, 65535)(port_text, "--prometheus")
+    with stop_requests() as should_stop:
+        bound, close = serve_metrics(host or "127.0.0.1", port, lambda: counters(found))
+        print(f"http://{host or '127.0.0.1'}:{bound}/metrics", flush=True)
+        try:
+            while not should_stop():
+                sleep(POLL_S)
+        finally:
+            close()
     return 0
 
 
@@ -56,7 +84,14 @@ def status(found: RunDirectory) -> dict[str, Any]:
         "outcome": outcome,
         "processes": processes,
         "progress": progress(found),
+        "counters": counters(found),
     }
+
+
+def counters(found: RunDirectory) -> dict[str, dict[str, Any]]:
+    """What each switch and node has counted, as it last said; by name of the process."""
+    files = sorted((found.path / "counters").glob("*.json"))
+    return {path.stem: read_json(path) or {} for path in files}
 
 
 def progress(found: RunDirectory) -> dict[str, str] | None:
@@ -78,10 +113,30 @@ def status_text(document: dict[str, Any]) -> str:
             f"{each['role']:<7} {each['rank']:<3} pid {each['pid']:<8} since {each['started']}  "
             f"{memory}"
         )
+    for name, counted in document["counters"].items():
+        lines += _counters_lines(name, counted)
     if document["progress"]:
         fields = "  ".join(f"{name} {value}" for name, value in document["progress"].items())
         lines.append(f"last    {fields}")
     return "\n".join(lines)
+
+
+def _counters_lines(name: str, counted: dict[str, Any]) -> list[str]:
+    lines = []
+    for link, count in counted["links"].items():
+        lines.append(
+            f"{name:<7} {link}: {_traffic(count, 'received')} in, {_traffic(count, 'sent')} out"
+        )
+    held = "  ".join(
+        f"{key} {format_bytes(value) if '_bytes' in key else value}"
+        for key, value in counted["core"].items()
+    )
+    return [*lines, f"{name:<7} {held}"]
+
+
+def _traffic(count: dict[str, int], way: str) -> str:
+    nbytes = count[f"header_bytes_{way}"] + count[f"payload_bytes_{way}"]
+    return f"{count[f'messages_{way}']} messages, {format_bytes(nbytes)}"
 
 
 def _process_files(found: RunDirectory) -> list[Path]:

@@ -8,6 +8,7 @@
       trace.json        the timeline, where luwu trace was asked for it
       logs/             node.log, switch.log, worker-0.log, torchrun.log
       events/           node.jsonl, switch.jsonl, worker-0.jsonl
+      counters/         node.json, switch.json: messages, bytes and what is held, every second
       errors/           worker-1.json: the traceback of what failed
       roles/            what the processes of the switch and the node were started with
       results/          what workers and node measured
@@ -31,7 +32,7 @@ from luwu.base.json_file import read_json, write_json
 RUNS_DIRECTORY: Final = Path("luwu-runs")
 LATEST: Final = "latest"
 
-_FOLDERS = ("logs", "events", "errors", "roles", "results")
+_FOLDERS = ("logs", "events", "counters", "errors", "roles", "results")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,10 @@ class RunDirectory:
     def events(self, process: str) -> Path:
         """Events and spans of a process."""
         return self.path / "events" / f"{process}.jsonl"
+
+    def counters(self, process: str) -> Path:
+        """What a switch or node has counted so far (`switch_emu.counting`)."""
+        return self.path / "counters" / f"{process}.json"
 
     def error(self, process: str) -> Path:
         """What made a process fail."""

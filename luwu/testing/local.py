@@ -152,6 +152,11 @@ class LocalCluster(Closing):
             raise error
         return results
 
+    def wait_until_served(self) -> None:
+        """Return when switch and node have ended by themselves: every worker has left."""
+        for thread in self._threads:
+            thread.join()
+
     def weights_digest(self) -> str:
         """Digest of the decided weights."""
         assert self.node.store is not None

@@ -39,6 +39,8 @@ class Uplink:
         self._under_way: dict[Hashable, Cargo] = {}
         self._window_used = 0
         self.window_bytes = 0
+        self.repeated_count = 0
+        """Messages that were said again because no answer came in time."""
 
     def __len__(self) -> int:
         """Answers awaited."""
@@ -97,7 +99,9 @@ class Uplink:
 
     def tick(self, now_ns: int) -> None:
         """Repeat what is due."""
-        self._actions.extend(self._asked.due(now_ns))
+        due = self._asked.due(now_ns)
+        self.repeated_count += len(due)
+        self._actions.extend(due)
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do."""

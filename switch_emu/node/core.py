@@ -231,6 +231,21 @@ class NodeCore(NodeGathering):
             self._updates[self._attempt, update.chunk] = update
             self._actions.append(update)
 
+    def name_of(self, peer: str) -> str:
+        """What a connection is, for people."""
+        return self._members.name_of(peer)
+
+    def counts(self) -> dict[str, int]:
+        """What was counted so far, and what is held now."""
+        return {
+            "step_now": self._step,
+            "attempt_now": self._attempt,
+            "spilled_count": self.held.spilled_count,
+            "sum_bytes_now": self.held.bytes_used,
+            "sum_bytes_limit": self._limits.sum_bytes_max,
+            "updates_now": len(self._updates),
+        }
+
     @property
     def finished(self) -> bool:
         """The child has left and nothing is under way."""

@@ -15,6 +15,7 @@ from luwu.base.quantities import format_bytes
 from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport
 from luwu.wire.description import Description, parse_description
+from switch_emu.counting import CountersFile
 from switch_emu.node.actions import NodeLimits
 from switch_emu.node.core import NodeCore
 from switch_emu.node.kernels import make_kernel
@@ -61,6 +62,8 @@ class NodeSpec:
     advertise: str | None = None
     insecure: bool = False
     events: Path | None = None
+    counters: Path | None = None
+    """Where what was counted is put, once a second and at the end."""
     grace_s: float = 600.0
     arena_bytes: int = 0
     """Shared memory of each child for what it pushes; 0: nothing is shared."""
@@ -114,6 +117,7 @@ def serve_node(
                 on_listening(transport.listen(spec.listen, advertise=spec.advertise))
                 is_finished = shell.run(should_stop)
                 shell.drain(2.0)
+                shell.write_counters()
                 if is_finished:
                     _write_summary(spec, plan, shell)
                 recorder.event("node.finished" if is_finished else "node.stopped")
@@ -183,6 +187,7 @@ def make_node_shell(spec: NodeSpec, transport: Transport, recorder: Recorder) ->
         make_places=make_places,
         own_switch=own_switch,
         grace_s=spec.grace_s,
+        counters=None if spec.counters is None else CountersFile(spec.counters, "node"),
     )
 
 

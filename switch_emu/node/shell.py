@@ -19,6 +19,7 @@ from luwu.transport.interface import Transport
 from luwu.wire.actions import PARENT, Send
 from luwu.wire.description import Description, parse_description
 from luwu.wire.messages import Message, Push, Weights
+from switch_emu.counting import CountersFile, Counts
 from switch_emu.node.actions import (
     Discard,
     OpenStore,
@@ -65,8 +66,9 @@ class NodeShell(Shell):
         make_kept: Callable[[DecidedStep | None], KeptFiles],
         make_places: Callable[[Description], WeightsPlaces | None] = lambda description: None,
         own_switch: SwitchCore | None = None, grace_s: float = 600.0,
+        counters: CountersFile | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(transport, recorder, grace_s=grace_s)
+        super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
         self.core = core
         self._job, self._plan = job, plan
         self._open_store = open_store
@@ -236,6 +238,13 @@ class NodeShell(Shell):
         if self._own_switch is not None:
             due.append(self._own_switch.next_tick_ns())
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
+
+    def link_name(self, peer: str) -> str:
+        return (self._own_switch or self.core).name_of(peer)
+
+    def core_counts(self) -> Counts:
+        own = {} if self._own_switch is None else self._own_switch.counts()
+        return {**own, **self.core.counts()}
 
     def waits_for(self) -> str:
         if self._own_switch is not None and not self._own_switch.is_joined:

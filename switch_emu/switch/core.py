@@ -54,6 +54,8 @@ class SwitchCore(SwitchHandingOn):
             ranks=self._members.ranks, child_count=len(children), bytes_max=limits.slot_bytes_max
         )
         self._routes = ReaderRoutes(self._actions)
+        self.duplicates_count = 0
+        """Contributions that had been taken in before, and came again."""
 
     # ---------------------------------------------------------------------- events
 
@@ -135,6 +137,7 @@ class SwitchCore(SwitchHandingOn):
         if not self._is_own(peer, member, m) or m.step > self._step + 1:
             self._drop(payload)
         elif m.step < self._step or self._pool.is_summed(key):
+            self.duplicates_count += 1
             self._drop(payload)
             self._tell(peer, receipt)
         elif not m.raw and key not in self._raw and self._pool.room(key, payload_bytes):
@@ -157,6 +160,7 @@ class SwitchCore(SwitchHandingOn):
             return
         self._tell(peer, receipt)
         if not is_new:
+            self.duplicates_count += 1
             self._drop(said.payload)
         elif slot.full:
             self._sum(key)
@@ -202,6 +206,23 @@ class SwitchCore(SwitchHandingOn):
     def _forget(self, step: int | None = None) -> None:
         super()._forget(step)
         self._drop_all(self._pool.forget(step))
+
+    def name_of(self, peer: str) -> str:
+        """What a connection is, for people: `parent`, `ranks 0, 1`."""
+        return peer if peer == PARENT else self._members.name_of(peer)
+
+    def counts(self) -> dict[str, int]:
+        """What was counted so far, and what is held now."""
+        return {
+            "repeated_count": self._uplink.repeated_count,
+            "duplicates_count": self.duplicates_count,
+            "raw_count": self.raw_count,
+            "fallback_count": self.copies.fallback_count,
+            "slots_now": len(self._pool),
+            "slot_bytes_now": self._pool.bytes_used,
+            "slot_bytes_limit": self._limits.slot_bytes_max,
+            "copies_bytes_now": self.copies.bytes_used,
+        }
 
     def waits_for(self) -> str:
         """What must happen next, for people."""

@@ -80,6 +80,11 @@ class Members:
         member = self._by_peer.get(peer)
         return member if member is not None and member.incarnation == incarnation else None
 
+    def name_of(self, peer: str) -> str:
+        """Whom a connection speaks for, for people."""
+        member = self._by_peer.get(peer)
+        return "others" if member is None else f"ranks {ranks_text([member.ranks])}"
+
     def leave(self, peer: str) -> None:
         """The child behind a connection is done."""
         member = self._by_peer.get(peer)

@@ -10,6 +10,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.transport.opening import open_transport
 from luwu.wire.actions import PARENT
+from switch_emu.counting import CountersFile
 from switch_emu.switch.actions import SwitchLimits
 from switch_emu.switch.adding import make_adder
 from switch_emu.switch.core import SwitchCore
@@ -33,6 +34,8 @@ class SwitchSpec:
     slot_bytes_max: int = 256 * _MIB
     copies_bytes_max: int = 256 * _MIB
     events: Path | None = None
+    counters: Path | None = None
+    """Where what was counted is put, once a second and at the end."""
     grace_s: float = 600.0
     arena_bytes: int = 0
     """Shared memory of each child for what it pushes, and of ours for sums; 0: none is shared."""
@@ -68,9 +71,17 @@ def serve_switch(
         )
         adder = make_adder()
         recorder.event("switch.sums", version=adder.version, reason=adder.reason)
-        shell = SwitchShell(transport, core, recorder, grace_s=spec.grace_s, add=adder.add)
+        shell = SwitchShell(
+            transport,
+            core,
+            recorder,
+            grace_s=spec.grace_s,
+            add=adder.add,
+            counters=None if spec.counters is None else CountersFile(spec.counters, "switch"),
+        )
         is_finished = shell.run(should_stop)
         shell.drain(2.0)
+        shell.write_counters()
         recorder.event(
             "switch.finished" if is_finished else "switch.stopped",
             raw_count=core.raw_count,

@@ -13,6 +13,7 @@ from luwu.layout import DTYPE_BYTES, SUM_BYTES
 from luwu.transport.interface import Transport
 from luwu.wire.actions import PARENT
 from luwu.wire.messages import Message
+from switch_emu.counting import CountersFile, Counts
 from switch_emu.payload import Buffers, Payload, Unsummed
 from switch_emu.shell import Shell
 from switch_emu.switch.actions import Sum
@@ -46,8 +47,9 @@ class SwitchShell(Shell):
     def __init__(
         self, transport: Transport, core: SwitchCore, recorder: Recorder, *,
         grace_s: float = 600.0, add: SumInOrder = sum_in_order,
+        counters: CountersFile | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(transport, recorder, grace_s=grace_s)
+        super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
         self.core = core
         self._add = add
         self._buffers = Buffers(transport.reserve)
@@ -74,6 +76,12 @@ class SwitchShell(Shell):
 
     def next_tick_ns(self) -> int | None:
         return self.core.next_tick_ns()
+
+    def link_name(self, peer: str) -> str:
+        return self.core.name_of(peer)
+
+    def core_counts(self) -> Counts:
+        return self.core.counts()
 
     def waits_for(self) -> str:
         return self.core.waits_for()

@@ -1,0 +1,120 @@
+"""What switch and node count, where it is put, and how it is read: `luwu status`, Prometheus."""
+
+from __future__ import annotations
+
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.commands.status import counters, status, status_text
+from luwu.launch.run_directory import RunDirectory
+from luwu.report.prometheus import metric_name, serve_metrics
+from switch_emu.counting import CountersFile, LinkCount, LinkCounts
+from tests.unit.local_job import Job, Worker, cluster_for
+
+
+def test_connections_of_one_child_are_one_link() -> None:
+    """Goal: a child that came back under another name is counted as one."""
+    links = LinkCounts()
+    links.of("p-1").sent(10, 100)
+    links.of("p-2").sent(1, 2)
+    links.of("p-2").received(3, 4)
+    links.of("parent").received(5, 6)
+    found = links.by_name(lambda peer: peer if peer == "parent" else "ranks 0")
+    assert found == {
+        "parent": LinkCount(0, 0, 0, 1, 5, 6),
+        "ranks 0": LinkCount(2, 11, 102, 1, 3, 4),
+    }
+
+
+def test_both_ends_of_a_link_count_the_same_and_the_switch_folds(tmp_path: Path) -> None:
+    """Goal: counts are those of messages that passed: what one end sent the other received; and
+    towards the node go one child's gradients, not two. Method: a whole job over memory."""
+    job = Job()
+    with cluster_for(job, tmp_path) as cluster:
+        cluster.run(Worker(job))
+        cluster.wait_until_served()
+        at_switch = cluster.switch.links.by_name(cluster.switch.link_name)
+        at_node = cluster.node.links.by_name(cluster.node.link_name)
+        counted = cluster.switch.core_counts()
+    assert set(at_switch) == {"parent", "ranks 0", "ranks 1"}
+    up, (down,) = at_switch["parent"], at_node.values()
+    assert set(at_node) == {"ranks 0, 1"}
+    assert (up.messages_sent, up.payload_bytes_sent, up.header_bytes_sent) == (
+        down.messages_received, down.payload_bytes_received, down.header_bytes_received,
+    )  # fmt: skip
+    gradient_bytes = sum(chunk.sum_bytes for chunk in job.layout.chunks if chunk.trainable)
+    for rank in range(job.world_size):
+        assert at_switch[f"ranks {rank}"].payload_bytes_received >= job.steps * gradient_bytes
+    rank_1 = at_switch["ranks 1"].payload_bytes_received  # rank 0 also sends first weights
+    assert abs(up.payload_bytes_sent - at_switch["ranks 0"].payload_bytes_received) < 4096
+    assert up.payload_bytes_sent < 2 * rank_1
+    assert counted["slots_now"] == counted["slot_bytes_now"] == counted["raw_count"] == 0
+
+
+def write_run(path: Path) -> RunDirectory:
+    """A run directory with what a switch counted."""
+    run = RunDirectory.create(path)
+    links = {"parent": LinkCount(1, 2, 3, 4, 5, 6), "ranks 0": LinkCount(7, 8, 9, 10, 11, 12)}
+    CountersFile(run.counters("switch"), "switch").write(
+        links, {"raw_count": 3, "slots_now": 2, "slot_bytes_now": 4096}
+    )
+    return run
+
+
+def test_the_status_of_a_run_has_the_counts(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    document = status(run)
+    assert document["counters"]["switch"]["links"]["parent"]["payload_bytes_sent"] == 3
+    text = status_text(document)
+    assert "switch  ranks 0: 10 messages, 23 B in, 7 messages, 17 B out" in text
+    assert "raw_count 3" in text
+    assert "slot_bytes_now 4.00 KiB" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("raw_count", "luwu_raw_total"),
+        ("slots_now", "luwu_slots"),
+        ("slot_bytes_limit", "luwu_slot_bytes_limit"),
+    ],
+)
+def test_a_count_is_named_by_prometheus_rules(name: str, metric: str) -> None:
+    assert metric_name(name) == metric
+
+
+def test_prometheus_scrapes_what_the_roles_last_wrote(tmp_path: Path) -> None:
+    """Goal: a real scrape over HTTP has every count with its role and link, and follows the files;
+    afterwards nothing listens. Method: the library's own parser reads it."""
+    pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    run = write_run(tmp_path / "run")
+    port, close = serve_metrics("127.0.0.1", 0, lambda: counters(run))
+
+    def scrape() -> dict[tuple[str, str], float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        return {
+            (sample.name, sample.labels.get("link", "")): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    try:
+        found = scrape()
+        assert found["luwu_link_messages_sent_total", "ranks 0"] == 7
+        assert found["luwu_link_payload_bytes_received_total", "parent"] == 6
+        assert found["luwu_raw_total", ""] == 3
+        assert found["luwu_slots", ""] == 2
+        CountersFile(run.counters("switch"), "switch").write({}, {"raw_count": 5})
+        assert scrape()["luwu_raw_total", ""] == 5
+        with pytest.raises(ConfigError, match="give another port"):
+            serve_metrics("127.0.0.1", port, dict)
+    finally:
+        close()
+    with pytest.raises(OSError, match="refused"):
+        scrape()
