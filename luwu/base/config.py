@@ -246,6 +246,10 @@ class RunConfig:
     trace: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "FILE", TRAINING, "write a timeline of the run there; Perfetto opens it"
     )
+    record: Path | None = _key(  # noqa: RUF009 - it makes a field
+        None, path, "FILE", SERVING,
+        "write down headers and times of all messages of the switch; luwu trace --replay reads it",
+    )  # fmt: skip
     join: str | None = _key(
         None, words, "FILE|URL", ("run", "up"), "connection file or URL of what runs already"
     )

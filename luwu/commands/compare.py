@@ -16,7 +16,7 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
-from luwu.commands.trace import check_trace, write_trace
+from luwu.commands.trace import check_record, check_trace, write_trace
 from luwu.launch.arm import run_arm, with_budget
 from luwu.launch.comparison import comparison
 from luwu.launch.console import Console
@@ -158,6 +158,7 @@ def _check(config: RunConfig) -> None:
     if config.trace is not None and "luwu" not in config.arms:
         raise ConfigError("trace: only luwu records spans; add it to --arms")
     check_trace(config.trace)
+    check_record(config.record)
 
 
 def _finish(

@@ -13,7 +13,7 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import write_json
 from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Parsed, Verb, resolve_parsed
-from luwu.commands.trace import check_trace, write_trace
+from luwu.commands.trace import check_record, check_trace, write_trace
 from luwu.launch.console import Console
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import STATE_DIRECTORY, Sizes, decide_sizes, serve, state_directory
@@ -48,6 +48,7 @@ def run(parsed: Parsed) -> int:
     if config.join is not None:
         _check_join(resolved)
     check_trace(config.trace)
+    check_record(config.record)
     console = Console(sys.stderr)
     run_directory = RunDirectory.create(config.run_dir)
     write_resolved(run_directory, resolved, "run")

@@ -11,6 +11,7 @@ from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+from luwu.commands.trace import check_record
 from luwu.launch.console import Console
 from luwu.launch.roles import node_spec
 from luwu.launch.run_directory import RunDirectory
@@ -157,6 +158,7 @@ def _say_how_to_join(
 
 
 def _check(config: RunConfig, role: str | None) -> None:
+    check_record(config.record)
     if role not in (None, "switch", "node"):
         raise ConfigError(f"--role: {role!r} is neither switch nor node")
     if role is not None and config.transport in ("ipc", "shm"):

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
@@ -33,7 +34,7 @@ from switch_emu.store import (
 from switch_emu.store.kept import KeptFiles
 from switch_emu.store.spill import SpillFile
 from switch_emu.switch.actions import SwitchLimits
-from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.recorded import make_switch_core, record_file
 
 DURABILITY_WORDS = {
     "step": "every decided step survives power loss",
@@ -65,6 +66,8 @@ class NodeSpec:
     counters: Path | None = None
     """Where what was counted is put, once a second and at the end."""
     grace_s: float = 600.0
+    record: Path | None = None
+    """Where the node's own switch writes all messages down, without another."""
     arena_bytes: int = 0
     """Shared memory of each child for what it pushes; 0: nothing is shared."""
     stripes: int = 1
@@ -104,14 +107,17 @@ def serve_node(
         for line in plan_lines(spec):
             recorder.event("node.plan", text=line)
         arena_bytes = plan.shared_bytes if spec.arena_bytes else 0
-        with open_transport(
-            spec.listen,
-            arena_bytes=arena_bytes,
-            insecure=spec.insecure,
-            stripes=spec.stripes,
-            peers_count=1 if spec.has_switch else spec.world_size,
-        ) as transport:
-            shell = make_node_shell(spec, transport, recorder)
+        with (
+            open_transport(
+                spec.listen,
+                arena_bytes=arena_bytes,
+                insecure=spec.insecure,
+                stripes=spec.stripes,
+                peers_count=1 if spec.has_switch else spec.world_size,
+            ) as transport,
+            record_file(None if spec.has_switch else spec.record) as file,
+        ):
+            shell = make_node_shell(spec, transport, recorder, file)
             try:
                 shell.open_existing()  # before we listen: a wrong directory is found at once
                 on_listening(transport.listen(spec.listen, advertise=spec.advertise))
@@ -126,7 +132,9 @@ def serve_node(
     return is_finished
 
 
-def make_node_shell(spec: NodeSpec, transport: Transport, recorder: Recorder) -> NodeShell:
+def make_node_shell(
+    spec: NodeSpec, transport: Transport, recorder: Recorder, record: IO[bytes] | None = None
+) -> NodeShell:
     """A node on a transport, as its specification says; nothing is opened yet."""
     plan = spec.plan()
     incarnation = SYSTEM_CLOCK.now_ns()
@@ -145,11 +153,12 @@ def make_node_shell(spec: NodeSpec, transport: Transport, recorder: Recorder) ->
     )
     own_switch = None
     if not spec.has_switch:
-        own_switch = SwitchCore(
+        own_switch = make_switch_core(
             job=spec.job,
             incarnation=incarnation,
             children=[1 << rank for rank in range(spec.world_size)],
             limits=_own_switch_limits(spec, plan),
+            file=record,
         )
 
     def make_spill(description: Description) -> SpillFile:

@@ -13,7 +13,7 @@ from luwu.wire.actions import PARENT
 from switch_emu.counting import CountersFile
 from switch_emu.switch.actions import SwitchLimits
 from switch_emu.switch.adding import make_adder
-from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.recorded import make_switch_core, record_file
 from switch_emu.switch.shell import SwitchShell
 
 _MIB = 1024 * 1024
@@ -37,6 +37,8 @@ class SwitchSpec:
     counters: Path | None = None
     """Where what was counted is put, once a second and at the end."""
     grace_s: float = 600.0
+    record: Path | None = None
+    """Where all messages are written down (`recorded.py`)."""
     arena_bytes: int = 0
     """Shared memory of each child for what it pushes, and of ours for sums; 0: none is shared."""
     chunk_bytes: int = _MIB
@@ -60,14 +62,16 @@ def serve_switch(
             stripes=spec.stripes,
             peers_count=spec.world_size + 1,
         ) as transport,
+        record_file(spec.record) as file,
     ):
         on_listening(transport.listen(spec.listen, advertise=spec.advertise))
         transport.dial(PARENT, spec.parent)
-        core = SwitchCore(
+        core = make_switch_core(
             job=spec.job,
             incarnation=SYSTEM_CLOCK.now_ns(),
             children=[1 << rank for rank in range(spec.world_size)],
             limits=_limits(spec),
+            file=file,
         )
         adder = make_adder()
         recorder.event("switch.sums", version=adder.version, reason=adder.reason)
