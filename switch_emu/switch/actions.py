@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from luwu.wire.actions import Drop, Note, Payload, Send
+from switch_emu.switch.fixed_slots import PoolRange
 from switch_emu.switch.slots import SlotKey
 
 
@@ -33,6 +34,12 @@ class SwitchLimits:
     """Weights kept for children that have not asked yet."""
     push_window_bytes: int = 16 * 1024 * 1024
     """Credit of each child."""
+    slots: PoolRange | None = None
+    """The fixed slots of protocol fidelity; None: functional, as many as the bytes allow."""
+
+    def window(self, window_bytes: int) -> int:
+        """A window of pushes, to us or to the parent: no more than the slots take at once."""
+        return window_bytes if self.slots is None else min(window_bytes, self.slots.window_bytes)
 
     @classmethod
     def in_arenas(cls, arena_bytes: int, children_count: int, chunk_bytes: int) -> SwitchLimits:

@@ -17,13 +17,20 @@ All of this is soft state. A new attempt forgets slots and copies; a switch star
 child, answers `Rejoin`, and its own Hello makes the node open a new attempt.
 
 A chunk that finds no slot goes on raw, every contribution singly: in float32 a chunk is summed here
-or at the node, never in both (S5). A child hears `Received` when its bytes are in a slot or in the
-window to the parent, so what a child may send is bounded by what the parent takes.
+or at the node, never in both (S5). When a child hears `Received`, its pool says (`pool.py`):
+
+    functional    its bytes are in a slot, or in the window to the parent
+    protocol      its chunk is summed and in the window to the parent: the result frees the next
+                  send. What is said again of a slot that is not full is answered at once, so two
+                  children that push in different orders wait for a timer and not for ever.
+
+So what a child may send is bounded by what the parent takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from luwu.base.outstanding import RetryPolicy
@@ -33,8 +40,9 @@ from luwu.wire.kinds import Verb
 from switch_emu.switch.actions import Action, Sum, SwitchLimits
 from switch_emu.switch.handing_on import SwitchHandingOn
 from switch_emu.switch.members import Member, ranks_text
+from switch_emu.switch.pool import make_pool
 from switch_emu.switch.reader_routes import ReaderRoutes
-from switch_emu.switch.slots import Contribution, OverlapError, SlotKey, SlotPool, rank_order
+from switch_emu.switch.slots import Contribution, OverlapError, Slot, SlotKey, rank_order
 
 
 class SwitchCore(SwitchHandingOn):
@@ -50,9 +58,7 @@ class SwitchCore(SwitchHandingOn):
     ) -> None:  # fmt: skip
         limits = limits or SwitchLimits()
         super().__init__(job, incarnation, rank, children, limits, retry or RetryPolicy())
-        self._pool = SlotPool(
-            ranks=self._members.ranks, child_count=len(children), bytes_max=limits.slot_bytes_max
-        )
+        self.pool = make_pool(limits, ranks=self._members.ranks, child_count=len(children))
         self._routes = ReaderRoutes(self._actions)
         self.duplicates_count = 0
         """Contributions that had been taken in before, and came again."""
@@ -136,37 +142,45 @@ class SwitchCore(SwitchHandingOn):
         receipt = self._receipt(m, Verb.PUSH, m.contributors)
         if not self._is_own(peer, member, m) or m.step > self._step + 1:
             self._drop(payload)
-        elif m.step < self._step or self._pool.is_summed(key):
-            self.duplicates_count += 1
-            self._drop(payload)
-            self._tell(peer, receipt)
-        elif not m.raw and key not in self._raw and self._pool.room(key, payload_bytes):
-            self._contribute(peer, key, said, receipt)
-        else:  # S5: all of a chunk goes on raw, or nothing
-            if self._pool.get(key) is not None:
-                for held in self._pool.free(key).contributions:
-                    self._hand_on_held(key, held)
+        elif m.step < self._step or self.pool.is_summed(key):
+            self._answer_repetition(peer, said, receipt)
+        else:
+            self.pool.passes(key, member.ranks)
+            slot = None
+            if not m.raw and key not in self._raw:
+                slot = self.pool.room(key, payload_bytes)
+            if slot is not None:
+                self._contribute(peer, key, slot, said, receipt)
+                return
+            for held in self.pool.give_up(key):  # S5: all of a chunk goes on raw, or nothing
+                self._hand_on_held(key, held)
             self._hand_on_raw(peer, key, said, receipt)
 
+    def _answer_repetition(self, peer: str, said: Contribution, receipt: wire.Received) -> None:
+        """What is held already, or was summed: only this peer hears of it again."""
+        self.duplicates_count += 1
+        self._drop(said.payload)
+        self._tell(peer, receipt)
+
     def _contribute(
-        self, peer: str, key: SlotKey, said: Contribution, receipt: wire.Received
+        self, peer: str, key: SlotKey, slot: Slot, said: Contribution, receipt: wire.Received
     ) -> None:
-        slot = self._pool[key]
         try:
-            is_new = self._pool.contribute(slot, said)
+            is_new = self.pool.contribute(slot, said)
         except OverlapError as exc:
             self._drop(said.payload)
             self._cancel(str(exc))
             return
-        self._tell(peer, receipt)
         if not is_new:
-            self.duplicates_count += 1
-            self._drop(said.payload)
-        elif slot.full:
+            self._answer_repetition(peer, said, receipt)
+            return
+        if not self.pool.tells_when_summed:
+            self._tell(peer, receipt)
+        if slot.full:
             self._sum(key)
 
     def _sum(self, key: SlotKey) -> None:
-        present = [c for c in rank_order(self._pool[key].contributions) if c.payload is not None]
+        present = [c for c in rank_order(self.pool[key].contributions) if c.payload is not None]
         if not present:
             self._push_sum(key, None, 0)
         elif len(present) == 1 and present[0].dtype == "float32":
@@ -179,7 +193,7 @@ class SwitchCore(SwitchHandingOn):
     def summed(self, now_ns: int, done: Sum, payload: Payload, payload_bytes: int) -> list[Action]:
         """The sum that `done` asked for."""
         self._now_ns = now_ns
-        slot = self._pool.get(done.key)
+        slot = self.pool.get(done.key)
         if slot is None or not slot.full or done.attempt != self._attempt:
             self._drop(payload)  # the attempt was aborted meanwhile
         else:
@@ -188,11 +202,25 @@ class SwitchCore(SwitchHandingOn):
         return self._take()
 
     def _push_sum(self, key: SlotKey, payload: Payload | None, payload_bytes: int) -> None:
-        slot, ranks = self._pool[key], self._members.ranks
+        slot, ranks = self.pool[key], self._members.ranks
         last = slot.contributions[0].last
         said = Contribution(ranks, slot.weight, last, "float32", payload, payload_bytes)
-        self._pool.hand_out(key, payload_bytes)  # freed when the parent has it
-        self._push_up(key, said, raw=False)
+        in_slot = [c.contributors for c in slot.contributions]
+        on_way = partial(self._tell_summed, key, in_slot) if self.pool.tells_when_summed else None
+        self.pool.hand_out(key, payload_bytes)  # freed when the parent has it
+        self._push_up(key, said, raw=False, on_way=on_way)
+
+    def _tell_summed(self, key: SlotKey, in_slot: Sequence[int]) -> None:
+        """The sum is on its way: all who are in it hear of it at once, and may send the next."""
+        step, part, chunk = key
+        for contributors in in_slot:
+            peer = self._members.peer_of(contributors)
+            if peer is not None:
+                receipt = self._ours(
+                    wire.Received, step=step, chunk=chunk, part=part, verb=Verb.PUSH,
+                    contributors=contributors,
+                )  # fmt: skip
+                self._tell(peer, receipt)
 
     def _received(self, m: wire.Received) -> None:
         super()._received(m)
@@ -200,12 +228,17 @@ class SwitchCore(SwitchHandingOn):
         arrived = m.verb is Verb.PUSH and self._uplink.arrived(
             self._now_ns, ("push", *key, m.contributors)
         )
-        if arrived and self._pool.get(key) is not None:
-            self._pool.free(key)
+        if arrived:
+            self.pool.arrived(key)
+
+    def _welcomed(self, m: wire.Welcome) -> None:
+        if self._uplink.asks("hello"):  # so the parent has seen the description, and can read it
+            self.pool.learn(self._members.description)
+        super()._welcomed(m)
 
     def _forget(self, step: int | None = None) -> None:
         super()._forget(step)
-        self._drop_all(self._pool.forget(step))
+        self._drop_all(self.pool.forget(step))
 
     def name_of(self, peer: str) -> str:
         """What a connection is, for people: `parent`, `ranks 0, 1`."""
@@ -218,13 +251,11 @@ class SwitchCore(SwitchHandingOn):
             "duplicates_count": self.duplicates_count,
             "raw_count": self.raw_count,
             "fallback_count": self.copies.fallback_count,
-            "slots_now": len(self._pool),
-            "slot_bytes_now": self._pool.bytes_used,
-            "slot_bytes_limit": self._limits.slot_bytes_max,
+            **self.pool.counts(),
             "copies_bytes_now": self.copies.bytes_used,
         }
 
     def waits_for(self) -> str:
         """What must happen next, for people."""
-        late = self._pool.waits_for(self._members.missing) if self._joined else ""
+        late = self.pool.waits_for(self._members.missing) if self._joined else ""
         return late or super().waits_for()

@@ -85,6 +85,13 @@ class Members:
         member = self._by_peer.get(peer)
         return "others" if member is None else f"ranks {ranks_text([member.ranks])}"
 
+    def peer_of(self, ranks: int) -> str | None:
+        """The connection of the member that speaks for these ranks."""
+        for child, member in self._by_ranks.items():
+            if ranks & child:
+                return member.peer
+        return None
+
     def leave(self, peer: str) -> None:
         """The child behind a connection is done."""
         member = self._by_peer.get(peer)

@@ -86,7 +86,7 @@ class SwitchMember(Parent):
             self._refuse_child(peer, exc)
             return
         if self._joined:
-            self._tell(peer, self._welcome(self._limits.push_window_bytes))
+            self._tell(peer, self._welcome_child())
             if replaced:  # what its former start pushed cannot be told from what it will push
                 self._cancel(f"ranks {ranks_text([m.contributors])} were started again")
         elif self._members.complete and not self._uplink.asks("hello"):
@@ -121,12 +121,12 @@ class SwitchMember(Parent):
         is_same = m.attempt == self._attempt and m.generation == self._generation
         self._joined, self._loaded = True, m.loaded
         self._epoch, self._generation = m.epoch, m.generation
-        self._uplink.window_bytes = m.push_window_bytes
+        self._uplink.window_bytes = self._limits.window(m.push_window_bytes)
         if is_same:  # only the connection was lost: nothing else is
             self._uplink.hurry(self._now_ns)
             return
         self._adopt(m.attempt, m.step)
-        self._tell_all(self._welcome(self._limits.push_window_bytes))
+        self._tell_all(self._welcome_child())
 
     def _aborted(self, m: wire.Abort) -> None:
         self._loaded = m.loaded
@@ -146,6 +146,9 @@ class SwitchMember(Parent):
             self._tell_all(self._receipt(m, Verb.LEAVE))
 
     # ---------------------------------------------------------------------- what we say
+
+    def _welcome_child(self) -> wire.Welcome:
+        return self._welcome(self._limits.window(self._limits.push_window_bytes))
 
     def _say_hello(self) -> None:
         first = self._members.first

@@ -1,5 +1,8 @@
 """Aggregation slots: a bounded pool in which the contributions to a chunk meet.
 
+This is the pool of functional fidelity, a budget of bytes; `fixed_slots.py` has that of protocol
+fidelity. `pool.py` says what the switch's core asks of either.
+
 A slot holds what each child contributed to one (step, part, chunk) until all are in; then they are
 summed in rank order, in one pass, and leave as one. Nothing is added before all are there: the sum
 does not depend on arrival, and an incomplete slot can still be handed on raw. Pure: payloads are
@@ -7,8 +10,8 @@ opaque and nobody adds here.
 
     absent  -> FILLING  `contribute`  first contribution, if the pool has room for the whole slot
     FILLING -> FULL     `contribute`  the last missing child
-    FULL    -> absent   `free`        the parent has received the sum
-    FILLING -> absent   `free`        handed on raw, or the attempt was aborted
+    FULL    -> absent   `arrived`     the parent has received the sum
+    FILLING -> absent   `give_up`     handed on raw; `forget`: the attempt was aborted
 
 Invariants; the tests cite them by number:
 
@@ -21,7 +24,7 @@ Invariants; the tests cite them by number:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from luwu.wire.actions import Payload
@@ -89,8 +92,34 @@ class Slot:
         return total_weight(self.contributions)
 
 
+def add_to(slot: Slot, contribution: Contribution, ranks: int) -> bool:
+    """Add a child's contribution to a slot that is to hold those of `ranks`.
+
+    False if it was there already (S1). Raises OverlapError.
+    """
+    if not merge(slot.contributors, contribution.contributors):
+        return False
+    slot.contributors |= contribution.contributors
+    slot.contributions.append(contribution)
+    slot.full = slot.contributors == ranks
+    return True
+
+
+def oldest_unfilled(
+    slots: Iterable[tuple[SlotKey, Slot]], missing: Callable[[list[int]], str]
+) -> str:  # fmt: skip
+    """The first slot that is not full and the ranks it misses, for people; or nothing."""
+    for (step, _, chunk), slot in slots:
+        if not slot.full:
+            there = [c.contributors for c in slot.contributions]
+            return f"step {step}: chunk {chunk} of ranks {missing(there)}"
+    return ""
+
+
 class SlotPool:
-    """All open slots of a switch or node, within a budget of bytes."""
+    """All open slots of a switch, within a budget of bytes."""
+
+    tells_when_summed = False
 
     def __init__(self, *, ranks: int, child_count: int, bytes_max: int) -> None:
         self._ranks = ranks
@@ -100,6 +129,8 @@ class SlotPool:
         self._summed: set[SlotKey] = set()
         """Chunks whose sum was handed out: what still comes for them is a repetition (S1)."""
         self.bytes_used = 0
+        self.slots_used_peak = 0
+        self.opened_count = 0
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -129,6 +160,8 @@ class SlotPool:
             return None
         self.bytes_used += reserved_bytes
         slot = self._slots[key] = Slot(reserved_bytes)
+        self.opened_count += 1
+        self.slots_used_peak = max(self.slots_used_peak, len(self._slots))
         return slot
 
     def grow(self, slot: Slot, contribution_bytes: int) -> bool:
@@ -144,12 +177,7 @@ class SlotPool:
 
     def contribute(self, slot: Slot, contribution: Contribution) -> bool:
         """Add a child's contribution; False if it was there already (S1). Raises OverlapError."""
-        if not merge(slot.contributors, contribution.contributors):
-            return False
-        slot.contributors |= contribution.contributors
-        slot.contributions.append(contribution)
-        slot.full = slot.contributors == self._ranks
-        return True
+        return add_to(slot, contribution, self._ranks)
 
     def hand_out(self, key: SlotKey, sum_bytes: int) -> None:
         """The sum has taken the place of the contributions: only its bytes stay reserved."""
@@ -165,6 +193,21 @@ class SlotPool:
         self.bytes_used -= slot.reserved_bytes
         return slot
 
+    def arrived(self, key: SlotKey) -> None:
+        """The parent has the sum: close the slot, if it is not closed."""
+        if key in self._slots:
+            self.free(key)
+
+    def give_up(self, key: SlotKey) -> list[Contribution]:
+        """Hand out what a chunk holds that goes on raw, and close its slot."""
+        return self.free(key).contributions if key in self._slots else []
+
+    def learn(self, description: bytes) -> None:
+        """Nothing here depends on what is pushed."""
+
+    def passes(self, key: SlotKey, child: int) -> None:
+        """Nothing here depends on what else a child has heard of."""
+
     def is_summed(self, key: SlotKey) -> bool:
         """Whether the sum of a chunk was handed out, its slot freed since or not."""
         return key in self._summed
@@ -176,10 +219,16 @@ class SlotPool:
             return []
         return [c.payload for key in self for c in self.free(key).contributions]
 
+    def counts(self) -> dict[str, int]:
+        """What was counted so far, and what is held now."""
+        return {
+            "slots_now": len(self),
+            "slots_peak": self.slots_used_peak,
+            "slots_opened_count": self.opened_count,
+            "slot_bytes_now": self.bytes_used,
+            "slot_bytes_limit": self._bytes_max,
+        }
+
     def waits_for(self, missing: Callable[[list[int]], str]) -> str:
         """The oldest slot that is not full and the ranks it misses, for people; or nothing."""
-        for (step, _, chunk), slot in self._slots.items():
-            if not slot.full:
-                there = [c.contributors for c in slot.contributions]
-                return f"step {step}: chunk {chunk} of ranks {missing(there)}"
-        return ""
+        return oldest_unfilled(self._slots.items(), missing)

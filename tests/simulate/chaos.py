@@ -11,8 +11,8 @@ from tests.simulate.world import Faults
 ROUGH = Faults(drop_ratio=0.1, repeat_ratio=0.1, delay_ns_max=30_000_000)
 
 
-def chaotic_job(seed: int) -> Job:
-    """A job whose shape follows from the seed."""
+def chaotic_job(seed: int, slot_count: int | None = None) -> Job:
+    """A job whose shape follows from the seed; with so many slots, in protocol fidelity."""
     return Job(
         make_layout(units=2 + seed % 3, frozen=seed % 2 == 0),
         world_size=1 + seed % 4,
@@ -27,14 +27,16 @@ def chaotic_job(seed: int) -> Job:
             copies_bytes_max=50_000 if seed % 5 == 1 else 10_000_000,
             push_window_bytes=60_000,
         ),
+        slot_count=slot_count,
     )
 
 
-def run_chaos(seed: int) -> None:
+def run_chaos(seed: int, slot_count: int | None = None) -> Cluster:
     """One history, to its end; any failure is an exception, and the seed replays it."""
-    cluster = Cluster(seed, chaotic_job(seed), ROUGH)
+    cluster = Cluster(seed, chaotic_job(seed, slot_count), ROUGH)
     start_chaos(cluster, seed)
     cluster.run()
+    return cluster
 
 
 def start_chaos(cluster: Cluster, seed: int) -> None:

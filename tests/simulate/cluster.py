@@ -6,6 +6,8 @@ of every step that any worker saw.
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from tests.simulate.job import Job, kept, reference
@@ -94,6 +96,11 @@ class Cluster:
                     np.testing.assert_array_equal(
                         weights, versions[step][chunk], err_msg=self._where(chunk, step)
                     )
+
+    def digest(self) -> str:
+        """Of the decided weights of all chunks."""
+        pages = sorted(self.disk.pages.items())
+        return hashlib.sha256(b"".join(page[1].tobytes() for _, page in pages)).hexdigest()
 
     def _where(self, chunk: int, step: int | None = None) -> str:
         return f"seed {self.seed}, chunk {chunk}, step {step}"

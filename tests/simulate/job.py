@@ -7,7 +7,7 @@ byte changes every later one.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
 from switch_emu.node.actions import NodeLimits
 from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.fixed_slots import PoolRange
 
 JOB = 77
 RETRY = RetryPolicy(first_ns=40_000_000, most_ns=320_000_000)
@@ -87,8 +88,18 @@ class Job:
     worker says it as its backward begins."""
     keeps: bool = False
     """Every rank keeps something beside each version."""
+    slot_count: int | None = None
+    """Protocol fidelity with so many slots; None: functional."""
     prepare_ns: int = 0
     """How much longer than other work the flush of a step takes."""
+
+    @property
+    def limits(self) -> SwitchLimits:
+        """What the switch may hold, at the job's fidelity."""
+        if self.slot_count is None:
+            return self.switch_limits
+        slots = PoolRange(slot_count=self.slot_count, slot_bytes=self.layout.chunk_bytes)
+        return replace(self.switch_limits, slots=slots)
 
     @property
     def description(self) -> Description:

@@ -35,7 +35,7 @@ class Switch:
             job=JOB,
             incarnation=incarnation,
             children=[1 << rank for rank in range(job.world_size)],
-            limits=job.switch_limits,
+            limits=job.limits,
             retry=job.retry,
         )
         world.listen(self.name, self._received)

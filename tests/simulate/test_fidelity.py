@@ -1,0 +1,86 @@
+"""Clusters whose switch runs in protocol fidelity: few slots, two copies, results that free sends.
+
+The oracles are those of `test_clusters.py`: I1, I2, I3 by seeds, whatever the network does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.fixed_slots import FixedSlotPool
+from tests.simulate.chaos import ROUGH, run_chaos
+from tests.simulate.cluster import Cluster
+from tests.simulate.job import Job, make_layout
+from tests.simulate.world import Faults
+
+WIDE = SwitchLimits()
+"""Its window is that of the slots."""
+
+
+def pool_of(cluster: Cluster) -> FixedSlotPool:
+    pool = cluster.switch.core.pool
+    assert isinstance(pool, FixedSlotPool)
+    return pool
+
+
+@pytest.mark.parametrize("slot_count", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_no_chunk_is_raw_where_nothing_is_lost(update: str, slot_count: int) -> None:
+    """F2, I3. Goal: where nothing is lost or overtaken, the window of pushes is the
+    self-clocked window: however few slots there are, every chunk of every step finds its own free,
+    and each is summed once in the switch."""
+    job = Job(
+        make_layout(units=6), world_size=3, update=update, slot_count=slot_count, switch_limits=WIDE
+    )
+    cluster = Cluster(0, job, Faults(is_ordered=True))
+    cluster.run()
+    pushed = sum(chunk.trainable for chunk in job.layout.chunks) * job.steps
+    assert cluster.switch.core.raw_count == 0
+    assert pool_of(cluster).opened_count == pushed
+    assert 1 <= pool_of(cluster).slots_used_peak <= slot_count
+
+
+@pytest.mark.parametrize("slot_count", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(24))
+def test_everything_at_once_in_protocol_fidelity(seed: int, slot_count: int) -> None:
+    """I1, I2, I3. Goal: restarts, lost connections, cancels, loss, repetition and reordering with
+    pools far smaller than a step. More: `python -m tests.simulate --seeds N --slots S`."""
+    cluster = run_chaos(seed, slot_count)
+    assert pool_of(cluster).copies_used_peak <= 2 * slot_count
+
+
+@pytest.mark.parametrize("slot_count", [1, 4])
+@pytest.mark.parametrize("seed", range(6))
+def test_fidelities_end_with_one_digest(seed: int, slot_count: int) -> None:
+    """I3. Goal: what was summed in slots, at the node, or partly here and there has one digest.
+    Method: the same job on a rough network, functional and protocol; some of it went raw."""
+    job = Job(make_layout(), world_size=3, switch_limits=WIDE)
+    clusters = []
+    for each in (job, replace(job, slot_count=slot_count)):
+        cluster = Cluster(seed, each, ROUGH)
+        cluster.run()
+        clusters.append(cluster)
+    functional, protocol = clusters
+    assert functional.digest() == protocol.digest()
+    assert functional.switch.core.raw_count == 0
+    assert protocol.switch.core.raw_count > 0 or slot_count > 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_several_backwards_through_few_slots(seed: int) -> None:
+    """I1, I3, S2. Goal: the parts of a step meet in no slot, though they share slots."""
+    job = Job(
+        make_layout(), update="at_step", backwards=3, steps=3, slot_count=2, switch_limits=WIDE
+    )
+    Cluster(seed, job, ROUGH).run()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_absent_gradients_take_slots_too(seed: int, update: str) -> None:
+    """I1, I3. Goal: a chunk without gradient on some ranks, or all, goes through its slot."""
+    job = Job(make_layout(), update=update, absent_unit=1, slot_count=2, switch_limits=WIDE)
+    Cluster(seed, job, ROUGH).run()

@@ -1,0 +1,269 @@
+"""The slots of protocol fidelity: F1 to F5 (and S1 to S3), whatever arrives in whatever order."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from luwu.wire.description import Description
+from switch_emu.switch.fixed_slots import NO_TURN, FixedSlotPool, PoolRange, push_turns
+from switch_emu.switch.slots import Contribution, SlotKey, rank_order
+from tests.simulate.job import make_layout
+
+BYTES = 16384
+RANKS = 0b111
+
+
+def said(rank: int, payload: object = None, payload_bytes: int = BYTES) -> Contribution:
+    """What one child says."""
+    return Contribution(1 << rank, 1.0, True, "float32", payload, payload_bytes)
+
+
+def make_pool(slot_count: int, *, units: int = 3, frozen: bool = True) -> FixedSlotPool:
+    """A pool that knows what is pushed."""
+    layout = make_layout(units=units, frozen=frozen)
+    pool = FixedSlotPool(
+        ranks=RANKS, pool=PoolRange(slot_count=slot_count, slot_bytes=BYTES)
+    )  # fmt: skip
+    pool.learn(Description(layout=layout, optimizer="test").to_bytes())
+    return pool
+
+
+def in_turn(pool: FixedSlotPool, passes: int, *, units: int = 3) -> list[SlotKey]:
+    """The chunks of some passes in the order of their turns, a step each."""
+    turns, count = push_turns(make_layout(units=units))
+    chunks = sorted((c for c, turn in enumerate(turns) if turn != NO_TURN), key=lambda c: turns[c])
+    assert len(chunks) == count
+    return [(step, 0, chunk) for step in range(passes) for chunk in chunks]
+
+
+def fill(pool: FixedSlotPool, key: SlotKey) -> bool:
+    """All children contribute to a chunk and its sum goes out; False if there is no room."""
+    for rank in range(3):
+        pool.passes(key, 1 << rank)
+        slot = pool.room(key, BYTES)
+        if slot is None:
+            return False
+        pool.contribute(slot, said(rank))
+    pool.hand_out(key, BYTES)
+    return True
+
+
+def test_turns_are_those_of_a_backward() -> None:
+    """F1. Goal: units from the last to the first, upwards inside; what is frozen has no turn."""
+    layout = make_layout(units=3)
+    turns, count = push_turns(layout)
+    pushed = [c for unit in (2, 1, 0) for c in layout.trainable_chunks(unit)]
+    assert [turns[c] for c in pushed] == list(range(count))
+    frozen = [c.index for c in layout.chunks if not c.trainable]
+    assert frozen
+    assert all(turns[c] == NO_TURN for c in frozen)
+
+
+@pytest.mark.parametrize("slot_count", [1, 2, 3, 5, 7, 64])
+def test_consecutive_users_of_a_slot_take_different_copies(slot_count: int) -> None:
+    """F1. Goal: within a pass, and from each pass to the next; every slot is used in turn.
+    Method: the places of five passes, by the arithmetic of the module alone."""
+    pool = make_pool(slot_count)
+    copy_of: dict[int, int] = {}
+    for turn, key in enumerate(in_turn(pool, 5)):
+        place = pool.place(key)
+        assert place is not None
+        slot, copy = place
+        assert slot == turn % slot_count
+        assert copy_of.get(slot, 1 - copy) == 1 - copy
+        copy_of[slot] = copy
+
+
+def test_a_chunk_that_is_never_pushed_has_no_place() -> None:
+    """F1, I5. Goal: a frozen chunk, one beyond the layout, and any before the layout is known."""
+    pool = make_pool(2)
+    frozen = next(c.index for c in make_layout().chunks if not c.trainable)
+    strange = [(0, 0, frozen), (0, 0, 10**6)]
+    fresh = FixedSlotPool(ranks=RANKS, pool=PoolRange(slot_count=2, slot_bytes=BYTES))
+    for where, keys in ((pool, strange), (fresh, [(0, 0, 0)])):
+        for key in keys:
+            where.passes(key, 1)
+            assert where.place(key) is None
+            assert where.room(key, BYTES) is None
+            assert not where.is_summed(key)
+
+
+def test_no_contribution_is_larger_than_a_slot() -> None:
+    """F4. Goal: a payload of more than a chunk finds no room, whatever is free."""
+    pool = make_pool(4)
+    assert pool.room((0, 0, 0), BYTES + 1) is None
+    assert pool.room((0, 0, 0), BYTES) is not None
+    assert pool.range.bytes_max(3) == 4 * 2 * 3 * BYTES
+
+
+def test_a_copy_is_kept_until_parent_and_children_are_done_with_it() -> None:
+    """F2, F3, F5. Goal: each of the three conditions alone keeps a copy from the next user.
+    Method: one slot, so turn n + 2 wants the copy of turn n."""
+    pool = make_pool(1)
+    first, second, third, fourth = in_turn(pool, 1)[:4]
+    assert fill(pool, first)
+    assert pool.is_summed(first)
+    assert pool.room(third, BYTES) is None  # the parent lacks the sum, all children may repeat
+    pool.arrived(first)
+    assert pool.is_summed(first)  # still known, though it holds nothing
+    assert pool.get(first) is None
+    for rank in range(3):
+        assert pool.room(third, BYTES) is None
+        pool.passes(second, 1 << rank)
+        slot = pool.room(second, BYTES)
+        assert slot is not None
+        pool.contribute(slot, said(rank))
+    assert pool.room(third, BYTES) is not None
+    assert not pool.is_summed(first)
+    assert pool.room(fourth, BYTES) is None  # the second is full, not summed
+
+
+def test_a_filling_copy_loses_no_bit() -> None:
+    """F3, S1. Goal: a child ahead of others does not take itself out of a chunk they fill.
+    Method: it fills both copies and speaks of the next users of each; all is there at the end."""
+    pool = make_pool(1)
+    keys = in_turn(pool, 1)[:4]
+    for key in keys:
+        pool.passes(key, 1)
+        slot = pool.room(key, BYTES)
+        if slot is not None:
+            pool.contribute(slot, said(0, key))
+    for key in keys[:2]:
+        assert [c.payload for c in pool[key].contributions] == [key]
+        assert not pool.contribute(pool[key], said(0, "again"))
+    assert pool.room(keys[2], BYTES) is None
+
+
+def test_what_goes_on_raw_frees_its_copy_at_once() -> None:
+    """S5, F2. Goal: contributions held so far are handed out once, and the next user finds room."""
+    pool = make_pool(1)
+    first, _, third = in_turn(pool, 1)[:3]
+    slot = pool.room(first, BYTES)
+    assert slot is not None
+    pool.contribute(slot, said(1, "held"))
+    assert [c.payload for c in pool.give_up(first)] == ["held"]
+    assert pool.give_up(first) == []
+    assert pool.room(third, BYTES) is not None
+
+
+def test_a_decided_step_leaves_nothing() -> None:
+    """F2. Goal: copies of the step and of older ones are free, those of the next stay."""
+    pool = make_pool(8)
+    keys = in_turn(pool, 2)
+    old, new = keys[0], keys[len(keys) // 2]
+    assert (old[0], new[0]) == (0, 1)
+    for key in (old, new):
+        slot = pool.room(key, BYTES)
+        assert slot is not None
+        pool.contribute(slot, said(0, key))
+    assert pool.forget(0) == [old]
+    assert pool.get(old) is None
+    assert pool.get(new) is not None
+    assert pool.forget() == [new]
+    assert len(pool) == 0
+
+
+@pytest.mark.parametrize("slot_count", [1, 2, 4, 7])
+@pytest.mark.parametrize("seed", range(20))
+def test_children_within_their_window_always_find_room(seed: int, slot_count: int) -> None:
+    """F2. Goal: where nothing is lost, children that send turn n + S after the result of n fill
+    every slot in turn, and no chunk is raw; and where the parent takes S sums at most.
+    Method: four passes of three children, in any interleaving a seed draws."""
+    rng = Random(seed)
+    pool = make_pool(slot_count)
+    keys = in_turn(pool, 4)
+    sent, summed, received = [0, 0, 0], 0, 0  # by child; results out; of these, at the parent
+    while received < len(keys):
+        moves = [rank for rank in range(3) if sent[rank] < min(len(keys), summed + slot_count)]
+        moves += [3] if received < summed else []
+        move = rng.choice(moves)
+        if move == 3:
+            pool.arrived(keys[received])
+            received += 1
+        else:
+            key = keys[sent[move]]
+            sent[move] += 1
+            pool.passes(key, 1 << move)
+            slot = pool.room(key, BYTES)
+            assert slot is not None, f"seed {seed}: {key} found no room"
+            assert pool.contribute(slot, said(move))
+        while summed < min(sent) and summed - received < slot_count:
+            assert pool[keys[summed]].full
+            pool.hand_out(keys[summed], BYTES)
+            summed += 1
+    assert pool.opened_count == len(keys)
+    assert pool.slots_used_peak <= slot_count
+    assert len(pool) == 0
+
+
+class Model:
+    """What a pool should be, in sets: one entry a place."""
+
+    def __init__(self) -> None:
+        self.key: dict[tuple[int, int], SlotKey] = {}
+        self.seen: dict[tuple[int, int], list[int]] = {}
+        self.state: dict[tuple[int, int], str] = {}
+        self.behind: dict[tuple[int, int], set[int]] = {}
+
+    def is_free(self, place: tuple[int, int]) -> bool:
+        return self.state.get(place, "free") == "free" or (
+            self.state[place] == "done" and not self.behind[place]
+        )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_history(seed: int) -> None:
+    """S1 to S3, F1 to F5. Goal: the pool is what a dictionary of sets says, after every event.
+    Method: 400 events drawn from a seed; children that keep to no window and no order."""
+    rng = Random(seed)
+    slot_count = rng.choice([1, 2, 3])
+    pool, model = make_pool(slot_count), Model()
+    keys = [(step, part, chunk) for step, _, chunk in in_turn(pool, 2) for part in range(2)]
+    for _ in range(400):
+        key, rank = rng.choice(keys[: rng.choice([6, len(keys)])]), rng.randrange(3)
+        place = pool.place(key)
+        assert place is not None
+        other = (place[0], 1 - place[1])
+        is_ours = model.key.get(place) == key
+        state = model.state.get(place, "free") if is_ours else "free"
+        assert pool.is_summed(key) is (state in ("summed", "done"))
+        match rng.choice(["push"] * 6 + ["sum", "arrive", "raw", "decide"]):
+            case "push" if state in ("free", "filling"):
+                pool.passes(key, 1 << rank)
+                if model.state.get(other) in ("summed", "done"):
+                    model.behind[other].discard(rank)
+                slot = pool.room(key, BYTES)
+                assert (slot is not None) is (state == "filling" or model.is_free(place))
+                if slot is None:
+                    continue
+                if state == "free":
+                    model.key[place], model.state[place] = key, "filling"
+                    model.seen[place], model.behind[place] = [], set()
+                is_new = rank not in model.seen[place]
+                assert pool.contribute(slot, said(rank, rank)) is is_new
+                if is_new:
+                    model.seen[place].append(rank)
+                assert slot.full is (len(model.seen[place]) == 3)
+            case "sum" if state == "filling" and len(model.seen[place]) == 3:
+                handed = rank_order(pool[key].contributions)
+                assert [c.payload for c in handed] == [0, 1, 2]
+                pool.hand_out(key, BYTES)
+                model.state[place], model.behind[place] = "summed", {0, 1, 2}
+            case "arrive" if state == "summed":
+                pool.arrived(key)
+                model.state[place] = "done"
+            case "raw" if state == "filling":
+                assert [c.payload for c in pool.give_up(key)] == model.seen[place]
+                model.state[place] = "free"
+            case "decide" if rng.random() < 0.1:
+                held = []
+                for each, owner in model.key.items():
+                    if owner[0] == 0:
+                        held += model.seen[each] if model.state[each] == "filling" else []
+                        model.state[each] = "free"
+                assert sorted(map(str, pool.forget(0))) == sorted(map(str, held))
+        holding = [p for p, s in model.state.items() if s in ("filling", "summed")]
+        assert len(pool) == len(holding)
+        assert pool.copies_used_peak <= 2 * slot_count
