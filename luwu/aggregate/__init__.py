@@ -1,0 +1,16 @@
+"""How gradients are added in the network, as objects: what travels, what a slot does, what is left.
+
+interface.py         `Aggregator`: encode at the child, combine in a slot, decode at the node
+float32.py           the gradient itself, added in rank order: the default
+shared_exponent.py   int32 below the largest exponent of each block, agreed on first
+fixed_scale.py       int32 at a scale given beforehand; what does not fit is sent again as float
+named.py             an aggregator from its name, those of other packages included
+
+Arithmetic only, in numpy: no socket, no clock, no torch. Workers, switches and nodes import it.
+"""
+
+from luwu.aggregate.float32 import Float32
+from luwu.aggregate.interface import Aggregator
+from luwu.aggregate.named import FLOAT32, make_aggregator
+
+__all__ = ["FLOAT32", "Aggregator", "Float32", "make_aggregator"]

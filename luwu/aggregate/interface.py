@@ -1,0 +1,122 @@
+"""What an aggregator is: three functions, and what they promise.
+
+    child   measure   what must be known of a chunk before it is encoded, if anything (`asks_first`)
+    switch  fold      the statements of several children about one chunk become one
+    child   encode    float32 values -> what travels
+    slot    combine   N encoded -> one encoded, wherever they meet: in a switch, or at the node
+    node    decode    one encoded -> the float32 sum over all ranks
+
+An aggregator is made for a world size and keeps nothing: the same arguments give the same bytes, in
+any thread. What travels says by itself how it is decoded. Where `is_order_free`, `combine` is
+commutative and associative bit by bit, so the sum is the same in every tree; else contributions are
+combined in rank order, and the sum depends on the tree, as float32 does.
+
+Elements: a chunk has a multiple of 64. Blocks are counted from its start; chunks hold multiples of
+4,096 elements but for a region's last, so blocks of up to 4,096 do not depend on `--chunk`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+F32Array = npt.NDArray[np.float32]
+Encoded = memoryview | bytes
+
+ENCODED: Final = "encoded"
+"""What stands for a dtype where a payload is as the job's aggregator makes it."""
+
+
+class Aggregator(ABC):
+    """See the module. One of another package derives from this (docs/aggregators.md)."""
+
+    name: ClassVar[str]
+    is_plain: ClassVar[bool] = False
+    """What travels is the gradient itself, in its own dtype: nothing is encoded or decoded."""
+    is_order_free: ClassVar[bool] = False
+    """Any order and any tree of `combine` gives the same bytes."""
+    asks_first: ClassVar[bool] = False
+    """Children state `measure` of a chunk and wait for what all agreed on before they encode."""
+    may_overflow: ClassVar[bool] = False
+    """A sum may say that it is none: then the chunk is sent again as float32, all ranks singly."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+
+    @property
+    def spec(self) -> str:
+        """By what `make_aggregator` makes it again; all ranks must have the same."""
+        return self.name
+
+    @abstractmethod
+    def encoded_bytes(self, elems: int) -> int:
+        """The most bytes that a chunk of so many elements takes encoded."""
+
+    def combined_bytes(self, sizes: Sequence[int]) -> int:
+        """The most bytes that these take combined."""
+        return max(sizes)
+
+    def slot_bytes(self, elems: int) -> int:
+        """State of one copy of a slot that adds as contributions arrive: for resource reports."""
+        return self.encoded_bytes(elems)
+
+    def fits(self, elems: int, nbytes: int) -> bool:
+        """Whether a contribution, or several combined, to such a chunk may have this size."""
+        return nbytes == self.encoded_bytes(elems)
+
+    def statement_bytes(self, elems: int) -> int:
+        """Bytes of what `measure` gives; 0 if nothing is asked first."""
+        return 0
+
+    def measure(self, values: F32Array) -> bytes:
+        """What others must know of a chunk before any of them encodes it."""
+        raise NotImplementedError(f"{self.name} asks nothing first")
+
+    def fold(self, statements: Sequence[bytes]) -> bytes:
+        """Several statements about one chunk as one, in any order. Raises ValueError."""
+        raise NotImplementedError(f"{self.name} asks nothing first")
+
+    @abstractmethod
+    def encode(self, values: F32Array, agreed: bytes, out: memoryview) -> int:
+        """Write what travels to `out`; the bytes it took. Raises ValueError.
+
+        Shapes: float32 [C], not modified; `out` has `encoded_bytes(C)`, aligned for int32.
+        `agreed` is the fold of what all ranks stated, empty if nothing is asked first.
+        """
+
+    @abstractmethod
+    def combine(self, parts: Sequence[Encoded], out: memoryview) -> int:
+        """Write several encoded, in rank order, to `out` as one; the bytes it took.
+
+        `out` has `combined_bytes` and is none of `parts`. Raises ValueError if they do not fit.
+        """
+
+    @abstractmethod
+    def decode(self, encoded: Encoded, out: F32Array) -> None:
+        """Write the float32 sum of a chunk to `out`, float32 [C]. Raises ValueError.
+
+        Values that cannot be had come out as NaN, so that the step is skipped.
+        """
+
+    def overflowed(self, encoded: Encoded) -> bool:
+        """Whether this, combined over all ranks, is no sum; only where it `may_overflow`."""
+        return False
+
+    def decode_all(self, parts: Sequence[Encoded], out: F32Array) -> None:
+        """The same for contributions that met in no slot: combined in rank order, then decoded."""
+        if len(parts) > 1:
+            together = memoryview(bytearray(self.combined_bytes([len(part) for part in parts])))
+            self.decode(together[: self.combine(parts, together)], out)
+        else:
+            self.decode(parts[0], out)
+
+
+def check_sizes(name: str, found: Sequence[int], expected: int) -> None:
+    """Raises ValueError unless all sizes are as expected."""
+    for size in found:
+        if size != expected:
+            raise ValueError(f"{name}: {size} bytes, expected {expected}")
