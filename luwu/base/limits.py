@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 """Raised by any change that an older peer would misread."""
 
 DATA_HEADER_BYTES_MAX: Final = 1024
@@ -36,6 +36,9 @@ READERS_MAX: Final = 16
 
 KEEP_PIECES_MAX: Final = 1024
 """Pieces of what one worker keeps beside a step, each of at most a chunk."""
+
+NODE_COUNT_MAX: Final = 64
+"""Optimizer nodes of one job."""
 
 STRIPES_MAX: Final = 8
 """Connections that one link may be spread over."""

@@ -16,6 +16,8 @@ does nothing twice; announcements that get lost are therefore only late.
     Open     hold a decided version     Opened | Gone                       opened
     Read     a field of one page        Content | Gone                      content came
     Shut     let go of the version      Gone                                gone
+    Measured my sums are complete       Verdict                             verdict
+    Prepared a version is durable here  Resolved                            resolved
     anything of an older attempt        Abort    the attempt and step that count
     anything of an unknown member       Rejoin   say Hello again
 
@@ -24,6 +26,9 @@ children say into one message of each kind; `contributors` says for which ranks 
 
 Open, Read and Shut are those of a reader, which is no member and belongs to no attempt: a switch
 hands them on as they are, and the answers back to the connection that asked.
+
+Measured and Prepared pass between optimizer nodes, where there are several: node 0 is the parent of
+the others, and also hears Hello, Cancel and Leave of them.
 """
 
 from __future__ import annotations
@@ -274,10 +279,31 @@ class Gone(Message):
     text: str
 
 
+@message(31, payload=PayloadRule.OPTIONAL)
+class Measured(Message):
+    """All sums of a step that this node owns are complete. The payload holds their exact squares
+    (`squares.py`); without one, a sum is not finite.
+    """
+
+
+@message(32)
+class Prepared(Message):
+    """This node could be decided at a version, after a crash too."""
+
+    version: int
+
+
+@message(33)
+class Resolved(Message):
+    """All nodes were prepared, and node 0 is decided at a version: follow it."""
+
+    version: int
+
+
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Load, Push, Pull, Weights, Received, Read, Content, Keep,
     Hello, Welcome, Refuse, Rejoin, Begin, Commit, Verdict, Decided, Cancel, Abort, Leave,
-    Open, Opened, Shut, Gone,
+    Open, Opened, Shut, Gone, Measured, Prepared, Resolved,
 )  # fmt: skip
 ReaderRequest = Open | Read | Shut
 ReaderAnswer = Opened | Content | Gone

@@ -30,13 +30,31 @@ class NodeLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlace:
+    """Which of how many optimizer nodes this is; node 0 speaks for all where they must agree."""
+
+    number: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedVersion:
+    """A version that could be decided, after a crash too."""
+
+    version: int
+    attempt: int
+    applied: bool
+    grad_norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFacts:
     """What an open store says of itself."""
 
     description: bytes
     generation: int
     attempt: int
-    """Already raised for this opening, durably."""
+    """Of node 0 already raised for this opening, durably; of another, as it was recorded."""
     epoch: int
     job: int
     version: int | None
@@ -45,6 +63,8 @@ class StoreFacts:
     """Of the last decided step."""
     grad_norm: float = 0.0
     """Of the last decided step."""
+    prepared: PreparedVersion | None = None
+    """A version that is not decided here; whether it is, node 0 knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +79,7 @@ class LoadPage:
     """Write initial weights and zero moments to a page; `page_loaded`."""
 
     chunk: int
+    attempt: int
     payload: Payload
 
 
@@ -168,6 +189,13 @@ class Decide:
 
     version: int
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """This node cannot be one of its job, for good: end with this text."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

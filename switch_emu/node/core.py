@@ -19,6 +19,9 @@ of t+1 are updated only after decided(t): until then the other side of every pag
 An abort raises `attempt`, which is durable and never resets; whatever was computed under an older
 one is stale. Between verdict(t) and decided(t) an abort waits: step t is as good as decided. A step
 whose sums are not finite is skipped: nothing of it stays, and a new attempt voids what streamed.
+
+Where there are several nodes, each owns some chunks, and `joint.py` takes verdict and decision for
+all; a single node is all of them.
 """
 
 from __future__ import annotations
@@ -26,9 +29,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from luwu.base.outstanding import RetryPolicy
 from luwu.wire import messages as wire
-from luwu.wire.actions import Payload
-from luwu.wire.kinds import Verb
+from luwu.wire.actions import PARENT, Payload
+from luwu.wire.kinds import Role, Verb
 from switch_emu.node import actions as do
 from switch_emu.node.gathering import NodeGathering
 from switch_emu.node.membership import Action
@@ -39,15 +43,19 @@ from switch_emu.node.step import Step
 class NodeCore(NodeGathering):
     """See the module. `ranks` is the bitmap of all ranks of the job.
 
-    What comes in for a step is held in `gathering.py`, weights go out in `serving.py`; the store,
-    joining, initial weights and attempts are in `membership.py`.
+    What comes in for a step is held in `gathering.py`, weights go out in `serving.py`; attempts and
+    what several nodes agree on are in `joint.py`; the store, joining and initial weights are in
+    `membership.py`.
     """
 
     def __init__(
-        self, *, job: int, incarnation: int, ranks: int, rank: int = 0,
-        limits: do.NodeLimits | None = None,
+        self, *, job: int, incarnation: int, ranks: int, place: do.NodePlace | None = None,
+        limits: do.NodeLimits | None = None, retry: RetryPolicy | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(job, incarnation, ranks, rank, limits or do.NodeLimits())
+        super().__init__(
+            job, incarnation, ranks, place or do.NodePlace(), limits or do.NodeLimits(),
+            retry or RetryPolicy(),
+        )  # fmt: skip
         self._updates: dict[tuple[int, int], do.Update] = {}
         """Under way, of any attempt: (attempt, chunk)."""
         self.readers = Readers(self._actions, self._ours)
@@ -60,8 +68,12 @@ class NodeCore(NodeGathering):
         payload_bytes: int = 0,
     ) -> list[Action]:  # fmt: skip
         """A message came. Data payloads are opaque, those of control messages are bytes."""
-        m = message
-        if isinstance(m, wire.ReaderRequest):
+        m, self._now_ns = message, now_ns
+        if peer == PARENT:
+            self._from_first(m)
+        elif m.role is Role.NODE and self._place.count > 1:
+            self._from_node(peer, m, payload)
+        elif isinstance(m, wire.ReaderRequest):
             self.readers.received(now_ns, peer, m, loaded=self._loaded)
         elif isinstance(m, wire.Hello):
             self._hello_came(peer, m, payload)
@@ -90,6 +102,7 @@ class NodeCore(NodeGathering):
         elif isinstance(m, wire.Leave):
             self._members.leave(peer)
             self._tell_all(self._receipt(m, Verb.LEAVE))
+            self._leave_if_done()
         else:
             self._refuse(m, payload)
         return self._take()
@@ -134,20 +147,16 @@ class NodeCore(NodeGathering):
         self._settle()
         return self._take()
 
-    def prepared(self, prepare: do.Prepare) -> list[Action]:
-        """The step is durable, not yet announced."""
-        self._actions.append(do.Decide(prepare.version, prepare.attempt))
-        return self._take()
-
     def decided(self, decide: do.Decide) -> list[Action]:
         """The step is decided: announce it and go on with the next."""
         if self._loaded:
-            step = self._steps.pop(self._step)
+            step = self._steps.pop(self._step, None)
             self._step += 1
-            self._let_go(step)
-            self._announce_decided(step)
+            if step is not None:  # None: it was prepared before this node was started again
+                self._let_go(step)
         self._loaded = True
-        self._abort_if_asked()
+        self._was_decided()
+        self._go_on()
         for chunk in self._publisher.advance(self._step):
             self._serve(self._step, chunk)
         self._settle()
@@ -173,42 +182,52 @@ class NodeCore(NodeGathering):
         return self._take()
 
     def tick(self, now_ns: int) -> list[Action]:
-        """Forget readers that are not heard of any more."""
+        """Repeat what is due; forget readers that are not heard of any more."""
+        self._now_ns = now_ns
+        self._uplink.tick(now_ns)
         self.readers.tick(now_ns)
         return self._take()
+
+    def next_tick_ns(self) -> int | None:
+        """When `tick` has something to do."""
+        due = (self._uplink.next_tick_ns(), self.readers.next_tick_ns())
+        return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     # ---------------------------------------------------------------------- the course of a step
 
     def _settle(self) -> None:
-        """Do what has become possible: judge, discard, start updates, prepare."""
+        """Do what has become possible: measure, discard, start updates, prepare."""
         step = self._steps.get(self._step)
-        if step is not None and not step.is_judged and step.is_measured(self._trainable):
-            self._judge(step)
-        if self._discard and not self._updates:
+        if step is not None and not step.is_stated and step.is_measured(self._trainable):
+            self._measured(step)
+        if self._discard and not self._updates and not self._loads_count:
             self._discard = False
             self._actions.append(do.Discard(self._attempt))
+            self._start_loads()
+        self._leave_if_done()
         if step is None or step.preparing:
             return
         self._start_updates(step)
         if step.verdict is None or self._updates or self._discard:
             return
         is_complete = not step.is_applied or len(step.written) == len(self._trainable)
-        if is_complete and step.has_kept(self._members.ranks):
+        keeps = step.keeps and self._place.number == 0  # node 0 keeps it for all
+        if is_complete and (not keeps or step.has_kept(self._members.ranks)):
             step.preparing = True
             self._prepare(
-                step.number + 1, step.verdict, step.hyper, step.attempt if step.keeps else None
+                step.number + 1, step.verdict, step.hyper, step.attempt if keeps else None
             )
 
-    def _judge(self, step: Step) -> None:
+    def _judge(self, step: Step, norm: float, attempt: int) -> None:
         """verdict(t): every sum complete, measured and finite; or the step is skipped."""
-        norm = step.norm(self._trainable)
         applied = math.isfinite(norm)
         if not applied:
             self._outcomes.skipped_attempt = self._attempt
-            self._raise_attempt()
+            self._raise_attempt(attempt)
         verdict = self._ours(wire.Verdict, step=step.number, applied=applied, grad_norm=norm)
         step.verdict = self._outcomes.verdict = verdict
         self._tell_all(verdict)
+        self._tell_nodes(verdict)
         self._note("node.verdict", level="DEBUG", step=step.number, applied=applied)
         if not applied:
             self._outcomes.skip = verdict
@@ -248,7 +267,11 @@ class NodeCore(NodeGathering):
 
     @property
     def finished(self) -> bool:
-        """The child has left and nothing is under way."""
+        """The child has left and nothing is under way; so is it at all nodes."""
+        return self._is_done and self._nodes.all_left and self._gone
+
+    @property
+    def _is_done(self) -> bool:
         committed = any(step.parts is not None for step in self._steps.values())
         under_way = self._updates or committed or self._is_loading
         return self._members.all_left and not under_way

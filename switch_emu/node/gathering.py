@@ -8,10 +8,11 @@ total as they become complete. Begin and each gradient are answered once they ar
 from __future__ import annotations
 
 from luwu.base.limits import KEEP_PIECES_MAX
+from luwu.base.outstanding import RetryPolicy
 from luwu.wire import messages as wire
 from luwu.wire.actions import Payload
 from luwu.wire.kinds import Verb
-from switch_emu.node.actions import Fold, KeepPiece, NodeLimits
+from switch_emu.node.actions import Fold, KeepPiece, NodeLimits, NodePlace
 from switch_emu.node.held import HeldSums
 from switch_emu.node.membership import Action
 from switch_emu.node.serving import NodeServing
@@ -23,8 +24,11 @@ from switch_emu.switch.slots import Contribution, OverlapError
 class NodeGathering(NodeServing):
     """See the module."""
 
-    def __init__(self, job: int, incarnation: int, ranks: int, rank: int, limits: NodeLimits):
-        super().__init__(job, incarnation, ranks, rank, limits)
+    def __init__(
+        self, job: int, incarnation: int, ranks: int, place: NodePlace, limits: NodeLimits,
+        retry: RetryPolicy,
+    ) -> None:  # fmt: skip
+        super().__init__(job, incarnation, ranks, place, limits, retry)
         self.held = HeldSums(self._actions, limits.sum_bytes_max, limits.raw_bytes_max)
 
     def _forget(self) -> None:
@@ -64,7 +68,8 @@ class NodeGathering(NodeServing):
         """Whether a gradient is of an open step, and of our layout."""
         if not self._loaded or not self._step <= m.step <= self._step + 1:
             return False
-        if fits(self._layout, m, payload_bytes, has_payload=payload is not None):
+        fits_layout = fits(self._layout, m, payload_bytes, has_payload=payload is not None)
+        if fits_layout and self._owns(m.chunk):
             return True
         misfit = {"chunk": m.chunk, "dtype": m.dtype, "bytes": payload_bytes}
         self._note("node.misfit", level="WARNING", **misfit)

@@ -1,13 +1,12 @@
-"""The node as a member of its job: the store, the child, initial weights, which attempt counts.
+"""The node as a member of its job: the store, the child, initial weights.
 
 What a first reader may skip: `core.py` shows the course of a step.
 
     Hello, no store    OpenStore -> store_opened: Welcome | store_refused: Refuse
     Hello, a store     Welcome; another job than the store's: Refuse
     Load               LoadPage -> page_loaded, Received; all pages: version 0 is prepared
-    Cancel, restart    a new attempt, recorded before it is said; pages of the older are discarded
 
-Pure.
+Which attempt counts, and what the nodes decide together: `joint.py`. Pure.
 """
 
 from __future__ import annotations
@@ -21,12 +20,15 @@ from switch_emu.node.actions import (
     Decide,
     Discard,
     Fold,
+    GiveUp,
     KeepPiece,
     LoadPage,
     NodeLimits,
+    NodePlace,
     OpenStore,
     PinVersion,
     Prepare,
+    PreparedVersion,
     ReadField,
     ReadWeights,
     RecordAttempt,
@@ -44,31 +46,41 @@ UPDATES_BYTES = 8
 
 Action = (
     Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
-    | ReadWeights | Prepare | Decide | KeepPiece | PinVersion | ReadField | Unpin
+    | ReadWeights | Prepare | Decide | KeepPiece | PinVersion | ReadField | Unpin | GiveUp
 )  # fmt: skip
 
 
 class NodeMember(Parent):
     """See the module. Subclasses extend `_forget` with what they hold of an attempt."""
 
-    def __init__(self, job: int, incarnation: int, ranks: int, rank: int, limits: NodeLimits):
+    def __init__(
+        self, job: int, incarnation: int, ranks: int, place: NodePlace, limits: NodeLimits
+    ) -> None:
         super().__init__(
-            job=job, role=Role.NODE, rank=rank, incarnation=incarnation, children=[ranks]
+            job=job, role=Role.NODE, rank=place.number, incarnation=incarnation, children=[ranks]
         )
         self._limits = limits
-        self._job = job
-        self._hello: tuple[str, wire.Hello] | None = None
-        """A child that waits for the store to be opened."""
+        self._job, self._place = job, place
+        self._now_ns = 0
+        self._hello: tuple[str, wire.Hello, bytes] | None = None
+        """A child that waits for the store to be opened, and for node 0 to know us."""
         self._description: Description | None = None
         self._description_bytes = b""
         self._trainable: tuple[int, ...] = ()
-        """Indices of the chunks that are updated."""
+        """Indices of the chunks that are updated, of those this node owns."""
+        self._chunks_count = 0
+        """Chunks that this node owns."""
         self._loading: set[int] = set()
         self._pages_loaded: set[int] = set()
+        self._loads_count = 0
+        """Pages under way to the store, of any attempt."""
+        self._held_loads: list[LoadPage] = []
+        """They wait until pages of an older attempt are discarded."""
         self._steps: dict[int, Step] = {}
         """Undecided steps of which anything is known: the next, and the one after it."""
-        self._abort_text: str | None = None
-        """An abort that waits for the step to be decided."""
+        self._prepared: PreparedVersion | None = None
+        self._is_sealing = False
+        """`Prepare` or `Decide` is under way; nothing else may be asked of the store."""
         self._discard = False
         """Pages of an older attempt are to be forgotten once no update of it is under way."""
 
@@ -89,6 +101,26 @@ class NodeMember(Parent):
     def _forget(self) -> None:
         """A new attempt: forget all that came in under the older one."""
         self._steps.clear()
+        self._prepared = None
+        self._outcomes.undo(self._step)
+        if not self._loaded:
+            self._loading.clear()
+            self._pages_loaded.clear()
+        for load in self._held_loads:
+            self._drop(load.payload)
+        self._held_loads.clear()
+
+    @property
+    def _is_enlisted(self) -> bool:
+        """Node 0 knows us, or we are node 0: we know which attempt counts."""
+        raise NotImplementedError
+
+    def _request_abort(self, text: str) -> None:
+        """Give the attempt up as soon as that is allowed."""
+        raise NotImplementedError
+
+    def _owns(self, chunk: int) -> bool:
+        return chunk < len(self._layout.chunks) and self._layout.owner(chunk) == self._place.number
 
     # ---------------------------------------------------------------------- the store
 
@@ -96,8 +128,10 @@ class NodeMember(Parent):
         """The store is open: at the start, or because `OpenStore` asked for it."""
         self._description_bytes = facts.description
         self._description = parse_description(facts.description)
-        chunks = self._layout.chunks
-        self._trainable = tuple(chunk.index for chunk in chunks if chunk.trainable)
+        owned = [chunk for chunk in self._layout.chunks if self._owns(chunk.index)]
+        self._chunks_count = len(owned)
+        self._trainable = tuple(chunk.index for chunk in owned if chunk.trainable)
+        self._prepared = facts.prepared
         self._generation, self._attempt = facts.generation, facts.attempt
         self._epoch = facts.epoch if facts.job == self._job else facts.epoch + 1
         self._step, self._loaded = facts.version or 0, facts.version is not None
@@ -105,27 +139,30 @@ class NodeMember(Parent):
             self._outcomes.decided = self._ours(
                 wire.Decided, step=self._step - 1, applied=facts.applied, grad_norm=facts.grad_norm
             )
-        if self._hello is not None:
-            (peer, hello), self._hello = self._hello, None
-            self._join(peer, hello, facts.description)
+        self._join_held()
         return self._take()
+
+    def _join_held(self) -> None:
+        """Let a child in that had to wait."""
+        if self._hello is not None and self._is_enlisted:
+            (peer, hello, description), self._hello = self._hello, None
+            self._join(peer, hello, description)
 
     def store_refused(self, text: str) -> list[Action]:
         """No store can be made for this job."""
         if self._hello is not None:
-            (peer, _), self._hello = self._hello, None
+            (peer, _, _), self._hello = self._hello, None
             self._tell(peer, self._ours(wire.Refuse, text=text[:1000]))
         return self._take()
 
     # ---------------------------------------------------------------------- the child
 
     def _hello_came(self, peer: str, hello: wire.Hello, description: bytes) -> None:
-        if self._description is not None:
-            self._join(peer, hello, description)
-            return
-        if self._hello is None:
+        if self._description is None and self._hello is None:
             self._actions.append(OpenStore(description))
-        self._hello = (peer, hello)
+        self._hello = (peer, hello, description)
+        if self._description is not None:
+            self._join_held()
 
     def _join(self, peer: str, hello: wire.Hello, description: bytes) -> None:
         try:
@@ -149,14 +186,21 @@ class NodeMember(Parent):
         if m.chunk in self._pages_loaded or self._loaded:
             self._tell_loaded(m.chunk)
             self._drop(payload)
-        elif m.chunk in self._loading or m.chunk >= len(self._layout.chunks):
+        elif m.chunk in self._loading or not self._owns(m.chunk):
             self._drop(payload)
         elif payload_bytes not in self._load_sizes(m.chunk):
             self._note("node.misfit", level="WARNING", chunk=m.chunk, bytes=payload_bytes)
             self._drop(payload)
         else:
             self._loading.add(m.chunk)
-            self._actions.append(LoadPage(m.chunk, payload))
+            self._held_loads.append(LoadPage(m.chunk, self._attempt, payload))
+            self._start_loads()
+
+    def _start_loads(self) -> None:
+        if not self._discard:
+            self._loads_count += len(self._held_loads)
+            self._actions.extend(self._held_loads)
+            self._held_loads.clear()
 
     def _load_sizes(self, chunk: int) -> tuple[int, ...]:
         """Bytes of initial weights; or of weights, state fields and the count of updates."""
@@ -166,12 +210,16 @@ class NodeMember(Parent):
         whole = fields_count * place.sum_bytes + UPDATES_BYTES
         return (place.sum_bytes, whole) if place.trainable else (place.sum_bytes,)
 
-    def page_loaded(self, chunk: int) -> list[Action]:
+    def page_loaded(self, load: LoadPage) -> list[Action]:
         """Initial weights are in their page; when all are, version 0 is decided."""
-        self._pages_loaded.add(chunk)
-        self._tell_loaded(chunk)
-        if len(self._pages_loaded) == len(self._layout.chunks):
-            self._prepare(0)
+        self._loads_count -= 1
+        if load.attempt == self._attempt:
+            self._pages_loaded.add(load.chunk)
+            self._tell_loaded(load.chunk)
+            if len(self._pages_loaded) == self._chunks_count:
+                self._prepare(0)
+        else:
+            self._settle()
         return self._take()
 
     @property
@@ -179,7 +227,7 @@ class NodeMember(Parent):
         """Whether initial weights are on their way to their pages, or all there and not decided."""
         if self._loaded or not self._loading:
             return False
-        is_whole = len(self._pages_loaded) == len(self._layout.chunks)
+        is_whole = len(self._pages_loaded) == self._chunks_count
         return is_whole or self._loading != self._pages_loaded
 
     def _tell_loaded(self, chunk: int) -> None:
@@ -201,43 +249,20 @@ class NodeMember(Parent):
             kept_attempt=kept_attempt,
         )  # fmt: skip
         self._actions.append(prepare)
+        self._is_sealing = True
 
-    def _announce_decided(self, step: Step) -> None:
-        assert step.verdict is not None
-        applied, norm = step.verdict.applied, step.verdict.grad_norm
-        decided = self._ours(wire.Decided, step=step.number, applied=applied, grad_norm=norm)
+    def _announce_decided(self, version: PreparedVersion) -> None:
+        number, applied, norm = version.version - 1, version.applied, version.grad_norm
+        decided = self._ours(wire.Decided, step=number, applied=applied, grad_norm=norm)
         self._outcomes.decided, self._outcomes.verdict = decided, None
         self._tell_all(decided)
-        self._note("node.step", step=step.number, applied=applied, grad_norm=norm)
+        self._note("node.step", step=number, applied=applied, grad_norm=norm)
 
-    # ---------------------------------------------------------------------- attempts
-
-    def _request_abort(self, text: str) -> None:
-        step = self._steps.get(self._step)
-        if not self._loaded:
-            return  # nothing was pushed yet
-        if step is not None and step.is_judged:
-            self._abort_text = text
-            return
-        self._abort(text)
-        self._settle()
-
-    def _abort_if_asked(self) -> None:
-        """The step is decided that an abort had to wait for."""
-        if self._abort_text is not None:
-            text, self._abort_text = self._abort_text, None
-            self._abort(text)
-
-    def _abort(self, text: str) -> None:
-        self._raise_attempt()
-        self._forget()
-        self._note("node.abort", level="WARNING", step=self._step, attempt=self._attempt, text=text)
-        self._tell_all(self._ours(wire.Abort, loaded=self._loaded, text=text[:1000]))
-
-    def _raise_attempt(self) -> None:
-        self._attempt += 1
+    def _raise_attempt(self, attempt: int) -> None:
+        """Make a new attempt the one that counts; what was written under the older is void."""
+        self._attempt = attempt
         self._discard = True
-        self._actions.append(RecordAttempt(self._attempt))
+        self._actions.append(RecordAttempt(attempt))
 
     # ---------------------------------------------------------------------- for people
 
@@ -251,7 +276,7 @@ class NodeMember(Parent):
         if not self._members.complete:
             return f"Hello of ranks {ranks_text([self._members.ranks])}"
         if not self._loaded:
-            missing = len(self._layout.chunks) - len(self._pages_loaded)
+            missing = self._chunks_count - len(self._pages_loaded)
             return f"initial weights of {missing} chunks from rank 0"
         step = self._steps.get(self._step)
         what = "the first gradient" if step is None else step.waits_for(self._trainable)

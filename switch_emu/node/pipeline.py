@@ -333,12 +333,15 @@ class Pipeline:
                 at, _ = kind.range(field.name)
                 record[at : at + field.field_bytes] = data[start : start + field.field_bytes]
                 start += field.field_bytes
-        self._store.write(action.chunk, 0, self._store.attempt, record)
+        try:
+            self._store.write(action.chunk, 0, action.attempt, record)
+        except StaleAttempt:
+            pass  # the attempt was given up meanwhile; the core knows
         self._tell(lambda: self._loaded(action, payload))
 
     def _loaded(self, action: LoadPage, payload: Payload) -> Sequence[Any]:
         payload.drop()
-        return self._core.page_loaded(action.chunk)
+        return self._core.page_loaded(action)
 
     def _keep(self, action: KeepPiece) -> None:
         payload = action.payload

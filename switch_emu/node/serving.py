@@ -9,20 +9,25 @@ What was read under an older attempt is dropped: it is asked for again under the
 
 from __future__ import annotations
 
+from luwu.base.outstanding import RetryPolicy
 from luwu.wire import messages as wire
 from luwu.wire.actions import Payload
-from switch_emu.node.actions import NodeLimits, ReadWeights, Update
-from switch_emu.node.membership import Action, NodeMember
+from switch_emu.node.actions import NodeLimits, NodePlace, ReadWeights, Update
+from switch_emu.node.joint import NodeJoint
+from switch_emu.node.membership import Action
 from switch_emu.node.publisher import Publisher
 from switch_emu.node.step import Step
 from switch_emu.node.sums import StepSums
 
 
-class NodeServing(NodeMember):
+class NodeServing(NodeJoint):
     """See the module."""
 
-    def __init__(self, job: int, incarnation: int, ranks: int, rank: int, limits: NodeLimits):
-        super().__init__(job, incarnation, ranks, rank, limits)
+    def __init__(
+        self, job: int, incarnation: int, ranks: int, place: NodePlace, limits: NodeLimits,
+        retry: RetryPolicy,
+    ) -> None:  # fmt: skip
+        super().__init__(job, incarnation, ranks, place, limits, retry)
         self._publisher = Publisher(limits.reads_max)
 
     def _forget(self) -> None:
@@ -36,7 +41,7 @@ class NodeServing(NodeMember):
         return self._steps[number]
 
     def _pull(self, m: wire.Pull) -> None:
-        if not self._step <= m.step <= self._step + 1 or m.chunk >= len(self._layout.chunks):
+        if not self._step <= m.step <= self._step + 1 or not self._owns(m.chunk):
             return
         if m.step == self._step:
             self._step_of(m.step).pulled.setdefault(m.chunk)

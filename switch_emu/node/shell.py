@@ -234,7 +234,7 @@ class NodeShell(Shell):
         if (self._held_reads or self._held_visits) and self._sending:
             # The transport does not tell when what was sent has left; look again soon.
             return SYSTEM_CLOCK.now_ns() + _LOOK_AGAIN_NS
-        due = [self.core.readers.next_tick_ns()]
+        due = [self.core.next_tick_ns()]
         if self._own_switch is not None:
             due.append(self._own_switch.next_tick_ns())
         return min((at_ns for at_ns in due if at_ns is not None), default=None)

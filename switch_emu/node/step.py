@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from luwu.base.errors import RemoteProtocolError
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.messages import Verdict
+from luwu.wire.squares import Squares
 from switch_emu.node.actions import Fold, Update
 from switch_emu.node.publisher import Publisher
 from switch_emu.node.sums import ChunkSum, StepSums
@@ -39,6 +40,8 @@ class Step:
     unchanged: set[int] = field(default_factory=set)
     """Also among updated and written: no rank had a gradient, so the page stays as it is."""
     verdict: Verdict | None = None
+    is_stated: bool = False
+    """Node 0 was told that this node's sums are complete."""
     preparing: bool = False
     kept: dict[int, set[int]] = field(default_factory=dict)
     """Ranks (one each) -> pieces of theirs that are put aside beside this step."""
@@ -148,21 +151,20 @@ class Step:
             self.measured_count += 1
         return True
 
-    def norm(self, trainable: Sequence[int]) -> float:
-        """Global norm of the mean gradient, from exact sums of block squares; inf if not finite.
+    def squares(self, trainable: Sequence[int]) -> Squares | None:
+        """Block squares of the undivided sums, for the norm; None if a sum is not finite.
 
-        Squares are those of the undivided sums; chunks of equal total weight are added together
-        and divided once.
+        Chunks of equal total weight stand together: they are added, and divided once.
         """
         blocks: dict[float, list[float]] = {}
         for chunk in trainable:
             entry = self.sums.chunks[chunk]
             if not entry.weight > 0:
-                return math.inf  # nothing to divide by: no mean gradient
+                return None  # nothing to divide by: no mean gradient
             blocks.setdefault(entry.weight, []).extend(entry.squares)
         if not all(math.isfinite(square) for squares in blocks.values() for square in squares):
-            return math.inf
-        return math.sqrt(math.fsum(math.fsum(s) / w / w for w, s in sorted(blocks.items())))
+            return None
+        return blocks
 
     def forward_order(self, trainable: Sequence[int]) -> list[int]:
         """The chunks in the order in which the next forward will want them."""

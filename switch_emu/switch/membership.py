@@ -38,7 +38,7 @@ class SwitchMember(Parent):
         """Forget what a decided step needed; without one, in a new attempt, all of the older."""
         if step is None:
             self._uplink.forget()
-            self._outcomes.verdict = None
+            self._outcomes.undo(self._step)
 
     # ---------------------------------------------------------------------- events
 

@@ -18,6 +18,12 @@ class Outcomes:
     skipped_attempt: int = -1
     """... and the attempt it ended: nothing of it is lost but weights that streamed ahead."""
 
+    def undo(self, step: int) -> None:
+        """A new attempt goes on with this step: how it came out before does not count."""
+        self.verdict = None
+        if self.skip is not None and self.skip.step >= step:
+            self.skip, self.skipped_attempt = None, -1
+
     def of(self, step: int) -> list[Message]:
         """What is known of a step."""
         return [m for m in (self.verdict, self.decided) if m is not None and m.step == step]

@@ -107,8 +107,9 @@ class SwitchStatements(SwitchMember):
             return
         if m.attempt > self._attempt and not m.applied:  # weights that streamed ahead are void
             hyper = self._commits.of(m.step).payload
-            self._outcomes.skipped_attempt = self._attempt
+            skipped_attempt = self._attempt
             self._adopt(m.attempt, m.step)
+            self._outcomes.skipped_attempt = skipped_attempt
             self._say_commit("commit", m.step, hyper=hyper)
         verdict = self._ours(wire.Verdict, step=m.step, applied=m.applied, grad_norm=m.grad_norm)
         self._outcomes.verdict = verdict

@@ -184,7 +184,7 @@ class Node:
         values = action.payload.read().copy()  # type: ignore[attr-defined]
         action.payload.drop()  # type: ignore[attr-defined]
         self.disk.tentative[action.chunk] = (0, values, np.zeros_like(values))
-        return self.core.page_loaded(action.chunk)
+        return self.core.page_loaded(action)
 
     def _total(self, contributions: Any) -> Any:
         values = [c.payload.read() for c in contributions]

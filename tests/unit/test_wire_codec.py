@@ -37,15 +37,18 @@ from luwu.wire.messages import (
     Keep,
     Leave,
     Load,
+    Measured,
     Message,
     Open,
     Opened,
+    Prepared,
     Pull,
     Push,
     Read,
     Received,
     Refuse,
     Rejoin,
+    Resolved,
     Shut,
     Verdict,
     Weights,
@@ -125,6 +128,9 @@ GOLDEN: list[tuple[Message, str]] = [
     (Opened(**_COMMON, reader=11), "9a 1c 01 02 03 04 01 05 06 07 0b"),
     (Shut(**_COMMON, reader=11), "9a 1d 01 02 03 04 01 05 06 07 0b"),
     (Gone(**_COMMON, reader=11, text="gone"), "9b 1e 01 02 03 04 01 05 06 07 0b a4 67 6f 6e 65"),
+    (Measured(**_COMMON), "99 1f 01 02 03 04 01 05 06 07"),
+    (Prepared(**_COMMON, version=12), "9a 20 01 02 03 04 01 05 06 07 0c"),
+    (Resolved(**_COMMON, version=12), "9a 21 01 02 03 04 01 05 06 07 0c"),
 ]
 EXAMPLES = {type(message): message for message, _ in GOLDEN}
 

@@ -1,0 +1,66 @@
+"""Sums of squares that several nodes add up to the norm that one node would find, bit for bit.
+
+A node's squares are those of its blocks of 4,096 elements, by the total weight that their sums are
+divided by. Floats round when they are added; so a node sends not their sum but a few doubles whose
+exact sum is that of all its squares. `math.fsum` rounds once, at the very end, wherever it is done.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from luwu.base.errors import RemoteProtocolError
+
+Squares = Mapping[float, Sequence[float]]
+"""Total weight -> squares of the undivided sums that it divides."""
+
+
+def norm_of(all_squares: Iterable[Squares | None]) -> float:
+    """The norm of the mean gradient over all nodes; inf if any has a sum that is not finite."""
+    merged: dict[float, list[float]] = {}
+    for squares in all_squares:
+        if squares is None:
+            return math.inf
+        for weight, values in squares.items():
+            merged.setdefault(weight, []).extend(values)
+    return math.sqrt(math.fsum(math.fsum(s) / w / w for w, s in sorted(merged.items())))
+
+
+def exact_sum(values: Iterable[float]) -> list[float]:
+    """The fewest doubles, each the rounded rest, that add up to exactly the same.
+
+    Shapes: any number of finite doubles -> seldom more than three, none if the sum is zero.
+    Source: each `fsum` is correctly rounded, so what is left is again a sum of doubles, and smaller
+            by 53 bits (Shewchuk, Adaptive Precision Floating-Point Arithmetic, 1997).
+    """
+    rest, parts = list(values), []
+    while part := math.fsum(rest):
+        parts.append(part)
+        rest.append(-part)
+    return parts
+
+
+def encode_squares(squares: Squares) -> bytes:
+    """What a node says of its squares."""
+    rows = [
+        [weight.hex(), [part.hex() for part in exact_sum(values)]]
+        for weight, values in sorted(squares.items())
+    ]
+    return json.dumps(rows, separators=(",", ":")).encode()
+
+
+def parse_squares(encoded: bytes) -> Squares:
+    """What another node said. Raises RemoteProtocolError if it is no such thing."""
+    try:
+        found = {
+            float.fromhex(weight): [float.fromhex(part) for part in parts]
+            for weight, parts in json.loads(encoded)
+        }
+        numbers = [*found, *(part for parts in found.values() for part in parts)]
+        if not all(map(math.isfinite, numbers)) or not all(weight > 0 for weight in found):
+            raise ValueError("a number is not finite, or a weight is not above 0")
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as exc:
+        raise RemoteProtocolError(f"the squares of a node cannot be read: {exc}") from exc
+    return found

@@ -1,0 +1,51 @@
+"""What the optimizer nodes have stated of the version that is to be decided. Pure.
+
+    measured    squares of its sums, or that one is not finite; all in: there is a joint norm
+    prepared    the version is durable there; all in: it may be decided
+
+Node 0 keeps it; one node is a ballot of one. What was stated under an older attempt is forgotten.
+"""
+
+from __future__ import annotations
+
+from luwu.wire.squares import Squares, norm_of
+
+
+class Ballot:
+    """See the module."""
+
+    def __init__(self, node_count: int) -> None:
+        self._node_count = node_count
+        self._squares: dict[int, Squares | None] = {}
+        self._prepared: set[int] = set()
+
+    def clear(self) -> None:
+        """A version was decided, or an attempt given up."""
+        self._squares.clear()
+        self._prepared.clear()
+
+    def measured(self, node: int, squares: Squares | None) -> None:
+        """A node's sums of the step are complete."""
+        self._squares[node] = squares
+
+    @property
+    def norm(self) -> float | None:
+        """Of the mean gradient over all nodes; None while one has not measured it."""
+        if len(self._squares) < self._node_count:
+            return None
+        return norm_of(self._squares.values())
+
+    def prepared(self, node: int) -> None:
+        """A node is prepared."""
+        self._prepared.add(node)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether all nodes are."""
+        return len(self._prepared) == self._node_count
+
+    def waits_for(self) -> str:
+        """Which nodes have not stated what comes next, for people; nothing if that is not known."""
+        stated = self._prepared or self._squares.keys()
+        missing = [str(node) for node in range(self._node_count) if node not in stated]
+        return f"optimizer nodes {', '.join(missing)}" if stated and missing else ""

@@ -1,0 +1,72 @@
+"""Squares that nodes add up: the norm of many is that of one, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from fractions import Fraction
+
+import pytest
+
+from luwu.base.errors import RemoteProtocolError
+from luwu.wire.squares import encode_squares, exact_sum, norm_of, parse_squares
+from switch_emu.node.ballot import Ballot
+
+
+def drawn(rng: random.Random, count: int) -> list[float]:
+    """Squares over many orders of magnitude: a plain sum of them depends on its order."""
+    return [rng.random() * 10.0 ** rng.randint(-40, 40) for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_exact_sum_is_exact(seed: int) -> None:
+    """I3. Goal: nothing is lost by sending a sum as a few doubles. Method: rational numbers."""
+    values = drawn(random.Random(seed), 200)
+    parts = exact_sum(values)
+    assert sum(map(Fraction, parts)) == sum(map(Fraction, values)), f"seed {seed}"
+    assert len(parts) <= 8
+    assert parts[0] == math.fsum(values)
+
+
+def test_exact_sum_of_nothing() -> None:
+    """Goal: no values, zeros and the smallest double are exact too."""
+    assert exact_sum([]) == []
+    assert exact_sum([0.0, 0.0]) == []
+    assert exact_sum([5e-324, 1.0]) == [1.0, 5e-324]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("node_count", [2, 3, 4])
+def test_norm_does_not_depend_on_nodes(seed: int, node_count: int) -> None:
+    """I3. Goal: however chunks are striped, the norm has the bits of one node's.
+    Method: two total weights; every node's squares pass through the wire."""
+    rng = random.Random(seed)
+    whole = {4.0: drawn(rng, 60), 3.5: drawn(rng, 17)}
+    nodes = [
+        {weight: values[number::node_count] for weight, values in whole.items()}
+        for number in range(node_count)
+    ]
+    ballot = Ballot(node_count)
+    for number in rng.sample(range(node_count), node_count):
+        assert ballot.norm is None
+        ballot.measured(number, parse_squares(encode_squares(nodes[number])))
+    assert ballot.norm == norm_of([whole]), f"seed {seed}"
+
+
+def test_one_sum_that_is_not_finite_is_enough() -> None:
+    """I2. Goal: a step is skipped on all nodes if it is on one."""
+    assert norm_of([{1.0: [2.0]}, None]) == math.inf
+    assert norm_of([]) == 0.0
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [b"", b"{", b"7", b"[1]", b'[["0x1p+0", 3]]', b'[["0x1p+0", ["nan"]]]', b'[["0x1p+0", [7]]]',
+     b'[["-0x1p+0", []]]', b'[["inf", []]]', b'[["0x1p+99999", []]]', b"[" * 5000,
+     json.dumps([[1.0, []]]).encode()],
+)  # fmt: skip
+def test_garbage_is_refused(encoded: bytes) -> None:
+    """I7. Goal: what is no list of sums is refused by name, never believed."""
+    with pytest.raises(RemoteProtocolError, match="squares"):
+        parse_squares(encoded)
