@@ -56,6 +56,15 @@ def unix_ns() -> int:
     return time.time_ns()
 
 
+def new_incarnation() -> int:
+    """The number of a start of a member: larger than that of any earlier start.
+
+    Wall time, since a rank may be started again on another host, or after its host was: monotonic
+    clocks of two hosts, or of two boots, cannot be compared.
+    """
+    return unix_ns()
+
+
 def local_time_text(unix_ns_value: int | None = None) -> str:
     """`HH:MM:SS.mmm` of the local wall clock, for log lines."""
     ns = unix_ns() if unix_ns_value is None else unix_ns_value

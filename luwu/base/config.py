@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.base.limits import CHUNK_BYTES_STEP, PAYLOAD_BYTES_MAX, STRIPES_MAX, WORLD_SIZE_MAX
+from luwu.base.limits import (
+    CHUNK_BYTES_STEP,
+    INT64_MAX,
+    PAYLOAD_BYTES_MAX,
+    STRIPES_MAX,
+    WORLD_SIZE_MAX,
+)
 from luwu.base.quantities import parse_bytes, parse_ns
 
 ENVIRONMENT_PREFIX: Final = "LUWU_"
@@ -142,6 +148,14 @@ def words(text: str, name: str) -> str:
     return text
 
 
+def host_and_port(text: str, name: str) -> str:
+    """HOST:PORT, with a port that is not 0."""
+    host, _, port = text.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{name}: {text!r} is not HOST:PORT, such as 10.0.0.5:29400")
+    return text
+
+
 def path(text: str, name: str) -> Path:
     """A path; `~` is the home directory."""
     return Path(words(text, name)).expanduser()
@@ -249,6 +263,22 @@ class RunConfig:
     record: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "FILE", SERVING,
         "write down headers and times of all messages of the switch; luwu trace --replay reads it",
+    )  # fmt: skip
+    worker_restarts: int = _key(
+        0, whole(0), "N", ("run",),
+        "times torchrun starts all workers again when one was lost; the step is replayed",
+    )  # fmt: skip
+    worker_hosts: int = _key(
+        1, whole(1, WORLD_SIZE_MAX), "N", ("run",),
+        "hosts that share the workers; the same command on each, with --join and --rendezvous",
+    )  # fmt: skip
+    rendezvous: str | None = _key(
+        None, host_and_port, "HOST:PORT", ("run",),
+        "where the hosts' torchruns meet: an address of one of them, and a free port",
+    )  # fmt: skip
+    job: int | None = _key(
+        None, whole(1, INT64_MAX), "N", ("up",),
+        "number of the job in the URL; random unless given. Fix it where an engine restarts roles",
     )  # fmt: skip
     join: str | None = _key(
         None, words, "FILE|URL", ("run", "up"), "connection file or URL of what runs already"

@@ -19,7 +19,8 @@ from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import STATE_DIRECTORY, Sizes, decide_sizes, serve, state_directory
 from luwu.launch.stopping import stop_requests
 from luwu.launch.supervisor import Supervisor, threads_per_worker
-from luwu.nic.connection import join
+from luwu.launch.torchrun import Meeting
+from luwu.nic.connection import Connection, join
 
 if TYPE_CHECKING:
     from luwu.launch.disk_floors import DiskFloors
@@ -47,6 +48,7 @@ def run(parsed: Parsed) -> int:
     _check_script(script)
     if config.join is not None:
         _check_join(resolved)
+    _check_hosts(config)
     check_trace(config.trace)
     check_record(config.record)
     console = Console(sys.stderr)
@@ -62,6 +64,7 @@ def run(parsed: Parsed) -> int:
             connect_timeout_s=config.connect_timeout,
         )
         disk: DiskFloors | None = None
+        meeting: Meeting | None = None
         try:
             with supervisor:
                 if config.join is None:
@@ -71,10 +74,16 @@ def run(parsed: Parsed) -> int:
                     serve(supervisor, config, state=state, sizes=sizes, say=console.say)
                     connect, workers = str(run_directory.connect_file), config.workers
                 else:
-                    connect, workers = _join(resolved, console, should_stop)
+                    connect, connection = _join(resolved, console, should_stop)
+                    workers, meeting = _share(config, connection)
                 threads = threads_per_worker(workers)
                 console.say(f"{workers} workers, {threads} compute threads each (OMP_NUM_THREADS)")
-                supervisor.train(script, workers=workers, connect=connect, on_line=_print)
+                if meeting is not None:
+                    console.say(f"torchruns of {meeting.hosts} hosts meet at {meeting.endpoint}")
+                supervisor.train(
+                    script, workers=workers, connect=connect, on_line=_print, meeting=meeting,
+                    restarts_max=config.worker_restarts,
+                )  # fmt: skip
                 supervisor.wait()
         except LuwuError as error:
             write_outcome(run_directory, error.exit_code, str(error))
@@ -144,8 +153,10 @@ def _say_steps(run_directory: RunDirectory, disk: DiskFloors | None, console: Co
         console.say(line)
 
 
-def _join(resolved: Resolved, console: Console, should_stop: Callable[[], bool]) -> tuple[str, int]:
-    """(LUWU_CONNECT, number of workers) of what runs already."""
+def _join(
+    resolved: Resolved, console: Console, should_stop: Callable[[], bool]
+) -> tuple[str, Connection]:
+    """LUWU_CONNECT of what runs already, and what it says."""
     config = resolved.config
     assert config.join is not None
     connection = join(
@@ -157,9 +168,24 @@ def _join(resolved: Resolved, console: Console, should_stop: Callable[[], bool])
             f"{connection.world_size}; leave --workers out, or start luwu up with it"
         )
     if "://" in config.join:
-        return config.join, connection.world_size
+        return config.join, connection
     path = Path(config.join).expanduser().absolute()
-    return str(path / "connect.json" if path.is_dir() else path), connection.world_size
+    return str(path / "connect.json" if path.is_dir() else path), connection
+
+
+def _share(config: RunConfig, connection: Connection) -> tuple[int, Meeting | None]:
+    """Workers on this host, and where its torchrun meets those of the others."""
+    hosts, workers = config.worker_hosts, connection.world_size
+    if hosts == 1:
+        return workers, None
+    assert config.rendezvous is not None
+    if workers % hosts:
+        raise ConfigError(
+            f"worker_hosts: {workers} workers cannot be shared evenly by {hosts} hosts; start "
+            "torchrun on each host with its own --nproc-per-node and LUWU_CONNECT"
+        )
+    name = f"luwu-{connection.job}"
+    return workers // hosts, Meeting(endpoint=config.rendezvous, hosts=hosts, name=name)
 
 
 def _check_join(resolved: Resolved) -> None:
@@ -169,6 +195,18 @@ def _check_join(resolved: Resolved) -> None:
                 f"{name} ({resolved.origins[name]}) belongs to whoever runs the switch and the "
                 f"node; give it to luwu up, and leave it out where you --join"
             )
+
+
+def _check_hosts(config: RunConfig) -> None:
+    if config.worker_hosts > 1 and config.join is None:
+        raise ConfigError(
+            "worker_hosts: several hosts share the workers of one job; start luwu up on one, and "
+            "give the --join that it prints to luwu run on each"
+        )
+    if (config.worker_hosts > 1) != (config.rendezvous is not None):
+        raise ConfigError(
+            "worker_hosts and rendezvous belong together: --worker-hosts 2 --rendezvous HOST:29400"
+        )
 
 
 def _check_script(script: list[str]) -> None:

@@ -115,7 +115,7 @@ def _start(
     sizes = decide_sizes(config, state)
     for line in sizes.lines:
         console.say(line)
-    job = new_job()
+    job = config.job or new_job()
     spec = node_spec(
         config,
         directory,
@@ -163,6 +163,8 @@ def _check(config: RunConfig, role: str | None) -> None:
         raise ConfigError(f"--role: {role!r} is neither switch nor node")
     if role is not None and config.transport in ("ipc", "shm"):
         raise ConfigError("transport: separate roles talk over tcp; leave --transport out")
+    if role == "switch" and config.job is not None:
+        raise ConfigError("job: the switch learns it from --join; give --job to the node alone")
     if role == "switch" and config.no_switch:
         raise ConfigError("no_switch: there is no switch to start; leave --no-switch out")
     if role == "switch" and config.join is None and config.run_dir is None:

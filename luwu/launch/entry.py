@@ -29,6 +29,8 @@ def main(arguments: Sequence[str]) -> None:
     rank = int(os.environ.get("RANK") or 0)
     process = f"{prefix}worker-{rank}"
     _redirect_output(run.log(process))
+    for stale in (run.error(process), run.role(f"{process}.ended")):
+        stale.unlink(missing_ok=True)  # of an earlier start, which torchrun has made good
     write_json(
         run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()}
     )

@@ -97,7 +97,7 @@ def serve(
     run = supervisor.run
     for line in sizes.lines:
         say(line)
-    job = new_job()
+    job = config.job or new_job()
     transport = chosen_transport(config)
     if transport == "shm" and config.stripes > 1:
         raise ConfigError(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +36,7 @@ from luwu.launch.guard import MARK_SUFFIX
 from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
 from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.sampling import MemorySampler
+from luwu.launch.torchrun import TORCHRUN_FOLDER, Meeting, guarded_command, torchrun_command
 
 STOP_PATIENCE_S: Final = 1.2
 """From the request to stop until the kill: all is over within 2 s."""
@@ -45,8 +45,6 @@ ENDING_S: Final = 60.0
 SPIN_COUNT: Final = "10000"
 """How long a compute thread that waits for another keeps its core. GNU OpenMP's own 300,000 made a
 step 20 times longer when two other processes wanted the two cores; this costs 5 % alone."""
-TORCHRUN_FOLDER: Final = ".torchrun"
-"""Where torchrun puts the folders it always makes; removed at the end."""
 
 
 @dataclass(slots=True)
@@ -54,7 +52,6 @@ class WorkerGroup:
     """The workers of one launch, under their guard."""
 
     guard: Child
-    count: int
     follower: LogFollower
     on_line: Callable[[str], None]
 
@@ -118,10 +115,13 @@ class Supervisor(Closing):
     def train(
         self, script: Sequence[str], *, workers: int, connect: str | None,
         on_line: Callable[[str], None], alone: bool = False, threads: int | None = None,
+        meeting: Meeting | None = None, restarts_max: int = 0,
     ) -> None:  # fmt: skip
         """Start the workers on a script; `alone` starts one process without torchrun.
 
-        `on_line` gets what rank 0 prints, line by line.
+        `workers`: those on this host. `meeting`: where its torchrun meets those of other hosts.
+        `restarts_max`: times all workers are started again because one was lost. `on_line` gets
+        what rank 0 prints, line by line, if it is on this host.
         """
         environ = worker_environ(
             self.run,
@@ -133,7 +133,8 @@ class Supervisor(Closing):
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
             for stale in self.run.path.glob(pattern):
                 stale.unlink()
-        command = guarded_command(self.run, self.run_id, self._prefix, script, workers, alone=alone)
+        torchrun = None if alone else torchrun_command(self.run, workers, meeting, restarts_max)
+        command = guarded_command(self.run, self.run_id, self._prefix, script, torchrun)
         write_json(self.run.role(f"{self._prefix}workers.json"), {
             "schema": 1,
             "workers": 1 if alone else workers,
@@ -148,7 +149,7 @@ class Supervisor(Closing):
         )
         first_log = self.run.log(f"{self._prefix}worker-0")
         follower = LogFollower(first_log, from_end=True)
-        self._workers = WorkerGroup(guard, 1 if alone else workers, follower, on_line)
+        self._workers = WorkerGroup(guard, follower, on_line)
 
     # ---------------------------------------------------------------------- watching
 
@@ -272,12 +273,11 @@ class Supervisor(Closing):
         if group is None or group.guard.poll() is not None:
             return []
         entries = []
-        for rank in range(group.count):
-            process = f"{self._prefix}worker-{rank}"
-            record = read_json(self.run.role(f"{process}.json"))
-            if record is not None and not self.run.role(f"{process}.ended").exists():
+        for file in self.run.path.glob(f"roles/{self._prefix}worker-*.json"):
+            record = read_json(file)
+            if record is not None and not file.with_suffix(".ended").exists():
                 entries.append(ProcessEntry(role="worker", **record))
-        return entries
+        return sorted(entries, key=lambda entry: entry.rank)
 
     def close(self) -> None:
         """Stop what still runs, within 2 s, and remove what would be left."""
@@ -336,19 +336,3 @@ def threads_alone(workers: int) -> int:
     if os.environ.get("OMP_NUM_THREADS"):
         return threads
     return min(workers * threads, len(os.sched_getaffinity(0)))
-
-
-def guarded_command(
-    run: RunDirectory, run_id: str, prefix: str, script: Sequence[str], workers: int, *, alone: bool
-) -> list[str]:
-    """The guard, torchrun unless one process is enough, our entry, and the script."""
-    entry = ["luwu.launch.entry", str(run.path), prefix, *script]
-    guard = [sys.executable, "-m", "luwu.launch.guard", run_id]
-    if alone:
-        return [*guard, sys.executable, "-m", *entry]
-    torchrun = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-        "--nproc-per-node", str(workers), "--max-restarts", "0", "--monitor-interval", "0.1",
-        "--log-dir", str(run.path / TORCHRUN_FOLDER),
-    ]  # fmt: skip
-    return [*guard, *torchrun, "-m", *entry]

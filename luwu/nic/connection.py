@@ -12,6 +12,7 @@ workers connect. Roles may start in any order: whoever needs the file waits for 
 
 from __future__ import annotations
 
+import re
 import sys
 import urllib.parse
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from luwu.base.limits import (
 SCHEMA: Final = 1
 PREFETCH_UNITS: Final = 2
 _POLL_S = 0.05
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _SCHEMES = ("tcp://", "ipc://", "shm://")
 
 
@@ -74,9 +76,15 @@ class Connection:
             asked["arena_bytes"] = self.arena_bytes
         if self.stripes != 1:
             asked["stripes"] = self.stripes
+        for name in ("connect_timeout_s", "grace_s"):
+            if getattr(self, name) != _DEFAULTS[name]:
+                asked[name] = f"{getattr(self, name):.9f}".rstrip("0").rstrip(".")
         if self.reshard_after_forward is not None:
             asked["reshard_after_forward"] = str(self.reshard_after_forward).lower()
         return f"{self.endpoint}?{urllib.parse.urlencode(asked)}"
+
+
+_DEFAULTS: Final = {each.name: each.default for each in fields(Connection)}
 
 
 def write_connection(path: Path, connection: Connection) -> None:
@@ -162,6 +170,8 @@ def parse_url(url: str) -> Connection:
             document[name] = text == "true"
         elif text.isdecimal():
             document[name] = int(text)
+        elif name in ("connect_timeout_s", "grace_s") and _DECIMAL.fullmatch(text):
+            document[name] = float(text)
         else:
             raise ConfigError(f"{url}: {name}={text!r} is no number; copy what luwu up printed")
     return _checked(document, url)

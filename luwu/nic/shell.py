@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.closing import Closing
 from luwu.base.errors import (
     ConfigError,
@@ -89,7 +89,7 @@ class Nic(Closing):
         self._transport = transport
         self._core = NicCore(
             job=job, rank=rank, world_size=world_size,
-            incarnation=SYSTEM_CLOCK.now_ns() if incarnation is None else incarnation,
+            incarnation=new_incarnation() if incarnation is None else incarnation,
         )  # fmt: skip
         self._told = Told(
             rank=rank, grace_s=grace_s, recorder=self.recorder, waits_for=self._core.waits_for

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.closing import Closing
 from luwu.base.events import Recorder
 from luwu.nic.reader import StateReader
@@ -79,7 +79,7 @@ class LocalCluster(Closing):
             endpoint = switch_endpoint
             core = SwitchCore(
                 job=self.job,
-                incarnation=SYSTEM_CLOCK.now_ns(),
+                incarnation=new_incarnation(),
                 children=[1 << rank for rank in range(world_size)],
                 limits=switch_limits or self._switch_limits(),
             )

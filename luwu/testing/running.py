@@ -22,7 +22,8 @@ from luwu.launch.failures import lost_worker, worker_failure
 from luwu.launch.guard import LEFT, MARK_SUFFIX
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.service import ServiceJob
-from luwu.launch.supervisor import guarded_command, threads_per_worker, worker_environ
+from luwu.launch.supervisor import threads_per_worker, worker_environ
+from luwu.launch.torchrun import guarded_command
 from luwu.testing.calls import BEFORE, member_file, result_folder, where_file
 from luwu.testing.cluster import clean_environ
 from luwu.testing.values import load_value
@@ -67,7 +68,7 @@ class Running(Closing):
         }
         return Child(
             f"guard-{rank}",
-            guarded_command(self.run, self._mark(rank), "", script, 1, alone=True),
+            guarded_command(self.run, self._mark(rank), "", script, None),
             log=self.run.log(f"guard-{rank}"),
             environ={**environ, **ranks},
         )

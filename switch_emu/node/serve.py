@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.clock import new_incarnation
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.quantities import format_bytes
@@ -137,7 +137,7 @@ def make_node_shell(
 ) -> NodeShell:
     """A node on a transport, as its specification says; nothing is opened yet."""
     plan = spec.plan()
-    incarnation = SYSTEM_CLOCK.now_ns()
+    incarnation = new_incarnation()
     ranks = (1 << spec.world_size) - 1
     core = NodeCore(
         job=spec.job,

@@ -111,7 +111,8 @@ class Members:
             if hello.incarnation < former.incarnation:
                 raise RefusedError(
                     f"a later start of ranks {ranks_text([former.ranks])} has joined already; "
-                    "stop this process"
+                    "stop this process (starts are told apart by the clocks of their hosts: set "
+                    "these by NTP, if this one is the later)"
                 )
             self._by_peer.pop(former.peer, None)
         member = Member(hello.contributors, peer, hello.incarnation)

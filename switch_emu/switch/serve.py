@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.clock import new_incarnation
 from luwu.base.events import Recorder
 from luwu.transport.opening import open_transport
 from luwu.wire.actions import PARENT
@@ -68,7 +68,7 @@ def serve_switch(
         transport.dial(PARENT, spec.parent)
         core = make_switch_core(
             job=spec.job,
-            incarnation=SYSTEM_CLOCK.now_ns(),
+            incarnation=new_incarnation(),
             children=[1 << rank for rank in range(spec.world_size)],
             limits=_limits(spec),
             file=file,

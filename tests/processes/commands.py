@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +93,7 @@ class Command:
         return self.wait(limit_s)
 
     def __str__(self) -> str:
-        return f"luwu {' '.join(self.arguments)}"
+        return " ".join(self.arguments)
 
 
 class Terminal:
@@ -110,6 +110,12 @@ class Terminal:
 
     def start(self, *arguments: str, **environ: str) -> Command:
         """Type a `luwu` command."""
+        return self.start_program([sys.executable, "-m", "luwu"], arguments, environ)
+
+    def start_program(
+        self, program: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str]
+    ) -> Command:
+        """Type another one, or one with something before it."""
         self._count += 1
         output = self._outputs / str(self._count)
         name, _, value = self._mark.partition("=")
@@ -122,7 +128,7 @@ class Terminal:
         }
         with open(f"{output}.out", "wb") as out, open(f"{output}.err", "wb") as err:
             process = subprocess.Popen(
-                [sys.executable, "-m", "luwu", *arguments],
+                [*program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -131,7 +137,7 @@ class Terminal:
                      name: value, **environ},
                 start_new_session=True,
             )  # fmt: skip
-        return Command(arguments, output, process)
+        return Command([Path(program[-1]).name, *arguments], output, process)
 
     def run(self, *arguments: str, **environ: str) -> Command:
         """Type a command and wait for its end."""

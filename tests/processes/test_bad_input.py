@@ -100,6 +100,26 @@ TYPED = [
         id="data-directory",
     ),
     pytest.param(
+        ["run", "--worker-hosts", "2", "-m", "workers.train"],
+        ["worker_hosts: several hosts share the workers of one job; start luwu up on one"],
+        id="hosts-without-a-job",
+    ),
+    pytest.param(
+        ["run", "--worker-hosts", "2", "--join", "nowhere", "-m", "workers.train"],
+        ["worker_hosts and rendezvous belong together: .*--rendezvous HOST:29400"],
+        id="hosts-that-meet-nowhere",
+    ),
+    pytest.param(
+        ["run", "--rendezvous", "10.0.0.5", "-m", "workers.train"],
+        [r"--rendezvous: '10\.0\.0\.5' is not HOST:PORT"],
+        id="rendezvous-without-port",
+    ),
+    pytest.param(
+        ["up", "--role", "switch", "--join", "nowhere", "--job", "3"],
+        ["job: the switch learns it from --join; give --job to the node alone"],
+        id="job-at-the-switch",
+    ),
+    pytest.param(
         ["run", "nothing.py"],
         [r"there is no script nothing\.py; name a Python file, or -m MODULE"],
         id="script-missing",

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,14 @@ def test_a_url_says_what_a_worker_needs() -> None:
         assert getattr(found, name) == getattr(CONNECTION, name)
 
 
+def test_a_url_carries_the_patience_of_the_job() -> None:
+    """Goal: workers on other hosts wait as long as `luwu up` was told; defaults are not spelt."""
+    assert "grace" not in CONNECTION.url()
+    patient = replace(CONNECTION, grace_s=20.25, connect_timeout_s=1e-9)
+    found = parse_url(patient.url())
+    assert (found.grace_s, found.connect_timeout_s) == (20.25, 1e-9)
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -57,6 +66,8 @@ def test_a_url_says_what_a_worker_needs() -> None:
         ("http://h:1?job=1&world_size=2&chunk_bytes=4", "no tcp://, ipc://, shm://"),
         ("tcp://h:1?job=1&world_size=0&chunk_bytes=4", "world_size is 0"),
         ("tcp://h:1?job", "copy the line"),
+        ("tcp://h:1?job=1&world_size=2&chunk_bytes=4&grace_s=0.0", "not a number above 0"),
+        ("tcp://h:1?job=1&world_size=2.5&chunk_bytes=4", "is no number"),
     ],
 )
 def test_a_url_that_lacks_something_is_refused(url: str, said: str) -> None:

@@ -1,0 +1,148 @@
+"""Workers on two hosts by torchrun, switch and node on a third: each in a network namespace.
+
+A worker is killed: torchrun's agents start all workers again, the step that was lost is replayed,
+and the weights are those of an undisturbed run on one host (I1, I3).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from tests.processes.commands import POLL_S, Command, Terminal, terminal
+from tests.processes.hosts import CENTRE, Hosts, NoNamespaces, hosts
+from tests.processes.jobs import SMALL, text_file
+
+STEPS = 8
+KILL_AFTER = 2
+"""The step after whose decision a worker is killed."""
+WAIT_S = 60.0
+LUWU = [sys.executable, "-m", "luwu"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+@pytest.fixture
+def network() -> Iterator[Hosts]:
+    try:
+        with hosts(2) as made:
+            yield made
+    except NoNamespaces as exc:
+        pytest.skip(f"needs network namespaces: {exc}")
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Terminal]:
+    with terminal(tmp_path) as opened:
+        yield opened
+        assert opened.leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The script of every run here, and its arguments."""
+    data = text_file(tmp_path_factory.mktemp("data"))
+    sizes = ["--steps", str(STEPS), "--data", str(data), "--compute-ms", "15", *SMALL]
+    return ["-m", "workers.train", "--arm", "luwu", "--log-every", "1", *sizes]
+
+
+@pytest.fixture(scope="module")
+def quiet_digest(tmp_path_factory: pytest.TempPathFactory, job: list[str]) -> str:
+    """Of the weights after a plain `luwu run` that nobody disturbs."""
+    directory = tmp_path_factory.mktemp("quiet")
+    with terminal(directory) as shell:
+        done = shell.run("run", "--run-dir", "run", *job)
+        assert done.process.returncode == 0, done.err
+    return digest(directory / "run")
+
+
+def digest(run: Path) -> str:
+    """Of the weights that the node of a run was left with."""
+    return str(json.loads((run / "results" / "node.json").read_text())["weights_digest"])
+
+
+def decided_steps(run: Path) -> list[int]:
+    """Those that the node has announced so far."""
+    file = run / "events" / "node.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    return [each["step"] for each in records if each["name"] == "node.step"]
+
+
+def wait_for_step(run: Path, step: int, commands: list[Command]) -> None:
+    """Return when the node has decided a step. Fails when a command has ended before."""
+    end_ns = SYSTEM_CLOCK.now_ns() + int(WAIT_S * 1e9)
+    while step not in decided_steps(run):
+        said = "\n".join(f"{each}:\n{each.err}" for each in commands)
+        assert all(each.process.poll() is None for each in commands), said
+        assert SYSTEM_CLOCK.now_ns() < end_ns, f"step {step} was never decided:\n{said}"
+        sleep(POLL_S)
+
+
+def worker_on(shell: Terminal, network: Hosts, host: int) -> int:
+    """The process number of the worker on a host."""
+    found = [
+        pid
+        for pid in shell.processes()
+        if network.is_on(host, pid)
+        and b"TORCHELASTIC_RUN_ID=" in Path(f"/proc/{pid}/environ").read_bytes()
+    ]
+    assert len(found) == 1, f"processes of a worker on host {host}: {found}"
+    return found[0]
+
+
+def start_workers(
+    starter: str, shell: Terminal, network: Hosts, url: str, job: list[str]
+) -> list[Command]:
+    """One worker on each host, which may be started again."""
+    meeting = f"{network.address(0)}:29400"
+    commands = []
+    for index in range(2):
+        if starter == "torchrun":
+            flags = [
+                "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2",
+                "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "gpt",
+                "--rdzv-conf", f"is_host={index == 0}", "--local-addr", network.address(index),
+                "--shutdown-timeout", "1", "--log-dir", f"torchrun-{index}",
+            ]  # fmt: skip
+            program, environ = TORCHRUN, {"LUWU_CONNECT": url}
+        else:
+            flags = [
+                "run", "--join", url, "--worker-hosts", "2", "--rendezvous", meeting,
+                "--worker-restarts", "2", "--run-dir", f"workers-{index}",
+            ]  # fmt: skip
+            program, environ = LUWU, {}
+        command = [*network.host(index), *program]
+        commands.append(shell.start_program(command, [*flags, *job], environ))
+    return commands
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("starter", ["torchrun", "luwu run"])
+def test_lost_worker_is_replayed_over_two_hosts(
+    starter: str, shell: Terminal, network: Hosts, job: list[str], quiet_digest: str
+) -> None:
+    """I1, I3, I8. Goal: one digest, disturbed or not. Method: SIGKILL to the worker of the second
+    host in the middle of the run; its agent has all workers started again, on both hosts."""
+    run = shell.directory / "up"
+    up = ["up", "--run-dir", "up", "--bind", f"tcp://{CENTRE}:0", "--insecure", "--state", "state"]
+    serving = shell.start_program([*network.centre, *LUWU], up, {})
+    url = serving.wait_for(r"^or      luwu run --join '(tcp://.*)' SCRIPT$")[1]
+
+    workers = start_workers(starter, shell, network, url, job)
+    wait_for_step(run, KILL_AFTER, [serving, *workers])
+    os.kill(worker_on(shell, network, 1), signal.SIGKILL)
+
+    for command in (*workers, serving):
+        assert command.wait() == 0, f"{command}:\n{command.err}"
+    assert "the job is finished" in serving.err
+    assert sorted(set(decided_steps(run))) == list(range(STEPS))
+    events = (run / "events" / "node.jsonl").read_text()
+    assert "were started again" in events, "the kill disturbed nothing"
+    assert digest(run) == quiet_digest
