@@ -21,10 +21,10 @@ from luwu.launch.console import Console
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import decide_sizes, serve
 from luwu.launch.supervisor import Supervisor
+from luwu.nic.flat_push import push_flat
 from luwu.nic.open import open_nic
 from luwu.nic.promises import Handle
 from luwu.nic.shell import Nic
-from luwu.testing.flat_push import push_flat
 
 MIB = 1024 * 1024
 BUDGET_BYTES_PER_PARAM = 48

@@ -5,6 +5,8 @@
     fsdp           every rank its shard (FSDP2)     reduce-scatter: NCCL on GPUs, gloo on CPUs
     fsdp_offload   the same, in the host's memory, where it is updated too (CPUOffloadPolicy)
     ddp            every rank all of them           all-reduce: NCCL on GPUs, gloo on CPUs
+    ina-allreduce  every rank all of them           the SmartSwitch, as SwitchML does
+    ps             as luwu                          the node; the switch only hands on
     single         one process that computes every worker's batch, one after the other
 
 All start from the same weights, bit for bit, and update them with AdamW on the mean gradient. The
@@ -32,6 +34,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import ConfigError
+from luwu.nic.open import open_nic
+from workers.allreduce import NetworkAllReduce
 from workers.gpt import GPT, GPTConfig, init_weights, initial_values
 from workers.options import DTYPES, Options, env_int
 from workers.pace import pace_units
@@ -183,6 +187,38 @@ class LuwuArm(Arm):
         }
 
 
+class InaAllreduceArm(Arm):
+    """A replicated model whose gradients are summed in the network; see `workers/allreduce.py`."""
+
+    def __init__(self, options: Options, *, data_digest: str) -> None:
+        super().__init__(options)
+        self._agree = {"data": data_digest, "seed": str(options.seed), "arm": options.arm}
+        self._nic = open_nic(env_int("RANK", 0), env_int("WORLD_SIZE", 1))
+        self.rank, self.world_size = self._nic.rank, self._nic.world_size
+        self.device = torch.device("cpu")
+
+    def build(self, config: GPTConfig) -> None:
+        self.module = _initialised(config, self.options, self.device)
+        self.optimizer = self._fused_adamw()
+        self._reduce = NetworkAllReduce(
+            self._nic, _units_of(self.module), DTYPES[self.options.dtype], self._agree
+        )
+
+    def step(self, *, want_norm: bool) -> float | None:
+        self._reduce.finish_step()
+        return super().step(want_norm=want_norm)
+
+    def finish(self) -> None:
+        self._reduce.leave()
+
+    def measurements(self) -> dict[str, Any]:
+        counters = self._nic.counters
+        return {
+            **super().measurements(),
+            "network_bytes": {"push": counters.push_bytes, "pull": counters.pull_bytes},
+        }
+
+
 class FsdpArm(Arm):
     """PyTorch's own sharded data parallel, FSDP2: the path a user would otherwise take."""
 
@@ -287,8 +323,10 @@ class SingleArm(Arm):
 
 def make_arm(options: Options, *, data_digest: str) -> Arm:
     """Join the run as a worker of the chosen arm."""
-    if options.arm == "luwu":
+    if options.arm in ("luwu", "ps"):  # to a worker they are the same
         return LuwuArm(options, data_digest=data_digest)
+    if options.arm == "ina-allreduce":
+        return InaAllreduceArm(options, data_digest=data_digest)
     if options.arm == "fsdp":
         return FsdpArm(options)
     if options.arm == "fsdp_offload":
@@ -357,6 +395,17 @@ def _local_device() -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def _units_of(model: nn.Module) -> list[tuple[str, list[tuple[str, nn.Parameter]]]]:
+    """Each block and the rest, with their parameters, in order of registration."""
+    units: dict[str, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in model.named_parameters():
+        block, _, rest = name.removeprefix("blocks.").partition(".")
+        units.setdefault(block if rest and name.startswith("blocks.") else "", []).append(
+            (name, parameter)
+        )
+    return [(f"blocks.{name}" if name else "root", members) for name, members in units.items()]
 
 
 def _model_of(module: nn.Module) -> nn.Module:

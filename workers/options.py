@@ -15,7 +15,7 @@ import torch
 from luwu.base.errors import ConfigError
 from workers.gpt import Checkpointing, GPTConfig
 
-ARM_NAMES = ("luwu", "fsdp", "ddp", "single", "fsdp_offload")
+ARM_NAMES = ("luwu", "fsdp", "ddp", "single", "fsdp_offload", "ina-allreduce", "ps")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HEAD_WIDTH = 32
 

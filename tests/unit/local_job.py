@@ -22,9 +22,9 @@ import torch
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import ConfigError, StepAborted
 from luwu.layout import Layout, Parameter, Unit, padded
+from luwu.nic.flat_push import push_flat
 from luwu.nic.promises import StepHandle
 from luwu.nic.shell import Nic
-from luwu.testing.flat_push import push_flat
 from luwu.testing.local import LocalCluster
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -33,6 +34,9 @@ _OPTIMIZERS = {
     ("sgd", ("momentum",)): 3,
     ("lion", ("m",)): 4,
 }
+COMPILED: Final = _OPTIMIZERS.keys()
+"""(optimizer, state fields) that the library knows."""
+
 _MAXIMIZE, _DECAY, _NESTEROV, _FIRST, _LERP_FROM_GRAD, _NO_MOMENTUM = 1, 2, 4, 8, 16, 32
 _COUPLED, _MOMENTUM_FROM_GRAD = 64, 128
 

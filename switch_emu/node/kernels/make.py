@@ -8,7 +8,7 @@ from typing import Final
 
 from luwu.base.errors import ConfigError
 from switch_emu.native.build import BuildError, build
-from switch_emu.node.kernels.compiled import CompiledKernel
+from switch_emu.node.kernels.compiled import COMPILED, CompiledKernel
 from switch_emu.node.kernels.interface import Made
 from switch_emu.node.kernels.portable import PORTABLE, PortableKernel
 from switch_emu.node.kernels.selfcheck import difference
@@ -35,8 +35,8 @@ def make_kernel(
     portable = _portable(optimizer, state_fields)
     if compiled is False:
         return Made(portable, "the portable kernel was asked for")
-    if (optimizer, state_fields) not in PORTABLE and not compiled:
-        return Made(portable, f"{portable.name} is another package's, which nobody compiled")
+    if (optimizer, state_fields) not in COMPILED and not compiled:
+        return Made(portable, f"nobody wrote a compiled version of {portable.name}")
     try:
         built = build(cache)
         kernel = CompiledKernel(built.library, portable.name, optimizer, state_fields)

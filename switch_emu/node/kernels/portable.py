@@ -101,6 +101,11 @@ def lion(weights: Any, grad: Any, state: tuple[Any, ...], updates: int, hyper: H
     state[0].lerp_(grad, 1 - float(hyper["beta2"]))
 
 
+def mirror(weights: Any, grad: Any, state: tuple[Any, ...], updates: int, hyper: Hyper) -> None:
+    """No update: the page becomes the mean gradient, and every worker pulls that (all-reduce)."""
+    weights.copy_(grad)
+
+
 class PortableKernel(UpdateKernel):
     """Blocks of torch's fused kernels; see the module."""
 
@@ -203,6 +208,7 @@ PORTABLE: dict[tuple[str, tuple[str, ...]], PortableKernel] = {
     ("sgd", ("momentum",)): PortableKernel("torch-fused-sgd", ("momentum",), sgd),
     ("sgd", ()): PortableKernel("torch-fused-sgd-plain", (), sgd),
     ("lion", ("m",)): PortableKernel("torch-lion", ("m",), lion),
+    ("mirror", ()): PortableKernel("mirror", (), mirror),
     ("none", ()): PortableKernel("none", (), None),
 }
 """By the optimizer's name and its state fields."""

@@ -1,4 +1,4 @@
-"""Push a unit's gradient that is one flat vector: for tests and benchmarks without autograd."""
+"""Push a unit's gradient that is one flat vector: where no sharded module makes the gradients."""
 
 from __future__ import annotations
 
