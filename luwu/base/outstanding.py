@@ -25,6 +25,19 @@ class RetryPolicy:
     most_ns: int = 60_000_000_000
     """The pause doubles up to this."""
 
+    ns_per_byte: float = 0.0
+    """What each byte that is under way before an answer adds to the first pause: emulated links
+    have a rate."""
+
+
+def retry_policy(first_ms: int, most_ms: int, ps_per_byte: int) -> RetryPolicy | None:
+    """The policy as files state it, in whole numbers; None where `first_ms` is 0: the usual one."""
+    if not first_ms:
+        return None
+    return RetryPolicy(
+        first_ns=first_ms * 1_000_000, most_ns=most_ms * 1_000_000, ns_per_byte=ps_per_byte / 1000
+    )
+
 
 @dataclass(slots=True)
 class _Entry(Generic[RequestT]):
@@ -50,9 +63,13 @@ class Outstanding(Generic[RequestT]):
     def __contains__(self, key: Hashable) -> bool:
         return key in self._entries
 
-    def add(self, key: Hashable, request: RequestT, now_ns: int) -> None:
-        """Remember a request just sent; an older one under this key is replaced."""
-        entry = _Entry(request, now_ns + self._policy.first_ns, self._policy.first_ns)
+    def add(self, key: Hashable, request: RequestT, now_ns: int, nbytes: int = 0) -> None:
+        """Remember a request just sent; an older one under this key is replaced.
+
+        `nbytes`: what is under way before its answer can be here.
+        """
+        pause_ns = self._policy.first_ns + int(nbytes * self._policy.ns_per_byte)
+        entry = _Entry(request, now_ns + pause_ns, pause_ns)
         self._entries[key] = entry
         self._plan(key, entry)
 
@@ -81,7 +98,7 @@ class Outstanding(Generic[RequestT]):
             if entry is None or entry.order != order:
                 continue  # answered, or planned anew, since
             requests.append(entry.request)
-            entry.pause_ns = min(entry.pause_ns * 2, self._policy.most_ns)
+            entry.pause_ns = max(entry.pause_ns, min(entry.pause_ns * 2, self._policy.most_ns))
             entry.due_ns = now_ns + entry.pause_ns
             self._plan(key, entry)
         return requests

@@ -38,6 +38,8 @@ class Uplink:
         self._queue: deque[tuple[Hashable, Cargo]] = deque()
         self._under_way: dict[Hashable, Cargo] = {}
         self._window_used = 0
+        self._largest_bytes = 0
+        """Of all cargo so far: weights that are asked for come in messages of such a size."""
         self.window_bytes = 0
         self.repeated_count = 0
         """Messages that were said again because no answer came in time."""
@@ -51,7 +53,7 @@ class Uplink:
     ) -> None:
         """Send a request and repeat it until `answered(name)`."""
         send = Send((PARENT,), message, payload)
-        self._asked.add(name, send, now_ns)
+        self._asked.add(name, send, now_ns, self._bytes_before_answer)
         self._actions.append(send)
 
     def asks(self, name: Hashable) -> bool:
@@ -64,6 +66,7 @@ class Uplink:
 
     def load(self, now_ns: int, name: Hashable, cargo: Cargo) -> None:
         """Send cargo as soon as the window has room."""
+        self._largest_bytes = max(self._largest_bytes, cargo.payload_bytes)
         self._queue.append((name, cargo))
         self._fill_window(now_ns)
 
@@ -117,10 +120,14 @@ class Uplink:
             self._window_used = needed
             self._under_way[name] = cargo
             send = Send((PARENT,), cargo.message, cargo.payload)
-            self._asked.add(name, send, now_ns)
+            self._asked.add(name, send, now_ns, self._bytes_before_answer)
             self._actions.append(send)
             if cargo.on_way is not None:
                 cargo.on_way()
+
+    @property
+    def _bytes_before_answer(self) -> int:
+        return self._window_used + self._largest_bytes
 
     def _drop(self, cargo: Cargo) -> None:
         if cargo.payload is not None:

@@ -1,0 +1,150 @@
+"""One direction of an emulated link: a message and a time in, its arrivals out.
+
+    offered -> dropped      the queue is full
+            -> leaving      one after the other, at the rate; a copy made by the network too
+            -> lost         after it has left
+            -> in flight    for the delay, some jitter, and those that overtake it
+            -> received     the holder says so with `delivered`
+
+Pure: the caller says what time it is, holds the messages, and gives the source of random numbers.
+
+Invariants; the tests cite them by number:
+
+    L1  sent + repeated = received + dropped + in flight, in messages and in bytes, at any time.
+    L2  Bytes never leave faster than the rate, copies included.
+    L3  A message is overtaken by at most `reorder_window` later ones; by none if that is 0.
+    L4  The same offers and the same random numbers give the same arrivals.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from luwu.base.links import LinkSpec
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Messages, and their bytes: headers and payloads."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def count(self, nbytes: int, messages: int = 1) -> None:
+        """One more message of this size, or one less for -1."""
+        self.messages += messages
+        self.bytes += nbytes * messages
+
+    def add(self, other: Traffic) -> None:
+        """Add another's."""
+        self.messages += other.messages
+        self.bytes += other.bytes
+
+
+@dataclass(slots=True)
+class LinkCounters:
+    """What has become of the messages of one direction; see L1."""
+
+    sent: Traffic = field(default_factory=Traffic)
+    """Offered to the link."""
+    repeated: Traffic = field(default_factory=Traffic)
+    """Copies that the network made."""
+    received: Traffic = field(default_factory=Traffic)
+    lost: Traffic = field(default_factory=Traffic)
+    """Dropped by chance."""
+    overflowed: Traffic = field(default_factory=Traffic)
+    """Dropped because too much waited."""
+    cut: Traffic = field(default_factory=Traffic)
+    """Dropped because the connection ended while they were under way."""
+    in_flight: Traffic = field(default_factory=Traffic)
+
+    @property
+    def dropped(self) -> Traffic:
+        """All that was dropped, for whatever reason."""
+        total = Traffic()
+        for each in (self.lost, self.overflowed, self.cut):
+            total.add(each)
+        return total
+
+    def add(self, other: LinkCounters) -> None:
+        """Add another's."""
+        for name in LinkCounters.__slots__:
+            getattr(self, name).add(getattr(other, name))
+
+
+class EmulatedLink:
+    """One direction; `draw` gives random numbers from 0 to below 1."""
+
+    def __init__(self, spec: LinkSpec, draw: Callable[[], float]) -> None:
+        self.spec = spec
+        self.counters = LinkCounters()
+        self._draw = draw
+        self._free_ns = 0
+        """When all that was taken has left."""
+        self._rest_ns = 0.0
+        """What rounding has not given to `_free_ns` yet; small messages take less than 1 ns."""
+        self._arrivals_ns: deque[int] = deque()
+        """Of the last messages, as many as may be overtaken by the next one."""
+        self._floor_ns = 0
+        """When all older ones have arrived."""
+
+    def offer(self, now_ns: int, nbytes: int) -> tuple[int, ...]:
+        """Take a message; when it arrives. Empty: it never does. Two: it does so twice."""
+        counters = self.counters
+        counters.sent.count(nbytes)
+        if self._is_full(now_ns, nbytes):
+            counters.overflowed.count(nbytes)
+            return ()
+        copies_count = 1
+        if self.spec.duplicate_ratio and self._draw() < self.spec.duplicate_ratio:
+            copies_count = 2
+            counters.repeated.count(nbytes)
+        arrivals_ns = []
+        for _ in range(copies_count):
+            left_ns = self._leave(now_ns, nbytes)
+            if self.spec.loss_ratio and self._draw() < self.spec.loss_ratio:
+                counters.lost.count(nbytes)
+                continue
+            counters.in_flight.count(nbytes)
+            arrivals_ns.append(self._arrival_ns(left_ns, nbytes))
+        return tuple(arrivals_ns)
+
+    def delivered(self, nbytes: int) -> None:
+        """A message of this size has arrived."""
+        self.counters.in_flight.count(nbytes, -1)
+        self.counters.received.count(nbytes)
+
+    def cut(self, nbytes: int) -> None:
+        """A message of this size is under way no more: the connection has ended."""
+        self.counters.in_flight.count(nbytes, -1)
+        self.counters.cut.count(nbytes)
+
+    def _is_full(self, now_ns: int, nbytes: int) -> bool:
+        rate, limit = self.spec.rate_bytes_per_s, self.spec.queue_bytes
+        if rate is None or limit is None or self._free_ns <= now_ns:
+            return False
+        return (self._free_ns - now_ns) * rate / 1e9 + nbytes > limit
+
+    def _leave(self, now_ns: int, nbytes: int) -> int:
+        """When the message has left."""
+        if self._free_ns < now_ns:
+            self._free_ns, self._rest_ns = now_ns, 0.0
+        taken_ns = self.spec.serialise_ns(nbytes) + self._rest_ns
+        self._free_ns += int(taken_ns)
+        self._rest_ns = taken_ns - int(taken_ns)
+        return self._free_ns
+
+    def _arrival_ns(self, left_ns: int, nbytes: int) -> int:
+        spec = self.spec
+        arrival_ns = left_ns + spec.delay_ns
+        if spec.jitter_ns:
+            arrival_ns += int(self._draw() * spec.jitter_ns)
+        if spec.reorder_window:
+            arrival_ns += int(self._draw() * spec.spread_ns(nbytes))
+        arrival_ns = max(arrival_ns, self._floor_ns)
+        self._arrivals_ns.append(arrival_ns)
+        if len(self._arrivals_ns) > spec.reorder_window:
+            self._floor_ns = max(self._floor_ns, self._arrivals_ns.popleft())
+        return arrival_ns
