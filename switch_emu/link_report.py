@@ -1,6 +1,6 @@
 """What emulated links carried, as summaries write it: one row for each link and direction.
 
-    {"link": "worker-0", "direction": "up", "label": "emulated",
+    {"link": "worker (ranks 0)", "direction": "up", "label": "emulated",
      "messages": {"sent": 12, "repeated": 0, "received": 11, "dropped": 1, "lost": 1, ...},
      "bytes": {the same}}
 
@@ -22,28 +22,21 @@ KINDS: Final = (
 )  # fmt: skip
 
 
-def link_rows(transport: Transport, name_of: Callable[[str], str]) -> list[dict[str, Any]]:
+def link_rows(
+    transport: Transport, role: str, name_of: Callable[[str], str]
+) -> list[dict[str, Any]]:
     """A row for each link and direction; none where nothing is emulated.
 
-    `name_of` names the link of a peer; connections of one name, such as those of a worker that
-    came back, are added up.
+    `role`: whose links they are, worker or node; `name_of` says whom a peer speaks for. The
+    connections of one name, such as those of a worker that came back, are added up.
     """
     if not isinstance(transport, LinkedTransport):
         return []
     totals: dict[tuple[str, str], LinkCounters] = {}
     for peer, up, down in transport.links():
         for way, counters in (("up", up), ("down", down)):
-            totals.setdefault((name_of(peer), way), LinkCounters()).add(counters)
+            totals.setdefault((f"{role} ({name_of(peer)})", way), LinkCounters()).add(counters)
     return [_row(name, way, counters) for (name, way), counters in sorted(totals.items())]
-
-
-def worker_name(ranks: int) -> str:
-    """The link of a child that speaks for these ranks; 0 for who is no member, as readers are."""
-    if ranks == 0:
-        return "worker-other"
-    return "worker-" + "-".join(
-        str(rank) for rank in range(ranks.bit_length()) if ranks >> rank & 1
-    )
 
 
 def _row(name: str, way: str, counters: LinkCounters) -> dict[str, Any]:

@@ -16,9 +16,10 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from luwu.base.config import suggestion
 from luwu.base.errors import STOPPED_CODE, ConfigError, LuwuError
 from luwu.base.json_file import read_json, write_json
+from luwu.base.links import LinkPair
+from luwu.base.suggestion import suggestion
 
 
 def read_document(config: Path) -> dict[str, Any]:
@@ -79,12 +80,12 @@ def _serve(role: str, document: dict[str, Any], stopping: threading.Event) -> in
 
 
 def _spec(kind: Any, values: dict[str, Any]) -> Any:
-    """A specification from JSON; paths are texts there. Raises ConfigError."""
+    """A specification from JSON; paths are texts there, links dicts. Raises ConfigError."""
     hints = typing.get_type_hints(kind)
     for name in values:
         if name not in hints:
             raise ConfigError(f"--config: {kind.__name__} has no {name!r}{suggestion(name, hints)}")
-    found = {name: _as_path(hints[name], value) for name, value in values.items()}
+    found = {name: _as_hinted(hints[name], value) for name, value in values.items()}
     missing = [
         each.name
         for each in dataclasses.fields(kind)
@@ -97,6 +98,8 @@ def _spec(kind: Any, values: dict[str, Any]) -> Any:
     return kind(**found)
 
 
-def _as_path(hint: Any, value: Any) -> Any:
+def _as_hinted(hint: Any, value: Any) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if LinkPair in kinds and isinstance(value, dict):
+        return LinkPair.from_document(value)
     return Path(value) if Path in kinds and isinstance(value, str) else value

@@ -23,13 +23,15 @@ from luwu.transport.interface import (
     SendHandle,
     Transport,
 )
-from luwu.wire.actions import Drop, Note, Send
+from luwu.wire.actions import PARENT, Drop, Note, Send
 from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Message
 from switch_emu.counting import CountersFile, Counts, LinkCounts
+from switch_emu.linked import LinkedTransport
 from switch_emu.payload import Payload
 
 _RECEIVE_NS_MAX = 200_000_000
+_SEE_OFF_NS_MAX = 10 * 10**9
 
 
 class Shell:
@@ -47,6 +49,8 @@ class Shell:
         self._sending: deque[tuple[SendHandle, Payload]] = deque()
         self._progress_ns = SYSTEM_CLOCK.now_ns()
         self._report_ns = self._progress_ns + 15 * 10**9
+        self._children: set[str] = set()
+        """Connections to us that are up."""
 
     # ---------------------------------------------------------------------- for subclasses
 
@@ -111,6 +115,7 @@ class Shell:
             self._report_if_stuck(now_ns)
             if self._counters is not None and self._counters.is_due(now_ns):
                 self.write_counters()
+        self._see_off(should_stop)
         return True
 
     def write_counters(self) -> None:
@@ -156,6 +161,25 @@ class Shell:
                 self._handle(item)
             self._reap()
 
+    def _see_off(self, should_stop: Callable[[], bool]) -> None:
+        """Let our last answers arrive, where links are emulated.
+
+        If a link can lose one, the child asks again, and somebody must be there to answer until it
+        has closed its connection.
+        """
+        links = self.transport
+        if not isinstance(links, LinkedTransport):
+            return
+        end_ns = SYSTEM_CLOCK.now_ns() + _SEE_OFF_NS_MAX
+        while self._children and (links.can_lose or links.holds_sends):
+            if should_stop() or SYSTEM_CLOCK.now_ns() > end_ns:
+                return
+            item = links.receive(_RECEIVE_NS_MAX)
+            if item is not None:
+                self._handle(item)
+            self.do(self.background())
+            self._reap()
+
     def _timeout_ns(self) -> int:
         tick_ns = self.next_tick_ns()
         if tick_ns is None:
@@ -168,9 +192,12 @@ class Shell:
                 self._progress_ns = SYSTEM_CLOCK.now_ns()
                 self._delivered(item)
             case PeerUp(peer):
+                if peer != PARENT:
+                    self._children.add(peer)
                 self.do(self.peer_up(SYSTEM_CLOCK.now_ns(), peer))
                 self.recorder.event("peer.up", level="DEBUG", peer=peer)
             case PeerDown(peer, reason):
+                self._children.discard(peer)
                 self.recorder.event("peer.down", level="DEBUG", peer=peer, reason=reason)
             case PeerFailed(peer, error, final):
                 level = "WARNING" if final else "DEBUG"

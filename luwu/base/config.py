@@ -11,11 +11,10 @@ the same as one set to its default: `Resolved.origins` says who set what.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +27,16 @@ from luwu.base.limits import (
     STRIPES_MAX,
     WORLD_SIZE_MAX,
 )
+from luwu.base.links import (
+    Links,
+    parse_dilation,
+    parse_links,
+    parse_rate,
+    parse_ratio,
+    parse_window,
+)
 from luwu.base.quantities import parse_bytes, parse_ns
+from luwu.base.suggestion import suggestion
 
 ENVIRONMENT_PREFIX: Final = "LUWU_"
 ENVIRONMENT_ONLY: Final = {
@@ -48,12 +56,6 @@ COMPARING: Final = ("compare",)
 
 Parser = Callable[[str, str], Any]
 """(text, name of the key for messages) -> value. Raises ConfigError."""
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for a misspelt name, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 # ---------------------------------------------------------------------- parsers of one value
@@ -199,7 +201,10 @@ class RunConfig:
         None, path, "FILE", COMPARING,
         "text, or .bin of uint16 tokens; the source of Python's library unless given",
     )  # fmt: skip
-    seed: int = _key(0, whole(0), "N", COMPARING, "every random number derives from it")
+    seed: int = _key(
+        0, whole(0), "N", EVERYWHERE,
+        "every random number derives from it; of run and up, those of emulated links",
+    )  # fmt: skip
     dtype: str = _key(
         "float32", one_of("float32", "bfloat16"), "float32|bfloat16", COMPARING,
         "dtype of compute, weights and gradients on the wire",
@@ -241,6 +246,27 @@ class RunConfig:
     no_switch: bool = _key(
         False, boolean, "true|false", SERVING, "workers talk to the node itself; one host only"
     )
+    link: Links | None = _key(  # noqa: RUF009 - it makes a field
+        None, parse_links, "SPEC", SERVING,
+        "emulate links: 10gbit, 100gbe, rate=1gbit,delay=0.2ms,queue=4MiB, worker=SPEC;node=SPEC",
+    )  # fmt: skip
+    loss: float | None = _key(
+        None, parse_ratio, "X", SERVING, "share of messages that each emulated link loses"
+    )
+    duplicate: float | None = _key(
+        None, parse_ratio, "X", SERVING, "share of messages that each emulated link repeats"
+    )
+    reorder: int | None = _key(
+        None, parse_window, "N", SERVING,
+        "how many later messages may overtake one on an emulated link",
+    )  # fmt: skip
+    disk_rate: float | None = _key(
+        None, parse_rate, "RATE", SERVING, "emulate a disk of this rate for the node's pages: 2GB/s"
+    )
+    dilation: float = _key(
+        1.0, parse_dilation, "X", SERVING,
+        "slow emulated links, the emulated disk and --compute-ms down by this factor",
+    )  # fmt: skip
     state: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", SERVING,
         "where the node keeps the training state; luwu-state, or the run directory of compare",
@@ -365,6 +391,8 @@ def value_text(name: str, value: object) -> str | None:
         return ",".join(value)
     if KEYS[name].parse in (size_or_auto, chunk_size) and isinstance(value, int):
         return exact_size(value)
+    if KEYS[name].parse is parse_rate and isinstance(value, float):
+        return f"{round(value * 8)}bit"
     if KEYS[name].parse is seconds:
         return f"{value:g}s"
     return str(value)

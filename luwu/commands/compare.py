@@ -20,6 +20,7 @@ from luwu.commands.trace import check_record, check_trace, write_trace
 from luwu.launch.arm import run_arm, with_budget
 from luwu.launch.comparison import comparison
 from luwu.launch.console import Console
+from luwu.launch.network import links_of
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, decide_sizes, state_directory
 from luwu.launch.stopping import stop_requests
@@ -101,6 +102,8 @@ def _plan(
     write_json(run_directory.file("floors.json"), {"schema": 1, **planned.floors.document()})
     for line in short_lines(planned.estimate):
         console.say(line)
+    if not links_of(config).is_ideal or config.disk_rate is not None:
+        console.say("plan    emulated links and disks are not in these floors")
     return planned.estimate.document()
 
 
@@ -155,10 +158,20 @@ def _check(config: RunConfig) -> None:
         check_data_file(config.data)
     if config.json not in (None, "-") and not Path(str(config.json)).absolute().parent.is_dir():
         raise ConfigError(f"json: no directory for {config.json}; make it first")
+    _check_network(config)
     if config.trace is not None and "luwu" not in config.arms:
         raise ConfigError("trace: only luwu records spans; add it to --arms")
     check_trace(config.trace)
     check_record(config.record)
+
+
+def _check_network(config: RunConfig) -> None:
+    is_emulated = not links_of(config).is_ideal or config.disk_rate is not None
+    if is_emulated and "luwu" not in config.arms:
+        raise ConfigError(
+            "link: only luwu's arm runs over emulated links and disks; add luwu to --arms, or "
+            "leave --link, --loss, --duplicate, --reorder and --disk-rate out"
+        )
 
 
 def _finish(

@@ -9,6 +9,7 @@ from typing import Final
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import write_json
 from luwu.commands.flags import Parsed, Verb, resolve_parsed
+from luwu.launch.network import links_of
 from luwu.launch.run_directory import RUNS_DIRECTORY
 from luwu.launch.serving import decide_sizes, state_directory
 
@@ -30,6 +31,11 @@ def run(parsed: Parsed) -> int:
     config = resolved.config
     if config.json not in (None, "-") and not Path(str(config.json)).absolute().parent.is_dir():
         raise ConfigError(f"json: no directory for {config.json}; make it first")
+    if not links_of(config).is_ideal or config.disk_rate is not None:
+        raise ConfigError(
+            "link: the floors that luwu estimate adds up are this machine's, without emulated "
+            "links and disks; leave --link, --loss, --duplicate, --reorder and --disk-rate out"
+        )
     from luwu.launch.estimate.job import plan_gpt
     from luwu.launch.estimate.text import estimate_text
     from luwu.launch.timing import THOROUGH

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from luwu.base.config import KEYS, Resolved, resolve, suggestion
+from luwu.base.config import KEYS, Resolved, resolve
 from luwu.base.errors import ConfigError
+from luwu.base.suggestion import suggestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +159,9 @@ def _default_text(name: str) -> str:
     if default is None or default is False:
         return ""
     shown = ",".join(default) if isinstance(default, tuple) else default
-    return f" ({shown:g}s)" if isinstance(default, float) else f" ({shown})"
+    if isinstance(default, float):
+        return f" ({shown:g}{'s' if KEYS[name].shape == 'TIME' else ''})"
+    return f" ({shown})"
 
 
 def _value(token: str, waiting: list[str]) -> str:

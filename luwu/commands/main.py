@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
-from luwu.base.config import suggestion
 from luwu.base.errors import LuwuError
+from luwu.base.suggestion import suggestion
 from luwu.commands import flags
 
 VERBS: Final = {

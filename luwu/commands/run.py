@@ -32,8 +32,9 @@ VERB: Final = Verb(
     rest="script",
 )
 SERVING_KEYS: Final = (
-    "chunk", "durability", "memory_budget", "no_switch", "reshard_after_forward", "restarts",
-    "resume", "state", "transport",
+    "chunk", "dilation", "disk_rate", "duplicate", "durability", "link", "loss", "memory_budget",
+    "no_switch", "reorder", "reshard_after_forward", "restarts", "resume", "seed", "state",
+    "transport",
 )  # fmt: skip
 """Keys that belong to whoever started what --join names."""
 RECORD_CHUNKS: Final = 3

@@ -15,6 +15,7 @@ from luwu.base.json_file import read_json
 from luwu.launch.children import DiskBytes
 from luwu.launch.console import Console
 from luwu.launch.estimate.outcome import busy_seconds
+from luwu.launch.network import dilated_compute_ms
 from luwu.launch.overlap import updated_before_last_push_ratio
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, serve, state_directory
@@ -37,6 +38,8 @@ class ArmRun:
     updated_before_last_push_ratio: float | None
     busy_seconds: dict[str, float] | None = None
     """Of a step, by resource."""
+    links: list[dict[str, Any]] | None = None
+    """What each emulated link carried; None where this arm has none."""
 
 
 def run_arm(
@@ -91,6 +94,7 @@ def run_arm(
             updated_before_last_push_ratio(run.path / "events") if name == "luwu" else None
         ),
         busy_seconds=busy_seconds(run.path / "events", steps_count) if name == "luwu" else None,
+        links=_links(run) if name == "luwu" else None,
     )
 
 
@@ -106,7 +110,7 @@ def script_arguments(name: str, config: RunConfig, result: Path) -> list[str]:
         "seed": config.seed,
         "dtype": config.dtype,
         "max-grad-norm": config.max_grad_norm,
-        "compute-ms": config.compute_ms,
+        "compute-ms": dilated_compute_ms(config),
         "global-workers": config.workers if name == "single" else None,
         "result": result,
     }
@@ -148,6 +152,12 @@ def _result(run: RunDirectory, name: str, rank: int) -> dict[str, Any]:
     if found is None:
         raise LuwuError(f"worker {rank} of {name} ended well but wrote no {path}; see its log")
     return found
+
+
+def _links(run: RunDirectory) -> list[dict[str, Any]]:
+    """What the machines say of their links."""
+    said = [read_json(run.result(name)) or {} for name in ("switch.json", "node.json")]
+    return [row for summary in said for row in summary.get("links", [])]
 
 
 def _node_summary(run: RunDirectory) -> dict[str, Any]:

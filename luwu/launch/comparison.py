@@ -1,6 +1,7 @@
 """The document a comparison comes to: one job, several arms, the same fields for each.
 
-Bytes are totals of the run, payload only, summed over workers. What an arm does not have is null.
+Bytes are totals of the run, payload only, summed over workers; those of `links` passed emulated
+links, headers included. What an arm does not have is null.
 `worker_peak_rss_bytes` and `node_peak_rss_bytes` are peaks of RssAnon + RssShmem, sampled from
 outside ten times a second in every arm.
 """
@@ -114,6 +115,7 @@ def arm_document(
             "pages_updated_before_last_push_ratio": arm.updated_before_last_push_ratio,
             "pull_before_use_ratio": _mean(workers, "pull_before_use_ratio"),
         },
+        "links": arm.links,
         "aborts_count": max(worker["aborts_count"] for worker in workers),
         "weights_digest": node.get("weights_digest") or workers[0]["weights_digest"],
         **outcome(

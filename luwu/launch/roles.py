@@ -24,6 +24,7 @@ from luwu.base.json_file import read_json, write_json
 from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, DiskBytes
 from luwu.launch.console import tail
+from luwu.launch.network import dilated_disk_rate, link_fields, links_of, node_link
 from luwu.launch.run_directory import RunDirectory
 
 MIB = 1024 * 1024
@@ -174,12 +175,15 @@ def node_spec(
         "arena_bytes": arena_bytes,
         "stripes": config.stripes,
         "grace_s": config.grace,
+        "disk_bytes_per_s": dilated_disk_rate(config),
+        **link_fields(config, node_link(config), "node"),
     }
 
 
 def switch_spec(
     config: RunConfig, run: RunDirectory, *, job: int, world_size: int, listen: str, parent: str,
     chunk_bytes: int, arena_bytes: int = 0, stripes: int = 1, advertise: str | None = None,
+    retry_first_ms: int = 0, retry_most_ms: int = 0, retry_ps_per_byte: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `SwitchSpec`, as JSON takes them."""
     slot_bytes_max = max(256 * MIB, 4 * world_size * chunk_bytes)
@@ -199,4 +203,9 @@ def switch_spec(
         "stripes": stripes,
         "chunk_bytes": chunk_bytes,
         "grace_s": config.grace,
+        "summary": str(run.result("switch.json")),
+        "retry_first_ms": retry_first_ms,
+        "retry_most_ms": retry_most_ms,
+        "retry_ps_per_byte": retry_ps_per_byte,
+        **link_fields(config, links_of(config).worker, "switch"),
     }

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from luwu.base.config import RunConfig, exact_size
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
+from luwu.launch.network import links_of, node_link, retry_fields
 from luwu.launch.roles import node_spec, switch_spec
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.sockets import private_directory
@@ -157,8 +158,16 @@ def add_switch(
         arena_bytes=connection.arena_bytes,
         stripes=stripes,
         advertise=config.advertise,
+        retry_first_ms=connection.retry_first_ms,
+        retry_most_ms=connection.retry_most_ms,
+        retry_ps_per_byte=connection.retry_ps_per_byte,
     )
-    return replace(connection, switch=supervisor.add_role("switch", spec), stripes=stripes)
+    return replace(
+        connection,
+        switch=supervisor.add_role("switch", spec),
+        stripes=stripes,
+        **retry_fields(links_of(config).worker),
+    )
 
 
 def chosen_transport(config: RunConfig) -> str:
@@ -200,6 +209,7 @@ def connection_of(
         grace_s=config.grace,
         arena_bytes=arena_bytes,
         stripes=config.stripes,
+        **retry_fields(node_link(config)),
     )
 
 

@@ -3,7 +3,8 @@
     {"schema": 1, "job": 5713, "protocol": 1, "world_size": 2,
      "node": "tcp://10.0.0.5:41877", "switch": "tcp://10.0.0.6:40001", "chunk_bytes": 1048576,
      "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600,
-     "arena_bytes": 0, "stripes": 1}
+     "arena_bytes": 0, "stripes": 1, "retry_first_ms": 0, "retry_most_ms": 0,
+     "retry_ps_per_byte": 0}
 
 `switch` is null where workers talk to the node itself. The same fits a URL, for hosts that share no
 directory: `tcp://10.0.0.6:40001?job=5713&world_size=2&chunk_bytes=1048576`; its endpoint is where
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
-from luwu.base.config import suggestion
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.json_file import read_json, write_json
 from luwu.base.limits import (
@@ -31,11 +31,14 @@ from luwu.base.limits import (
     STRIPES_MAX,
     WORLD_SIZE_MAX,
 )
+from luwu.base.outstanding import RetryPolicy, retry_policy
+from luwu.base.suggestion import suggestion
 
 SCHEMA: Final = 1
 PREFETCH_UNITS: Final = 2
 _POLL_S = 0.05
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_RETRY_MS_MAX = 1 << 40
 _SCHEMES = ("tcp://", "ipc://", "shm://")
 
 
@@ -58,6 +61,17 @@ class Connection:
     """Shared memory of each worker for its gradients, where the endpoint is shm://."""
     stripes: int = 1
     """Connections of each link, where it is not shm://."""
+    retry_first_ms: int = 0
+    """When who dials the endpoint repeats what was not answered, where its link is emulated."""
+    retry_most_ms: int = 0
+    """The pause doubles up to this."""
+    retry_ps_per_byte: int = 0
+    """What a byte under way adds to the first pause. All are 0 where no link is emulated."""
+
+    @property
+    def retry(self) -> RetryPolicy | None:
+        """How patient who dials the endpoint must be; None: as usual."""
+        return retry_policy(self.retry_first_ms, self.retry_most_ms, self.retry_ps_per_byte)
 
     @property
     def endpoint(self) -> str:
@@ -79,6 +93,9 @@ class Connection:
         for name in ("connect_timeout_s", "grace_s"):
             if getattr(self, name) != _DEFAULTS[name]:
                 asked[name] = f"{getattr(self, name):.9f}".rstrip("0").rstrip(".")
+        for name in ("retry_first_ms", "retry_most_ms", "retry_ps_per_byte"):
+            if getattr(self, name):
+                asked[name] = getattr(self, name)
         if self.reshard_after_forward is not None:
             asked["reshard_after_forward"] = str(self.reshard_after_forward).lower()
         return f"{self.endpoint}?{urllib.parse.urlencode(asked)}"
@@ -193,6 +210,10 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     _in_limits(document, "prefetch_units", 0, 1 << 20, where)
     _in_limits(document, "arena_bytes", 0, INT64_MAX, where)
     _in_limits(document, "stripes", 1, STRIPES_MAX, where)
+    _in_limits(document, "retry_first_ms", 0, _RETRY_MS_MAX, where)
+    first_ms = document.get("retry_first_ms", 0)
+    _in_limits(document, "retry_most_ms", first_ms, _RETRY_MS_MAX, where)
+    _in_limits(document, "retry_ps_per_byte", 0, INT64_MAX, where)
     for name in ("node", "switch"):
         endpoint = document.get(name)
         if endpoint is None and name == "switch":

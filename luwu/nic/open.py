@@ -54,6 +54,7 @@ def open_nic(rank: int, world_size: int) -> Nic:
         recorder=Recorder(role="worker", path=path, printed=None),
         connect_timeout_s=connection.connect_timeout_s,
         grace_s=connection.grace_s,
+        retry=connection.retry,
     )
     try:
         nic.connect()

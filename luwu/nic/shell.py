@@ -28,6 +28,7 @@ from luwu.base.errors import (
 )
 from luwu.base.events import Recorder
 from luwu.base.limits import KEEP_PIECES_MAX
+from luwu.base.outstanding import RetryPolicy
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.nic import actions as nic
 from luwu.nic.arriving import Arriving
@@ -72,10 +73,11 @@ class Nic(Closing):
         chunk_bytes: int, reshard_after_forward: bool | None = None, prefetch_units: int = 2,
         recorder: Recorder | None = None, connect_timeout_s: float = 60.0, grace_s: float = 600.0,
         incarnation: int | None = None, gradient_bytes: int = GRADIENT_BYTES,
-        make_reader: Callable[[], StateReader] | None = None,
+        make_reader: Callable[[], StateReader] | None = None, retry: RetryPolicy | None = None,
     ) -> None:  # fmt: skip
         """`gradient_bytes`: what may be under way at most, written and not received;
-        `make_reader`: a reader of the same job, by a connection of its own."""
+        `make_reader`: a reader of the same job, by a connection of its own; `retry`: where a link
+        is emulated, how patient to be."""
         self.rank, self.world_size, self.chunk_bytes = rank, world_size, chunk_bytes
         self.reshard_after_forward = reshard_after_forward
         self.prefetch_units = prefetch_units
@@ -90,6 +92,7 @@ class Nic(Closing):
         self._core = NicCore(
             job=job, rank=rank, world_size=world_size,
             incarnation=new_incarnation() if incarnation is None else incarnation,
+            retry=retry,
         )  # fmt: skip
         self._told = Told(
             rank=rank, grace_s=grace_s, recorder=self.recorder, waits_for=self._core.waits_for

@@ -39,6 +39,9 @@ def rows() -> list[Row]:
         ("into the node", lambda arm: _network(arm, "into_node")),
         ("out of the node", lambda arm: _network(arm, "out_of_node")),
         ("headers", lambda arm: _network(arm, "headers")),
+        ("emulated links, received", lambda arm: _links(arm, "bytes", "received")),
+        ("emulated links, dropped", lambda arm: _links(arm, "messages", "dropped")),
+        ("emulated links, repeated", lambda arm: _links(arm, "messages", "repeated")),
         ("read from disk", lambda arm: _of(arm["disk_bytes"], "read")),
         ("written to disk", lambda arm: _of(arm["disk_bytes"], "written")),
         ("read, the kernel's count", lambda arm: _of(arm["disk_bytes_kernel"], "read")),
@@ -121,6 +124,15 @@ def notes(document: dict[str, Any]) -> list[str]:
             "Bound by waiting: no resource was busy for half of a step; processes waited for "
             "messages, for one another, or for a turn on a core that others used."
         )
+    linked = [arm["name"] for arm in document["arms"] if arm.get("links")]
+    if linked:
+        text = "Bytes on emulated links are counted apart from those that the host copied."
+        if len(linked) < len(document["arms"]):
+            text += (
+                f" Only {', '.join(linked)} ran over them: the other arms had the host's own "
+                "network, so step times cannot be compared."
+            )
+        found.append(text)
     if any(arm["disk_bytes"] for arm in document["arms"]):
         found.append(
             "The kernel counts what reached a block device: less than ours where spilled sums stay "
@@ -184,6 +196,17 @@ def _of(record: dict[str, Any] | None, key: str) -> str:
 
 def _network(arm: dict[str, Any], key: str) -> str:
     return _of(arm["network_bytes"], key)
+
+
+def _links(arm: dict[str, Any], unit: str, kind: str) -> str:
+    """A count over all emulated links and directions; of messages, beside all that were sent."""
+    rows = arm.get("links")
+    if not rows:
+        return "-"
+    total = sum(row[unit][kind] for row in rows)
+    if unit == "bytes":
+        return format_bytes(total)
+    return f"{total:,} of {sum(row[unit]['sent'] for row in rows):,} messages"
 
 
 def _planned(arm: dict[str, Any], key: str) -> Any:

@@ -15,12 +15,16 @@ from typing import Any, TypeVar
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.closing import Closing
 from luwu.base.events import Recorder
+from luwu.base.links import LinkPair, Links, retry_over
+from luwu.base.seeds import derive
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic
 from luwu.transport.inprocess import InProcessNetwork
 from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport
 from luwu.wire.actions import PARENT
+from switch_emu.link_report import link_rows
+from switch_emu.linked import linked
 from switch_emu.node.pages import weights_digest
 from switch_emu.node.serve import NodeSpec, make_node_shell
 from switch_emu.node.shell import NodeShell
@@ -41,9 +45,14 @@ class LocalCluster(Closing):
         chunk_bytes: int = 16 * 1024, transport: str = "inproc", has_switch: bool = True,
         resume: bool = False, switch_limits: SwitchLimits | None = None,
         reshard_after_forward: bool | None = None, prefetch_units: int = 2, summary: Path,
-        grace_s: float = 60.0, arena_bytes: int = 8 * 1024 * 1024,
+        grace_s: float = 60.0, arena_bytes: int = 8 * 1024 * 1024, links: Links | None = None,
+        link_seed: int = 0,
     ) -> None:  # fmt: skip
-        """`transport`: inproc, tcp, ipc or shm; `arena_bytes`: of each worker, with shm."""
+        """`transport`: inproc, tcp, ipc or shm; `arena_bytes`: of each worker, with shm; `links`:
+        emulated ones, whose random numbers derive from `link_seed`."""
+        links = links or Links()
+        at_node = links.node if has_switch else links.worker
+        self._worker_retry = retry_over(links.worker)
         self.world_size, self._transport_name = world_size, transport
         self._network = InProcessNetwork()
         self._errors: list[BaseException] = []
@@ -65,15 +74,19 @@ class LocalCluster(Closing):
             has_switch=has_switch,
             resume=resume,
             arena_bytes=arena_bytes if transport == "shm" else 0,
+            link=at_node,
+            link_seed=derive(link_seed, "links", "node"),
         )
         self._transports: list[Transport] = []
-        node_transport = self._transport(self.spec.plan().shared_bytes)
+        node_transport = self._transport(self.spec.plan().shared_bytes, at_node, "node", link_seed)
         endpoint = self._listen(node_transport, "node")
         recorder = Recorder(role="node", printed=None)
         self.node: NodeShell = make_node_shell(self.spec, node_transport, recorder)
         self._threads = [self._thread("node", self._serve_node)]
         if has_switch:
-            switch_transport = self._transport(self.spec.arena_bytes)
+            switch_transport = self._transport(
+                self.spec.arena_bytes, links.worker, "switch", link_seed
+            )
             switch_endpoint = self._listen(switch_transport, "switch")
             switch_transport.dial(PARENT, endpoint)
             endpoint = switch_endpoint
@@ -82,6 +95,7 @@ class LocalCluster(Closing):
                 incarnation=new_incarnation(),
                 children=[1 << rank for rank in range(world_size)],
                 limits=switch_limits or self._switch_limits(),
+                retry=retry_over(at_node),
             )
             self.switch = SwitchShell(switch_transport, core, Recorder(role="switch", printed=None))
             self._threads.append(self._thread("switch", self._serve_switch))
@@ -102,6 +116,7 @@ class LocalCluster(Closing):
             prefetch_units=self._prefetch_units,
             grace_s=self._grace_s,
             make_reader=self.reader,
+            retry=self._worker_retry,
         )
         self._nics.append(nic)
         return nic
@@ -109,7 +124,7 @@ class LocalCluster(Closing):
     def reader(self) -> StateReader:
         """A reader of this job, not open yet; the caller closes it, and its transport with it."""
         return StateReader(
-            self._transport(0, is_ours=False),
+            self._open(0),
             endpoint=self._endpoint,
             job=self.job,
             grace_s=self._grace_s,
@@ -157,6 +172,15 @@ class LocalCluster(Closing):
         for thread in self._threads:
             thread.join()
 
+    def links(self) -> list[dict[str, Any]]:
+        """What emulated links have carried; see `switch_emu.link_report`."""
+        if not self.spec.has_switch:
+            return link_rows(self.node.transport, "worker", self.node.link_name)
+        return [
+            *link_rows(self.switch.transport, "worker", self.switch.link_name),
+            *link_rows(self.node.transport, "node", self.node.link_name),
+        ]
+
     def weights_digest(self) -> str:
         """Digest of the decided weights."""
         assert self.node.store is not None
@@ -176,15 +200,17 @@ class LocalCluster(Closing):
         for transport in self._transports:
             transport.close()
 
-    def _transport(self, arena_bytes: int, *, is_ours: bool = True) -> Transport:
-        transport: Transport
+    def _transport(
+        self, arena_bytes: int, link: LinkPair | None = None, role: str = "", link_seed: int = 0
+    ) -> Transport:
+        seed = derive(link_seed, "links", role)
+        self._transports.append(linked(self._open(arena_bytes), link, seed=seed))
+        return self._transports[-1]
+
+    def _open(self, arena_bytes: int) -> Transport:
         if self._transport_name == "inproc":
-            transport = self._network.transport()
-        else:
-            transport = open_transport(_ENDPOINTS[self._transport_name], arena_bytes=arena_bytes)
-        if is_ours:
-            self._transports.append(transport)
-        return transport
+            return self._network.transport()
+        return open_transport(_ENDPOINTS[self._transport_name], arena_bytes=arena_bytes)
 
     def _switch_limits(self) -> SwitchLimits:
         spec = self.spec

@@ -12,11 +12,14 @@ from typing import IO
 from luwu.base.clock import new_incarnation
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
+from luwu.base.links import LinkPair, push_window_bytes
 from luwu.base.quantities import format_bytes
 from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport
 from luwu.wire.description import Description, parse_description
 from switch_emu.counting import CountersFile
+from switch_emu.link_report import link_rows
+from switch_emu.linked import linked
 from switch_emu.node.actions import NodeLimits
 from switch_emu.node.core import NodeCore
 from switch_emu.node.kernels import make_kernel
@@ -32,6 +35,7 @@ from switch_emu.store import (
     TieredPageStore,
 )
 from switch_emu.store.kept import KeptFiles
+from switch_emu.store.paced import PacedPageStore
 from switch_emu.store.spill import SpillFile
 from switch_emu.switch.actions import SwitchLimits
 from switch_emu.switch.recorded import make_switch_core, record_file
@@ -72,6 +76,11 @@ class NodeSpec:
     """Shared memory of each child for what it pushes; 0: nothing is shared."""
     stripes: int = 1
     """Connections of each child."""
+    link: LinkPair | None = None
+    """Emulated, to each child; None: none is."""
+    link_seed: int = 0
+    disk_bytes_per_s: float | None = None
+    """Rate of an emulated disk for pages; None: as fast as the real one."""
 
     def plan(self) -> NodePlan:
         """The memory plan. Raises ConfigError if the budget cannot work."""
@@ -107,14 +116,15 @@ def serve_node(
         for line in plan_lines(spec):
             recorder.event("node.plan", text=line)
         arena_bytes = plan.shared_bytes if spec.arena_bytes else 0
+        inner = open_transport(
+            spec.listen,
+            arena_bytes=arena_bytes,
+            insecure=spec.insecure,
+            stripes=spec.stripes,
+            peers_count=1 if spec.has_switch else spec.world_size,
+        )
         with (
-            open_transport(
-                spec.listen,
-                arena_bytes=arena_bytes,
-                insecure=spec.insecure,
-                stripes=spec.stripes,
-                peers_count=1 if spec.has_switch else spec.world_size,
-            ) as transport,
+            linked(inner, spec.link, seed=spec.link_seed) as transport,
             record_file(None if spec.has_switch else spec.record) as file,
         ):
             shell = make_node_shell(spec, transport, recorder, file)
@@ -147,7 +157,7 @@ def make_node_shell(
             sum_bytes_max=plan.sums_bytes,
             updates_max=plan.updates_max,
             reads_max=plan.reads_count * 4,
-            push_window_bytes=plan.window_bytes,
+            push_window_bytes=push_window_bytes(spec.link, spec.chunk_bytes, plan.window_bytes),
             raw_bytes_max=spec.arena_bytes // 4 or None,
         ),
     )
@@ -239,6 +249,8 @@ def _make_store(spec: NodeSpec, plan: NodePlan, description: Description) -> Pag
 def _tiered(
     store: PageStore, spec: NodeSpec, plan: NodePlan, description: Description
 ) -> PageStore:
+    if spec.disk_bytes_per_s is not None:
+        store = PacedPageStore(store, spec.disk_bytes_per_s)
     return TieredPageStore(store, plan.resident_bytes - _places_bytes(spec, plan, description))
 
 
@@ -250,12 +262,15 @@ def _places_bytes(spec: NodeSpec, plan: NodePlan, description: Description) -> i
 
 def _own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:
     if spec.arena_bytes:
-        return SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.chunk_bytes)
-    return SwitchLimits(
-        slot_bytes_max=plan.slots_bytes,
-        copies_bytes_max=plan.copies_bytes,
-        push_window_bytes=max(spec.chunk_bytes, plan.window_bytes // spec.world_size),
-    )
+        limits = SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.chunk_bytes)
+    else:
+        limits = SwitchLimits(
+            slot_bytes_max=plan.slots_bytes,
+            copies_bytes_max=plan.copies_bytes,
+            push_window_bytes=max(spec.chunk_bytes, plan.window_bytes // spec.world_size),
+        )
+    window_bytes = push_window_bytes(spec.link, spec.chunk_bytes, limits.push_window_bytes)
+    return replace(limits, push_window_bytes=window_bytes)
 
 
 def _budget_for_ram(spec: NodeSpec, description: Description) -> int:
@@ -302,6 +317,9 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         "resident_bytes": plan.resident_bytes,
         "chunk_bytes": spec.chunk_bytes,
         "spilled_count": shell.core.held.spilled_count,
+        "links": link_rows(
+            shell.transport, "node" if spec.has_switch else "worker", shell.link_name
+        ),
     }
     partial = spec.summary.with_suffix(".partial")
     partial.write_text(json.dumps(summary, indent=1), encoding="utf-8")

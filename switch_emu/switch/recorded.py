@@ -103,14 +103,14 @@ def record_file(path: Path | None) -> Iterator[IO[bytes] | None]:
 
 def make_switch_core(
     *, job: int, incarnation: int, children: Sequence[int], limits: SwitchLimits,
-    file: IO[bytes] | None,
+    file: IO[bytes] | None, retry: RetryPolicy | None = None,
 ) -> SwitchCore:  # fmt: skip
     """A core, recorded where there is a file."""
-    if file is None:
-        return SwitchCore(job=job, incarnation=incarnation, children=children, limits=limits)
-    return RecordedSwitchCore(
-        job=job, incarnation=incarnation, children=children, limits=limits, file=file
-    )
+    made: dict[str, Any] = {
+        "job": job, "incarnation": incarnation, "children": children, "limits": limits,
+        "retry": retry,
+    }  # fmt: skip
+    return SwitchCore(**made) if file is None else RecordedSwitchCore(**made, file=file)
 
 
 def _said(actions: Sequence[Action]) -> list[Any]:

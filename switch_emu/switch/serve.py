@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from luwu.base.clock import new_incarnation
 from luwu.base.events import Recorder
+from luwu.base.json_file import write_json
+from luwu.base.links import LinkPair, push_window_bytes
+from luwu.base.outstanding import retry_policy
+from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport
 from luwu.wire.actions import PARENT
 from switch_emu.counting import CountersFile
+from switch_emu.link_report import link_rows
+from switch_emu.linked import linked
 from switch_emu.switch.actions import SwitchLimits
 from switch_emu.switch.adding import make_adder
 from switch_emu.switch.recorded import make_switch_core, record_file
@@ -44,6 +50,15 @@ class SwitchSpec:
     chunk_bytes: int = _MIB
     stripes: int = 1
     """Connections to the node."""
+    summary: Path | None = None
+    """Where the account of emulated links is written at the end."""
+    link: LinkPair | None = None
+    """Emulated, to each child; None: none is."""
+    link_seed: int = 0
+    retry_first_ms: int = 0
+    """How patient to be with the parent; 0: as usual."""
+    retry_most_ms: int = 0
+    retry_ps_per_byte: int = 0
 
 
 def serve_switch(
@@ -55,13 +70,7 @@ def serve_switch(
     """
     with (
         Recorder(role="switch", path=spec.events) as recorder,
-        open_transport(
-            spec.listen,
-            arena_bytes=spec.arena_bytes,
-            insecure=spec.insecure,
-            stripes=spec.stripes,
-            peers_count=spec.world_size + 1,
-        ) as transport,
+        linked(_open(spec), spec.link, seed=spec.link_seed) as transport,
         record_file(spec.record) as file,
     ):
         on_listening(transport.listen(spec.listen, advertise=spec.advertise))
@@ -71,6 +80,7 @@ def serve_switch(
             incarnation=new_incarnation(),
             children=[1 << rank for rank in range(spec.world_size)],
             limits=_limits(spec),
+            retry=retry_policy(spec.retry_first_ms, spec.retry_most_ms, spec.retry_ps_per_byte),
             file=file,
         )
         adder = make_adder()
@@ -86,6 +96,9 @@ def serve_switch(
         is_finished = shell.run(should_stop)
         shell.drain(2.0)
         shell.write_counters()
+        if spec.summary is not None:
+            links = link_rows(transport, "worker", shell.link_name)
+            write_json(spec.summary, {"schema": 1, "links": links})
         recorder.event(
             "switch.finished" if is_finished else "switch.stopped",
             raw_count=core.raw_count,
@@ -94,7 +107,22 @@ def serve_switch(
     return is_finished
 
 
+def _open(spec: SwitchSpec) -> Transport:
+    return open_transport(
+        spec.listen,
+        arena_bytes=spec.arena_bytes,
+        insecure=spec.insecure,
+        stripes=spec.stripes,
+        peers_count=spec.world_size + 1,
+    )
+
+
 def _limits(spec: SwitchSpec) -> SwitchLimits:
     if spec.arena_bytes:
-        return SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.chunk_bytes)
-    return SwitchLimits(slot_bytes_max=spec.slot_bytes_max, copies_bytes_max=spec.copies_bytes_max)
+        limits = SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.chunk_bytes)
+    else:
+        limits = SwitchLimits(
+            slot_bytes_max=spec.slot_bytes_max, copies_bytes_max=spec.copies_bytes_max
+        )
+    window_bytes = push_window_bytes(spec.link, spec.chunk_bytes, limits.push_window_bytes)
+    return replace(limits, push_window_bytes=window_bytes)

@@ -1,0 +1,76 @@
+"""The emulated network and disk of a run, as its configuration says, and what cannot work there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from luwu.base.config import RunConfig
+from luwu.base.errors import ConfigError
+from luwu.base.links import LinkPair, Links, emulated_links, retry_over
+from luwu.base.seeds import derive
+
+
+def links_of(config: RunConfig) -> Links:
+    """The links, dilated. Raises ConfigError for what would have no effect."""
+    links = emulated_links(
+        config.link, loss=config.loss, duplicate=config.duplicate, reorder=config.reorder,
+        dilation=config.dilation,
+    )  # fmt: skip
+    if "switch" in links.named:
+        raise ConfigError(
+            "link: no switch stands above another one here, so there is no link of a switch; say "
+            "worker=... for those below the switch and node=... for the one above it"
+        )
+    if config.no_switch and "node" in links.named:
+        raise ConfigError(
+            "link: with --no-switch the node has no link of its own; say worker=..., or leave "
+            "--no-switch out"
+        )
+    slows_something = links.has_rate_or_delay or config.compute_ms or config.disk_rate
+    if config.dilation != 1 and not slows_something:
+        raise ConfigError(
+            "dilation: nothing is emulated that it could slow down; give a --link with a rate or "
+            "delay, --disk-rate or --compute-ms too"
+        )
+    if config.disk_rate is not None and config.durability == "none" and config.state is None:
+        raise ConfigError(
+            "disk_rate: with --durability none the state is in RAM, and no page passes a disk; "
+            "name a directory with --state, or leave --disk-rate out"
+        )
+    return links
+
+
+def node_link(config: RunConfig) -> LinkPair:
+    """The link of those who dial the node. Raises ConfigError."""
+    links = links_of(config)
+    return links.worker if config.no_switch else links.node
+
+
+def link_fields(config: RunConfig, link: LinkPair, role: str) -> dict[str, Any]:
+    """Fields of a role's specification about the links of those who dial it."""
+    return {
+        "link": None if link.is_ideal else link.document(),
+        "link_seed": derive(config.seed, "links", role),
+    }
+
+
+def retry_fields(link: LinkPair) -> dict[str, Any]:
+    """Fields of the connection file about how patient who dials must be; 0: as without a link."""
+    policy = retry_over(link)
+    if policy is None:
+        return dict.fromkeys(("retry_first_ms", "retry_most_ms", "retry_ps_per_byte"), 0)
+    return {
+        "retry_first_ms": -(-policy.first_ns // 1_000_000),
+        "retry_most_ms": -(-policy.most_ns // 1_000_000),
+        "retry_ps_per_byte": round(policy.ns_per_byte * 1000),
+    }
+
+
+def dilated_disk_rate(config: RunConfig) -> float | None:
+    """Bytes per second of the emulated disk; None: none is emulated."""
+    return None if config.disk_rate is None else config.disk_rate / config.dilation
+
+
+def dilated_compute_ms(config: RunConfig) -> float | None:
+    """Least milliseconds of each unit's compute; None: as long as it takes."""
+    return None if config.compute_ms is None else config.compute_ms * config.dilation
