@@ -86,6 +86,14 @@ def test_step_runs(tmp_path: Path, arm: str) -> None:
     assert (row["disk_bytes"] is not None) == arm.startswith("luwu")
 
 
+def test_link_runs(tmp_path: Path) -> None:
+    """Goal: every rate, delay and loss is measured, and no link is no wrapper."""
+    document = run_smoke(tmp_path, "link")
+    assert {row["arm"] for row in document["rows"]} == {"rate", "delay", "loss"}
+    assert set(document["claims"]) == set(document["claims_meaning"])
+    assert document["claims"]["off_is_same_object"] is True
+
+
 def test_offload_activations_runs(tmp_path: Path) -> None:
     """Goal: all arms have the same losses; one of them puts the inputs of blocks on disk."""
     directory = tmp_path / "scratch"

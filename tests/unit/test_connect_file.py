@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
+from luwu.base.outstanding import RetryPolicy
 from luwu.nic import connection as connect
 from luwu.nic.connection import Connection, join, parse_url, read_connection, write_connection
 
@@ -55,6 +56,21 @@ def test_a_url_carries_the_patience_of_the_job() -> None:
     patient = replace(CONNECTION, grace_s=20.25, connect_timeout_s=1e-9)
     found = parse_url(patient.url())
     assert (found.grace_s, found.connect_timeout_s) == (20.25, 1e-9)
+
+
+def test_workers_learn_how_patient_an_emulated_link_wants_them(tmp_path: Path) -> None:
+    """Goal: the policy comes through the file and the URL; without a link it is the usual one."""
+    assert CONNECTION.retry is None
+    assert "retry" not in CONNECTION.url()
+    linked = replace(CONNECTION, retry_first_ms=50, retry_most_ms=400, retry_ps_per_byte=16_000)
+    write_connection(tmp_path / "connect.json", linked)
+    policy = RetryPolicy(first_ns=50_000_000, most_ns=400_000_000, ns_per_byte=16.0)
+    read = read_connection(tmp_path / "connect.json")
+    assert read is not None
+    assert read.retry == parse_url(linked.url()).retry == policy
+    write_connection(tmp_path / "connect.json", replace(linked, retry_most_ms=49))
+    with pytest.raises(ConfigError, match="retry_most_ms is 49, not a whole number 50 to"):
+        read_connection(tmp_path / "connect.json")
 
 
 @pytest.mark.parametrize(

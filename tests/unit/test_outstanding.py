@@ -144,3 +144,17 @@ def test_answered_requests_leave_no_ghosts() -> None:
     due_ns = asked.next_due_ns()
     assert due_ns == RetryPolicy().first_ns
     assert asked.due(due_ns) == [-1]
+
+
+def test_bytes_under_way_make_the_first_pause_longer() -> None:
+    """Goal: on a link with a rate nothing is repeated before it can have been answered; doubling
+    goes on from there, and never below."""
+    slow = RetryPolicy(first_ns=100, most_ns=350, ns_per_byte=2.0)
+    asked: Outstanding[str] = Outstanding(slow)
+    asked.add("small", "small", 0)
+    asked.add("large", "large", 0, nbytes=200)
+    assert asked.due(100) == ["small"]
+    assert asked.due(499) == ["small"]
+    assert asked.due(500) == ["large"]
+    assert asked.pop("small") == "small"
+    assert asked.next_due_ns() == 1000

@@ -161,3 +161,15 @@ def test_the_script_keeps_its_own_defaults() -> None:
         "--arm", "single", "--layers", "3", "--seed", "0", "--dtype", "float32",
         "--global-workers", "2", "--result", "r.json",
     ]  # fmt: skip
+
+
+def test_emulated_links_are_said_apart() -> None:
+    """Goal: their bytes stand beside the host's own, and arms without them are named."""
+    counts = {"sent": 10, "repeated": 1, "received": 9, "dropped": 2}
+    rows = [{"link": "worker (ranks 0)", "direction": "up", "messages": counts, "bytes": counts}]
+    document = comparison(RunConfig(), [arm("luwu", links=rows), arm("fsdp")])
+    assert document["arms"][0]["links"] == rows
+    text = table_text(document)
+    assert "2 of 10 messages" in text
+    assert "Only luwu ran over them" in text
+    assert "emulated links" not in table_text(comparison(RunConfig(), [arm("luwu"), arm("fsdp")]))
