@@ -3,7 +3,8 @@
 FILE is JSON: the role's specification, and where to tell that it listens or what ended it; the
 launcher writes it (`luwu/launch/roles.py`). With `--until-eof` the process also ends when its
 standard input does, that is, with whoever started it. With `--jobs` in place of `--config` it
-serves one job after the other, as its standard input says (`jobs.py`).
+serves one job after the other, as its standard input says (`jobs.py`); jobs of protocol fidelity
+have ranges of its `--slots`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from luwu.base.errors import LuwuError
 from luwu.launch.lifeline import watch
 from switch_emu.jobs import Jobs
 from switch_emu.role import attend, failed, read_document
+from switch_emu.switch.capacity import POOL_SLOTS
 
 ORPHAN_PATIENCE_S = 1.5
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -33,9 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument("--config", type=Path, metavar="FILE")
     what.add_argument("--jobs", action="store_true")
     parser.add_argument("--until-eof", action="store_true")
+    parser.add_argument("--slots", type=int, default=POOL_SLOTS, metavar="N")
     asked = parser.parse_args(arguments)
     if asked.jobs:
-        jobs = Jobs(asked.role)
+        if asked.slots < 1:
+            parser.error(f"--slots: {asked.slots} is not a whole number of at least 1")
+        jobs = Jobs(asked.role, asked.slots)
         for number in SIGNALS:
             signal.signal(number, lambda *_: jobs.stop())
         return jobs.serve()

@@ -24,6 +24,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.json_file import write_json
 from luwu.launch.lifeline import watch
 from switch_emu.role import attend, read_document
+from switch_emu.switch.ranges import SlotRanges
 
 PATIENCE_S = 1.0
 """How long the jobs may take to stop at the end; a loop looks every 0.2 s."""
@@ -37,10 +38,14 @@ class _Job:
 
 
 class Jobs:
-    """The jobs of one process. Lines are read in one thread, each job runs in another."""
+    """The jobs of one process. Lines are read in one thread, each job runs in another.
 
-    def __init__(self, role: str) -> None:
+    They share `slot_count` slots: one of protocol fidelity has a range of them while it is open.
+    """
+
+    def __init__(self, role: str, slot_count: int) -> None:
         self._role = role
+        self._ranges = SlotRanges(slot_count)
         self._jobs: dict[str, _Job] = {}
         self._ending = threading.Event()
         self._orphaned = False
@@ -74,7 +79,7 @@ class Jobs:
         job = self._jobs[name]
         code = 1
         try:
-            code = attend(self._role, job.document, job.stopping)
+            code = attend(self._role, job.document, job.stopping, self._ranges)
         finally:
             del self._jobs[name]
             write_json(Path(job.document["ended"]), {"schema": 1, "exit_code": code})

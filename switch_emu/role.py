@@ -20,6 +20,7 @@ from luwu.base.errors import STOPPED_CODE, ConfigError, LuwuError
 from luwu.base.json_file import read_json, write_json
 from luwu.base.links import LinkPair
 from luwu.base.suggestion import suggestion
+from switch_emu.switch.ranges import SlotRanges
 
 
 def read_document(config: Path) -> dict[str, Any]:
@@ -30,10 +31,16 @@ def read_document(config: Path) -> dict[str, Any]:
     return document
 
 
-def attend(role: str, document: dict[str, Any], stopping: threading.Event) -> int:
-    """Serve the job until it is over or somebody wants us to stop; the exit code."""
+def attend(
+    role: str, document: dict[str, Any], stopping: threading.Event,
+    ranges: SlotRanges | None = None,
+) -> int:  # fmt: skip
+    """Serve the job until it is over or somebody wants us to stop; the exit code.
+
+    `ranges`: the slots of a process that serves several jobs.
+    """
     try:
-        return _serve(role, document, stopping)
+        return _serve(role, document, stopping, ranges)
     except LuwuError as error:
         return failed(role, error, error.exit_code, Path(document["error"]))
     except Exception as error:
@@ -58,7 +65,9 @@ def failed(role: str, error: Exception, exit_code: int, error_file: Path | None)
     return exit_code
 
 
-def _serve(role: str, document: dict[str, Any], stopping: threading.Event) -> int:
+def _serve(
+    role: str, document: dict[str, Any], stopping: threading.Event, ranges: SlotRanges | None
+) -> int:
     lines: list[str] = []
 
     def on_listening(endpoint: str) -> None:
@@ -69,13 +78,17 @@ def _serve(role: str, document: dict[str, Any], stopping: threading.Event) -> in
         from switch_emu.switch.serve import SwitchSpec, serve_switch
 
         switch = _spec(SwitchSpec, document["spec"])
-        is_finished = serve_switch(switch, on_listening=on_listening, should_stop=stopping.is_set)
+        is_finished = serve_switch(
+            switch, on_listening=on_listening, should_stop=stopping.is_set, ranges=ranges
+        )
         return 0 if is_finished else STOPPED_CODE
     from switch_emu.node.serve import NodeSpec, plan_lines, serve_node
 
     node = _spec(NodeSpec, document["spec"])
     lines.extend(plan_lines(node))
-    is_finished = serve_node(node, on_listening=on_listening, should_stop=stopping.is_set)
+    is_finished = serve_node(
+        node, on_listening=on_listening, should_stop=stopping.is_set, ranges=ranges
+    )
     return 0 if is_finished else STOPPED_CODE
 
 

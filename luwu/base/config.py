@@ -267,6 +267,14 @@ class RunConfig:
         1.0, parse_dilation, "X", SERVING,
         "slow emulated links, the emulated disk and --compute-ms down by this factor",
     )  # fmt: skip
+    fidelity: str = _key(
+        "functional", one_of("functional", "protocol"), "functional|protocol", SERVING,
+        "of the switch: as much memory as it needs, or a programmable switch's few slots",
+    )  # fmt: skip
+    slots: int | None = _key(
+        None, whole(1), "N", SERVING,
+        "slots of the switch in protocol fidelity, two copies each; up to 256 unless given",
+    )  # fmt: skip
     state: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", SERVING,
         "where the node keeps the training state; luwu-state, or the run directory of compare",

@@ -16,7 +16,14 @@ from luwu.commands.flags import Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record, check_trace, write_trace
 from luwu.launch.console import Console
 from luwu.launch.run_directory import RunDirectory
-from luwu.launch.serving import STATE_DIRECTORY, Sizes, decide_sizes, serve, state_directory
+from luwu.launch.serving import (
+    STATE_DIRECTORY,
+    Sizes,
+    decide_sizes,
+    own_slots,
+    serve,
+    state_directory,
+)
 from luwu.launch.stopping import stop_requests
 from luwu.launch.supervisor import Supervisor, threads_per_worker
 from luwu.launch.torchrun import Meeting
@@ -32,8 +39,8 @@ VERB: Final = Verb(
     rest="script",
 )
 SERVING_KEYS: Final = (
-    "chunk", "dilation", "disk_rate", "duplicate", "durability", "link", "loss", "memory_budget",
-    "no_switch", "reorder", "reshard_after_forward", "restarts", "resume", "seed", "state",
+    "chunk", "dilation", "disk_rate", "duplicate", "durability", "fidelity", "link", "loss", "memory_budget",
+    "no_switch", "reorder", "reshard_after_forward", "restarts", "resume", "seed", "slots", "state",
     "transport",
 )  # fmt: skip
 """Keys that belong to whoever started what --join names."""
@@ -116,6 +123,7 @@ def _plan(
         chunk_bytes=sizes.chunk_bytes,
         world_size=config.workers,
         has_switch=not config.no_switch,
+        slot_count=own_slots(config),
     )
     for line in plan.lines():
         console.say(line)

@@ -165,6 +165,11 @@ def _check(config: RunConfig, role: str | None) -> None:
         raise ConfigError("transport: separate roles talk over tcp; leave --transport out")
     if role == "switch" and config.job is not None:
         raise ConfigError("job: the switch learns it from --join; give --job to the node alone")
+    if role == "node" and not config.no_switch and config.fidelity != "functional":
+        raise ConfigError(
+            f"fidelity: {config.fidelity} is that of the switch; give --fidelity to luwu up --role "
+            "switch, which starts it"
+        )
     if role == "switch" and config.no_switch:
         raise ConfigError("no_switch: there is no switch to start; leave --no-switch out")
     if role == "switch" and config.join is None and config.run_dir is None:

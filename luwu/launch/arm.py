@@ -40,6 +40,8 @@ class ArmRun:
     """Of a step, by resource."""
     links: list[dict[str, Any]] | None = None
     """What each emulated link carried; None where this arm has none."""
+    pool: dict[str, Any] | None = None
+    """Slots of the switch, its own process or the node's: `SwitchCore.report`."""
 
 
 def run_arm(
@@ -86,7 +88,10 @@ def run_arm(
     return ArmRun(
         name=name,
         workers=workers,
-        node=_node_summary(run) if name == "luwu" else None,
+        node=_summary(run, "node") if name == "luwu" else None,
+        pool=_summary(run, "node" if config.no_switch else "switch")["pool"]
+        if name == "luwu"
+        else None,
         memory_peaks=supervisor.memory_peaks,
         kernel_disk=supervisor.kernel_disk_bytes("node"),
         threads=threads,
@@ -160,9 +165,9 @@ def _links(run: RunDirectory) -> list[dict[str, Any]]:
     return [row for summary in said for row in summary.get("links", [])]
 
 
-def _node_summary(run: RunDirectory) -> dict[str, Any]:
-    path = run.result("node.json")
+def _summary(run: RunDirectory, role: str) -> dict[str, Any]:
+    path = run.result(f"{role}.json")
     found = read_json(path)
     if found is None:
-        raise LuwuError(f"the node ended well but wrote no {path}; see {run.log('node')}")
+        raise LuwuError(f"the {role} ended well but wrote no {path}; see {run.log(role)}")
     return found

@@ -108,6 +108,7 @@ def arm_document(
         "network_bytes": _network_bytes(workers, node) if node else None,
         "disk_bytes": node.get("disk_bytes"),
         "spill_bytes": node.get("spill_bytes"),
+        "switch": arm.pool,
         "disk_bytes_kernel": {"read": kernel.read, "written": kernel.written}
         if kernel is not None
         else None,

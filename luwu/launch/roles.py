@@ -174,6 +174,8 @@ def node_spec(
         "summary": str(run.result("node.json")),
         "arena_bytes": arena_bytes,
         "stripes": config.stripes,
+        "fidelity": config.fidelity,
+        "slots": config.slots,
         "grace_s": config.grace,
         "disk_bytes_per_s": dilated_disk_rate(config),
         **link_fields(config, node_link(config), "node"),
@@ -184,9 +186,10 @@ def switch_spec(
     config: RunConfig, run: RunDirectory, *, job: int, world_size: int, listen: str, parent: str,
     chunk_bytes: int, arena_bytes: int = 0, stripes: int = 1, advertise: str | None = None,
     retry_first_ms: int = 0, retry_most_ms: int = 0, retry_ps_per_byte: int = 0,
+    slot_bytes: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """The fields of `SwitchSpec`, as JSON takes them."""
-    slot_bytes_max = max(256 * MIB, 4 * world_size * chunk_bytes)
+    """The fields of `SwitchSpec`, as JSON takes them; `slot_bytes`: memory of slots, at least."""
+    slot_bytes_max = max(256 * MIB, 4 * world_size * chunk_bytes, slot_bytes)
     return {
         "job": job,
         "world_size": world_size,
@@ -201,6 +204,8 @@ def switch_spec(
         "record": None if config.record is None else str(config.record.absolute()),
         "arena_bytes": arena_bytes,
         "stripes": stripes,
+        "fidelity": config.fidelity,
+        "slots": config.slots,
         "chunk_bytes": chunk_bytes,
         "grace_s": config.grace,
         "summary": str(run.result("switch.json")),

@@ -42,6 +42,7 @@ from luwu.nic.connection import Connection
 from luwu.transport.interface import PeerFailed, PeerUp
 from luwu.transport.opening import open_transport
 from luwu.wire.actions import PARENT
+from switch_emu.switch.capacity import POOL_SLOTS
 
 POLL_S: Final = 0.005
 DROP_S: Final = 5.0
@@ -51,7 +52,11 @@ DROP_S: Final = 5.0
 class Service(Closing):
     """The processes. Use it as a context manager, from one thread."""
 
-    def __init__(self, directory: Path, *, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, directory: Path, *, timeout_s: float = 60.0, slot_count: int = POOL_SLOTS
+    ) -> None:
+        """`slot_count`: slots that each role has for all jobs of protocol fidelity together."""
+        self._slot_count = slot_count
         self.run = RunDirectory.create(directory)
         self.timeout_s = timeout_s
         self.jobs: list[ServiceJob] = []
@@ -112,7 +117,7 @@ class Service(Closing):
             return
         self._children[role] = Child(
             role,
-            [sys.executable, "-m", "switch_emu", role, "--jobs"],
+            [sys.executable, "-m", "switch_emu", role, "--jobs", "--slots", str(self._slot_count)],
             log=self.log(role),
             environ=role_environ(role, self._run_id),
         )

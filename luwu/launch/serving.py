@@ -18,6 +18,7 @@ from luwu.launch.sockets import private_directory
 from luwu.nic.connection import Connection, write_connection
 from luwu.transport import check_arena
 from switch_emu.node.plan import default_chunk_bytes
+from switch_emu.switch.capacity import planned_slots, slot_memory
 
 STATE_DIRECTORY: Final = Path("luwu-state")
 LOOPBACK: Final = "tcp://127.0.0.1:0"
@@ -57,7 +58,9 @@ def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
 
     An existing state keeps the chunk it was made with. Raises ConfigError, StateError.
     """
+    check_fidelity(config)
     lines = []
+    slot_count = own_slots(config)
     budget = config.memory_budget
     if budget is None:
         free = free_memory_bytes()
@@ -73,8 +76,9 @@ def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
         lines.append(f"chunk: {exact_size(chunk)}, as {state} was made with")
     elif chunk is None:
         chunk = default_chunk_bytes(
-            budget, world_size=config.workers, has_switch=not config.no_switch
-        )
+            budget, world_size=config.workers, has_switch=not config.no_switch,
+            slot_count=slot_count,
+        )  # fmt: skip
         lines.append(f"chunk: {exact_size(chunk)}, from the memory budget (--chunk)")
     return Sizes(memory_budget_bytes=budget, chunk_bytes=chunk, lines=tuple(lines))
 
@@ -146,6 +150,7 @@ def add_switch(
     supervisor: Starter, config: RunConfig, connection: Connection, *, listen: str
 ) -> Connection:
     """Start a switch before the node of `connection`."""
+    check_fidelity(config)
     stripes = config.stripes if config.stripes > 1 else connection.stripes
     spec = switch_spec(
         config,
@@ -161,6 +166,7 @@ def add_switch(
         retry_first_ms=connection.retry_first_ms,
         retry_most_ms=connection.retry_most_ms,
         retry_ps_per_byte=connection.retry_ps_per_byte,
+        slot_bytes=_slot_bytes(config, connection),
     )
     return replace(
         connection,
@@ -168,6 +174,33 @@ def add_switch(
         stripes=stripes,
         **retry_fields(links_of(config).worker),
     )
+
+
+def own_slots(config: RunConfig) -> int:
+    """Slots of the node's own switch that its memory budget must hold."""
+    in_arenas = config.no_switch and chosen_transport(config) == "shm"
+    return planned_slots(
+        config.fidelity, config.slots, has_switch=not config.no_switch, in_arenas=in_arenas
+    )
+
+
+def check_fidelity(config: RunConfig) -> None:
+    """Raises ConfigError if slots are asked for where none are fixed."""
+    if config.slots is not None and config.fidelity == "functional":
+        raise ConfigError(
+            f"slots: {config.slots} asked for, but in functional fidelity a switch has as many as "
+            "its memory allows; give --fidelity protocol too, or leave --slots out"
+        )
+
+
+def _slot_bytes(config: RunConfig, connection: Connection) -> int:
+    """Memory of slots that were asked for: all of it, up to a quarter of what is free."""
+    if config.slots is None or connection.arena_bytes:
+        return 0
+    needed = slot_memory(
+        config.slots, child_count=connection.world_size, chunk_bytes=connection.chunk_bytes
+    )
+    return min(needed, free_memory_bytes() // 4)
 
 
 def chosen_transport(config: RunConfig) -> str:

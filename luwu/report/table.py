@@ -42,6 +42,10 @@ def rows() -> list[Row]:
         ("emulated links, received", lambda arm: _links(arm, "bytes", "received")),
         ("emulated links, dropped", lambda arm: _links(arm, "messages", "dropped")),
         ("emulated links, repeated", lambda arm: _links(arm, "messages", "repeated")),
+        ("switch slots, most in use", lambda arm: _slots(arm, "slots_peak")),
+        ("contributions without a slot", lambda arm: _slots(arm, "raw_count")),
+        ("slots as a switch's SRAM", lambda arm: _slots(arm, "sram")),
+        ("slots in this switch's memory", lambda arm: _slots(arm, "emulation_bytes")),
         ("read from disk", lambda arm: _of(arm["disk_bytes"], "read")),
         ("written to disk", lambda arm: _of(arm["disk_bytes"], "written")),
         ("read, the kernel's count", lambda arm: _of(arm["disk_bytes_kernel"], "read")),
@@ -119,6 +123,10 @@ def notes(document: dict[str, Any]) -> list[str]:
             "The node's budget is for what it allocates after its start; its peak has Python and "
             "torch in it too."
         )
+    for arm in document["arms"]:
+        resources = (arm.get("switch") or {}).get("resources")
+        if resources is not None:
+            found.append(_chips_text(resources))
     if any(arm.get("bound_by") == "waiting" for arm in document["arms"]):
         found.append(
             "Bound by waiting: no resource was busy for half of a step; processes waited for "
@@ -139,6 +147,34 @@ def notes(document: dict[str, Any]) -> list[str]:
             "in its cache, nothing on a file system in memory."
         )
     return found
+
+
+def _chips_text(resources: dict[str, Any]) -> str:
+    """Whether a real switch would hold the slots."""
+    names = {"tofino1": "Tofino 1", "tofino2": "Tofino 2"}
+    told = "; ".join(
+        f"{names[name]}, {format_bytes(chip['sram_bytes'])}: "
+        f"{'yes' if chip['is_held'] else 'no'}, {chip['slots_held']:,} slots at most"
+        for name, chip in resources["fits"].items()
+    )
+    return (
+        f"Would the SRAM of one pipeline hold {resources['slots']:,} slots of two copies, "
+        f"{resources['elements_per_slot']:,} elements as {resources['packets_per_chunk']['256']:,} "
+        f"packets of 256? {told} (cited sizes, an upper bound; predicted)."
+    )
+
+
+def _slots(arm: dict[str, Any], what: str) -> str:
+    """Of a switch with a fixed number of slots."""
+    pool = arm.get("switch") or {}
+    resources = pool.get("resources")
+    if resources is None:
+        return "-"
+    if what == "slots_peak":
+        return f"{pool[what]} of {resources['slots']}"
+    if what == "sram":
+        return _bytes(resources["sram_bytes"]["256"]["total"])
+    return _bytes(resources[what]) if what in resources else f"{pool[what]:,}"
 
 
 def spread(seconds: Sequence[float]) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from luwu.base.errors import ConfigError
 from luwu.base.limits import CHUNK_BYTES_STEP
 from luwu.base.quantities import format_bytes
+from switch_emu.switch.capacity import slot_memory
 
 _MIB = 1024 * 1024
 _RECORD_CHUNKS = 3
@@ -95,7 +96,9 @@ class NodePlan:
         return [f"memory budget {format_bytes(self.budget_bytes)}: {told}"]
 
 
-def default_chunk_bytes(budget_bytes: int, *, world_size: int, has_switch: bool) -> int:
+def default_chunk_bytes(
+    budget_bytes: int, *, world_size: int, has_switch: bool, slot_count: int = 0
+) -> int:  # fmt: skip
     """The chunk for a budget: a power of two from 16 KiB to 16 MiB, up to a 32nd of it.
 
     Smaller, if two pages could not be in flight otherwise. Where chunks are small, each costs
@@ -103,7 +106,8 @@ def default_chunk_bytes(budget_bytes: int, *, world_size: int, has_switch: bool)
     """
     chunk_bytes = CHUNK_BYTES_STEP
     while chunk_bytes * 2 <= min(budget_bytes // 32, _CHUNK_AUTO_BYTES_MAX):
-        room = _pipeline_room(budget_bytes, _leasts(chunk_bytes * 2, world_size, has_switch))
+        leasts = _leasts(chunk_bytes * 2, world_size, has_switch, slot_count)
+        room = _pipeline_room(budget_bytes, leasts)
         if _pipeline_bytes(chunk_bytes * 2, 2, 2) > room:
             break
         chunk_bytes *= 2
@@ -111,16 +115,19 @@ def default_chunk_bytes(budget_bytes: int, *, world_size: int, has_switch: bool)
 
 
 def plan_node(
-    *, budget_bytes: int, chunk_bytes: int, world_size: int, has_switch: bool
+    *, budget_bytes: int, chunk_bytes: int, world_size: int, has_switch: bool, slot_count: int = 0
 ) -> NodePlan:
-    """Divide the budget. Raises ConfigError, with the least that would do."""
-    leasts = _leasts(chunk_bytes, world_size, has_switch)
+    """Divide the budget. Raises ConfigError, with the least that would do.
+
+    `slot_count`: the fixed slots that a switch of our own has at least, in protocol fidelity.
+    """
+    leasts = _leasts(chunk_bytes, world_size, has_switch, slot_count)
     least = _pipeline_bytes(chunk_bytes, 1, 1) + leasts.total
     if budget_bytes < least:
         raise ConfigError(
             f"memory_budget: {format_bytes(budget_bytes)} is too small for chunks of "
             f"{format_bytes(chunk_bytes)} and {world_size} workers; give at least "
-            f"{-(-least // 1024)}KiB, or a smaller --chunk"
+            f"{-(-least // 1024)}KiB, or a smaller --chunk{' or fewer --slots' * (slot_count > 1)}"
         )
     updates_count, reads_count = 1, 1
     for count in _UPDATES_COUNTS:
@@ -166,7 +173,7 @@ def plan_node(
 
 def budget_for_pages(
     needed_bytes: Callable[[int], int], *, budget_bytes: int, chunk_bytes: int, world_size: int,
-    has_switch: bool,
+    has_switch: bool, slot_count: int = 0,
 ) -> int:  # fmt: skip
     """A budget in whole KiB, no smaller, that leaves so much for pages; other uses grow with it.
 
@@ -176,11 +183,13 @@ def budget_for_pages(
     """
     while True:
         missing = 0
-        follows = default_chunk_bytes(budget_bytes, world_size=world_size, has_switch=has_switch)
+        follows = default_chunk_bytes(
+            budget_bytes, world_size=world_size, has_switch=has_switch, slot_count=slot_count
+        )
         for each in {chunk_bytes, follows}:
             plan = plan_node(
                 budget_bytes=budget_bytes, chunk_bytes=each, world_size=world_size,
-                has_switch=has_switch,
+                has_switch=has_switch, slot_count=slot_count,
             )  # fmt: skip
             missing = max(missing, needed_bytes(each) - plan.resident_bytes)
         if not missing:
@@ -213,16 +222,17 @@ class _Leasts(NamedTuple):
         return sum(self)
 
 
-def _leasts(chunk_bytes: int, world_size: int, has_switch: bool) -> _Leasts:
+def _leasts(chunk_bytes: int, world_size: int, has_switch: bool, slot_count: int) -> _Leasts:
     two = 2 * chunk_bytes
     if has_switch:
         return _Leasts(
             window=two, outgoing=two, sums=chunk_bytes, spill=chunk_bytes, slots=0, copies=0
         )
     all_ranks = world_size * chunk_bytes  # each worker may have a chunk under way, and in a slot
+    slots = slot_memory(slot_count, child_count=world_size, chunk_bytes=chunk_bytes)
     return _Leasts(
         window=max(two, all_ranks), outgoing=two, sums=chunk_bytes, spill=chunk_bytes,
-        slots=all_ranks, copies=two,
+        slots=max(all_ranks, slots), copies=two,
     )  # fmt: skip
 
 

@@ -38,6 +38,8 @@ from switch_emu.store.kept import KeptFiles
 from switch_emu.store.paced import PacedPageStore
 from switch_emu.store.spill import SpillFile
 from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.capacity import planned_slots, with_slots
+from switch_emu.switch.ranges import SlotRanges, lent_range
 from switch_emu.switch.recorded import make_switch_core, record_file
 
 DURABILITY_WORDS = {
@@ -81,6 +83,10 @@ class NodeSpec:
     link_seed: int = 0
     disk_bytes_per_s: float | None = None
     """Rate of an emulated disk for pages; None: as fast as the real one."""
+    fidelity: str = "functional"
+    """Of a switch of its own."""
+    slots: int | None = None
+    """In protocol fidelity; None: as many as there is memory for, up to a default."""
 
     def plan(self) -> NodePlan:
         """The memory plan. Raises ConfigError if the budget cannot work."""
@@ -89,6 +95,14 @@ class NodeSpec:
             chunk_bytes=self.chunk_bytes,
             world_size=self.world_size,
             has_switch=self.has_switch,
+            slot_count=self.own_slot_count,
+        )
+
+    @property
+    def own_slot_count(self) -> int:
+        """Slots in the memory budget, at least."""
+        return planned_slots(
+            self.fidelity, self.slots, has_switch=self.has_switch, in_arenas=self.arena_bytes > 0
         )
 
 
@@ -103,16 +117,21 @@ def plan_lines(spec: NodeSpec) -> list[str]:
 
 
 def serve_node(
-    spec: NodeSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool]
-) -> bool:
+    spec: NodeSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool],
+    ranges: SlotRanges | None = None,
+) -> bool:  # fmt: skip
     """Serve one job until it is over (True), or until somebody wants us to stop before (False).
 
-    `on_listening` is told the endpoint that children dial.
+    `on_listening` is told the endpoint that children dial; `ranges` are the slots that the switches
+    of several jobs share.
 
     Raises: ConfigError, StateError.
     """
     plan = spec.plan()
-    with Recorder(role="node", path=spec.events) as recorder:
+    with (
+        lent_range(ranges, own_switch_limits(spec, plan)) as limits,
+        Recorder(role="node", path=spec.events) as recorder,
+    ):
         for line in plan_lines(spec):
             recorder.event("node.plan", text=line)
         arena_bytes = plan.shared_bytes if spec.arena_bytes else 0
@@ -127,7 +146,7 @@ def serve_node(
             linked(inner, spec.link, seed=spec.link_seed) as transport,
             record_file(None if spec.has_switch else spec.record) as file,
         ):
-            shell = make_node_shell(spec, transport, recorder, file)
+            shell = make_node_shell(spec, transport, recorder, limits, file)
             try:
                 shell.open_existing()  # before we listen: a wrong directory is found at once
                 on_listening(transport.listen(spec.listen, advertise=spec.advertise))
@@ -143,9 +162,13 @@ def serve_node(
 
 
 def make_node_shell(
-    spec: NodeSpec, transport: Transport, recorder: Recorder, record: IO[bytes] | None = None
-) -> NodeShell:
-    """A node on a transport, as its specification says; nothing is opened yet."""
+    spec: NodeSpec, transport: Transport, recorder: Recorder, limits: SwitchLimits | None = None,
+    record: IO[bytes] | None = None,
+) -> NodeShell:  # fmt: skip
+    """A node on a transport, as its specification says; nothing is opened yet.
+
+    `limits`: of a switch of its own; unless given, what the specification comes to.
+    """
     plan = spec.plan()
     incarnation = new_incarnation()
     ranks = (1 << spec.world_size) - 1
@@ -167,7 +190,7 @@ def make_node_shell(
             job=spec.job,
             incarnation=incarnation,
             children=[1 << rank for rank in range(spec.world_size)],
-            limits=_own_switch_limits(spec, plan),
+            limits=limits or own_switch_limits(spec, plan),
             file=record,
         )
 
@@ -260,17 +283,22 @@ def _places_bytes(spec: NodeSpec, plan: NodePlan, description: Description) -> i
     return plan.in_place_bytes(wanted_bytes, state_in_ram_bytes=in_ram_bytes)
 
 
-def _own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:
+def own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:
+    """What the node's own switch may hold, if it has one. Raises ConfigError."""
+    if spec.has_switch:
+        return SwitchLimits()
+    limits = SwitchLimits(
+        slot_bytes_max=plan.slots_bytes,
+        copies_bytes_max=plan.copies_bytes,
+        push_window_bytes=max(spec.chunk_bytes, plan.window_bytes // spec.world_size),
+    )
     if spec.arena_bytes:
         limits = SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.chunk_bytes)
-    else:
-        limits = SwitchLimits(
-            slot_bytes_max=plan.slots_bytes,
-            copies_bytes_max=plan.copies_bytes,
-            push_window_bytes=max(spec.chunk_bytes, plan.window_bytes // spec.world_size),
-        )
     window_bytes = push_window_bytes(spec.link, spec.chunk_bytes, limits.push_window_bytes)
-    return replace(limits, push_window_bytes=window_bytes)
+    limits = replace(limits, push_window_bytes=window_bytes)
+    return with_slots(
+        limits, spec.fidelity, spec.slots, child_count=spec.world_size, chunk_bytes=spec.chunk_bytes
+    )
 
 
 def _budget_for_ram(spec: NodeSpec, description: Description) -> int:
@@ -282,7 +310,7 @@ def _budget_for_ram(spec: NodeSpec, description: Description) -> int:
 
     return budget_for_pages(
         needed, budget_bytes=spec.memory_budget_bytes, chunk_bytes=spec.chunk_bytes,
-        world_size=spec.world_size, has_switch=spec.has_switch,
+        world_size=spec.world_size, has_switch=spec.has_switch, slot_count=spec.own_slot_count,
     )  # fmt: skip
 
 
@@ -320,6 +348,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         "links": link_rows(
             shell.transport, "node" if spec.has_switch else "worker", shell.link_name
         ),
+        "pool": None if shell.own_switch is None else shell.own_switch.report(),
     }
     partial = spec.summary.with_suffix(".partial")
     partial.write_text(json.dumps(summary, indent=1), encoding="utf-8")

@@ -76,7 +76,7 @@ class NodeShell(Shell):
         self._make_kernel, self._make_places = make_kernel, make_places
         self._make_kept = make_kept
         self._kept: KeptFiles | None = None
-        self._own_switch = own_switch
+        self.own_switch = own_switch
         self.store: PageStore | None = None
         self.description: Description | None = None
         self.spill: SpillFile | None = None
@@ -166,17 +166,17 @@ class NodeShell(Shell):
     def received(
         self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
     ) -> Sequence[Any]:
-        if self._own_switch is not None:
-            return self._own_switch.received(now_ns, peer, message, payload, payload_bytes)
+        if self.own_switch is not None:
+            return self.own_switch.received(now_ns, peer, message, payload, payload_bytes)
         return self._to_core(now_ns, peer, message, payload, payload_bytes)
 
     def do_own(self, action: Any) -> None:
         match action:
             case Sum():
-                assert self._own_switch is not None
+                assert self.own_switch is not None
                 total = unsummed(action)  # the update adds on its way: one pass less
                 now_ns = SYSTEM_CLOCK.now_ns()
-                self.do(self._own_switch.summed(now_ns, action, total, total.nbytes))
+                self.do(self.own_switch.summed(now_ns, action, total, total.nbytes))
             case OpenStore(description):
                 self._open_new(description)
             case RecordAttempt(attempt):
@@ -208,7 +208,7 @@ class NodeShell(Shell):
             held = payload.share() if isinstance(payload, Payload) else payload
             self._to_node.append(Send(tuple(inward), message, held))
         if outward:
-            if self._own_switch is None and isinstance(message, Weights):
+            if self.own_switch is None and isinstance(message, Weights):
                 self.payload_bytes_out += payload.nbytes
             super().send(outward, message, payload)
 
@@ -225,8 +225,8 @@ class NodeShell(Shell):
 
     def tick(self, now_ns: int) -> Sequence[Any]:
         self.do(self.core.tick(now_ns))
-        if self._own_switch is not None:
-            self.do(self._own_switch.tick(now_ns))
+        if self.own_switch is not None:
+            self.do(self.own_switch.tick(now_ns))
             self._carry()
         return ()
 
@@ -235,25 +235,25 @@ class NodeShell(Shell):
             # The transport does not tell when what was sent has left; look again soon.
             return SYSTEM_CLOCK.now_ns() + _LOOK_AGAIN_NS
         due = [self.core.next_tick_ns()]
-        if self._own_switch is not None:
-            due.append(self._own_switch.next_tick_ns())
+        if self.own_switch is not None:
+            due.append(self.own_switch.next_tick_ns())
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     def link_name(self, peer: str) -> str:
-        return (self._own_switch or self.core).name_of(peer)
+        return (self.own_switch or self.core).name_of(peer)
 
     def core_counts(self) -> Counts:
-        own = {} if self._own_switch is None else self._own_switch.counts()
+        own = {} if self.own_switch is None else self.own_switch.counts()
         return {**own, **self.core.counts()}
 
     def waits_for(self) -> str:
-        if self._own_switch is not None and not self._own_switch.is_joined:
-            return self._own_switch.waits_for()
+        if self.own_switch is not None and not self.own_switch.is_joined:
+            return self.own_switch.waits_for()
         return self.core.waits_for()
 
     @property
     def finished(self) -> bool:
-        return self.core.finished and (self._own_switch is None or self._own_switch.finished)
+        return self.core.finished and (self.own_switch is None or self.own_switch.finished)
 
     # ---------------------------------------------------------------------- helpers
 
@@ -283,10 +283,10 @@ class NodeShell(Shell):
             if send.peers == (PARENT,):
                 self.do(self._to_core(now_ns, _OWN_SWITCH, send.message, payload, nbytes))
             else:
-                assert self._own_switch is not None
+                assert self.own_switch is not None
                 if isinstance(send.message, Weights):
                     self.payload_bytes_out += nbytes
-                received = self._own_switch.received(now_ns, PARENT, send.message, payload, nbytes)
+                received = self.own_switch.received(now_ns, PARENT, send.message, payload, nbytes)
                 self.do(received)
 
     def _start_reads(self) -> None:

@@ -42,6 +42,7 @@ from switch_emu.switch.handing_on import SwitchHandingOn
 from switch_emu.switch.members import Member, ranks_text
 from switch_emu.switch.pool import make_pool
 from switch_emu.switch.reader_routes import ReaderRoutes
+from switch_emu.switch.resources import pool_resources
 from switch_emu.switch.slots import Contribution, OverlapError, Slot, SlotKey, rank_order
 
 
@@ -239,6 +240,14 @@ class SwitchCore(SwitchHandingOn):
     def _forget(self, step: int | None = None) -> None:
         super()._forget(step)
         self._drop_all(self.pool.forget(step))
+
+    def report(self) -> dict[str, Any]:
+        """How the slots came out, and what they would take of a real switch (`resources.py`)."""
+        slots, found = self._limits.slots, {"fidelity": "functional", **self.counts()}
+        if slots is not None:
+            resources = pool_resources(slots, len(self._members.children))
+            found.update(fidelity="protocol", resources=resources)
+        return found
 
     def name_of(self, peer: str) -> str:
         """What a connection is, for people: `parent`, `ranks 0, 1`."""

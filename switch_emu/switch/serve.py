@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from luwu.base.clock import new_incarnation
 from luwu.base.events import Recorder
@@ -19,7 +20,10 @@ from switch_emu.link_report import link_rows
 from switch_emu.linked import linked
 from switch_emu.switch.actions import SwitchLimits
 from switch_emu.switch.adding import make_adder
+from switch_emu.switch.capacity import with_slots
+from switch_emu.switch.ranges import SlotRanges, lent_range
 from switch_emu.switch.recorded import make_switch_core, record_file
+from switch_emu.switch.resources import pool_resources
 from switch_emu.switch.shell import SwitchShell
 
 _MIB = 1024 * 1024
@@ -50,8 +54,6 @@ class SwitchSpec:
     chunk_bytes: int = _MIB
     stripes: int = 1
     """Connections to the node."""
-    summary: Path | None = None
-    """Where the account of emulated links is written at the end."""
     link: LinkPair | None = None
     """Emulated, to each child; None: none is."""
     link_seed: int = 0
@@ -59,16 +61,24 @@ class SwitchSpec:
     """How patient to be with the parent; 0: as usual."""
     retry_most_ms: int = 0
     retry_ps_per_byte: int = 0
+    fidelity: str = "functional"
+    slots: int | None = None
+    """In protocol fidelity; None: as many as there is memory for, up to a default."""
+    summary: Path | None = None
+    """Where the account of the run is written at the end."""
 
 
 def serve_switch(
-    spec: SwitchSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool]
-) -> bool:
+    spec: SwitchSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool],
+    ranges: SlotRanges | None = None,
+) -> bool:  # fmt: skip
     """Serve one job until it is over (True), or until somebody wants us to stop before (False).
 
-    `on_listening` is told the endpoint that workers dial.
+    `on_listening` is told the endpoint that workers dial; `ranges` are the slots of a switch that
+    serves several jobs. Raises ConfigError if there are too few.
     """
     with (
+        lent_range(ranges, _limits(spec)) as limits,
         Recorder(role="switch", path=spec.events) as recorder,
         linked(_open(spec), spec.link, seed=spec.link_seed) as transport,
         record_file(spec.record) as file,
@@ -79,11 +89,13 @@ def serve_switch(
             job=spec.job,
             incarnation=new_incarnation(),
             children=[1 << rank for rank in range(spec.world_size)],
-            limits=_limits(spec),
+            limits=limits,
             retry=retry_policy(spec.retry_first_ms, spec.retry_most_ms, spec.retry_ps_per_byte),
             file=file,
         )
         adder = make_adder()
+        if limits.slots is not None:
+            recorder.event("switch.pool", **pool_resources(limits.slots, spec.world_size))
         recorder.event("switch.sums", version=adder.version, reason=adder.reason)
         shell = SwitchShell(
             transport,
@@ -96,14 +108,11 @@ def serve_switch(
         is_finished = shell.run(should_stop)
         shell.drain(2.0)
         shell.write_counters()
-        if spec.summary is not None:
+        if spec.summary is not None and is_finished:
             links = link_rows(transport, "worker", shell.link_name)
-            write_json(spec.summary, {"schema": 1, "links": links})
-        recorder.event(
-            "switch.finished" if is_finished else "switch.stopped",
-            raw_count=core.raw_count,
-            fallback_count=core.copies.fallback_count,
-        )
+            write_json(spec.summary, {"schema": 1, "pool": core.report(), "links": links})
+        counts: dict[str, Any] = {**core.counts()}
+        recorder.event("switch.finished" if is_finished else "switch.stopped", **counts)
     return is_finished
 
 
@@ -118,11 +127,13 @@ def _open(spec: SwitchSpec) -> Transport:
 
 
 def _limits(spec: SwitchSpec) -> SwitchLimits:
+    limits = SwitchLimits(
+        slot_bytes_max=spec.slot_bytes_max, copies_bytes_max=spec.copies_bytes_max
+    )
     if spec.arena_bytes:
         limits = SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.chunk_bytes)
-    else:
-        limits = SwitchLimits(
-            slot_bytes_max=spec.slot_bytes_max, copies_bytes_max=spec.copies_bytes_max
-        )
     window_bytes = push_window_bytes(spec.link, spec.chunk_bytes, limits.push_window_bytes)
-    return replace(limits, push_window_bytes=window_bytes)
+    limits = replace(limits, push_window_bytes=window_bytes)
+    return with_slots(
+        limits, spec.fidelity, spec.slots, child_count=spec.world_size, chunk_bytes=spec.chunk_bytes
+    )

@@ -75,8 +75,8 @@ TYPED = [
         id="unknown-flag",
     ),
     pytest.param(
-        ["run", "--slots", "4", "train.py"],
-        ["luwu run has no flag --slots"],
+        ["run", "--accumulate", "4", "train.py"],
+        ["luwu run has no flag --accumulate"],
         id="flag-not-built",
     ),
     pytest.param(

@@ -10,7 +10,7 @@ from luwu.base.config import RunConfig
 from luwu.launch.estimate.plan import Estimate, estimate
 from luwu.launch.estimate.shape import JobShape
 from luwu.launch.floors import Floors, core_count, measure_floors
-from luwu.launch.serving import Sizes, chosen_transport, decide_arena_bytes
+from luwu.launch.serving import Sizes, chosen_transport, decide_arena_bytes, own_slots
 from luwu.launch.supervisor import threads_per_worker
 from luwu.launch.timing import Samples
 from luwu.layout import Layout, Parameter, Unit
@@ -53,6 +53,7 @@ def node_plan(config: RunConfig, sizes: Sizes) -> NodePlan:
         chunk_bytes=sizes.chunk_bytes,
         world_size=config.workers,
         has_switch=not config.no_switch,
+        slot_count=own_slots(config),
     )
 
 
@@ -68,6 +69,7 @@ def gpt_job(config: RunConfig, sizes: Sizes, *, is_in_ram: bool) -> JobShape:
         transport=transport,
         tokens_per_step=config.workers * options.batch * options.context,
         has_switch=not config.no_switch,
+        slot_count=own_slots(config),
         reshard_after_forward=config.reshard_after_forward is not False,
         update="streaming" if config.max_grad_norm is None else "at_step",
         durability=config.durability,

@@ -30,6 +30,8 @@ class JobShape:
     tokens_per_step: int
     """Of all workers."""
     has_switch: bool = True
+    slot_count: int = 0
+    """Fixed slots of the node's own switch in its memory budget, at least."""
     reshard_after_forward: bool = True
     """Free a unit after forward, and pull it again; the root stays."""
     update: str = "streaming"
@@ -139,7 +141,7 @@ def _budget_for_ram(job: JobShape, plan: NodePlan) -> int:
 
     return budget_for_pages(
         needed, budget_bytes=plan.budget_bytes, chunk_bytes=job.layout.chunk_bytes,
-        world_size=job.workers, has_switch=job.has_switch,
+        world_size=job.workers, has_switch=job.has_switch, slot_count=job.slot_count,
     )  # fmt: skip
 
 

@@ -1,0 +1,68 @@
+"""How many slots a switch of protocol fidelity has for a job: what was asked for, or what fits.
+
+A slot has two copies, and a copy holds a chunk of every child until they are added: SwitchML's
+slots hold one running integer sum instead, but float sums must not depend on arrival (S3). Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.quantities import format_bytes
+from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.fixed_slots import COPIES, PoolRange
+
+FIDELITIES: Final = ("functional", "protocol")
+SLOTS_AUTO_MAX: Final = 256
+"""Of a job that does not say: what SwitchML keeps outstanding by default (256 packets)."""
+POOL_SLOTS: Final = 8192
+"""Of a process that serves several jobs, unless it says: SwitchML's pool (8192 slots x 2)."""
+
+
+def slot_memory(slot_count: int, *, child_count: int, chunk_bytes: int) -> int:
+    """Bytes that so many slots may come to hold."""
+    return slot_count * COPIES * child_count * chunk_bytes
+
+
+def pool_range(
+    slots: int | None, *, child_count: int, chunk_bytes: int, memory_bytes: int
+) -> PoolRange:
+    """A job's slots, within the memory there is for them; None: as many as fit, up to 256.
+
+    Raises ConfigError, with the number that would fit.
+    """
+    each = slot_memory(1, child_count=child_count, chunk_bytes=chunk_bytes)
+    most = memory_bytes // each
+    asked = slots or 1
+    if asked > most:
+        rest = f"give --slots {most}, or a smaller --chunk" if most else "give a smaller --chunk"
+        raise ConfigError(
+            f"slots: {asked} {'slot' if asked == 1 else 'slots'} of two copies hold up to "
+            f"{format_bytes(asked * each)} (chunks of {format_bytes(chunk_bytes)} from "
+            f"{child_count} children); the switch has {format_bytes(memory_bytes)} for them: {rest}"
+        )
+    return PoolRange(slot_count=slots or min(most, SLOTS_AUTO_MAX), slot_bytes=chunk_bytes)
+
+
+def with_slots(
+    limits: SwitchLimits, fidelity: str, slots: int | None, *, child_count: int, chunk_bytes: int
+) -> SwitchLimits:
+    """The limits of a switch at a fidelity. Raises ConfigError."""
+    if fidelity == "functional":
+        return limits
+    found = pool_range(
+        slots, child_count=child_count, chunk_bytes=chunk_bytes, memory_bytes=limits.slot_bytes_max
+    )
+    return replace(limits, slots=found)
+
+
+def planned_slots(
+    fidelity: str, slots: int | None, *, has_switch: bool, in_arenas: bool
+) -> int:  # fmt: skip
+    """Slots that the memory budget of a node must hold: those of a switch of its own.
+
+    None where contributions lie in shared memory of the workers (`in_arenas`).
+    """
+    return 0 if has_switch or in_arenas or fidelity == "functional" else slots or 1
