@@ -1,0 +1,167 @@
+"""Several jobs on one switch and one node process, in protocol fidelity (`pytest -k two_jobs`).
+
+The processes are real, and so is the transport; workers are threads of the test, or processes where
+they are killed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luwu.base.config import RunConfig
+from luwu.base.errors import ConfigError
+from luwu.base.json_file import read_json
+from luwu.launch.run_directory import RunDirectory
+from luwu.launch.service import Service, ServiceJob
+from luwu.nic.promises import StepHandle
+from luwu.nic.shell import Nic
+from tests.processes.two_jobs_worker import make_nic
+from tests.unit.local_job import Job, Worker, plain
+
+KIB, MIB = 1024, 1024**2
+DEADLINE_S = 60.0
+POOL_SLOTS = 10
+STREAMING = Job(steps=5)
+AT_STEP = Job(steps=5, world_size=3, update="at_step")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One for all tests here: what one leaves, the next would find."""
+    directory = tmp_path_factory.mktemp("service")
+    with Service(directory / "service", slot_count=POOL_SLOTS) as service:
+        yield service
+        assert not service.jobs
+
+
+def open_job(
+    service: Service, folder: Path, job: Job, *, slots: int, no_switch: bool = False
+) -> ServiceJob:
+    config = RunConfig(
+        workers=job.world_size, memory_budget=64 * MIB, durability="process", transport="ipc",
+        chunk=job.layout.chunk_bytes, fidelity="protocol", slots=slots, no_switch=no_switch,
+    )  # fmt: skip
+    return service.open_job(RunDirectory.create(folder / "run"), config, state=folder / "state")
+
+
+class Gated(Worker):
+    """Waits before one of its steps until it may go on."""
+
+    def __init__(self, job: Job, before_step: int, gate: Callable[[int], None]) -> None:
+        super().__init__(job)
+        self._before_step, self._gate = before_step, gate
+
+    def _step(self, nic: Nic, step: int, may_cancel: bool) -> StepHandle:
+        if step == self._before_step:
+            self._gate(nic.rank)
+        return super()._step(nic, step, may_cancel)
+
+
+def train(pool: ThreadPoolExecutor, opened: ServiceJob, worker: Worker) -> list[Future[None]]:
+    """Start all ranks of a job."""
+
+    def one(rank: int) -> None:
+        with closing(make_nic(opened.connection, rank)) as nic:
+            worker(nic)
+            nic.leave()
+
+    return [pool.submit(one, rank) for rank in range(worker.job.world_size)]
+
+
+def finish(opened: ServiceJob, workers: list[Future[None]]) -> dict[str, Any]:
+    """Wait for the end of a job; its node's summary, and its slots' account."""
+    for each in workers:
+        each.result(timeout=DEADLINE_S)
+    opened.wait_until_over(DEADLINE_S)
+    opened.close()
+    node = read_json(opened.run.result("node.json"))
+    assert node is not None
+    switch = read_json(opened.run.result("switch.json")) or node
+    return {**node, "pool": switch["pool"]}
+
+
+@pytest.mark.parametrize("no_switch", [False, True], ids=["switch", "no-switch"])
+def test_two_jobs_at_once_have_the_digests_of_each_alone(
+    service: Service, tmp_path: Path, no_switch: bool
+) -> None:
+    """I3, F4. Goal: jobs of different sizes and orders of work on one pool, in ranges of their own,
+    end with the bits that each has alone, and that the plain loop has.
+    Method: one alone, then both; in the middle each waits until the other is there too."""
+    with ThreadPoolExecutor(5) as pool:
+        alone = open_job(service, tmp_path / "alone", STREAMING, slots=3, no_switch=no_switch)
+        expected = finish(alone, train(pool, alone, Worker(STREAMING)))["weights_digest"]
+        both = threading.Barrier(STREAMING.world_size + AT_STEP.world_size)
+
+        def gate(rank: int) -> None:
+            both.wait(DEADLINE_S)
+
+        opened, workers = [], []
+        for name, job, slots in (("a", STREAMING, 3), ("b", AT_STEP, 7)):
+            opened.append(
+                open_job(service, tmp_path / name, job, slots=slots, no_switch=no_switch)
+            )  # fmt: skip
+            workers.append(train(pool, opened[-1], Gated(job, 2, gate)))
+        first, second = (finish(*each) for each in zip(opened, workers, strict=True))
+
+    assert first["weights_digest"] == expected == plain(STREAMING).digest
+    assert second["weights_digest"] == plain(AT_STEP).digest
+    for found, first_slot, slots in ((first, 0, 3), (second, 3, 7)):
+        resources = found["pool"]["resources"]
+        assert (resources["first_slot"], resources["slots"]) == (first_slot, slots)
+        assert 1 <= found["pool"]["slots_peak"] <= slots
+        assert found["pool"]["slots_opened_count"] > 0
+
+
+def test_two_jobs_one_killed_does_not_disturb_the_other(service: Service, tmp_path: Path) -> None:
+    """I2, I3, I8. Goal: the workers of one job die in the middle of a step and the job is dropped;
+    the other, which is between two of its steps, goes on to the digest that it has alone, and the
+    slots of the dead are there for the next job.
+    Method: SIGKILL after the third step has begun; a third job that needs those slots."""
+    killed = threading.Event()
+    with ThreadPoolExecutor(4) as pool:
+        survivor = open_job(service, tmp_path / "a", STREAMING, slots=4)
+        reached = threading.Semaphore(0)
+
+        def gate(rank: int) -> None:
+            reached.release()
+            assert killed.wait(DEADLINE_S)
+
+        training = train(pool, survivor, Gated(STREAMING, 2, gate))
+        victim = open_job(service, tmp_path / "b", STREAMING, slots=6)
+        with pytest.raises(ConfigError, match="switch: slots: 1 asked for, but 0 of this switch's"):
+            open_job(service, tmp_path / "refused", STREAMING, slots=1)
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.processes.two_jobs_worker",
+                 str(victim.run.connect_file), str(rank)],
+                stdout=subprocess.PIPE, text=True,
+            )
+            for rank in range(STREAMING.world_size)
+        ]  # fmt: skip
+        try:
+            for _ in range(STREAMING.world_size):
+                assert reached.acquire(timeout=DEADLINE_S)
+            for process in processes:
+                assert process.stdout is not None
+                assert any(line == "step 2\n" for line in process.stdout)
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
+        victim.close()
+        killed.set()
+        found = finish(survivor, training)
+        third = open_job(service, tmp_path / "c", STREAMING, slots=10)
+        again = finish(third, train(pool, third, Worker(STREAMING)))
+
+    assert found["weights_digest"] == again["weights_digest"] == plain(STREAMING).digest
+    assert again["pool"]["resources"]["first_slot"] == 0

@@ -1,0 +1,375 @@
+"""What a switch does at every fidelity: one suite, whatever its slots are.
+
+A subclass says how many slots there are (None: functional). The core is driven by hand, message by
+message, with a parent that the test plays; whole clusters follow at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from luwu.layout import Layout, Parameter, Unit
+from luwu.wire import messages as wire
+from luwu.wire.actions import PARENT, Drop, Send
+from luwu.wire.description import Description
+from luwu.wire.kinds import Role, Verb
+from switch_emu.switch.actions import Sum, SwitchLimits
+from switch_emu.switch.aggregate import sum_in_order
+from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.fixed_slots import PoolRange
+from tests.simulate.chaos import ROUGH, run_chaos
+from tests.simulate.cluster import Cluster
+from tests.simulate.job import JOB, RETRY, Job, make_layout
+from tests.simulate.world import Payload, payload_bytes
+
+WORLD = 3
+ALL = (1 << WORLD) - 1
+CHUNK_BYTES = 16 * 1024
+LAYOUT = Layout(
+    parameters=(Parameter(name="w", shape=(5, CHUNK_BYTES // 4)),),
+    units=(Unit(name="all", parameters=(0,)),),
+    chunk_bytes=CHUNK_BYTES,
+)
+CHUNKS = LAYOUT.trainable_chunks(0)
+"""Five, all of them full, in the order of a backward."""
+WINDOW_BYTES = 10**6
+
+
+def child(rank: int) -> str:
+    return f"worker-{rank}"
+
+
+@dataclass
+class Bench:
+    """A switch between three children and a parent, all played by a test; sums are made at once."""
+
+    limits: SwitchLimits
+    to_parent: list[Send] = field(default_factory=list)
+    """What the parent was sent and has not answered."""
+    told: list[tuple[str, wire.Message]] = field(default_factory=list)
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        Payload.live_count = 0
+        self.now_ns = 0
+        self.core = SwitchCore(
+            job=JOB, incarnation=1, children=[1 << rank for rank in range(WORLD)],
+            limits=self.limits, retry=RETRY,
+        )  # fmt: skip
+        description = Description(layout=LAYOUT, optimizer="test")
+        for rank in range(WORLD):
+            hello = self.of(
+                wire.Hello, rank, protocol=4, world_size=WORLD, contributors=1 << rank,
+                description_hash=description.hash,
+            )  # fmt: skip
+            self.deliver(child(rank), hello, description.to_bytes())
+        self.take_parent(wire.Hello)
+        self.parent_says(wire.Welcome, loaded=True, push_window_bytes=WINDOW_BYTES)
+        self.windows = {m.push_window_bytes for m in self.heard(wire.Welcome)}
+
+    # ------------------------------------------------------------------ messages
+
+    def of(self, kind: type[Any], rank: int, **fields: Any) -> Any:
+        """A message of a child."""
+        stamp = {
+            "job": JOB, "epoch": 0, "step": 0, "attempt": self.attempt, "role": Role.WORKER,
+            "rank": rank, "incarnation": 100 + rank, "generation": 1,
+        }  # fmt: skip
+        return kind(**{**stamp, **fields})
+
+    def deliver(self, peer: str, message: wire.Message, payload: Any = None) -> None:
+        self._do(self.core.received(self.now_ns, peer, message, payload, payload_bytes(payload)))
+
+    def push(
+        self, rank: int, chunk: int, values: Any, *, step: int = 0, part: int = 0,
+        last: bool = True, weight: float = 1.0,
+    ) -> None:  # fmt: skip
+        """A child's contribution; None: it has no gradient."""
+        push = self.of(
+            wire.Push, rank, step=step, chunk=chunk, part=part, contributors=1 << rank,
+            weight=weight if last else 0.0, last=last, raw=False, dtype="float32",
+        )  # fmt: skip
+        self.deliver(child(rank), push, None if values is None else Payload(values.copy()))
+
+    def parent_says(self, kind: type[Any], **fields: Any) -> None:
+        message = self.of(kind, 0, role=Role.NODE, incarnation=1, **fields)
+        self.deliver(PARENT, message)
+
+    def take_parent(self, kind: type[Any] = wire.Push) -> list[tuple[Any, Any]]:
+        """(message, values) of this kind that went up since the last call, without repetitions."""
+        taken = [each for each in self.to_parent if isinstance(each.message, kind)]
+        self.to_parent = [each for each in self.to_parent if not isinstance(each.message, kind)]
+        found: dict[Any, Any] = {}
+        for each in taken:
+            found.setdefault(each.message, each.payload)
+        return list(found.items())
+
+    def parent_has(self, push: wire.Push) -> None:
+        self.parent_says(
+            wire.Received, step=push.step, chunk=push.chunk, part=push.part, verb=Verb.PUSH,
+            contributors=push.contributors,
+        )  # fmt: skip
+
+    def heard(self, kind: type[Any]) -> list[Any]:
+        """What children were told since the last call, of this kind."""
+        return [m for _, m in self.told if isinstance(m, kind)]
+
+    def receipts(self) -> list[tuple[str, int]]:
+        """(child, chunk) of the pushes that were answered since the last call."""
+        found = [
+            (peer, m.chunk) for peer, m in self.told
+            if isinstance(m, wire.Received) and m.verb is Verb.PUSH
+        ]  # fmt: skip
+        for peer, m in self.told:
+            if isinstance(m, wire.Received):
+                assert child(m.contributors.bit_length() - 1) == peer
+        self.told.clear()
+        return found
+
+    def _do(self, actions: Sequence[Any]) -> None:
+        for action in actions:
+            match action:
+                case Send(peers, message, payload):
+                    for peer in peers:
+                        if peer != PARENT:
+                            self.told.append((peer, message))
+                            continue
+                        carried = payload.read().copy() if isinstance(payload, Payload) else None
+                        self.to_parent.append(Send((PARENT,), message, carried))
+                case Drop(payload):
+                    payload.drop()  # type: ignore[attr-defined]
+                case Sum():
+                    values = [p.read() for p in action.payloads]  # type: ignore[attr-defined]
+                    total = np.empty_like(values[0])
+                    sum_in_order([v.data for v in values], action.dtypes, total)
+                    made = Payload(total)
+                    self._do(self.core.summed(self.now_ns, action, made, total.nbytes))
+
+    def tick(self, later_ns: int) -> None:
+        self.now_ns += later_ns
+        self._do(self.core.tick(self.now_ns))
+
+
+def gradients(seed: int, count: int = WORLD) -> list[Any]:
+    """Float32, of sizes that make every order of addition round differently."""
+    rng = np.random.default_rng(seed)
+    scale = np.exp2(rng.uniform(-20, 20, (count, CHUNK_BYTES // 4)))
+    return list((rng.standard_normal((count, CHUNK_BYTES // 4)) * scale).astype(np.float32))
+
+
+def in_rank_order(values: Sequence[Any]) -> Any:
+    return functools.reduce(np.add, values)
+
+
+class SwitchSuite:
+    """The behaviour of a switch at one fidelity."""
+
+    slot_count: ClassVar[int | None] = None
+    has_fixed_slots: ClassVar[bool] = False
+
+    def limits(self, slot_count: int | None) -> SwitchLimits:
+        """So many slots; functional: as many bytes as they would take."""
+        if self.has_fixed_slots:
+            assert slot_count is not None
+            return SwitchLimits(slots=PoolRange(slot_count=slot_count, slot_bytes=CHUNK_BYTES))
+        if slot_count is None:
+            return SwitchLimits()
+        return SwitchLimits(slot_bytes_max=slot_count * WORLD * CHUNK_BYTES)
+
+    def bench(self) -> Bench:
+        return Bench(self.limits(self.slot_count))
+
+    # ------------------------------------------------------------------ sums
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_sums_are_exact_in_rank_order(self, seed: int) -> None:
+        """S1, S3. Goal: one push of all ranks, with the bits of rank order and their weights,
+        however contributions arrive and how often. Method: several chunks, shuffled."""
+        bench, rng = self.bench(), Random(seed)
+        grads = {chunk: gradients(seed + chunk) for chunk in CHUNKS}
+        arrivals = [
+            (r, c) for r in range(WORLD) for c in CHUNKS for _ in range(rng.randrange(1, 4))
+        ]
+        rng.shuffle(arrivals)
+        for rank, chunk in arrivals:
+            bench.push(rank, chunk, grads[chunk][rank], weight=0.1 + rank)
+        pushes = bench.take_parent()
+        assert sorted(push.chunk for push, _ in pushes) == list(CHUNKS)
+        for push, values in pushes:
+            assert (push.contributors, push.raw, push.dtype) == (ALL, False, "float32")
+            assert push.weight == (0.1 + 1.1) + 2.1
+            np.testing.assert_array_equal(values, in_rank_order(grads[push.chunk]))
+            bench.parent_has(push)
+        assert Payload.live_count == 0
+        assert bench.core.raw_count == 0
+        assert bench.core.duplicates_count == len(arrivals) - WORLD * len(CHUNKS)
+
+    def test_every_child_hears_of_its_sum_once(self) -> None:
+        """I6. Goal: who contributed has one receipt when the sum is out, whoever came last."""
+        bench = self.bench()
+        for rank, values in enumerate(gradients(1)):
+            bench.push(rank, CHUNKS[0], values)
+        assert sorted(bench.receipts()) == [(child(rank), CHUNKS[0]) for rank in range(WORLD)]
+
+    @pytest.mark.parametrize("state", ["filling", "summed", "at the parent", "decided"])
+    def test_a_repetition_is_answered_to_its_peer_alone(self, state: str) -> None:
+        """S1, F5. Goal: a duplicate hears what it missed, nobody else does, and nothing is added.
+        Method: at every stage of a chunk's life."""
+        bench, grads = self.bench(), gradients(2)
+        for rank in range(1 if state == "filling" else WORLD):
+            bench.push(rank, CHUNKS[0], grads[rank])
+        if state in ("at the parent", "decided"):
+            [(push, _)] = bench.take_parent()
+            bench.parent_has(push)
+        if state == "decided":
+            bench.parent_says(wire.Decided, step=0, applied=True, grad_norm=1.0)
+        bench.receipts()
+        bench.push(0, CHUNKS[0], grads[0])
+        assert bench.receipts() == [(child(0), CHUNKS[0])]
+        assert bench.core.duplicates_count == 1
+        for rank in range(1, WORLD) if state == "filling" else ():
+            bench.push(rank, CHUNKS[0], grads[rank])
+        for push, values in bench.take_parent():
+            assert not push.raw
+            np.testing.assert_array_equal(values, in_rank_order(grads))
+
+    @pytest.mark.parametrize("absent", [(0,), (1, 2), (0, 1, 2)])
+    def test_absent_gradients(self, absent: tuple[int, ...]) -> None:
+        """S3. Goal: ranks without a gradient count as contributors and add nothing."""
+        bench, grads = self.bench(), gradients(3)
+        for rank in range(WORLD):
+            bench.push(rank, CHUNKS[0], None if rank in absent else grads[rank])
+        [(push, values)] = bench.take_parent()
+        assert (push.contributors, push.raw) == (ALL, False)
+        present = [grads[rank] for rank in range(WORLD) if rank not in absent]
+        if present:
+            np.testing.assert_array_equal(values, in_rank_order(present))
+        else:
+            assert values is None
+        bench.parent_has(push)
+        assert Payload.live_count == 0
+
+    def test_parts_and_steps_never_meet(self) -> None:
+        """S2. Goal: two parts of a chunk, and the same chunk of the next step, have sums of their
+        own, though their contributions come mixed."""
+        bench = self.bench()
+        places = [(0, 0), (0, 1), (1, 0)]
+        grads = {place: gradients(10 + index) for index, place in enumerate(places)}
+        for rank in range(WORLD):
+            for step, part in places:
+                last = (step, part) != (0, 0)
+                bench.push(
+                    rank, CHUNKS[0], grads[step, part][rank], step=step, part=part, last=last
+                )  # fmt: skip
+        # In fixed slots two of them may have one place: then one is raw, and summed at the node.
+        sums: dict[tuple[int, int], list[Any]] = {}
+        for push, values in bench.take_parent():
+            sums.setdefault((push.step, push.part), []).append((push.contributors, values))
+        assert sorted(sums) == sorted(places)
+        for place, found in sums.items():
+            ordered = [values for _, values in sorted(found, key=lambda each: each[0])]
+            assert functools.reduce(lambda a, b: a | b, (c for c, _ in found)) == ALL
+            np.testing.assert_array_equal(in_rank_order(ordered), in_rank_order(grads[place]))
+
+    # ------------------------------------------------------------------ no slot
+
+    def test_a_chunk_without_a_slot_goes_on_raw(self) -> None:
+        """S5. Goal: with room for one chunk, those that find none travel singly, all of each or
+        nothing, are counted, and the node's sum has the same bits.
+        Method: the first rank is ahead with all chunks, the others follow from the last on."""
+        bench = Bench(self.limits(1))
+        grads = {chunk: gradients(20 + chunk) for chunk in CHUNKS}
+        for rank in range(WORLD):
+            for chunk in CHUNKS if rank == 0 else reversed(CHUNKS):
+                bench.push(rank, chunk, grads[chunk][rank])
+        found: dict[int, dict[int, Any]] = {}
+        while pushes := bench.take_parent():  # the window opens as the parent answers
+            for push, values in pushes:
+                found.setdefault(push.chunk, {})[push.contributors] = values
+                assert push.raw is (push.contributors != ALL)
+                bench.parent_has(push)
+        raw = [chunk for chunk, parts in found.items() if len(parts) > 1]
+        assert sorted(found) == list(CHUNKS)
+        assert 0 < len(raw) < len(CHUNKS)
+        assert bench.core.raw_count == WORLD * len(raw)
+        for chunk, parts in found.items():
+            assert sorted(parts) == ([1, 2, 4] if chunk in raw else [ALL])
+            np.testing.assert_array_equal(
+                in_rank_order([parts[key] for key in sorted(parts)]), in_rank_order(grads[chunk])
+            )
+        assert Payload.live_count == 0
+
+    # ------------------------------------------------------------------ attempts
+
+    def test_an_abort_leaves_nothing(self) -> None:
+        """I1. Goal: a new attempt forgets what was held, what is late of the old one adds nothing,
+        and the same chunk can be summed again."""
+        bench, old, new = self.bench(), gradients(4), gradients(5)
+        bench.push(0, CHUNKS[0], old[0])
+        for rank in range(WORLD):
+            bench.push(rank, CHUNKS[1], old[rank])
+        bench.take_parent()
+        late = bench.of(
+            wire.Push, 1, chunk=CHUNKS[0], part=0, contributors=2, weight=1.0, last=True, raw=False,
+            dtype="float32",
+        )  # fmt: skip
+        bench.attempt = 1
+        bench.parent_says(wire.Abort, loaded=True, text="asked by the test")
+        assert Payload.live_count == 0
+        bench.deliver(child(1), late, Payload(old[1].copy()))
+        assert bench.take_parent() == []
+        for rank in range(WORLD):
+            bench.push(rank, CHUNKS[0], new[rank])
+        [(push, values)] = bench.take_parent()
+        np.testing.assert_array_equal(values, in_rank_order(new))
+        assert push.attempt == 1
+
+    def test_a_switch_started_again_knows_nobody(self) -> None:
+        """I1. Goal: it holds nothing of what its children say and asks them to join again."""
+        bench = self.bench()
+        bench.core = SwitchCore(
+            job=JOB, incarnation=2, children=[1, 2, 4], limits=bench.limits, retry=RETRY
+        )
+        bench.push(0, CHUNKS[0], gradients(6)[0])
+        assert [type(m) for _, m in bench.told[-1:]] == [wire.Rejoin]
+        assert Payload.live_count == 0
+
+    def test_a_sum_is_repeated_until_the_parent_has_it(self) -> None:
+        """I6. Goal: a sum, or its receipt, that was lost comes again, with the same bits."""
+        bench, grads = self.bench(), gradients(7)
+        for rank in range(WORLD):
+            bench.push(rank, CHUNKS[0], grads[rank])
+        [(first, _)] = bench.take_parent()
+        bench.tick(RETRY.first_ns)
+        [(again, values)] = bench.take_parent()
+        assert again == first
+        np.testing.assert_array_equal(values, in_rank_order(grads))
+        bench.parent_has(first)
+        bench.tick(RETRY.most_ns * 4)
+        assert bench.take_parent() == []
+
+    # ------------------------------------------------------------------ whole clusters
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_clusters_on_a_rough_network(self, seed: int) -> None:
+        """I1, I3. Goal: loss, repetition and reordering change no bit; so does a pool of one slot.
+        The oracle is the plain loop, so every fidelity ends with one digest."""
+        job = Job(make_layout(), world_size=2 + seed % 2, update=("streaming", "at_step")[seed % 2])
+        digests = set()
+        for count in (self.slot_count, 1) if self.has_fixed_slots else (None,):
+            cluster = Cluster(seed, replace(job, slot_count=count), ROUGH)
+            cluster.run()
+            digests.add(cluster.digest())
+        assert len(digests) == 1
+
+    @pytest.mark.parametrize("seed", range(100, 106))
+    def test_clusters_with_everything_at_once(self, seed: int) -> None:
+        """I1, I2, I3. Goal: restarts, lost connections and cancels too."""
+        run_chaos(seed, self.slot_count)

@@ -1,0 +1,106 @@
+"""The switch at each fidelity: the suite, and what only one of them promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from luwu.base.limits import PROTOCOL_VERSION
+from switch_emu.switch.fixed_slots import PoolRange
+from tests.suites.switch_suite import (
+    CHUNK_BYTES,
+    CHUNKS,
+    WINDOW_BYTES,
+    WORLD,
+    Bench,
+    SwitchSuite,
+    child,
+    gradients,
+    in_rank_order,
+)
+
+
+class TestFunctionalFidelity(SwitchSuite):
+    def test_a_child_hears_when_its_bytes_are_held(self) -> None:
+        """Goal: no child waits for another's push."""
+        bench = self.bench()
+        bench.push(0, CHUNKS[0], gradients(0)[0])
+        assert bench.receipts() == [(child(0), CHUNKS[0])]
+
+
+class TestProtocolFidelity(SwitchSuite):
+    slot_count, has_fixed_slots = 8, True
+
+    def test_the_result_frees_the_next_send(self) -> None:
+        """Goal: no child hears of a chunk before it is summed, then all of them do at once."""
+        bench = self.bench()
+        for rank, values in enumerate(gradients(0)):
+            assert bench.receipts() == []
+            bench.push(rank, CHUNKS[0], values)
+        assert bench.receipts() == [(child(rank), CHUNKS[0]) for rank in range(WORLD)]
+
+    @pytest.mark.parametrize("slot_count", [1, 3, 1000])
+    def test_the_window_is_that_of_the_slots(self, slot_count: int) -> None:
+        """F2. Goal: children may send as much as all slots take at once, and no more than ever."""
+        bench = Bench(self.limits(slot_count))
+        limits = self.limits(slot_count)
+        assert bench.windows == {min(limits.push_window_bytes, slot_count * CHUNK_BYTES)}
+
+    def test_a_full_window_to_the_parent_holds_receipts_back(self) -> None:
+        """I5. Goal: sums that wait for the parent are as many as there are slots: their children
+        hear of them as the parent takes those before.
+        Method: two slots, three chunks, and a parent that answers late."""
+        bench = Bench(self.limits(2))
+        for chunk in CHUNKS[:2]:
+            for rank, values in enumerate(gradients(chunk)):
+                bench.push(rank, chunk, values)
+        assert len(bench.receipts()) == 2 * WORLD
+        sums = bench.take_parent()
+        assert len(sums) == 2
+        third = CHUNKS[2]
+        for rank, values in enumerate(gradients(third)):
+            bench.push(rank, third, values)
+        assert bench.core.raw_count == 0
+        assert bench.receipts() == []
+        bench.parent_has(sums[0][0])
+        assert bench.receipts() == [(child(rank), third) for rank in range(WORLD)]
+
+    def test_children_that_push_in_different_orders_wait_for_one_timer(self) -> None:
+        """I6. Goal: where each child's window is full with what the other has not sent, saying it
+        again is answered at once, so both go on."""
+        bench = Bench(self.limits(1))
+        grads = {chunk: gradients(chunk) for chunk in CHUNKS[:2]}
+        orders = {0: CHUNKS[:2], 1: CHUNKS[1::-1], 2: CHUNKS[:2]}
+        for rank, order in orders.items():
+            bench.push(rank, order[0], grads[order[0]][rank])
+        assert bench.receipts() == []
+        for rank, order in orders.items():
+            bench.push(rank, order[0], grads[order[0]][rank])
+            assert bench.receipts() == [(child(rank), order[0])]
+        for rank, order in orders.items():
+            bench.push(rank, order[1], grads[order[1]][rank])
+        for chunk in CHUNKS[:2]:
+            [(push, values)] = bench.take_parent()
+            assert push.chunk == chunk
+            np.testing.assert_array_equal(values, in_rank_order(grads[chunk]))
+            bench.parent_has(push)
+
+    def test_the_report_is_of_the_pool_that_ran(self) -> None:
+        """Goal: slots, occupancy and fallbacks are counted, not configured."""
+        bench = Bench(self.limits(1))
+        for rank in range(WORLD):
+            for chunk in CHUNKS:
+                bench.push(rank, chunk, gradients(chunk)[rank])
+        found = bench.core.report()
+        assert found["fidelity"] == "protocol"
+        assert found["resources"]["slots"] == found["slots_peak"] == found["slots_limit"] == 1
+        assert found["slot_copies_peak"] == 2
+        assert found["slots_opened_count"] == 2
+        assert found["raw_count"] == WORLD * (len(CHUNKS) - 2)
+        assert bench.core.pool.range == PoolRange(slot_count=1, slot_bytes=CHUNK_BYTES)  # type: ignore[attr-defined]
+
+
+def test_the_bench_speaks_our_protocol() -> None:
+    """Goal: the suite's Hello is that of this version, and its window is not what binds."""
+    assert PROTOCOL_VERSION == 4
+    assert WINDOW_BYTES > 8 * CHUNK_BYTES
