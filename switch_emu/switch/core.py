@@ -29,7 +29,7 @@ So what a child may send is bounded by what the parent takes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -154,7 +154,7 @@ class SwitchCore(SwitchHandingOn):
                 self._contribute(peer, key, slot, said, receipt)
                 return
             for held in self.pool.give_up(key):  # S5: all of a chunk goes on raw, or nothing
-                self._hand_on_held(key, held)
+                self._hand_on_held(key, held, self._told_later(key, [held]))
             self._hand_on_raw(peer, key, said, receipt)
 
     def _answer_repetition(self, peer: str, said: Contribution, receipt: wire.Received) -> None:
@@ -206,12 +206,19 @@ class SwitchCore(SwitchHandingOn):
         slot, ranks = self.pool[key], self._members.ranks
         last = slot.contributions[0].last
         said = Contribution(ranks, slot.weight, last, "float32", payload, payload_bytes)
-        in_slot = [c.contributors for c in slot.contributions]
-        on_way = partial(self._tell_summed, key, in_slot) if self.pool.tells_when_summed else None
+        on_way = self._told_later(key, slot.contributions)
         self.pool.hand_out(key, payload_bytes)  # freed when the parent has it
         self._push_up(key, said, raw=False, on_way=on_way)
 
-    def _tell_summed(self, key: SlotKey, in_slot: Sequence[int]) -> None:
+    def _told_later(
+        self, key: SlotKey, held: Sequence[Contribution]
+    ) -> Callable[[], None] | None:  # fmt: skip
+        """What tells these children when their bytes are on their way; None if they know."""
+        if not self.pool.tells_when_summed:
+            return None
+        return partial(self._tell_received, key, [each.contributors for each in held])
+
+    def _tell_received(self, key: SlotKey, in_slot: Sequence[int]) -> None:
         """The sum is on its way: all who are in it hear of it at once, and may send the next."""
         step, part, chunk = key
         for contributors in in_slot:

@@ -106,11 +106,24 @@ class SwitchHandingOn(SwitchStatements):
             if self._raw.is_sent(key, said.contributors):
                 self._tell(peer, receipt)
 
-    def _hand_on_held(self, key: SlotKey, held: Contribution) -> None:
-        """A contribution that was in a slot, and received, when the chunk lost it."""
+    def _hand_on_held(
+        self, key: SlotKey, held: Contribution, tell: Callable[[], None] | None
+    ) -> None:
+        """A contribution that was in a slot when the chunk lost it.
+
+        `tell` its child as it enters the window; None: the child has heard that it is received.
+        """
+        self.raw_count += 1
         self._raw.take(key, held.contributors)
-        self._raw.sent(key, held.contributors)
-        self._push_up(key, held, raw=True)
+        if tell is None:
+            self._raw.sent(key, held.contributors)
+
+        def on_way() -> None:
+            if tell is not None:
+                self._raw.sent(key, held.contributors)
+                tell()
+
+        self._push_up(key, held, raw=True, on_way=on_way)
 
     def _push_up(
         self, key: SlotKey, said: Contribution, *, raw: bool,

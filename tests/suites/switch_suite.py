@@ -89,12 +89,12 @@ class Bench:
 
     def push(
         self, rank: int, chunk: int, values: Any, *, step: int = 0, part: int = 0,
-        last: bool = True, weight: float = 1.0,
+        last: bool = True, weight: float = 1.0, raw: bool = False,
     ) -> None:  # fmt: skip
-        """A child's contribution; None: it has no gradient."""
+        """A child's contribution; None: it has no gradient. Raw: it found no slot further down."""
         push = self.of(
             wire.Push, rank, step=step, chunk=chunk, part=part, contributors=1 << rank,
-            weight=weight if last else 0.0, last=last, raw=False, dtype="float32",
+            weight=weight if last else 0.0, last=last, raw=raw, dtype="float32",
         )  # fmt: skip
         self.deliver(child(rank), push, None if values is None else Payload(values.copy()))
 
@@ -304,6 +304,31 @@ class SwitchSuite:
             np.testing.assert_array_equal(
                 in_rank_order([parts[key] for key in sorted(parts)]), in_rank_order(grads[chunk])
             )
+        assert Payload.live_count == 0
+
+    def test_a_chunk_that_loses_its_slot_goes_on_raw_as_a_whole(self) -> None:
+        """S5, I6. Goal: what a slot held when a raw contribution came for its chunk travels singly
+        too, each once; every child has heard of its own, and the slot is free for another chunk."""
+        bench, grads = Bench(self.limits(1)), gradients(8)
+        bench.push(0, CHUNKS[0], grads[0])
+        bench.push(2, CHUNKS[0], grads[2], raw=True)
+        bench.push(1, CHUNKS[0], grads[1])
+        found = {}
+        while pushes := bench.take_parent():
+            for push, values in pushes:
+                assert push.raw
+                assert push.contributors not in found
+                found[push.contributors] = values
+                bench.parent_has(push)
+        for rank in range(WORLD):
+            np.testing.assert_array_equal(found[1 << rank], grads[rank])
+        assert sorted(set(bench.receipts())) == [(child(rank), CHUNKS[0]) for rank in range(WORLD)]
+        assert bench.core.raw_count == WORLD
+        for rank in range(WORLD):
+            bench.push(rank, CHUNKS[2], grads[rank])
+        [(push, _)] = bench.take_parent()
+        assert (push.chunk, push.contributors, push.raw) == (CHUNKS[2], ALL, False)
+        bench.parent_has(push)
         assert Payload.live_count == 0
 
     # ------------------------------------------------------------------ attempts

@@ -1,0 +1,102 @@
+"""Fidelities and slots that cannot be: refused at the start, with what would work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from luwu.base.config import RunConfig
+from luwu.base.errors import ConfigError
+from luwu.commands.main import main
+from luwu.launch.serving import check_fidelity, decide_sizes, own_slots
+from switch_emu.node.serve import NodeSpec, own_switch_limits
+from switch_emu.switch.serve import SwitchSpec, serve_switch
+
+KIB, MIB = 1024, 1024**2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("compare --slots 0 --fidelity protocol", "--slots: '0' is not a whole number of at least"),
+        ("compare --fidelity exact", "--fidelity: 'exact' is not one of functional, protocol"),
+        ("compare --slots 4 --arms luwu", "slots: 4 asked for, .*; give --fidelity protocol too"),
+        ("up --slots 4", "slots: 4 asked for, but in functional fidelity .* leave --slots out"),
+        (
+            "up --role node --fidelity protocol",
+            "fidelity: protocol is that of the switch; give --fidelity to luwu up --role switch",
+        ),
+    ],
+)
+def test_bad_network_typed(
+    arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Goal: exit code 2 and a message that names the key and what to give instead."""
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments.split()) == 2
+    told = capsys.readouterr().err
+    with pytest.raises(ConfigError, match=said):
+        raise ConfigError(told)
+
+
+def node(slots: int | None, budget_bytes: int, arena_bytes: int = 0) -> NodeSpec:
+    return NodeSpec(
+        job=1, world_size=4, listen="", memory_budget_bytes=budget_bytes, chunk_bytes=64 * KIB,
+        summary=Path("none"), has_switch=False, fidelity="protocol", slots=slots,
+        arena_bytes=arena_bytes,
+    )  # fmt: skip
+
+
+def test_bad_network_slots_beyond_the_budget_of_the_node() -> None:
+    """I5. Goal: slots of the node's own switch come out of its budget; too many are refused with
+    the budget that would do, and that one does."""
+    with pytest.raises(
+        ConfigError, match=r"memory_budget: .*; give at least (\d+)KiB.*--slots"
+    ) as e:
+        node(64, 16 * MIB).plan()
+    least = int(str(e.value).split("give at least ")[1].split("KiB")[0]) * KIB
+    plan = node(64, least).plan()
+    limits = own_switch_limits(node(64, least), plan)
+    assert limits.slots is not None
+    assert limits.slots.slot_count == 64
+    assert limits.slots.bytes_max(4) == 64 * 2 * 4 * 64 * KIB <= plan.slots_bytes
+    with pytest.raises(ConfigError):
+        node(64, least - KIB).plan()
+
+
+def test_bad_network_slots_beyond_the_arenas() -> None:
+    """I5. Goal: in shared memory half of a worker's arena may wait in slots."""
+    spec = node(17, 64 * MIB, arena_bytes=4 * MIB)
+    with pytest.raises(ConfigError, match=r"slots: 17 slots .*; give --slots|: give --slots 16"):
+        own_switch_limits(spec, spec.plan())
+    fits = node(16, 64 * MIB, arena_bytes=4 * MIB)
+    assert own_switch_limits(fits, fits.plan()).slots is not None
+
+
+def test_bad_network_a_switch_without_room_never_listens(tmp_path: Path) -> None:
+    """Goal: refused before anybody can dial it."""
+    spec = SwitchSpec(
+        job=1, world_size=2, listen="tcp://127.0.0.1:0", parent="tcp://127.0.0.1:1",
+        slot_bytes_max=MIB, chunk_bytes=MIB, fidelity="protocol",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="slots: 1 slot of two copies .*: give a smaller --chunk"):
+        serve_switch(spec, on_listening=pytest.fail, should_stop=lambda: True)
+
+
+def test_the_default_chunk_leaves_room_for_a_slot() -> None:
+    """I5. Goal: whatever the budget, a chunk that follows from it can be planned with a slot."""
+    for budget in (2 * MIB, 5 * MIB, 64 * MIB, 1024 * MIB):
+        config = RunConfig(
+            workers=4, memory_budget=budget, no_switch=True, fidelity="protocol", transport="tcp"
+        )
+        check_fidelity(config)
+        assert own_slots(config) == 1
+        sizes = decide_sizes(config, None)
+        spec = NodeSpec(
+            job=1, world_size=4, listen="", memory_budget_bytes=budget,
+            chunk_bytes=sizes.chunk_bytes, summary=Path("none"), has_switch=False,
+            fidelity="protocol",
+        )  # fmt: skip
+        assert own_switch_limits(spec, spec.plan()).slots is not None
