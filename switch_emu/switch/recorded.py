@@ -36,6 +36,7 @@ from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Message
 from switch_emu.switch.actions import Action, Sum, SwitchLimits
 from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.fixed_slots import PoolRange
 
 SCHEMA: Final = 1
 START, RECEIVED, SUMMED, UP, TICK = "start", "received", "summed", "up", "tick"
@@ -237,12 +238,14 @@ def _core_of(entry: list[Any], path: Path) -> SwitchCore:
     if schema != SCHEMA:
         raise ConfigError(f"{path} has schema {schema!r:.20}, expected {SCHEMA}; use that version")
     try:
+        slots = None if limits["slots"] is None else PoolRange(**limits["slots"])
         return SwitchCore(
             job=job, incarnation=incarnation, rank=rank,
-            children=[int(child, 16) for child in children], limits=SwitchLimits(**limits),
+            children=[int(child, 16) for child in children],
+            limits=SwitchLimits(**{**limits, "slots": slots}),
             retry=RetryPolicy(**retry),
         )  # fmt: skip
-    except (TypeError, ValueError) as exc:
+    except (LookupError, TypeError, ValueError) as exc:
         raise ConfigError(f"{path}: a start cannot be read: {exc}") from exc
 
 

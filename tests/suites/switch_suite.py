@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from luwu.base.limits import PROTOCOL_VERSION
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire import messages as wire
 from luwu.wire.actions import PARENT, Drop, Send
@@ -66,8 +67,8 @@ class Bench:
         description = Description(layout=LAYOUT, optimizer="test")
         for rank in range(WORLD):
             hello = self.of(
-                wire.Hello, rank, protocol=4, world_size=WORLD, contributors=1 << rank,
-                description_hash=description.hash,
+                wire.Hello, rank, protocol=PROTOCOL_VERSION, world_size=WORLD,
+                contributors=1 << rank, description_hash=description.hash,
             )  # fmt: skip
             self.deliver(child(rank), hello, description.to_bytes())
         self.take_parent(wire.Hello)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,7 @@ def test_bad_network_typed(
     monkeypatch.chdir(tmp_path)
     assert main(arguments.split()) == 2
     told = capsys.readouterr().err
-    with pytest.raises(ConfigError, match=said):
-        raise ConfigError(told)
+    assert re.search(said, told), told
 
 
 def node(slots: int | None, budget_bytes: int, arena_bytes: int = 0) -> NodeSpec:
@@ -52,11 +52,11 @@ def node(slots: int | None, budget_bytes: int, arena_bytes: int = 0) -> NodeSpec
 def test_bad_network_slots_beyond_the_budget_of_the_node() -> None:
     """I5. Goal: slots of the node's own switch come out of its budget; too many are refused with
     the budget that would do, and that one does."""
-    with pytest.raises(
-        ConfigError, match=r"memory_budget: .*; give at least (\d+)KiB.*--slots"
-    ) as e:
+    with pytest.raises(ConfigError, match=r"memory_budget: .* or fewer --slots") as caught:
         node(64, 16 * MIB).plan()
-    least = int(str(e.value).split("give at least ")[1].split("KiB")[0]) * KIB
+    named = re.search(r"give at least (\d+)KiB", str(caught.value))
+    assert named is not None
+    least = int(named[1]) * KIB
     plan = node(64, least).plan()
     limits = own_switch_limits(node(64, least), plan)
     assert limits.slots is not None
@@ -69,7 +69,7 @@ def test_bad_network_slots_beyond_the_budget_of_the_node() -> None:
 def test_bad_network_slots_beyond_the_arenas() -> None:
     """I5. Goal: in shared memory half of a worker's arena may wait in slots."""
     spec = node(17, 64 * MIB, arena_bytes=4 * MIB)
-    with pytest.raises(ConfigError, match=r"slots: 17 slots .*; give --slots|: give --slots 16"):
+    with pytest.raises(ConfigError, match=r"slots: 17 slots .*: give --slots 16"):
         own_switch_limits(spec, spec.plan())
     fits = node(16, 64 * MIB, arena_bytes=4 * MIB)
     assert own_switch_limits(fits, fits.plan()).slots is not None
@@ -81,7 +81,7 @@ def test_bad_network_a_switch_without_room_never_listens(tmp_path: Path) -> None
         job=1, world_size=2, listen="tcp://127.0.0.1:0", parent="tcp://127.0.0.1:1",
         slot_bytes_max=MIB, chunk_bytes=MIB, fidelity="protocol",
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="slots: 1 slot of two copies .*: give a smaller --chunk"):
+    with pytest.raises(ConfigError, match=r"slots: 1 slot of two .*: give a smaller --chunk"):
         serve_switch(spec, on_listening=pytest.fail, should_stop=lambda: True)
 
 

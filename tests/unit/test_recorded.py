@@ -17,14 +17,14 @@ from tests.simulate.cluster import Cluster
 from tests.simulate.job import JOB
 
 
-def recorded(path: Path, seed: int) -> Path:
+def recorded(path: Path, seed: int, slot_count: int | None = None) -> Path:
     """The record of a simulated switch, from its start to the end of the job."""
-    cluster = Cluster(seed, chaotic_job(seed), ROUGH)
+    cluster = Cluster(seed, chaotic_job(seed, slot_count), ROUGH)
     job = cluster.job
     with path.open("wb") as file:
         cluster.switch.core = RecordedSwitchCore(
             job=JOB, incarnation=1, children=[1 << rank for rank in range(job.world_size)],
-            limits=job.switch_limits, retry=job.retry, file=file,
+            limits=job.limits, retry=job.retry, file=file,
         )  # fmt: skip
         for count in range(2):
             cluster.world.at(derive(seed, "when", count) % 10**9, cluster.restart_node)
@@ -37,11 +37,14 @@ def entries(path: Path) -> list[Any]:
     return list(msgpack.Unpacker(path.open("rb"), strict_map_key=True))
 
 
+@pytest.mark.parametrize("slot_count", [None, 2])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_recorded_switch_is_replayed_message_by_message(seed: int, tmp_path: Path) -> None:
+def test_a_recorded_switch_is_replayed_message_by_message(
+    seed: int, slot_count: int | None, tmp_path: Path
+) -> None:
     """Goal: headers, times and control bytes are all that a core's answers depend on. Method: a
     history with losses, repetitions, aborts, a node that is killed twice, small pools."""
-    found = replay(recorded(tmp_path / "switch.rec", seed))
+    found = replay(recorded(tmp_path / "switch.rec", seed, slot_count))
     assert found.difference is None, f"seed {seed}: {found.difference}"
     assert not found.is_cut
     assert found.starts_count == 1

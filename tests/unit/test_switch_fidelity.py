@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from luwu.base.limits import PROTOCOL_VERSION
 from switch_emu.switch.fixed_slots import PoolRange
 from tests.suites.switch_suite import (
     CHUNK_BYTES,
     CHUNKS,
-    WINDOW_BYTES,
     WORLD,
     Bench,
     SwitchSuite,
@@ -98,9 +96,3 @@ class TestProtocolFidelity(SwitchSuite):
         assert found["slots_opened_count"] == 2
         assert found["raw_count"] == WORLD * (len(CHUNKS) - 2)
         assert bench.core.pool.range == PoolRange(slot_count=1, slot_bytes=CHUNK_BYTES)  # type: ignore[attr-defined]
-
-
-def test_the_bench_speaks_our_protocol() -> None:
-    """Goal: the suite's Hello is that of this version, and its window is not what binds."""
-    assert PROTOCOL_VERSION == 4
-    assert WINDOW_BYTES > 8 * CHUNK_BYTES
