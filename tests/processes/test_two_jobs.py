@@ -34,13 +34,11 @@ STREAMING = Job(steps=5)
 AT_STEP = Job(steps=5, world_size=3, update="at_step")
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One for all tests here: what one leaves, the next would find."""
-    directory = tmp_path_factory.mktemp("service")
-    with Service(directory / "service", slot_count=POOL_SLOTS) as service:
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with Service(tmp_path / "service", slot_count=POOL_SLOTS) as service:
         yield service
-        assert not service.jobs
+    assert not service.jobs
 
 
 def open_job(
