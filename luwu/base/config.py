@@ -268,8 +268,8 @@ class RunConfig:
         "slow emulated links, the emulated disk and --compute-ms down by this factor",
     )  # fmt: skip
     fidelity: str = _key(
-        "functional", one_of("functional", "protocol"), "functional|protocol", SERVING,
-        "of the switch: as much memory as it needs, or a programmable switch's few slots",
+        "functional", one_of("functional", "protocol", "timed"), "functional|protocol|timed",
+        SERVING, "of the switch: memory as it needs; a programmable switch's slots; and with links",
     )  # fmt: skip
     slots: int | None = _key(
         None, whole(1), "N", SERVING,

@@ -39,9 +39,9 @@ VERB: Final = Verb(
     rest="script",
 )
 SERVING_KEYS: Final = (
-    "chunk", "dilation", "disk_rate", "duplicate", "durability", "fidelity", "link", "loss", "memory_budget",
-    "no_switch", "reorder", "reshard_after_forward", "restarts", "resume", "seed", "slots", "state",
-    "transport",
+    "chunk", "dilation", "disk_rate", "duplicate", "durability", "fidelity", "link", "loss",
+    "memory_budget", "no_switch", "reorder", "reshard_after_forward", "restarts", "resume", "seed",
+    "slots", "state", "transport",
 )  # fmt: skip
 """Keys that belong to whoever started what --join names."""
 RECORD_CHUNKS: Final = 3

@@ -54,6 +54,11 @@ def link_fields(config: RunConfig, link: LinkPair, role: str) -> dict[str, Any]:
     }
 
 
+def switch_fidelity(config: RunConfig) -> str:
+    """What the switch itself is: timed is a protocol switch whose links take time."""
+    return "protocol" if config.fidelity == "timed" else config.fidelity
+
+
 def retry_fields(link: LinkPair) -> dict[str, Any]:
     """Fields of the connection file about how patient who dials must be; 0: as without a link."""
     policy = retry_over(link)

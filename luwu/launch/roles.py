@@ -24,7 +24,7 @@ from luwu.base.json_file import read_json, write_json
 from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, DiskBytes
 from luwu.launch.console import tail
-from luwu.launch.network import dilated_disk_rate, link_fields, links_of, node_link
+from luwu.launch.network import dilated_disk_rate, link_fields, links_of, node_link, switch_fidelity
 from luwu.launch.run_directory import RunDirectory
 
 MIB = 1024 * 1024
@@ -174,7 +174,7 @@ def node_spec(
         "summary": str(run.result("node.json")),
         "arena_bytes": arena_bytes,
         "stripes": config.stripes,
-        "fidelity": config.fidelity,
+        "fidelity": switch_fidelity(config),
         "slots": config.slots,
         "grace_s": config.grace,
         "disk_bytes_per_s": dilated_disk_rate(config),
@@ -204,7 +204,7 @@ def switch_spec(
         "record": None if config.record is None else str(config.record.absolute()),
         "arena_bytes": arena_bytes,
         "stripes": stripes,
-        "fidelity": config.fidelity,
+        "fidelity": switch_fidelity(config),
         "slots": config.slots,
         "chunk_bytes": chunk_bytes,
         "grace_s": config.grace,

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from luwu.base.config import RunConfig, exact_size
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
-from luwu.launch.network import links_of, node_link, retry_fields
+from luwu.launch.network import links_of, node_link, retry_fields, switch_fidelity
 from luwu.launch.roles import node_spec, switch_spec
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.sockets import private_directory
@@ -180,12 +180,17 @@ def own_slots(config: RunConfig) -> int:
     """Slots of the node's own switch that its memory budget must hold."""
     in_arenas = config.no_switch and chosen_transport(config) == "shm"
     return planned_slots(
-        config.fidelity, config.slots, has_switch=not config.no_switch, in_arenas=in_arenas
+        switch_fidelity(config), config.slots, has_switch=not config.no_switch, in_arenas=in_arenas
     )
 
 
 def check_fidelity(config: RunConfig) -> None:
     """Raises ConfigError if slots are asked for where none are fixed."""
+    if config.fidelity == "timed" and not links_of(config).has_rate_or_delay:
+        raise ConfigError(
+            "fidelity: timed is protocol on links that take time, but none is asked for; give "
+            "--link too, such as --link 100gbe, or --fidelity protocol"
+        )
     if config.slots is not None and config.fidelity == "functional":
         raise ConfigError(
             f"slots: {config.slots} asked for, but in functional fidelity a switch has as many as "

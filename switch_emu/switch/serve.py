@@ -23,7 +23,7 @@ from switch_emu.switch.adding import make_adder
 from switch_emu.switch.capacity import with_slots
 from switch_emu.switch.ranges import SlotRanges, lent_range
 from switch_emu.switch.recorded import make_switch_core, record_file
-from switch_emu.switch.resources import pool_resources
+from switch_emu.switch.resources import pool_resources, window_of_link
 from switch_emu.switch.shell import SwitchShell
 
 _MIB = 1024 * 1024
@@ -110,7 +110,8 @@ def serve_switch(
         shell.write_counters()
         if spec.summary is not None and is_finished:
             links = link_rows(transport, "worker", shell.link_name)
-            write_json(spec.summary, {"schema": 1, "pool": core.report(), "links": links})
+            pool = {**core.report(), "window": _window(spec, limits)}
+            write_json(spec.summary, {"schema": 1, "pool": pool, "links": links})
         counts: dict[str, Any] = {**core.counts()}
         recorder.event("switch.finished" if is_finished else "switch.stopped", **counts)
     return is_finished
@@ -123,6 +124,19 @@ def _open(spec: SwitchSpec) -> Transport:
         insecure=spec.insecure,
         stripes=spec.stripes,
         peers_count=spec.world_size + 1,
+    )
+
+
+def _window(spec: SwitchSpec, limits: SwitchLimits) -> dict[str, Any] | None:
+    """The pool's window beside what a child's link carries in a round trip, if both are known."""
+    if limits.slots is None or spec.link is None or spec.link.up.rate_bytes_per_s is None:
+        return None
+    delays_ns = spec.link.up.delay_ns + spec.link.down.delay_ns
+    leaves_ns = spec.link.up.serialise_ns(spec.chunk_bytes)
+    return window_of_link(
+        limits.slots,
+        rate_bytes_per_s=spec.link.up.rate_bytes_per_s,
+        round_trip_s=(delays_ns + leaves_ns) / 1e9,
     )
 
 

@@ -22,6 +22,7 @@ KIB, MIB = 1024, 1024**2
     [
         ("compare --slots 0 --fidelity protocol", "--slots: '0' is not a whole number of at least"),
         ("compare --fidelity exact", "--fidelity: 'exact' is not one of functional, protocol"),
+        ("compare --fidelity timed --arms luwu", "timed is protocol on links .*; give --link too"),
         ("compare --slots 4 --arms luwu", "slots: 4 asked for, .*; give --fidelity protocol too"),
         ("up --slots 4", "slots: 4 asked for, but in functional fidelity .* leave --slots out"),
         (
