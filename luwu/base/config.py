@@ -323,9 +323,14 @@ class RunConfig:
     advertise: str | None = _key(
         None, words, "HOST[:PORT]", ("up",), "what others dial, where it differs from --bind"
     )
+    engine: str = _key(
+        "local", one_of("local", "ray"), "local|ray", ("run",),
+        "who places and watches the processes: this command, or Ray (extra luwu[ray])",
+    )  # fmt: skip
     insecure: bool = _key(
-        False, boolean, "true|false", ("up",), "listen off loopback, on a network you trust"
-    )
+        False, boolean, "true|false", ("run", "up"),
+        "listen off loopback, on a network you trust; of run, with --engine ray",
+    )  # fmt: skip
     connect_timeout: float = _key(
         60.0, seconds, "TIME", EVERYWHERE, "how long to wait for a process or a connection file"
     )

@@ -57,12 +57,15 @@ def run(parsed: Parsed) -> int:
     if config.join is not None:
         _check_join(resolved)
     _check_hosts(config)
+    _check_engine(config)
     check_trace(config.trace)
     check_record(config.record)
     console = Console(sys.stderr)
     run_directory = RunDirectory.create(config.run_dir)
     write_resolved(run_directory, resolved, "run")
     console.say(f"run directory {run_directory.path}")
+    if config.engine == "ray":
+        return _run_by_ray(run_directory, resolved, script, console)
     with stop_requests() as should_stop:
         supervisor = Supervisor(
             run_directory,
@@ -102,6 +105,27 @@ def run(parsed: Parsed) -> int:
     _say_steps(run_directory, disk, console)
     if config.trace is not None:
         write_trace(run_directory, config.trace, console.say)
+    return 0
+
+
+def _run_by_ray(
+    run_directory: RunDirectory, resolved: Resolved, script: list[str], console: Console
+) -> int:
+    """Let Ray place and watch the processes; the exit code."""
+    from luwu.launch.ray_engine import RayEngine
+
+    try:
+        with (
+            stop_requests() as should_stop,
+            RayEngine(run_directory, resolved, console, should_stop) as engine,
+        ):
+            engine.work(script, _print)
+    except LuwuError as error:
+        write_outcome(run_directory, error.exit_code, str(error))
+        raise
+    finally:
+        run_directory.connect_file.unlink(missing_ok=True)
+    write_outcome(run_directory, 0, "finished")
     return 0
 
 
@@ -185,9 +209,8 @@ def _join(
 def _share(config: RunConfig, connection: Connection) -> tuple[int, Meeting | None]:
     """Workers on this host, and where its torchrun meets those of the others."""
     hosts, workers = config.worker_hosts, connection.world_size
-    if hosts == 1:
+    if config.rendezvous is None:
         return workers, None
-    assert config.rendezvous is not None
     if workers % hosts:
         raise ConfigError(
             f"worker_hosts: {workers} workers cannot be shared evenly by {hosts} hosts; start "
@@ -212,10 +235,22 @@ def _check_hosts(config: RunConfig) -> None:
             "worker_hosts: several hosts share the workers of one job; start luwu up on one, and "
             "give the --join that it prints to luwu run on each"
         )
-    if (config.worker_hosts > 1) != (config.rendezvous is not None):
+    if config.worker_hosts > 1 and config.rendezvous is None:
         raise ConfigError(
-            "worker_hosts and rendezvous belong together: --worker-hosts 2 --rendezvous HOST:29400"
+            "worker_hosts: the hosts must be told where their torchruns meet: --rendezvous "
+            "HOST:29400, with an address of one of them"
         )
+    if config.rendezvous is not None and config.join is None:
+        raise ConfigError("rendezvous: only workers that --join a job meet those of other hosts")
+
+
+def _check_engine(config: RunConfig) -> None:
+    if config.engine == "ray":
+        for name in ("join", "rendezvous", "trace"):
+            if getattr(config, name) is not None:
+                raise ConfigError(f"{name} is of the local engine; leave it out with --engine ray")
+    elif config.insecure:
+        raise ConfigError("insecure: luwu run listens on this host alone; leave --insecure out")
 
 
 def _check_script(script: list[str]) -> None:

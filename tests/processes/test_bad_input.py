@@ -106,7 +106,7 @@ TYPED = [
     ),
     pytest.param(
         ["run", "--worker-hosts", "2", "--join", "nowhere", "-m", "workers.train"],
-        ["worker_hosts and rendezvous belong together: .*--rendezvous HOST:29400"],
+        ["must be told where their torchruns meet: --rendezvous HOST:29400"],
         id="hosts-that-meet-nowhere",
     ),
     pytest.param(

@@ -7,13 +7,19 @@ the weights are those of one plain `luwu run` (I3).
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes.commands import Command, Terminal, terminal
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.launch.children import is_alive
+from tests.processes.commands import POLL_S, Command, Terminal, terminal, until_empty
 from tests.processes.jobs import SMALL, text_file
 
 STEPS = 6
@@ -49,6 +55,34 @@ def summary(run: Path) -> dict[str, Any]:
     """What the node of a run left."""
     document: dict[str, Any] = json.loads((run / "results" / "node.json").read_text())
     return document
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def wait_for_text(file: Path, text: str, command: Command, limit_s: float = 60.0) -> None:
+    """Return when a file has a text in it."""
+    end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+    while not (file.exists() and text in file.read_text(errors="replace")):
+        assert command.process.poll() is None, f"{command}:\n{command.err}"
+        assert SYSTEM_CLOCK.now_ns() < end_ns, f"{file} never had {text!r}:\n{command.err}"
+        sleep(POLL_S)
+
+
+def kill_all(command: Command, records: Path) -> None:
+    """Kill a command and what it has started."""
+    pids = [each["pid"] for each in json.loads(records.read_text())["processes"]]
+    assert len(pids) == 1, records.read_text()
+    for pid in (command.process.pid, *pids):
+        os.kill(pid, signal.SIGKILL)
+    command.wait()
+    assert until_empty(lambda: [str(pid) for pid in pids if is_alive(pid)], 10.0) == []
 
 
 def assert_all_end(workers: Command, switch: Command, node: Command) -> None:
@@ -103,6 +137,37 @@ def test_three_terminals_that_share_no_directory(
     (run,) = {path.resolve().parents[1] for path in found}
     assert summary(run)["weights_digest"] == plain_digest
     assert summary(run)["steps"] == STEPS
+
+
+@pytest.mark.timeout(300)
+def test_three_terminals_started_again_by_an_engine(
+    shell: Terminal, job: list[str], plain_digest: str
+) -> None:
+    """I1, I2, I3. Goal: where an engine runs `luwu up` again, because it died with all it had
+    started, the job goes on: --job, --chunk and a port make the same URL, which is known before.
+    Method: SIGKILL to `luwu up` and its process, as if their container was killed; again."""
+    ports = free_ports(2)
+    asked = "job=7&world_size=2&chunk_bytes=16384"
+    at_node, at_switch = (f"tcp://127.0.0.1:{port}" for port in ports)
+    commands = {
+        "node": ["--job", "7", "--chunk", "16KiB", "--bind", at_node, "--state", "s", "--resume"],
+        "switch": ["--bind", at_switch, "--join", f"{at_node}?{asked}"],
+    }
+
+    def up(role: str) -> Command:
+        return shell.start("up", "--role", role, "--run-dir", role, *commands[role])
+
+    serving = {role: up(role) for role in commands}
+    workers = shell.start(
+        "run", "--join", f"{at_switch}?{asked}", "--run-dir", "w", *job, "--compute-ms", "60"
+    )
+    log = shell.directory / "w" / "logs" / "worker-0.log"
+    for number, role in enumerate(commands, start=1):
+        wait_for_text(log, f" step={number} ", workers)
+        kill_all(serving[role], shell.directory / role / f"processes-{role}.json")
+        serving[role] = up(role)
+    assert_all_end(workers, serving["switch"], serving["node"])
+    assert summary(shell.directory / "node")["weights_digest"] == plain_digest
 
 
 def test_three_terminals_stopped_by_hand(shell: Terminal) -> None:

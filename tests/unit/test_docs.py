@@ -11,7 +11,9 @@ import luwu
 from luwu.commands.main import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("deploy/*.md")]
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,0 +1,133 @@
+"""docs/deploy: every `luwu` command in it is one that our command line takes.
+
+The files are read as their engines read them: YAML by a parser, the Slurm script by bash, with
+stand-ins for Slurm's own programs that start what they are given.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from luwu.base.config import RunConfig
+from luwu.commands import flags
+from luwu.nic.connection import parse_url
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "docs" / "deploy"
+
+
+def parsed(command: Sequence[str]) -> tuple[RunConfig, flags.Parsed]:
+    """A `luwu` command as the command line takes it. Raises ConfigError."""
+    assert command[0] == "luwu"
+    module: Any = importlib.import_module(f"luwu.commands.{command[1]}")
+    taken = flags.parse(module.VERB, command[2:])
+    return flags.resolve_parsed(module.VERB, taken, environ={}).config, taken
+
+
+def check_job(commands: Sequence[Sequence[str]]) -> None:
+    """Node, switch and the rest of one job fit together."""
+    found = {}
+    for command in commands:
+        config, taken = parsed(command)
+        role = taken.flags.get("role", command[1])
+        if command[1] == "run":
+            assert taken.rest, f"{command} runs no script"
+        found[role] = config
+    node, switch, run = found["node"], found["switch"], found["run"]
+    assert node.insecure
+    assert switch.insecure
+    assert node.chunk is not None
+    assert node.resume
+    for joining, parent in ((switch, node), (run, switch)):
+        assert joining.join is not None
+        assert parent.bind is not None
+        url = parse_url(joining.join)
+        assert (url.job, url.world_size) == (node.job, node.workers)
+        assert url.chunk_bytes == node.chunk
+        assert url.endpoint == f"tcp://{parent.advertise}:{parent.bind.rpartition(':')[2]}"
+    assert run.rendezvous is not None
+    assert node.workers % run.worker_hosts == 0
+
+
+def test_compose() -> None:
+    """Goal: the commands are ours, and as many hosts of workers as they say."""
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    commands = {name: shlex.split(service["command"]) for name, service in services.items()}
+    check_job(list(commands.values()))
+    workers = [name for name in services if name.startswith("workers-")]
+    assert parsed(commands["workers-0"])[0].worker_hosts == len(workers)
+
+
+def test_jobset() -> None:
+    """Goal: the commands are ours, and pods have the names that others dial."""
+    documents = list(yaml.safe_load_all((DEPLOY / "jobset.yaml").read_text()))
+    jobset = documents[-1]
+    assert (jobset["kind"], jobset["metadata"]["name"]) == ("JobSet", "luwu")
+    jobs = {each["name"]: each["template"]["spec"] for each in jobset["spec"]["replicatedJobs"]}
+    commands = [
+        container["command"]
+        for job in jobs.values()
+        for container in job["template"]["spec"]["containers"]
+    ]
+    check_job(commands)
+    for host in re.findall(r"luwu-(\w+)-0-0\.luwu", str(commands)):
+        assert host in jobs
+    assert parsed(commands[-1])[0].worker_hosts == jobs["workers"]["completions"]
+
+
+def test_slurm(tmp_path: Path) -> None:
+    """Goal: bash makes of the script commands that are ours. Method: `srun` starts what follows its
+    options, `luwu` writes its arguments down."""
+    stand_ins = {
+        "scontrol": 'echo "h1\nh2\nh3"',
+        "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\nSLURM_PROCID=0 exec "$@"',
+        "luwu": f'printf "%s\\0" luwu "$@" > {tmp_path}/said-$1',
+    }
+    for name, text in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environ = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_NODELIST": "h[1-3]",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_JOB_ID": "7",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "WORKERS_PER_HOST": "4",
+    }
+    script = ["bash", str(DEPLOY / "slurm.sbatch"), "train.py", "--lr", "0.1 0.2"]
+    done = subprocess.run(script, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = {
+        verb: (tmp_path / f"said-{verb}").read_text().split("\0")[:-1] for verb in ("up", "run")
+    }
+    up, _ = parsed(said["up"])
+    assert (up.workers, up.bind, up.insecure, up.resume) == (8, "tcp://h1:0", True, True)
+    run, taken = parsed(said["run"])
+    assert taken.rest == ["train.py", "--lr", "0.1 0.2"]
+    assert run.join == f"{up.run_dir}/connect.json"
+    assert (run.worker_hosts, run.rendezvous) == (2, "h2:29400")
+    assert run.run_dir == Path(f"{up.run_dir}/workers-0")
+
+
+@pytest.mark.parametrize("page", sorted(DEPLOY.glob("*.md")), ids=lambda page: page.name)
+def test_pages(page: Path) -> None:
+    """Goal: the commands in the blocks of the pages are ours."""
+    text = page.read_text()
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    lines = blocks.replace("\\\n", " ").splitlines()
+    commands = [shlex.split(line) for line in lines if line.startswith("luwu ")]
+    for command in commands:
+        config, _ = parsed(command)
+        if config.join is not None and "://" in config.join:
+            parse_url(config.join)
+    assert commands or page.name != "README.md"
