@@ -23,7 +23,7 @@ from tests.processes.jobs import SMALL, text_file
 STEPS = 8
 KILL_AFTER = 2
 """The step after whose decision a worker is killed."""
-WAIT_S = 60.0
+WAIT_S = 120.0
 LUWU = [sys.executable, "-m", "luwu"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -140,7 +140,7 @@ def test_lost_worker_is_replayed_over_two_hosts(
     os.kill(worker_on(shell, network, 1), signal.SIGKILL)
 
     for command in (*workers, serving):
-        assert command.wait() == 0, f"{command}:\n{command.err}"
+        assert command.wait(WAIT_S) == 0, f"{command}:\n{command.err}"
     assert "the job is finished" in serving.err
     assert sorted(set(decided_steps(run))) == list(range(STEPS))
     events = (run / "events" / "node.jsonl").read_text()
