@@ -91,8 +91,8 @@ class FixedScale(Aggregator):
                 np.copyto(out[strip], numbers[strip] / self.scale, casting="same_kind")
                 out[strip][numbers[strip] == MARKER] = np.nan
 
-    def overflowed(self, encoded: Encoded) -> bool:
-        return bool(np.frombuffer(encoded, np.int32).min() == MARKER)
+    def overflowed(self, parts: Sequence[Encoded]) -> bool:
+        return any(np.frombuffer(part, np.int32).min() == MARKER for part in parts)
 
     def error_bound(self, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The bound of the module, for each element of exact sums."""

@@ -102,8 +102,8 @@ class Aggregator(ABC):
         Values that cannot be had come out as NaN, so that the step is skipped.
         """
 
-    def overflowed(self, encoded: Encoded) -> bool:
-        """Whether this, combined over all ranks, is no sum; only where it `may_overflow`."""
+    def overflowed(self, parts: Sequence[Encoded]) -> bool:
+        """Whether these, which are all ranks', are together no sum; only if it `may_overflow`."""
         return False
 
     def decode_all(self, parts: Sequence[Encoded], out: F32Array) -> None:

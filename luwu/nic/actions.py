@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from luwu.wire.actions import Drop, Note, Payload, Send
+from luwu.wire.messages import Push
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,30 @@ class Left:
     """The parent knows that we are done."""
 
 
-Action = Send | Drop | Note | Joined | Fill | Done | Judged | Settled | Aborted | Refused | Left
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """State what all must know of this gradient before it is encoded; `NicCore.measured`.
+
+    Here and in `Encode` the payload is the core's, and may be dropped by any later action.
+    """
+
+    push: Push
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Encode this gradient as the job's aggregator does; `NicCore.encoded`."""
+
+    push: Push
+    payload: Payload
+    agreed: bytes
+
+
+Action = (
+    Send | Drop | Note | Joined | Fill | Done | Judged | Settled | Aborted | Refused | Left
+    | Measure | Encode
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

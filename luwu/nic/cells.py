@@ -10,13 +10,19 @@ A cell is written by the training thread, pushed, and used again when nobody nee
 What is under way stays within `limit_bytes`. A receiver that reads in place is not waited for as
 long as the transport has more memory; where it has not, `take` waits until a cell is free. That
 ends whatever the other ranks do: what finds no slot at the receiver is moved out of shared memory.
+
+Where gradients are encoded, what is under way may wait for the gradients of other ranks. A rank
+that pushes in another order than they do would wait for ever: where nothing has moved for a while,
+the limit is doubled.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 
+from luwu.base.clock import SYSTEM_CLOCK
 from luwu.nic.promises import WaitUntil
 from luwu.transport.interface import CreditExceeded, SendHandle
 
@@ -61,9 +67,12 @@ class Cells:
     """The cells of one worker. `take` is for the training thread."""
 
     def __init__(
-        self, reserve: Callable[[int], memoryview], wait_until: WaitUntil, limit_bytes: int
-    ) -> None:
+        self, reserve: Callable[[int], memoryview], wait_until: WaitUntil, limit_bytes: int,
+        patience_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """`patience_s`: how long nothing may move before the limit is doubled; None: for ever."""
         self._reserve, self._wait_until = reserve, wait_until
+        self._patience_s = patience_s
         self._limit_bytes = limit_bytes
         self._cells: deque[Cell] = deque()
         """The one that was taken longest ago first."""
@@ -105,15 +114,25 @@ class Cells:
                 return self._make(nbytes)  # says why it cannot be
             free_count = self._free_count()
             under_way = self._under_way()
+            end_ns = self._patience_end_ns()
+
+            def has_moved(count: int = free_count, cell: Cell | None = under_way) -> bool:
+                return self._free_count() > count or (cell is not None and not cell.is_needed)
+
             self._wait_until(
-                lambda count=free_count, cell=under_way: (  # type: ignore[misc]
-                    self._free_count() > count or (cell is not None and not cell.is_needed)
-                ),
+                lambda moved=has_moved, end=end_ns: moved() or SYSTEM_CLOCK.now_ns() >= end,  # type: ignore[misc]
                 f"room for {nbytes} bytes of gradient",
                 None,
             )
+            if not has_moved():
+                self._limit_bytes *= 2
             found = self.take_now(nbytes)
         return found
+
+    def _patience_end_ns(self) -> float:
+        if self._patience_s is None:
+            return math.inf
+        return SYSTEM_CLOCK.now_ns() + self._patience_s * 1e9
 
     def _under_way(self) -> Cell | None:
         return next((cell for cell in self._cells if cell.is_needed), None)
@@ -137,6 +156,32 @@ class Cells:
             else:
                 kept.append(cell)
         self._cells = kept
+
+
+class EncodedCells:
+    """Cells for what is encoded, for the I/O thread, which waits for none of them."""
+
+    def __init__(self, reserve: Callable[[int], memoryview]) -> None:
+        self._reserve = reserve
+        self._cells: list[Cell] = []
+
+    def take(self, nbytes: int) -> Cell:
+        """A cell; where the transport has no more memory, one that travels as a copy."""
+        for cell in self._cells:
+            if nbytes <= cell.capacity_bytes <= 2 * nbytes and cell.is_free:
+                cell.use(nbytes)
+                return cell
+        try:
+            cell = Cell(self._reserve(nbytes))
+        except CreditExceeded:
+            return Cell(private_memory(nbytes))
+        self._cells.append(cell)
+        return cell
+
+
+def private_memory(nbytes: int) -> memoryview:
+    """Memory that nothing is sent from but by way of a copy."""
+    return memoryview(bytearray(nbytes))
 
 
 def _ignore(memory: memoryview) -> None:

@@ -11,6 +11,7 @@ shell (`shell.py`) connects it to the transport and to the training thread.
                                                        verdict of the step before -> Done
     begin              Begin                           Received
     push               Push, every chunk               Received, every chunk   -> Done
+                       (encoded: see `encoding.py`)
     commit             Commit                          Verdict -> Judged, Decided -> Settled
     keep               Keep, every piece               Received, every piece
     cancel             Cancel                          Abort                   -> Aborted
@@ -28,7 +29,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from luwu.base.outstanding import RetryPolicy
-from luwu.nic.actions import Action, Fill, Gradient, Judged, Refused, Settled
+from luwu.nic.actions import (
+    Action,
+    Encode,
+    Fill,
+    Gradient,
+    Judged,
+    Measure,
+    Refused,
+    Settled,
+)
+from luwu.nic.encoding import Encodings
 from luwu.nic.handles import Handles
 from luwu.nic.keepsakes import Keepsakes
 from luwu.nic.member import NicMember
@@ -52,6 +63,8 @@ class NicCore(NicMember):
         """Begins and commits, each said when the step before allows it."""
         self._keepsakes = Keepsakes(self._uplink, self._ours, self._contributors)
         """What goes beside the versions that are made."""
+        self._encodings = Encodings(self._actions, self._uplink, self._ours, self._contributors)
+        """Gradients that are encoded before they travel."""
 
     # ---------------------------------------------------------------------- what the script asks
 
@@ -75,9 +88,30 @@ class NicCore(NicMember):
                 wire.Push, step=step, part=part, chunk=entry.chunk, weight=weight, last=last,
                 contributors=self._contributors, raw=False, dtype=entry.dtype,
             )  # fmt: skip
-            self._send(now_ns, handle, "push", push, entry)
+            if self._encodings.aggregator.is_plain:
+                self._send(now_ns, handle, "push", push, entry)
+            else:
+                self._handles.expect(handle, ("push", step, part, entry.chunk))
+                self._encodings.push(now_ns, push, entry)
         self._handles.close_if_done(handle)
         return self._take()
+
+    def measured(self, now_ns: int, done: Measure, statement: bytes) -> list[Action]:
+        """What `done` asked for."""
+        self._encodings.measured(now_ns, done, statement)
+        return self._take()
+
+    def encoded(
+        self, now_ns: int, done: Encode, payload: Payload, payload_bytes: int
+    ) -> list[Action]:
+        """What `done` asked for."""
+        self._encodings.encoded(now_ns, done, payload, payload_bytes)
+        return self._take()
+
+    @property
+    def resent_count(self) -> int:
+        """Chunks that were pushed again as they were, because their encoded sum was none."""
+        return self._encodings.resent_count
 
     def begin(self, now_ns: int, step: int, hyper_hash: str, hyper: bytes) -> list[Action]:
         """State the hyper-parameters of a step before its first gradient."""
@@ -131,6 +165,10 @@ class NicCore(NicMember):
             self._weights(m, payload)
         elif isinstance(m, wire.Received):
             self._received(now_ns, m)
+        elif isinstance(m, wire.Agreed):
+            self._encodings.agreed(now_ns, m, payload)
+        elif isinstance(m, wire.Confirmed):
+            self._encodings.confirmed(now_ns, m)
         else:
             self._stale(m, payload)
         return self._take()
@@ -149,6 +187,8 @@ class NicCore(NicMember):
             name = ("push" if m.verb is Verb.PUSH else "load", m.step, m.part, m.chunk)
             handle = self._handles.answered(name)
             if self._uplink.arrived(now_ns, name) and handle is not None:
+                if m.verb is Verb.PUSH:
+                    self._encodings.received(now_ns, m)
                 self._handles.came(handle, m.chunk)
         elif m.verb is Verb.BEGIN:
             self._uplink.answered(("begin", m.step))
@@ -177,6 +217,7 @@ class NicCore(NicMember):
         """How the step came out; void: the weights that streamed ahead must be asked for again."""
         if is_void:
             self._skip(now_ns, m.attempt)
+        self._encodings.judged(m.step)
         self._actions.append(Judged(m.step, m.applied, m.grad_norm))
         self._statements.judged(now_ns, m.step)
         self._handles.judge(m.step)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from luwu.aggregate import Aggregator
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.base.outstanding import RetryPolicy
 from luwu.nic.actions import Aborted, Action, Gradient, Joined, Left, Refused
+from luwu.nic.encoding import Encodings
 from luwu.nic.handles import Handles
 from luwu.nic.keepsakes import Keepsakes
 from luwu.nic.statements import Statements
@@ -27,6 +29,7 @@ class NicMember(Speaker):
     _handles: Handles
     _statements: Statements
     _keepsakes: Keepsakes
+    _encodings: Encodings
 
     def __init__(
         self, job: int, rank: int, world_size: int, incarnation: int, role: Role,
@@ -47,8 +50,13 @@ class NicMember(Speaker):
 
     # ---------------------------------------------------------------------- what the script asks
 
-    def join(self, now_ns: int, description: bytes, description_hash: str) -> list[Action]:
-        """Become a member with this job description."""
+    def join(
+        self, now_ns: int, description: bytes, description_hash: str,
+        aggregator: Aggregator | None = None,
+    ) -> list[Action]:  # fmt: skip
+        """Become a member with this job description; the aggregator is the one it names."""
+        if aggregator is not None:
+            self._encodings.aggregator = aggregator
         self._hello = (description, description_hash)
         self._say_hello(now_ns)
         return self._take()
@@ -134,6 +142,7 @@ class NicMember(Speaker):
         self._adopt(m)
         self._cancelling = None
         self._uplink.forget()
+        self._encodings.forget()
         self._keepsakes.clear()
         self._actions.append(Aborted(m.step, text, m.loaded))
         self._say_again(now_ns)
@@ -143,6 +152,7 @@ class NicMember(Speaker):
         """A new attempt that voids weights alone: ask for them again under it."""
         self._attempt = attempt
         self._uplink.forget()
+        self._encodings.forget()
         for handle in self._handles.pulls():
             self._handles.void(handle)
             self._ask_for_weights(now_ns, handle)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.closing import Closing
 from luwu.base.errors import (
@@ -32,8 +33,9 @@ from luwu.base.outstanding import RetryPolicy
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.nic import actions as nic
 from luwu.nic.arriving import Arriving
-from luwu.nic.cells import Cell, Cells
+from luwu.nic.cells import Cell, Cells, private_memory
 from luwu.nic.core import NicCore
+from luwu.nic.encoder import PATIENCE_S, Encoder
 from luwu.nic.promises import Handle, NicCounters, StepHandle
 from luwu.nic.reader import StateReader
 from luwu.nic.told import Told
@@ -74,10 +76,13 @@ class Nic(Closing):
         recorder: Recorder | None = None, connect_timeout_s: float = 60.0, grace_s: float = 600.0,
         incarnation: int | None = None, gradient_bytes: int = GRADIENT_BYTES,
         make_reader: Callable[[], StateReader] | None = None, retry: RetryPolicy | None = None,
+        aggregate: str = FLOAT32,
     ) -> None:  # fmt: skip
         """`gradient_bytes`: what may be under way at most, written and not received;
         `make_reader`: a reader of the same job, by a connection of its own; `retry`: where a link
-        is emulated, how patient to be."""
+        is emulated, how patient to be; `aggregate`: name of the job's aggregator.
+
+        Raises: ConfigError."""
         self.rank, self.world_size, self.chunk_bytes = rank, world_size, chunk_bytes
         self.reshard_after_forward = reshard_after_forward
         self.prefetch_units = prefetch_units
@@ -98,7 +103,15 @@ class Nic(Closing):
             rank=rank, grace_s=grace_s, recorder=self.recorder, waits_for=self._core.waits_for
         )
         self._layout: Layout | None = None
-        self.cells = Cells(transport.reserve, self._told.wait_until, gradient_bytes)
+        self._encoder = Encoder(
+            aggregate, rank=rank, world_size=world_size, reserve=transport.reserve,
+            recorder=self.recorder,
+        )  # fmt: skip
+        is_plain = self._encoder.aggregator.is_plain
+        self.cells = Cells(
+            transport.reserve if is_plain else private_memory, self._told.wait_until,
+            gradient_bytes, None if is_plain else PATIENCE_S,
+        )  # fmt: skip
         self._commands: deque[_Command] = deque()
         self._handles: dict[int, Handle] = {}
         self._handles_count = 0
@@ -119,10 +132,15 @@ class Nic(Closing):
         )
 
     def join(self, description: Description) -> nic.Joined:
-        """Become a member with this job; blocks until all ranks have joined."""
+        """Become a member with this job; blocks until all ranks have joined.
+
+        What the aggregator is called is added to what the ranks agree on.
+        """
+        description = self._encoder.described(description)
         encoded = description.to_bytes()
         self._layout = description.layout
-        self._command(lambda now: self._core.join(now, encoded, description.hash))
+        aggregator = self._encoder.aggregator
+        self._command(lambda now: self._core.join(now, encoded, description.hash, aggregator))
         self._told.wait_until(lambda: self._told.joined is not None, "all ranks to join", None)
         assert self._told.joined is not None
         return self._told.joined
@@ -206,7 +224,8 @@ class Nic(Closing):
         except BaseException:
             _give_back(cells)
             raise
-        self.counters.push_bytes += sum(entry.payload_bytes for entry in entries)
+        if self._encoder.aggregator.is_plain:
+            self.counters.push_bytes += sum(entry.payload_bytes for entry in entries)
         return handle
 
     def begin(self, step: int, hyper: bytes) -> None:
@@ -395,6 +414,14 @@ class Nic(Closing):
                     self._fill(action)
                 case nic.Done(number):
                     self._finish(number)
+                case nic.Measure():
+                    statement = self._encoder.measure(action)
+                    self._do(self._core.measured(SYSTEM_CLOCK.now_ns(), action, statement))
+                case nic.Encode():
+                    cell = self._encoder.encode(action)
+                    self.counters.push_bytes += cell.data.nbytes
+                    now_ns = SYSTEM_CLOCK.now_ns()
+                    self._do(self._core.encoded(now_ns, action, cell, cell.data.nbytes))
                 case Note(name, fields, level):
                     self.recorder.event(name, level=level, **dict(fields))
                 case _:

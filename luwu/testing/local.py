@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.closing import Closing
 from luwu.base.events import Recorder
@@ -46,7 +47,7 @@ class LocalCluster(Closing):
         resume: bool = False, switch_limits: SwitchLimits | None = None,
         reshard_after_forward: bool | None = None, prefetch_units: int = 2, summary: Path,
         grace_s: float = 60.0, arena_bytes: int = 8 * 1024 * 1024, links: Links | None = None,
-        link_seed: int = 0,
+        link_seed: int = 0, aggregate: str = FLOAT32,
     ) -> None:  # fmt: skip
         """`transport`: inproc, tcp, ipc or shm; `arena_bytes`: of each worker, with shm; `links`:
         emulated ones, whose random numbers derive from `link_seed`."""
@@ -61,6 +62,7 @@ class LocalCluster(Closing):
         self._reshard_after_forward = reshard_after_forward
         self._prefetch_units = prefetch_units
         self._grace_s = grace_s
+        self._aggregate = aggregate
         self.job = SYSTEM_CLOCK.now_ns()
         self.spec = NodeSpec(
             job=self.job,
@@ -117,6 +119,7 @@ class LocalCluster(Closing):
             grace_s=self._grace_s,
             make_reader=self.reader,
             retry=self._worker_retry,
+            aggregate=self._aggregate,
         )
         self._nics.append(nic)
         return nic

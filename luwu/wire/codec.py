@@ -14,6 +14,7 @@ from typing import Any
 
 import msgpack
 
+from luwu.aggregate.interface import ENCODED
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import (
     CONTROL_HEADER_BYTES_MAX,
@@ -152,6 +153,10 @@ def _dtype(value: object) -> str:
     return str(value)
 
 
+def _gradient_dtype(value: object) -> str:
+    return ENCODED if value == ENCODED else _dtype(value)
+
+
 def _bitmap(value: object) -> int:
     if type(value) is not bytes or len(value) > _BITMAP_BYTES_MAX or value[-1:] == b"\0":
         raise ValueError(f"{_shown(value)} is not a bitmap of at most {WORLD_SIZE_MAX} ranks")
@@ -176,6 +181,7 @@ _FromWire = Callable[[object], Any]
 _OF_NAME: dict[str, tuple[_ToWire, _FromWire]] = {
     "contributors": (_bitmap_to_wire, _bitmap),
     "dtype": (str, _dtype),
+    "Push.dtype": (str, _gradient_dtype),
     "field": (str, _field),
     "weight": (float, _weight),
     "hyper_hash": (str, _hash),
@@ -203,7 +209,8 @@ class _Spec:
         self.bytes_max = DATA_HEADER_BYTES_MAX if message_type.IS_DATA else CONTROL_HEADER_BYTES_MAX
         self.fields: list[tuple[str, _ToWire, _FromWire]] = []
         for entry in fields(message_type):
-            to_wire, from_wire = _OF_NAME.get(entry.name) or _CONVERTERS[str(entry.type)]
+            known = _OF_NAME.get(f"{self.name}.{entry.name}") or _OF_NAME.get(entry.name)
+            to_wire, from_wire = known or _CONVERTERS[str(entry.type)]
             self.fields.append((entry.name, to_wire, from_wire))
 
 

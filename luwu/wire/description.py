@@ -9,14 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from luwu.aggregate.named import FLOAT32
 from luwu.base.errors import ConfigError, RemoteProtocolError
 from luwu.base.limits import INT64_MAX
 from luwu.layout import Layout, Parameter, Unit
 
 DIFFERENCES_SHOWN_MAX = 6
+AGGREGATE = "aggregate"
+"""Key of the agreement under which the aggregator's name stands."""
 DIMENSIONS_MAX = 64
 """Of one parameter: what torch allows."""
 
@@ -34,6 +37,16 @@ class Description:
     """Names of the float32 fields an updated page holds beside its weights."""
     agreement: Mapping[str, str] = field(default_factory=dict)
     """What else must be equal on all ranks: data digest, seed, ..."""
+
+    @property
+    def aggregate(self) -> str:
+        """The name of the aggregator by which gradients are added (`luwu.aggregate`)."""
+        return self.agreement.get(AGGREGATE, FLOAT32)
+
+    def aggregated_by(self, spec: str) -> Description:
+        """The same job with this aggregator. float32 is not written down: it is what is meant."""
+        kept = {key: value for key, value in self.agreement.items() if key != AGGREGATE}
+        return replace(self, agreement=kept if spec == FLOAT32 else {**kept, AGGREGATE: spec})
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: equal descriptions are equal bytes."""
@@ -92,6 +105,18 @@ def parse_description(encoded: bytes | memoryview) -> Description:
     if found.update not in ("at_step", "streaming"):
         raise RemoteProtocolError(f"the job description asks for update={found.update!r:.40}")
     return found
+
+
+def aggregate_of(encoded: bytes | memoryview) -> str:
+    """The aggregator's name in a description that is not read yet; float32 if it cannot be read.
+
+    Never raises: whoever reads the description will say what is wrong with it.
+    """
+    try:
+        name = json.loads(bytes(encoded))["agreement"].get(AGGREGATE, FLOAT32)
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        return FLOAT32
+    return name if isinstance(name, str) else FLOAT32
 
 
 def differences(found: bytes | memoryview, expected: bytes | memoryview) -> list[str]:

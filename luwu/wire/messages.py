@@ -8,6 +8,8 @@ does nothing twice; announcements that get lost are therefore only late.
     Load     initial weights            Received                            received
     Begin    hyper-parameters of step   Received                            received
     Push     a gradient chunk           Received                            received
+    Propose  what it will need          Agreed                              agreed
+    Confirm  was the sum one?           Confirmed                           confirmed
     Pull     weights for a step         Weights                             weights came
     Commit   this step is complete      Verdict, then Decided               decided
     Keep     what only this worker has  Received                            received
@@ -24,6 +26,10 @@ does nothing twice; announcements that get lost are therefore only late.
 A child is a worker or a switch, a parent a switch or the optimizer node. A switch folds what its
 children say into one message of each kind; `contributors` says for which ranks a message speaks.
 
+Propose and Confirm are for aggregators that need them (`luwu.aggregate`): the first before a chunk
+is encoded and pushed, the second after. A chunk whose sum was none is pushed again, as it was
+before it was encoded, under a part of its own (`RESENT_PART`).
+
 Open, Read and Shut are those of a reader, which is no member and belongs to no attempt: a switch
 hands them on as they are, and the answers back to the connection that asked.
 
@@ -34,9 +40,13 @@ the others, and also hears Hello, Cancel and Leave of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from luwu.wire.kinds import PayloadRule, Role, Verb, message
+
+RESENT_PART: Final = 1 << 20
+"""Added to the part of a push that is said again in float: no slot, receipt or sum of the integers
+is taken for it. No backward of a step has a number as high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +108,7 @@ class Push(DataMessage):
     raw: bool
     """Found no slot: must be summed at the node and in no switch."""
     dtype: str
-    """Of the payload; float32 if it is a sum."""
+    """Of the payload; float32 if it is a sum. Or ENCODED: as the job's aggregator makes it."""
 
 
 @message(3)
@@ -154,6 +164,35 @@ class Keep(DataMessage):
     contributors: int
     """Bitmap of the one rank."""
     pieces: int
+
+
+@message(9, payload=PayloadRule.ONE)
+class Propose(DataMessage):
+    """What all must know of a chunk before any encodes it; empty: no gradient of these ranks."""
+
+    IS_DATA: ClassVar[bool] = False  # small, and folded on the way: its payload is plain bytes
+
+    contributors: int
+
+
+@message(10, payload=PayloadRule.ONE)
+class Agreed(DataMessage):
+    """What all proposed of a chunk, folded: it may be encoded now. Empty: nobody has a gradient."""
+
+    IS_DATA: ClassVar[bool] = False
+
+
+@message(11)
+class Confirm(DataMessage):
+    """The encoded chunk was received: tell me whether the sum over all ranks is one."""
+
+
+@message(12)
+class Confirmed(DataMessage):
+    """The sum over all ranks is complete."""
+
+    fits: bool
+    """False: it is none; every rank must push the chunk again, raw, as it was."""
 
 
 @message(16, payload=PayloadRule.ONE)
@@ -302,6 +341,7 @@ class Resolved(Message):
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Load, Push, Pull, Weights, Received, Read, Content, Keep,
+    Propose, Agreed, Confirm, Confirmed,
     Hello, Welcome, Refuse, Rejoin, Begin, Commit, Verdict, Decided, Cancel, Abort, Leave,
     Open, Opened, Shut, Gone, Measured, Prepared, Resolved,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from luwu.wire.actions import Drop, Note, Payload, Send
 from luwu.wire.kinds import Role
-from luwu.wire.messages import DataMessage, Message
+from luwu.wire.messages import Message
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -56,7 +56,7 @@ class Speaker:
 
     def _refuse(self, m: Message, payload: Any) -> None:
         """Do nothing with a message; let go of its data payload."""
-        if isinstance(m, DataMessage):
+        if m.IS_DATA:
             self._drop(payload)
 
     def _note(self, name: str, level: str = "INFO", **fields: object) -> None:

@@ -62,7 +62,11 @@ class Uplink:
 
     def answered(self, name: Hashable) -> bool:
         """Stop repeating a request; False if none of this name waits."""
-        return self._asked.pop(name) is not None
+        return self.answer(name) is not None
+
+    def answer(self, name: Hashable) -> Send | None:
+        """The same; what was asked, or None."""
+        return self._asked.pop(name)
 
     def load(self, now_ns: int, name: Hashable, cargo: Cargo) -> None:
         """Send cargo as soon as the window has room."""

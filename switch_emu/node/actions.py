@@ -120,6 +120,17 @@ class Spill:
 
 
 @dataclass(frozen=True, slots=True)
+class Inspect:
+    """Combine a part's encoded contributions and see whether they are a sum; `inspected`."""
+
+    chunk: int
+    step: int
+    attempt: int
+    part: int
+    contributions: tuple[Contribution, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fold:
     """Add a part's contributions in this order, in float32, then add that sum to the total.
 

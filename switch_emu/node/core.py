@@ -95,6 +95,10 @@ class NodeCore(NodeGathering):
             self._keep(m, payload)
         elif isinstance(m, wire.Begin):
             self._begin(m, payload)
+        elif isinstance(m, wire.Propose):
+            self._propose(m, payload)
+        elif isinstance(m, wire.Confirm):
+            self._confirm(peer, m)
         elif isinstance(m, wire.Commit):
             self._commit(peer, m, payload)
         elif isinstance(m, wire.Cancel):
@@ -109,16 +113,29 @@ class NodeCore(NodeGathering):
 
     def _push(self, m: wire.Push, payload: Payload | None, payload_bytes: int) -> None:
         step = self._gather(m, payload, payload_bytes)
-        if step is None:
-            return
-        part = step.sums.chunks[m.chunk].parts[m.part]
+        if step is not None:
+            self._came(step, m.chunk, m.part % wire.RESENT_PART)
+            self._settle()
+
+    def _came(self, step: Step, chunk: int, number: int) -> None:
+        """A contribution to a part came, or what all of them are together is known."""
+        part = step.sums.part(chunk, number)
+        if part.contributors == self._members.ranks and not part.complete:
+            self._inspect(step, chunk, number)
         if part.complete and not self._streaming:
-            self._fold_next(step, m.chunk)
-        elif part.complete and m.part == 0 and part.contributions[0].last:
-            self._make_ready(step, m.chunk)
-        self._settle()
+            self._fold_next(step, chunk)
+        elif part.complete and number == 0 and part.contributions[0].last:
+            self._make_ready(step, chunk)
 
     # ---------------------------------------------------------------------- what was done
+
+    def inspected(self, done: do.Inspect, *, fits: bool) -> list[Action]:
+        """Whether the encoded contributions to a part are a sum."""
+        step = self._looked_at(done, fits=fits)
+        if step is not None and fits:
+            self._came(step, done.chunk, done.part)
+        self._settle()
+        return self._take()
 
     def updated(
         self, update: do.Update, squares: tuple[float, ...], weights: Payload | None,

@@ -2,17 +2,22 @@
 
 A gradient is a sum that a switch made, or raw from one rank; it is held, in RAM or spilled, until
 its page is updated. Where the order of work is `at_step`, the parts of a chunk are folded into one
-total as they become complete. Begin and each gradient are answered once they are held. Pure.
+total as they become complete. Begin and each gradient are answered once they are held.
+
+Where encoded sums may overflow, a part whose contributions are all in is looked at first. If it is
+no sum, nothing of it stays, and all ranks push it again as it was (`RESENT_PART`). Pure.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from luwu.base.limits import KEEP_PIECES_MAX
 from luwu.base.outstanding import RetryPolicy
 from luwu.wire import messages as wire
 from luwu.wire.actions import Payload
 from luwu.wire.kinds import Verb
-from switch_emu.node.actions import Fold, KeepPiece, NodeLimits, NodePlace
+from switch_emu.node.actions import Fold, Inspect, KeepPiece, NodeLimits, NodePlace
 from switch_emu.node.held import HeldSums
 from switch_emu.node.membership import Action
 from switch_emu.node.serving import NodeServing
@@ -30,6 +35,8 @@ class NodeGathering(NodeServing):
     ) -> None:  # fmt: skip
         super().__init__(job, incarnation, ranks, place, limits, retry)
         self.held = HeldSums(self._actions, limits.sum_bytes_max, limits.raw_bytes_max)
+        self.overflow_count = 0
+        """Chunks whose encoded sum was none: they were sent again as they were."""
 
     def _forget(self) -> None:
         for step in self._steps.values():
@@ -50,9 +57,16 @@ class NodeGathering(NodeServing):
                 self._tell_all(receipt)
             return None
         step = self._step_of(m.step)
+        is_resent, number = m.part >= wire.RESENT_PART, m.part % wire.RESENT_PART
+        fits = step.sums.part(m.chunk, number).fits
+        if is_resent != (fits is False):  # integers of what overflowed; or nobody asked for floats
+            self._drop(payload)
+            if not is_resent:
+                self._tell_all(receipt)
+            return None
         said = Contribution(m.contributors, m.weight, m.last, m.dtype, payload, payload_bytes)
         try:
-            is_new = step.sums.add(m.chunk, m.part, said)
+            is_new = step.sums.add(m.chunk, number, said)
         except OverlapError as exc:
             self._drop(payload)
             self._request_abort(f"chunk {m.chunk}: {exc}")
@@ -68,12 +82,70 @@ class NodeGathering(NodeServing):
         """Whether a gradient is of an open step, and of our layout."""
         if not self._loaded or not self._step <= m.step <= self._step + 1:
             return False
-        fits_layout = fits(self._layout, m, payload_bytes, has_payload=payload is not None)
-        if fits_layout and self._owns(m.chunk):
+        has_payload = payload is not None
+        is_ours = fits(self._layout, self.aggregator, m, payload_bytes, has_payload=has_payload)
+        if is_ours and self._owns(m.chunk):
             return True
         misfit = {"chunk": m.chunk, "dtype": m.dtype, "bytes": payload_bytes}
         self._note("node.misfit", level="WARNING", **misfit)
         return False
+
+    def _propose(self, m: wire.Propose, statement: bytes) -> None:
+        """All ranks have said what they need to know of a chunk; the fold of it is the answer."""
+        if not self._loaded or not self._step <= m.step <= self._step + 1:
+            return
+        chunks = self._layout.chunks
+        sizes = {0}
+        if m.chunk < len(chunks) and self._owns(m.chunk) and self.aggregator.asks_first:
+            sizes.add(self.aggregator.statement_bytes(chunks[m.chunk].elems))
+        if len(statement) in sizes:
+            agreed = self._ours(wire.Agreed, step=m.step, part=m.part, chunk=m.chunk)
+            self._announce(self._members.peers, agreed, statement)
+        else:
+            self._note("node.misfit", level="WARNING", chunk=m.chunk, bytes=len(statement))
+
+    def _inspect(self, step: Step, chunk: int, number: int) -> None:
+        """All ranks' encoded contributions to a part are in: look whether they are a sum."""
+        part = step.sums.part(chunk, number)
+        inspect = Inspect(chunk, step.number, self._attempt, number, tuple(part.contributions))
+        part.contributions = [replace(c, payload=None) for c in part.contributions]
+        self._actions.append(inspect)
+
+    def _looked_at(self, done: Inspect, *, fits: bool) -> Step | None:
+        """Say whether a part fits; its step, if it still counts."""
+        is_current = done.attempt == self._attempt
+        if not (is_current and fits):
+            for said in done.contributions:
+                self.held.let_go(said.payload)
+        if not is_current:
+            return None
+        step = self._steps[done.step]
+        part = step.sums.part(done.chunk, done.part)
+        if fits:
+            part.contributions, part.fits, part.complete = list(done.contributions), True, True
+        else:
+            part.overflow()
+            self.overflow_count += 1
+            self._note("node.overflow", level="DEBUG", step=done.step, chunk=done.chunk)
+        confirmed = self._ours(
+            wire.Confirmed, step=done.step, part=done.part, chunk=done.chunk, fits=fits
+        )
+        self._tell_all(confirmed)
+        return step
+
+    def _confirm(self, peer: str, m: wire.Confirm) -> None:
+        """Say again whether a sum was one, if that is known; else all are told when it is."""
+        fits: bool | None = True
+        if m.step >= self._step:
+            step = self._steps.get(m.step)
+            entry = None if step is None else step.sums.chunks.get(m.chunk)
+            part = None if entry is None else entry.parts.get(m.part)
+            fits = None if part is None else part.fits
+        if fits is not None:
+            confirmed = self._ours(
+                wire.Confirmed, step=m.step, part=m.part, chunk=m.chunk, fits=fits
+            )
+            self._tell(peer, confirmed)
 
     def _begin(self, m: wire.Begin, hyper: bytes) -> None:
         if m.step > self._step + 1:

@@ -11,6 +11,7 @@ Which attempt counts, and what the nodes decide together: `joint.py`. Pure.
 
 from __future__ import annotations
 
+from luwu.aggregate import Aggregator, Float32, make_aggregator
 from luwu.layout import Layout
 from luwu.wire import messages as wire
 from luwu.wire.actions import Drop, Note, Payload, Send
@@ -21,6 +22,7 @@ from switch_emu.node.actions import (
     Discard,
     Fold,
     GiveUp,
+    Inspect,
     KeepPiece,
     LoadPage,
     NodeLimits,
@@ -46,7 +48,8 @@ UPDATES_BYTES = 8
 
 Action = (
     Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
-    | ReadWeights | Prepare | Decide | KeepPiece | PinVersion | ReadField | Unpin | GiveUp
+    | Inspect | ReadWeights | Prepare | Decide | KeepPiece | PinVersion | ReadField | Unpin
+    | GiveUp
 )  # fmt: skip
 
 
@@ -66,6 +69,9 @@ class NodeMember(Parent):
         """A child that waits for the store to be opened, and for node 0 to know us."""
         self._description: Description | None = None
         self._description_bytes = b""
+        self.world_size = ranks.bit_count()
+        self.aggregator: Aggregator = Float32(self.world_size)
+        """The job's, known from its description."""
         self._trainable: tuple[int, ...] = ()
         """Indices of the chunks that are updated, of those this node owns."""
         self._chunks_count = 0
@@ -128,6 +134,7 @@ class NodeMember(Parent):
         """The store is open: at the start, or because `OpenStore` asked for it."""
         self._description_bytes = facts.description
         self._description = parse_description(facts.description)
+        self.aggregator = make_aggregator(self._description.aggregate, self.world_size)
         owned = [chunk for chunk in self._layout.chunks if self._owns(chunk.index)]
         self._chunks_count = len(owned)
         self._trainable = tuple(chunk.index for chunk in owned if chunk.trainable)

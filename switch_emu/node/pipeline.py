@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from luwu.aggregate import Aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
@@ -29,6 +30,7 @@ from luwu.wire.hyper import StepHyper, decode_hyper
 from switch_emu.node.actions import (
     Decide,
     Fold,
+    Inspect,
     KeepPiece,
     LoadPage,
     Prepare,
@@ -62,8 +64,8 @@ class Pipeline:
 
     def __init__(
         self, core: NodeCore, store: PageStore, description: Description, *, job: int,
-        kernel: UpdateKernel, updates_count: int, reads_count: int, recorder: Recorder,
-        buffers: Buffers, wake: Callable[[], None], kept: KeptFiles,
+        kernel: UpdateKernel, aggregator: Aggregator, updates_count: int, reads_count: int,
+        recorder: Recorder, buffers: Buffers, wake: Callable[[], None], kept: KeptFiles,
         places: WeightsPlaces | None = None,
     ) -> None:  # fmt: skip
         """`places`: where weights go that workers read in place; None: each is sent a copy."""
@@ -74,7 +76,8 @@ class Pipeline:
         self._recorder, self._wake = recorder, wake
         self.statistics = Statistics(self._layout)
         """Of the last step that asked for them."""
-        self._adder = Adder(max(chunk.elems for chunk in self._layout.chunks))
+        self._aggregator = aggregator
+        self._adder = Adder(max(chunk.elems for chunk in self._layout.chunks), aggregator)
         self._sums = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
         self._sums_room = threading.Semaphore(updates_count)
         """Folded sums the core has not counted yet: one a thread."""
@@ -143,6 +146,8 @@ class Pipeline:
                 self._read(action, scratch)
             case Fold():
                 self._fold(action)
+            case Inspect():
+                self._inspect(action)
             case LoadPage():
                 self._load(action, scratch)
             case KeepPiece():
@@ -257,6 +262,11 @@ class Pipeline:
             dtype=self._layout.chunks[chunk].wire_dtype,
             nbytes=self._layout.chunks[chunk].wire_bytes if needed else 0,
         )  # fmt: skip
+
+    def _inspect(self, action: Inspect) -> None:
+        payloads = [c.payload for c in action.contributions if isinstance(c.payload, Payload)]
+        overflowed = self._aggregator.overflowed([payload.view() for payload in payloads])
+        self._tell(lambda: self._core.inspected(action, fits=not overflowed))
 
     def _fold(self, action: Fold) -> None:
         self._sums_room.acquire()

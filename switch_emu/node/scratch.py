@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from luwu.aggregate import Aggregator
+from luwu.aggregate.interface import ENCODED
 from switch_emu.node.pages import UPDATES, WEIGHT
 from switch_emu.payload import Payload, terms_of
 from switch_emu.store import PageKind, StoreConfig, aligned_buffer
@@ -71,10 +73,13 @@ class Adder:
     """Hands out what a page adds up; what may have to be read back is bounded by a chunk a thread.
 
     Contributions that are larger together may all have been spilled: they are added one by one into
-    one array, by one thread at a time. The order is the kernel's, so are the bits.
+    one array, by one thread at a time. The order is the kernel's, so are the bits. Encoded ones are
+    decoded into that array too: it is the only one that the memory plan has.
     """
 
-    def __init__(self, elems_max: int) -> None:
+    def __init__(self, elems_max: int, aggregator: Aggregator | None = None) -> None:
+        """`aggregator`: of contributions that are encoded."""
+        self._aggregator = aggregator
         self._lock = Lock()
         self._total = aligned_floats(elems_max)
 
@@ -84,6 +89,13 @@ class Adder:
     ) -> Iterator[Sequence[tuple[memoryview, str]]]:
         """What the kernel adds, in order. A sum among others is made first: the order counts."""
         payloads = [_payload(said) for said in contributions]
+        if contributions[0].dtype == ENCODED:
+            assert self._aggregator is not None
+            with self._lock:
+                total = self._total[:elems]
+                self._aggregator.decode_all([payload.view() for payload in payloads], total)
+                yield [(total.view(np.uint8).data, "float32")]
+            return
         if len(payloads) == 1:
             yield terms_of(payloads[0], contributions[0].dtype)
             return

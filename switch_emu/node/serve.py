@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from luwu.aggregate import Aggregator, make_aggregator
 from luwu.base.clock import new_incarnation
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.links import LinkPair, push_window_bytes
 from luwu.base.quantities import format_bytes
+from luwu.layout import Chunk
 from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport
 from luwu.wire.description import Description, parse_description
@@ -196,9 +198,10 @@ def make_node_shell(
 
     def make_spill(description: Description) -> SpillFile:
         layout = description.layout
+        aggregator = make_aggregator(description.aggregate, spec.world_size)
         return SpillFile(
             spec.state,
-            place_bytes=max(chunk.sum_bytes for chunk in layout.chunks),
+            place_bytes=max(_held_bytes(aggregator, chunk) for chunk in layout.chunks),
             places_count=sum(chunk.trainable for chunk in layout.chunks),
             buffers_count=plan.spill_bytes // spec.chunk_bytes,
         )
@@ -256,6 +259,7 @@ def _open_existing(spec: NodeSpec, plan: NodePlan) -> PageStore | None:
 
 def _make_store(spec: NodeSpec, plan: NodePlan, description: Description) -> PageStore:
     config = store_config(description)
+    make_aggregator(description.aggregate, spec.world_size)  # what cannot be added is refused here
     if spec.state is None:
         needed = 2 * config.state_bytes
         if needed > plan.resident_bytes:
@@ -275,6 +279,13 @@ def _tiered(
     if spec.disk_bytes_per_s is not None:
         store = PacedPageStore(store, spec.disk_bytes_per_s)
     return TieredPageStore(store, plan.resident_bytes - _places_bytes(spec, plan, description))
+
+
+def _held_bytes(aggregator: Aggregator, chunk: Chunk) -> int:
+    """The most that one payload of a chunk's gradient takes while it waits."""
+    encoded_bytes = aggregator.encoded_bytes(chunk.elems)
+    together = aggregator.combined_bytes([encoded_bytes] * aggregator.world_size)
+    return max(chunk.sum_bytes, encoded_bytes, together)
 
 
 def _places_bytes(spec: NodeSpec, plan: NodePlan, description: Description) -> int:

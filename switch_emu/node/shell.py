@@ -12,6 +12,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from luwu.aggregate import make_aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError
 from luwu.base.events import Recorder
@@ -44,7 +47,7 @@ from switch_emu.store.kept import KeptFiles
 from switch_emu.store.spill import SpillFile
 from switch_emu.switch.actions import Sum
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.shell import unsummed
+from switch_emu.switch.shell import combine, is_encoded, unsummed
 
 MakeStore = Callable[[Description], PageStore]
 
@@ -77,6 +80,8 @@ class NodeShell(Shell):
         self._make_kept = make_kept
         self._kept: KeptFiles | None = None
         self.own_switch = own_switch
+        self._combined = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
+        """What the own switch combined; in float32 nothing is added here."""
         self.store: PageStore | None = None
         self.description: Description | None = None
         self.spill: SpillFile | None = None
@@ -115,6 +120,7 @@ class NodeShell(Shell):
             kept=self._kept,
             places=self._places,
             buffers=Buffers(self._reserve_outgoing),
+            aggregator=make_aggregator(self.description.aggregate, self.core.world_size),
             updates_count=self._plan.updates_count,
             reads_count=self._plan.reads_count,
             recorder=self.recorder,
@@ -174,7 +180,10 @@ class NodeShell(Shell):
         match action:
             case Sum():
                 assert self.own_switch is not None
-                total = unsummed(action)  # the update adds on its way: one pass less
+                if is_encoded(action):
+                    total = combine(action, self._combined, self.own_switch.aggregator)
+                else:
+                    total = unsummed(action)  # the update adds on its way: one pass less
                 now_ns = SYSTEM_CLOCK.now_ns()
                 self.do(self.own_switch.summed(now_ns, action, total, total.nbytes))
             case OpenStore(description):

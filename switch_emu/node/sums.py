@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from luwu.aggregate import Aggregator
+from luwu.aggregate.interface import ENCODED
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.wire.actions import Payload
-from luwu.wire.messages import Push
+from luwu.wire.messages import RESENT_PART, Push
 from switch_emu.switch.slots import Contribution, merge, rank_order, total_weight
 
 
@@ -22,6 +24,13 @@ class Part:
     contributors: int = 0
     contributions: list[Contribution] = field(default_factory=list)
     complete: bool = False
+    fits: bool | None = None
+    """Where sums may overflow: whether the encoded sum is one; None until that is known."""
+
+    def overflow(self) -> None:
+        """The encoded sum is none: every rank must say again what it was."""
+        self.contributors, self.contributions, self.complete = 0, [], False
+        self.fits = False
 
     def payloads(self) -> list[Contribution]:
         """What must be added, in rank order."""
@@ -55,19 +64,27 @@ class ChunkSum:
 class StepSums:
     """The sums of one step."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, *, may_overflow: bool = False) -> None:
         self.ranks = ranks
+        self.may_overflow = may_overflow
+        """Encoded contributions of all ranks are a sum only once that was looked at."""
         self.chunks: dict[int, ChunkSum] = {}
 
     def add(self, chunk: int, part: int, said: Contribution) -> bool:
         """Take a contribution in; False if it is a repetition. Raises OverlapError."""
-        entry = self.chunks.setdefault(chunk, ChunkSum()).parts.setdefault(part, Part())
+        entry = self.part(chunk, part)
         if not merge(entry.contributors, said.contributors):
             return False
         entry.contributors |= said.contributors
         entry.contributions.append(said)
-        entry.complete = entry.contributors == self.ranks
+        entry.complete = entry.contributors == self.ranks and not (
+            self.may_overflow and entry.fits is None
+        )
         return True
+
+    def part(self, chunk: int, part: int) -> Part:
+        """One backward's gradient of a chunk."""
+        return self.chunks.setdefault(chunk, ChunkSum()).parts.setdefault(part, Part())
 
     def missing_ranks(self, chunk: int) -> int:
         """Ranks that have not said anything of the chunk's first part: for reports."""
@@ -86,10 +103,19 @@ class StepSums:
         return held
 
 
-def fits(layout: Layout, m: Push, payload_bytes: int, *, has_payload: bool) -> bool:
-    """Whether a gradient belongs to the layout; one that does not is nobody's."""
-    if m.chunk >= len(layout.chunks) or m.dtype not in DTYPE_BYTES:
+def fits(
+    layout: Layout, aggregator: Aggregator, m: Push, payload_bytes: int, *, has_payload: bool
+) -> bool:
+    """Whether a gradient belongs to the layout, and is as the job's aggregator makes it.
+
+    One that does not is nobody's. As it was before it was encoded it comes only where that
+    overflowed.
+    """
+    if m.chunk >= len(layout.chunks) or not layout.chunks[m.chunk].trainable:
         return False
-    chunk = layout.chunks[m.chunk]
-    is_whole = payload_bytes == chunk.elems * DTYPE_BYTES[m.dtype]
-    return chunk.trainable and (is_whole or not has_payload)
+    elems = layout.chunks[m.chunk].elems
+    if not has_payload:
+        return True
+    if aggregator.is_plain or (aggregator.may_overflow and m.part >= RESENT_PART):
+        return m.dtype in DTYPE_BYTES and payload_bytes == elems * DTYPE_BYTES[m.dtype]
+    return m.dtype == ENCODED and aggregator.fits(elems, payload_bytes)

@@ -11,7 +11,8 @@ from switch_emu.switch.slots import SlotKey
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Add the payloads in this order, in float32; answer with `SwitchCore.summed`.
+    """Add the payloads in this order, in float32, or combine them where they are encoded; answer
+    with `SwitchCore.summed`.
 
     The payloads may be dropped by any later action: add before the next one is looked at.
     """

@@ -10,25 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-F32Array = npt.NDArray[np.float32]
+from luwu.aggregate.dtypes import as_float32, stored, widened
+from luwu.aggregate.interface import F32Array
+
+__all__ = ["F32Array", "SumInOrder", "as_float32", "check_shapes", "sum_in_order"]
 
 SumInOrder = Callable[[Sequence[memoryview], Sequence[str], F32Array], None]
 """`sum_in_order`, or what does the same."""
 
 _BLOCK_ELEMS = 64 * 1024
 """Added at a time: the running sum stays in the second-level cache from first to last payload."""
-
-_STORED = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
-
-
-def as_float32(buffer: memoryview | bytes, dtype: str) -> F32Array:
-    """The elements of a payload as float32 [C]; a view if it is float32 already.
-
-    Exact: every bfloat16 and float16 is a float32. Raises ValueError for another dtype.
-    """
-    return _widened(_stored(buffer, dtype), dtype)
 
 
 def sum_in_order(
@@ -39,39 +31,23 @@ def sum_in_order(
     Shapes: W payloads of C elements each -> float32 [C]; the payloads are not modified.
     Raises: ValueError unless each payload has C elements (numpy would spread a single one).
     """
-    stored = check_shapes(payloads, dtypes, out)
+    arrays = check_shapes(payloads, dtypes, out)
     for start in range(0, out.size, _BLOCK_ELEMS):
         block = slice(start, start + _BLOCK_ELEMS)
         total = out[block]
-        for index, (values_C, dtype) in enumerate(zip(stored, dtypes, strict=True)):
+        for index, (values_C, dtype) in enumerate(zip(arrays, dtypes, strict=True)):
             if index == 0:
-                np.copyto(total, _widened(values_C[block], dtype))
+                np.copyto(total, widened(values_C[block], dtype))
             else:
-                total += _widened(values_C[block], dtype)
+                total += widened(values_C[block], dtype)
 
 
 def check_shapes(
     payloads: Sequence[memoryview | bytes], dtypes: Sequence[str], out: F32Array
 ) -> list[Any]:
     """The payloads as arrays of what travels. Raises ValueError unless each has C elements."""
-    stored = [_stored(payload, dtype) for payload, dtype in zip(payloads, dtypes, strict=True)]
-    for index, values_C in enumerate(stored):
+    arrays = [stored(payload, dtype) for payload, dtype in zip(payloads, dtypes, strict=True)]
+    for index, values_C in enumerate(arrays):
         if values_C.shape != out.shape:
             raise ValueError(f"payload {index} has {values_C.size} elements, expected {out.size}")
-    return stored
-
-
-def _stored(buffer: memoryview | bytes, dtype: str) -> Any:
-    if dtype not in _STORED:
-        raise ValueError(f"dtype {dtype!r} does not travel; expected float32, bfloat16 or float16")
-    return np.frombuffer(buffer, _STORED[dtype])
-
-
-def _widened(values: Any, dtype: str) -> F32Array:
-    if dtype == "float32":
-        return values
-    if dtype == "float16":
-        return values.astype(np.float32)
-    bits = values.astype(np.uint32)
-    bits <<= 16
-    return bits.view(np.float32)
+    return arrays

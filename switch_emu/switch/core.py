@@ -9,6 +9,8 @@ needs to know which. Pure: an event and a time in, actions out.
     Push            fills a slot; full: Sum, then one Push to the parent        Received
     Pull            serves the copy it has, or asks the parent once             Weights
     Begin, Commit   waits for all, compares, says one             Received; Verdict, Decided
+    Propose         waits for all, folds, says one                Agreed, when the parent says so
+    Confirm         asks the parent once                          Confirmed
     Cancel, Keep    hands it on                                                 Abort; Received
     Leave           when all have left, says one                  Received, when the parent knows
     Open, Read      hands them on, of readers that are no children      Opened, Content
@@ -33,6 +35,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from luwu.aggregate.interface import ENCODED
 from luwu.base.outstanding import RetryPolicy
 from luwu.wire import messages as wire
 from luwu.wire.actions import PARENT, Payload
@@ -50,7 +53,8 @@ class SwitchCore(SwitchHandingOn):
     """See the module. `children` are bitmaps of the ranks each child speaks for.
 
     Here stand the dispatch and the slots. What is handed on as it is: `handing_on.py`; Begin,
-    Commit and how a step comes out: `statements.py`; joining and attempts: `membership.py`.
+    Commit and how a step comes out: `statements.py`; what an aggregator asks: `agreeing.py`;
+    joining and attempts: `membership.py`.
     """
 
     def __init__(
@@ -101,6 +105,10 @@ class SwitchCore(SwitchHandingOn):
             self._begin(peer, member, m, payload)
         elif isinstance(m, wire.Commit):
             self._commit(peer, member, m, payload)
+        elif isinstance(m, wire.Propose):
+            self._propose(peer, member, m, payload)
+        elif isinstance(m, wire.Confirm):
+            self._confirm(peer, m)
         elif isinstance(m, wire.Cancel):
             self._cancel(f"ranks {ranks_text([member.ranks])}: {m.text}")
         elif isinstance(m, wire.Leave):
@@ -130,6 +138,10 @@ class SwitchCore(SwitchHandingOn):
             self._weights(m, payload, payload_bytes)
         elif isinstance(m, wire.Received):
             self._received(m)
+        elif isinstance(m, wire.Agreed):
+            self._heard_agreed(m, payload)
+        elif isinstance(m, wire.Confirmed):
+            self._heard_confirmed(m)
         else:
             self._refuse(m, payload)
 
@@ -184,7 +196,7 @@ class SwitchCore(SwitchHandingOn):
         present = [c for c in rank_order(self.pool[key].contributions) if c.payload is not None]
         if not present:
             self._push_sum(key, None, 0)
-        elif len(present) == 1 and present[0].dtype == "float32":
+        elif len(present) == 1 and present[0].dtype in ("float32", ENCODED):
             self._push_sum(key, present[0].payload, present[0].payload_bytes)
         else:
             payloads = tuple(c.payload for c in present)
@@ -205,7 +217,9 @@ class SwitchCore(SwitchHandingOn):
     def _push_sum(self, key: SlotKey, payload: Payload | None, payload_bytes: int) -> None:
         slot, ranks = self.pool[key], self._members.ranks
         last = slot.contributions[0].last
-        said = Contribution(ranks, slot.weight, last, "float32", payload, payload_bytes)
+        is_encoded = any(c.dtype == ENCODED for c in slot.contributions)
+        dtype = ENCODED if is_encoded else "float32"
+        said = Contribution(ranks, slot.weight, last, dtype, payload, payload_bytes)
         on_way = self._told_later(key, slot.contributions)
         self.pool.hand_out(key, payload_bytes)  # freed when the parent has it
         self._push_up(key, said, raw=False, on_way=on_way)

@@ -40,9 +40,11 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from luwu.layout import Layout
+from luwu.aggregate import make_aggregator
+from luwu.layout import SUM_BYTES, Layout
 from luwu.wire.actions import Payload
 from luwu.wire.description import parse_description
+from luwu.wire.messages import RESENT_PART
 from switch_emu.switch.slots import Contribution, Slot, SlotKey, add_to, oldest_unfilled
 
 COPIES = 2
@@ -55,7 +57,8 @@ class PoolRange:
 
     slot_count: int
     slot_bytes: int
-    """Of one contribution: a whole chunk in float32."""
+    """Of one contribution: a whole chunk in float32. One that an aggregator encodes takes as much
+    as its elements take then: with exponents, 0.1 % more."""
     first_slot: int = 0
     """Where it begins in the switch's own pool."""
 
@@ -118,6 +121,7 @@ class FixedSlotPool:
         """Copies that hold something, oldest first."""
         self._turns: array[int] = array("q")
         self._turns_count = 0
+        self._contribution_bytes_max = pool.slot_bytes
         self.slots_used_peak = 0
         self.copies_used_peak = 0
         self.opened_count = 0
@@ -129,12 +133,16 @@ class FixedSlotPool:
     def learn(self, description: bytes) -> None:
         """What is pushed, and in which order; the same for the whole job."""
         if not self._turns_count:
-            self._turns, self._turns_count = push_turns(parse_description(description).layout)
+            job = parse_description(description)
+            self._turns, self._turns_count = push_turns(job.layout)
+            aggregator = make_aggregator(job.aggregate, self._ranks.bit_count())
+            elems = self.range.slot_bytes // SUM_BYTES
+            self._contribution_bytes_max = aggregator.encoded_bytes(elems)
 
     def place(self, key: SlotKey) -> tuple[int, int] | None:
         """Slot and copy of a chunk (F1); None if it is none that is pushed."""
         step, part, chunk = key
-        if chunk >= len(self._turns) or self._turns[chunk] == NO_TURN:
+        if chunk >= len(self._turns) or self._turns[chunk] == NO_TURN or part >= RESENT_PART:
             return None
         turn = (step + part) * self._turns_count + self._turns[chunk]
         rounds, slot = divmod(turn, self.range.slot_count)
@@ -151,7 +159,7 @@ class FixedSlotPool:
     def room(self, key: SlotKey, contribution_bytes: int) -> Slot | None:
         """The slot of a chunk, opened if it must be; None if its copy is taken (F2, F4)."""
         copy = self._copy(key)
-        if copy is None or contribution_bytes > self.range.slot_bytes:
+        if copy is None or contribution_bytes > self._contribution_bytes_max:
             return None
         if copy.key == key:
             return copy.slot

@@ -19,14 +19,14 @@ from luwu.wire.actions import Payload, Send
 from luwu.wire.kinds import Verb
 from luwu.wire.uplink import Cargo
 from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.agreeing import SwitchAgreeing
 from switch_emu.switch.copies import WeightsCopies
 from switch_emu.switch.members import Member, ranks_text
 from switch_emu.switch.raw import RawContributions
 from switch_emu.switch.slots import Contribution, SlotKey
-from switch_emu.switch.statements import SwitchStatements
 
 
-class SwitchHandingOn(SwitchStatements):
+class SwitchHandingOn(SwitchAgreeing):
     """See the module."""
 
     def __init__(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from luwu.aggregate.interface import ENCODED, Aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.layout import DTYPE_BYTES, SUM_BYTES
@@ -30,6 +31,21 @@ def unsummed(action: Sum) -> Unsummed:
     ]
     elems = terms[0][0].nbytes // DTYPE_BYTES[terms[0][1]]
     return Unsummed(terms, elems * SUM_BYTES)
+
+
+def is_encoded(action: Sum) -> bool:
+    """Whether its payloads are as an aggregator makes them."""
+    return ENCODED in action.dtypes
+
+
+def combine(action: Sum, buffers: Buffers, aggregator: Aggregator) -> Payload:
+    """An action's encoded payloads as one. Raises ValueError if they do not fit together."""
+    if any(dtype != ENCODED for dtype in action.dtypes):
+        raise ValueError(f"chunk {action.key[2]}: {action.dtypes} cannot be added to each other")
+    parts = [payload.view() for payload in action.payloads if isinstance(payload, Payload)]
+    memory, payload = buffers.take(aggregator.combined_bytes([part.nbytes for part in parts]))
+    used = aggregator.combine(parts, memory)
+    return payload if used == memory.nbytes else Payload(memory[:used], payload.drop)
 
 
 def add_up(action: Sum, buffers: Buffers, add: SumInOrder = sum_in_order) -> Payload:
@@ -65,7 +81,10 @@ class SwitchShell(Shell):
     def do_own(self, action: Any) -> None:
         assert isinstance(action, Sum), action
         start_ns = SYSTEM_CLOCK.now_ns()
-        total = add_up(action, self._buffers, self._add)
+        if is_encoded(action):
+            total = combine(action, self._buffers, self.core.aggregator)
+        else:
+            total = add_up(action, self._buffers, self._add)
         now_ns = SYSTEM_CLOCK.now_ns()
         step, _, chunk = action.key
         self.recorder.span("sum", start_ns, now_ns, step=step, chunk=chunk)

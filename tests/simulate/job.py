@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from luwu.aggregate import Aggregator, make_aggregator
 from luwu.base.outstanding import RetryPolicy
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description
@@ -90,6 +91,8 @@ class Job:
     """Every rank keeps something beside each version."""
     slot_count: int | None = None
     """Protocol fidelity with so many slots; None: functional."""
+    aggregate: str = "float32"
+    """Name of the aggregator."""
     prepare_ns: int = 0
     """How much longer than other work the flush of a step takes."""
 
@@ -103,7 +106,12 @@ class Job:
 
     @property
     def description(self) -> Description:
-        return Description(layout=self.layout, optimizer="test", update=self.update)
+        described = Description(layout=self.layout, optimizer="test", update=self.update)
+        return described.aggregated_by(self.aggregate)
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return make_aggregator(self.aggregate, self.world_size)
 
     @property
     def hyper(self) -> bytes:
@@ -111,6 +119,30 @@ class Job:
 
     def is_absent(self, rank: int, step: int, chunk: int) -> bool:
         return self.layout.chunks[chunk].unit == self.absent_unit and (rank > 0 or step % 2 == 1)
+
+
+def sum_of(aggregator: Aggregator, grads: list[Any]) -> Any:
+    """The sum of one chunk over the ranks that have a gradient, by the job's arithmetic."""
+    plain = functools.reduce(np.add, grads)
+    if aggregator.is_plain:
+        return plain
+    agreed = (
+        aggregator.fold([aggregator.measure(g) for g in grads]) if aggregator.asks_first else b""
+    )
+    parts = [encoded(aggregator, each, agreed) for each in grads]
+    together = memoryview(bytearray(aggregator.combined_bytes([len(part) for part in parts])))
+    together = together[: aggregator.combine(parts, together)]
+    if aggregator.overflowed([together]):
+        return plain
+    total = np.empty_like(plain)
+    aggregator.decode(together, total)
+    return total
+
+
+def encoded(aggregator: Aggregator, values: Any, agreed: bytes) -> memoryview:
+    """A gradient as it travels."""
+    out = memoryview(bytearray(aggregator.encoded_bytes(values.size)))
+    return out[: aggregator.encode(values, agreed, out)]
 
 
 def reference(job: Job) -> list[dict[int, Any]]:
@@ -131,7 +163,7 @@ def reference(job: Job) -> list[dict[int, Any]]:
                         if chunk.trainable and not job.is_absent(rank, step, index)
                     ]
                     if grads:
-                        of_part = functools.reduce(np.add, grads)
+                        of_part = sum_of(job.aggregator, grads)
                         total = of_part if total is None else total + of_part
                 if total is not None:
                     mean = total / np.float32(job.world_size)

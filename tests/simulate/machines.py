@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from luwu.aggregate.interface import ENCODED
 from luwu.wire.actions import PARENT, Drop, Note, Send
 from luwu.wire.messages import Message
 from switch_emu.node import actions as node_actions
@@ -69,8 +70,13 @@ class Switch:
     def _sum(self, action: Sum, values: list[Any]) -> None:
         if not self.alive:
             return
-        total = np.empty_like(values[0])
-        sum_in_order([memoryview(v) for v in values], action.dtypes, total)
+        if ENCODED in action.dtypes:
+            parts = [memoryview(v).cast("B") for v in values]
+            total = np.empty(self.core.aggregator.combined_bytes([len(p) for p in parts]), np.uint8)
+            total = total[: self.core.aggregator.combine(parts, total.data)]
+        else:
+            total = np.empty_like(values[0])
+            sum_in_order([memoryview(v) for v in values], action.dtypes, total)
         payload = Payload(total)
         self._do(self.core.summed(self._world.now_ns, action, payload, total.nbytes))
 
@@ -166,6 +172,8 @@ class Node:
                     disk.tentative.clear()
                 case node_actions.Fold():
                     self._later(lambda a=action: self._fold(a))
+                case node_actions.Inspect():
+                    self._later(lambda a=action: self._inspect(a))
                 case node_actions.Update():
                     self._later(lambda a=action: self._update(a))
                 case node_actions.ReadWeights():
@@ -186,8 +194,13 @@ class Node:
         self.disk.tentative[action.chunk] = (0, values, np.zeros_like(values))
         return self.core.page_loaded(action)
 
-    def _total(self, contributions: Any) -> Any:
+    def _total(self, chunk: int, contributions: Any) -> Any:
         values = [c.payload.read() for c in contributions]
+        if contributions[0].dtype == ENCODED:
+            total = np.empty(self._job.layout.chunks[chunk].elems, np.float32)
+            parts = [memoryview(value).cast("B") for value in values]
+            self.core.aggregator.decode_all(parts, total)
+            return total
         total = np.empty_like(values[0])
         sum_in_order([memoryview(v) for v in values], [c.dtype for c in contributions], total)
         return total
@@ -197,14 +210,19 @@ class Node:
         doubles = total.astype(np.float64)
         return tuple(float((block * block).sum()) for block in np.split(doubles, [4096])[:1])
 
+    def _inspect(self, action: node_actions.Inspect) -> Any:
+        payloads = [c.payload for c in action.contributions if c.payload is not None]
+        parts = [memoryview(payload.read()).cast("B") for payload in payloads]  # type: ignore[attr-defined]
+        return self.core.inspected(action, fits=not self.core.aggregator.overflowed(parts))
+
     def _fold(self, action: node_actions.Fold) -> Any:
-        total = self._total(action.contributions)
+        total = self._total(action.chunk, action.contributions)
         if action.total is not None:
             total = action.total.payload.read() + total  # type: ignore[union-attr]
         return self.core.folded(action, self._squares(total), Payload(total), total.nbytes)
 
     def _update(self, action: node_actions.Update) -> Any:
-        total = self._total(action.contributions)
+        total = self._total(action.chunk, action.contributions)
         _, weights, momentum = self.disk.pages[action.chunk]
         grad = total / np.float32(action.divisor)
         new, momentum = apply_update(weights, momentum, grad, 1.0)

@@ -12,7 +12,7 @@ from luwu.nic import actions as nic
 from luwu.nic.core import NicCore
 from luwu.wire.actions import Drop, Send
 from luwu.wire.messages import Message
-from tests.simulate.job import JOB, Job, gradient, initial, kept
+from tests.simulate.job import JOB, Job, encoded, gradient, initial, kept
 from tests.simulate.world import Payload, World, drop
 
 
@@ -46,7 +46,10 @@ class Worker:
 
     def _start(self) -> None:
         description = self._job.description
-        self._do(self.core.join(self._world.now_ns, description.to_bytes(), description.hash))
+        join = self.core.join(
+            self._world.now_ns, description.to_bytes(), description.hash, self._job.aggregator
+        )
+        self._do(join)
         self._advance()
 
     def _received(self, sender: str, message: Message, payload: Any) -> None:
@@ -77,10 +80,31 @@ class Worker:
                     self.aborts_count += 1
                     if self._script is not None and self._wanted not in ("joined", "left"):
                         self._throw(StepAborted(action.step, action.text))
+                case nic.Measure(_, payload):
+                    statement = self._job.aggregator.measure(payload.read())  # type: ignore[attr-defined]
+                    self._later(lambda a=action, s=statement: self.core.measured(self._now, a, s))
+                case nic.Encode(_, payload, agreed):
+                    data = encoded(self._job.aggregator, payload.read(), agreed)  # type: ignore[attr-defined]
+                    self._later(lambda a=action, d=data: self._encoded(a, d))
                 case nic.Left():
                     self._left = True
                 case nic.Refused(text):
                     self.refused = text
+
+    @property
+    def _now(self) -> int:
+        return self._world.now_ns
+
+    def _later(self, do: Any) -> None:
+        def then() -> None:
+            self._do(do())
+            self._advance()
+
+        self._world.soon(then)
+
+    def _encoded(self, action: nic.Encode, data: memoryview) -> list[nic.Action]:
+        payload = Payload(np.frombuffer(data, np.uint8))
+        return self.core.encoded(self._now, action, payload, data.nbytes)
 
     def _throw(self, error: StepAborted) -> None:
         assert self._script is not None

@@ -101,7 +101,7 @@ def test_fixed_scale_is_within_its_bound_or_says_so(
     grads = gradients(seed, ranks, magnitude, [])
     together = combine(kind, [encode(kind, each) for each in grads])
     beyond = np.abs(np.rint(grads.astype(np.float64) * scale)) > kind.limit
-    assert kind.overflowed(together) == bool(beyond.any())
+    assert kind.overflowed([together]) == bool(beyond.any())
     found = decode(kind, together).astype(np.float64)
     exact = np.array([math.fsum(column.tolist()) for column in grads.T])
     fits = ~beyond.any(axis=0)
@@ -165,7 +165,7 @@ def test_what_does_not_fit_a_fixed_scale_is_marked(wrong: float) -> None:
     grads = gradients(1, 3, 1.0, [])
     grads[2, 5] = wrong
     together = combine(kind, [encode(kind, each) for each in grads])
-    assert kind.overflowed(together)
+    assert kind.overflowed([together])
     assert np.flatnonzero(np.frombuffer(together, np.int32) == MARKER).tolist() == [5]
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from luwu.aggregate.interface import ENCODED
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import (
     CONTROL_HEADER_BYTES_MAX,
@@ -27,9 +28,12 @@ from luwu.wire.kinds import PayloadRule, Role, Verb
 from luwu.wire.messages import (
     MESSAGE_TYPES,
     Abort,
+    Agreed,
     Begin,
     Cancel,
     Commit,
+    Confirm,
+    Confirmed,
     Content,
     Decided,
     Gone,
@@ -42,6 +46,7 @@ from luwu.wire.messages import (
     Open,
     Opened,
     Prepared,
+    Propose,
     Pull,
     Push,
     Read,
@@ -124,6 +129,10 @@ GOLDEN: list[tuple[Message, str]] = [
         Keep(**_CHUNK, contributors=2, pieces=3),
         "9d 08 01 02 03 04 01 05 06 07 08 09 c4 01 02 03",
     ),
+    (Propose(**_CHUNK, contributors=2), "9c 09 01 02 03 04 01 05 06 07 08 09 c4 01 02"),
+    (Agreed(**_CHUNK), "9b 0a 01 02 03 04 01 05 06 07 08 09"),
+    (Confirm(**_CHUNK), "9b 0b 01 02 03 04 01 05 06 07 08 09"),
+    (Confirmed(**_CHUNK, fits=True), "9c 0c 01 02 03 04 01 05 06 07 08 09 c3"),
     (Open(**_COMMON, reader=11), "9a 1b 01 02 03 04 01 05 06 07 0b"),
     (Opened(**_COMMON, reader=11), "9a 1c 01 02 03 04 01 05 06 07 0b"),
     (Shut(**_COMMON, reader=11), "9a 1d 01 02 03 04 01 05 06 07 0b"),
@@ -159,6 +168,8 @@ def messages(message_type: type[Message]) -> st.SearchStrategy[Message]:
         entry.name: _STRATEGIES[entry.name if entry.name in _STRATEGIES else str(entry.type)]
         for entry in fields(message_type)
     }
+    if message_type is Push:
+        chosen["dtype"] = st.sampled_from([*sorted(DTYPE_BYTES), ENCODED])
     return st.builds(message_type, **chosen)
 
 
@@ -242,6 +253,15 @@ def test_largest_message_fits_its_cap(message_type: type[Message]) -> None:
     header = encode(message)
     assert len(header) <= cap
     assert decode(header, _PAYLOADS[message.PAYLOAD][0]) == message
+
+
+@pytest.mark.parametrize("message_type", [Weights, Read, Content], ids=by_name)
+def test_only_gradients_are_encoded(message_type: type[Message]) -> None:
+    """Goal: weights and pages have a dtype; what an aggregator makes is none."""
+    example = EXAMPLES[message_type]
+    values = [ENCODED if v == "float32" else v for v in wire_values(example)]
+    refusal = refuses(msgpack.packb(values), _PAYLOADS[example.PAYLOAD][0])
+    assert "dtype: 'encoded' is not one of" in refusal
 
 
 def test_own_mistakes_are_assertions() -> None:

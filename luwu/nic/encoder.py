@@ -1,0 +1,70 @@
+"""The arithmetic of an aggregator at a worker: what its I/O thread does with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from luwu.aggregate import make_aggregator
+from luwu.aggregate.dtypes import as_float32
+from luwu.aggregate.interface import F32Array
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import ConfigError
+from luwu.base.events import Recorder
+from luwu.base.limits import PAYLOAD_BYTES_MAX
+from luwu.nic.actions import Encode, Measure
+from luwu.nic.cells import Cell, EncodedCells
+from luwu.wire.actions import Payload
+from luwu.wire.description import AGGREGATE, Description
+
+PATIENCE_S = 3.0
+"""How long gradients may wait for those of other ranks before more of them are written."""
+
+
+class Encoder:
+    """Measures and encodes gradients that lie in cells."""
+
+    def __init__(
+        self, aggregate: str, *, rank: int, world_size: int,
+        reserve: Callable[[int], memoryview], recorder: Recorder,
+    ) -> None:  # fmt: skip
+        """`aggregate`: the aggregator's name; `reserve`: the transport's. Raises ConfigError."""
+        self.aggregator = make_aggregator(aggregate, world_size)
+        self._rank, self._recorder = rank, recorder
+        self._cells = EncodedCells(reserve)
+
+    def described(self, description: Description) -> Description:
+        """The job with the aggregator among what its ranks agree on. Raises ConfigError."""
+        if AGGREGATE in description.agreement:
+            raise ConfigError(f"{AGGREGATE!r} is agreed on by luwu; call it otherwise in agree=")
+        elems_max = max(chunk.elems for chunk in description.layout.chunks)
+        nbytes = self.aggregator.encoded_bytes(elems_max)
+        if nbytes > PAYLOAD_BYTES_MAX:
+            raise ConfigError(
+                f"chunk: one of {elems_max} elements takes {nbytes} bytes with "
+                f"--aggregate {self.aggregator.name}, more than the {PAYLOAD_BYTES_MAX} that fit a "
+                "message; give a smaller --chunk"
+            )
+        return description.aggregated_by(self.aggregator.spec)
+
+    def measure(self, action: Measure) -> bytes:
+        """What others must know of this gradient."""
+        return self.aggregator.measure(_values(action.payload, action.push.dtype))
+
+    def encode(self, action: Encode) -> Cell:
+        """The gradient as it travels."""
+        push = action.push
+        values = _values(action.payload, push.dtype)
+        cell = self._cells.take(self.aggregator.encoded_bytes(values.size))
+        start_ns = SYSTEM_CLOCK.now_ns()
+        used = self.aggregator.encode(values, action.agreed, cell.data)
+        cell.data = cell.data[:used]
+        self._recorder.span(
+            "encode", start_ns, SYSTEM_CLOCK.now_ns(), step=push.step, chunk=push.chunk,
+            rank=self._rank,
+        )  # fmt: skip
+        return cell
+
+
+def _values(payload: Payload, dtype: str) -> F32Array:
+    assert isinstance(payload, Cell)
+    return as_float32(payload.data, dtype)

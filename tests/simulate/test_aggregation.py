@@ -1,0 +1,67 @@
+"""Integer aggregation in whole clusters: histories of faults change nothing of the bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from switch_emu.switch.actions import SwitchLimits
+from tests.simulate.chaos import ROUGH, chaotic_job, start_chaos
+from tests.simulate.cluster import Cluster
+from tests.simulate.job import Job, make_layout
+from tests.simulate.world import Faults
+
+BORDERLINE = "borderline"
+SPECS = ("shared-exponent", "fixed-scale:1048576.0", BORDERLINE)
+_BORDER = {1: 6.2e9, 2: 8.2e8, 3: 3.1e8, 4: 1.61e8}
+"""World size -> a scale at which some chunks of the job fit, and some do not."""
+
+
+def with_spec(job: Job, spec: str) -> Job:
+    """The job with an aggregator, borderline or as named."""
+    if spec == BORDERLINE:
+        spec = f"fixed-scale:{_BORDER[job.world_size]!r}"
+    return replace(job, aggregate=spec)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_calm_network(spec: str, update: str) -> None:
+    """I1, I3. Goal: on a faultless network the weights are those of the same arithmetic in one
+    loop."""
+    Cluster(0, with_spec(Job(make_layout(), update=update), spec), Faults()).run()
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("spec", SPECS)
+def test_everything_at_once(seed: int, spec: str) -> None:
+    """I1, I2, I3. Goal: whatever is lost, repeated, restarted or given up, the weights are those
+    of the same arithmetic in one loop."""
+    cluster = Cluster(seed, with_spec(chaotic_job(seed), spec), ROUGH)
+    start_chaos(cluster, seed)
+    cluster.run()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("spec", SPECS)
+def test_no_slots_at_all(seed: int, spec: str) -> None:
+    """I3. Goal: integers that meet at the node and not in a slot have the same sum."""
+    limits = SwitchLimits(slot_bytes_max=60_000 * (seed % 2), push_window_bytes=50_000)
+    update = "streaming" if seed % 2 else "at_step"
+    job = Job(make_layout(), switch_limits=limits, update=update)
+    cluster = Cluster(seed, with_spec(job, spec), ROUGH)
+    cluster.run()
+    assert cluster.switch.core.raw_count > 0
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_some_fit_and_some_do_not(world_size: int) -> None:
+    """Goal: the scale of these tests is one at which both happen, so both are tested."""
+    job = with_spec(Job(make_layout(), world_size=world_size), BORDERLINE)
+    cluster = Cluster(0, job, Faults())
+    cluster.run()
+    chunks = sum(chunk.trainable for chunk in cluster.job.layout.chunks)
+    assert 0 < cluster.node.core.overflow_count < chunks * cluster.job.steps
+    resent = {worker.core.resent_count for worker in cluster.workers}
+    assert resent == {cluster.node.core.overflow_count}
