@@ -6,8 +6,9 @@
                 it is combined with becomes the marker too, so that no tree can lose it
 
 Nothing is asked first: values travel at once. The node looks for the marker in the complete sum;
-where it finds one, every rank sends its gradient of the chunk again as float32, and nothing of the
-integers is used.
+where it finds one, every rank sends its gradient of the chunk again as it was, singly; these are
+added at the node in rank order, and nothing of the integers is used. So the bits do not depend on
+the tree, but, where chunks are sent again, on how large they are.
 
 Error bound, for each element, over N ranks: every contribution is rounded once, by at most half a
 step, and the sum once more to float32:

@@ -3,73 +3,99 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from luwu.base.errors import ConfigError
 from luwu.testing.local import LocalCluster
 from switch_emu.switch.actions import SwitchLimits
-from tests.unit.test_digests_in_process import train
+from tests.unit import test_digests_in_process as training
+from tests.unit.local_job import Job as LocalJob
 
-LOSS_RATIO_MAX = 1e-3
-"""How far a step's loss may be from float32's, as a share of it. Bounds of single sums are a
-thousand times smaller (`luwu.aggregate`); the steps of AdamW make small gradients large."""
+LOSS_RATIO_MAX = 1e-5
+"""How far a step's loss may be from float32's, as a share of it. The bounds of single sums are
+about 1e-8 of a block's largest gradient (`luwu.aggregate`); AdamW divides by the gradient's size,
+so elements much smaller than that come to move otherwise. Measured: 2e-7."""
 
-SPECS = ("shared-exponent", "fixed-scale:16777216.0", "fixed-scale:300000000.0")
-"""The last does not fit the larger gradients of this model: their chunks are sent again."""
+OVERFLOWS = "fixed-scale:10000000000.0"
+"""A quarter of the chunks of this model does not fit: they are sent again."""
+SPECS = ("shared-exponent", "fixed-scale", OVERFLOWS)
 
 WAYS: list[dict[str, Any]] = [
     {},
-    {"has_switch": False},
-    {"transport": "shm", "chunk_bytes": 64 * 1024},
-    {"transport": "tcp", "chunk_bytes": 4 * 1024 * 1024},
-    {"switch_limits": SwitchLimits(slot_bytes_max=100_000)},
-    {"memory_budget_bytes": 20 * 16 * 1024, "state": "state"},
+    {"has_switch": False, "transport": "shm", "chunk_bytes": 64 * 1024},
+    {"transport": "tcp", "switch_limits": SwitchLimits(slot_bytes_max=100_000)},
+    {"memory_budget_bytes": 20 * 16 * 1024, "state": "state", "transport": "ipc"},
 ]
 
 
-def run(directory: Path, spec: str, **changes: Any) -> tuple[str, list[float]]:
-    """Digest of the weights, and the losses of rank 0."""
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "STEPS", 8)
+
+
+def run(directory: Path, spec: str, **changes: Any) -> tuple[str, list[float], int]:
+    """Digest of the weights, the losses of rank 0, and how many chunks did not fit."""
     if "state" in changes:
         changes["state"] = directory / "state"
     values = {"memory_budget_bytes": 400 * 2**20, "state": None, **changes}
     summary = directory / "summary.json"
     with LocalCluster(world_size=2, summary=summary, aggregate=spec, **values) as cluster:
-        losses = cluster.run(train)
-        return cluster.weights_digest(), losses[0]
+        losses = cluster.run(training.train)
+        return cluster.weights_digest(), losses[0], cluster.node.core.overflow_count
 
 
 @functools.cache
-def seen(spec: str) -> set[str]:
-    """Digests seen so far in this process: there must be one."""
-    return set()
+def plain_run(spec: str) -> tuple[str, list[float], int]:
+    """As `run`, by the first way."""
+    with tempfile.TemporaryDirectory() as directory:
+        return run(Path(directory), spec)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", WAYS[1:], ids=str)
 @pytest.mark.parametrize("spec", SPECS)
 def test_digest_is_one(spec: str, way: dict[str, Any], tmp_path: Path) -> None:
-    """I3. Goal: integers give the same bits with a switch or without, with slots or raw, by any
-    transport and chunk. Method: compare with all ways run before in this process."""
-    digest, _ = run(tmp_path, spec, **way)
-    seen(spec).add(digest)
-    assert len(seen(spec)) == 1
-
-
-@functools.cache
-def float_losses() -> list[float]:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as directory:
-        return run(Path(directory), "float32")[1]
+    """I3. Goal: integers give the same bits with a switch or without, with slots or raw, spilled
+    or not, by any transport and chunk. Chunks that are sent again are the exception: which
+    elements are added in float32 depends on what else is in the chunk."""
+    if spec == OVERFLOWS:
+        way = {key: value for key, value in way.items() if key != "chunk_bytes"}
+    assert run(tmp_path, spec, **way)[0] == plain_run(spec)[0]
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_losses_follow_float32(spec: str, tmp_path: Path) -> None:
-    """Goal: a model trained by integers learns as one trained by float32.
-    Method: 20 steps of a small GPT; every step's loss beside float32's."""
-    _, found = run(tmp_path, spec)
-    ratios = np.abs(np.array(found) / np.array(float_losses()) - 1)
-    assert found[-1] < found[0]
-    assert ratios.max() < LOSS_RATIO_MAX
+def test_losses_follow_float32(spec: str) -> None:
+    """Goal: a model trained by integers learns as one trained by float32, to the bound stated.
+    Method: every step's loss of a small GPT beside float32's; the weights differ, so it was not
+    float32 that was compared."""
+    digest, losses, overflow_count = plain_run(spec)
+    float_digest, float_losses, _ = plain_run("float32")
+    assert losses[-1] < losses[0]
+    assert np.abs(np.array(losses) / np.array(float_losses) - 1).max() < LOSS_RATIO_MAX
+    assert digest != float_digest
+    assert (overflow_count > 0) == (spec == OVERFLOWS)
+
+
+def test_a_state_keeps_its_aggregator(tmp_path: Path) -> None:
+    """Goal: a state that was made by integers is not gone on with in float32, nor at another
+    scale, by mistake; the refusal says what differs."""
+    run(tmp_path, "fixed-scale", state="state")
+    for spec in ("float32", "fixed-scale:65536.0"):
+        with pytest.raises(ConfigError, match=r"agreement\.aggregate: .*\"fixed-scale:16777216\.0"):
+            run(tmp_path, spec, state="state", resume=True)
+
+
+def test_the_key_of_the_agreement_is_taken(tmp_path: Path) -> None:
+    """Goal: a script cannot agree on something else under the aggregator's key."""
+    job = LocalJob()
+    with (
+        LocalCluster(
+            world_size=1, state=None, memory_budget_bytes=2**26, summary=tmp_path / "summary.json"
+        ) as cluster,
+        pytest.raises(ConfigError, match="call it otherwise in agree="),
+    ):
+        cluster.run(lambda nic: nic.join(job.description.aggregated_by("shared-exponent")))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from luwu.aggregate import Float32
 from luwu.base.events import Recorder
 from luwu.wire.hyper import encode_hyper
 from switch_emu.node.actions import Update
@@ -59,7 +60,8 @@ def test_an_update_of_an_aborted_attempt_does_no_harm(update: str) -> None:
     pipeline = Pipeline(
         answers, store, job.description, job=1, kept=KeptFiles(None, synced=False, decided=None),
             kernel=kernel,
-        updates_count=1, reads_count=1, recorder=Recorder(role="node", printed=None),
+        aggregator=Float32(1), updates_count=1, reads_count=1,
+        recorder=Recorder(role="node", printed=None),
         buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))), wake=done.release,
     )  # fmt: skip
     pipeline.start(action)
