@@ -55,6 +55,17 @@ def test_no_slots_at_all(seed: int, spec: str) -> None:
     assert cluster.switch.core.raw_count > 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("spec", SPECS)
+def test_protocol_slots(seed: int, spec: str) -> None:
+    """I3. Goal: the fixed slots of a programmable switch hold encoded chunks, and the sums are the
+    same. Method: enough slots that some chunks find one, so few that some do not."""
+    job = replace(chaotic_job(seed), slot_count=1 + seed % 3)
+    cluster = Cluster(seed, with_spec(job, spec), ROUGH)
+    cluster.run()
+    assert cluster.switch.core.counts()["slots_opened_count"] > 0
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_some_fit_and_some_do_not(world_size: int) -> None:
     """Goal: the scale of these tests is one at which both happen, so both are tested."""
