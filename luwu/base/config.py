@@ -231,6 +231,14 @@ class RunConfig:
     stripes: int = _key(
         1, whole(1, STRIPES_MAX), "N", SERVING, "connections that a link is spread over; not of shm"
     )
+    aggregate: str = _key(
+        "float32", words, "float32|shared-exponent|fixed-scale|NAME", SERVING,
+        "how gradients are added in the network; NAME is another package's",
+    )  # fmt: skip
+    aggregate_scale: float | None = _key(
+        None, number(above_zero=True), "X", SERVING,
+        "integers of fixed-scale are gradient times this; 2**24 unless given",
+    )  # fmt: skip
     chunk: int | None = _key(
         None, chunk_size, "SIZE|auto", SERVING,
         "float32 gradient bytes that travel and are stored together; auto follows the budget",

@@ -39,6 +39,7 @@ VERB: Final = Verb(
     rest="script",
 )
 SERVING_KEYS: Final = (
+    "aggregate", "aggregate_scale",
     "chunk", "dilation", "disk_rate", "duplicate", "durability", "fidelity", "link", "loss",
     "memory_budget", "no_switch", "reorder", "reshard_after_forward", "restarts", "resume", "seed",
     "slots", "state", "transport",

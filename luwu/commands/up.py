@@ -19,6 +19,7 @@ from luwu.launch.serving import (
     LOOPBACK,
     STATE_DIRECTORY,
     add_switch,
+    chosen_aggregate,
     connection_of,
     decide_sizes,
     new_job,
@@ -112,6 +113,7 @@ def _start(
         connection = add_switch(supervisor, config, node, listen=config.bind or LOOPBACK)
         write_connection(directory.connect_file, connection)
         return connection
+    chosen_aggregate(config)  # before anything is started
     sizes = decide_sizes(config, state)
     for line in sizes.lines:
         console.say(line)

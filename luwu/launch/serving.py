@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from luwu.aggregate import make_aggregator
+from luwu.aggregate.fixed_scale import FixedScale
 from luwu.base.config import RunConfig, exact_size
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
@@ -102,6 +104,7 @@ def serve(
     run = supervisor.run
     for line in sizes.lines:
         say(line)
+    chosen_aggregate(config)  # before anything is started
     job = config.job or new_job()
     transport = chosen_transport(config)
     if transport == "shm" and config.stripes > 1:
@@ -221,6 +224,19 @@ def chosen_transport(config: RunConfig) -> str:
     return "shm"
 
 
+def chosen_aggregate(config: RunConfig) -> str:
+    """The aggregator's name, with its scale. Raises ConfigError if it cannot be had."""
+    spec = config.aggregate
+    if config.aggregate_scale is not None:
+        if spec != FixedScale.name:
+            raise ConfigError(
+                f"aggregate_scale: {spec} has no scale; give --aggregate {FixedScale.name} too, or "
+                "leave --aggregate-scale out"
+            )
+        spec = f"{spec}:{config.aggregate_scale!r}"
+    return make_aggregator(spec, config.workers).spec
+
+
 def decide_arena_bytes(workers: int, chunk_bytes: int) -> int:
     """Shared memory of each worker for its gradients: its share of a quarter of what is free.
 
@@ -247,6 +263,7 @@ def connection_of(
         grace_s=config.grace,
         arena_bytes=arena_bytes,
         stripes=config.stripes,
+        aggregate=chosen_aggregate(config),
         **retry_fields(node_link(config)),
     )
 

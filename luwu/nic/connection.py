@@ -4,7 +4,7 @@
      "node": "tcp://10.0.0.5:41877", "switch": "tcp://10.0.0.6:40001", "chunk_bytes": 1048576,
      "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600,
      "arena_bytes": 0, "stripes": 1, "retry_first_ms": 0, "retry_most_ms": 0,
-     "retry_ps_per_byte": 0}
+     "retry_ps_per_byte": 0, "aggregate": "float32"}
 
 `switch` is null where workers talk to the node itself. The same fits a URL, for hosts that share no
 directory: `tcp://10.0.0.6:40001?job=5713&world_size=2&chunk_bytes=1048576`; its endpoint is where
@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.json_file import read_json, write_json
@@ -36,6 +37,7 @@ from luwu.base.suggestion import suggestion
 
 SCHEMA: Final = 1
 PREFETCH_UNITS: Final = 2
+AGGREGATE_CHARS_MAX: Final = 100
 _POLL_S = 0.05
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _RETRY_MS_MAX = 1 << 40
@@ -61,6 +63,8 @@ class Connection:
     """Shared memory of each worker for its gradients, where the endpoint is shm://."""
     stripes: int = 1
     """Connections of each link, where it is not shm://."""
+    aggregate: str = FLOAT32
+    """Name of the aggregator, with its scale."""
     retry_first_ms: int = 0
     """When who dials the endpoint repeats what was not answered, where its link is emulated."""
     retry_most_ms: int = 0
@@ -96,6 +100,8 @@ class Connection:
         for name in ("retry_first_ms", "retry_most_ms", "retry_ps_per_byte"):
             if getattr(self, name):
                 asked[name] = getattr(self, name)
+        if self.aggregate != FLOAT32:
+            asked["aggregate"] = self.aggregate
         if self.reshard_after_forward is not None:
             asked["reshard_after_forward"] = str(self.reshard_after_forward).lower()
         return f"{self.endpoint}?{urllib.parse.urlencode(asked)}"
@@ -183,7 +189,9 @@ def parse_url(url: str) -> Connection:
         raise ConfigError(f"{url}: {exc}; copy the line that luwu up printed") from exc
     document: dict[str, Any] = {"node": endpoint, "switch": None}
     for name, text in asked.items():
-        if text in ("true", "false"):
+        if name == "aggregate":
+            document[name] = text
+        elif text in ("true", "false"):
             document[name] = text == "true"
         elif text.isdecimal():
             document[name] = int(text)
@@ -220,6 +228,9 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
             continue
         if not isinstance(endpoint, str) or not endpoint.startswith(_SCHEMES):
             raise ConfigError(f"{where}: {name} is {endpoint!r}, no {', '.join(_SCHEMES)} endpoint")
+    aggregate = document.get("aggregate", FLOAT32)
+    if not isinstance(aggregate, str) or not 0 < len(aggregate) <= AGGREGATE_CHARS_MAX:
+        raise ConfigError(f"{where}: aggregate is {aggregate!r:.60}, no aggregator's name")
     if document.get("reshard_after_forward") not in (None, True, False):
         raise ConfigError(f"{where}: reshard_after_forward is neither true, false nor null")
     for name in ("connect_timeout_s", "grace_s"):

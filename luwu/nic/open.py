@@ -55,6 +55,7 @@ def open_nic(rank: int, world_size: int) -> Nic:
         connect_timeout_s=connection.connect_timeout_s,
         grace_s=connection.grace_s,
         retry=connection.retry,
+        aggregate=connection.aggregate,
     )
     try:
         nic.connect()

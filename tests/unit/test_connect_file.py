@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from luwu.base.config import resolve
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.outstanding import RetryPolicy
+from luwu.launch.serving import chosen_aggregate, connection_of
 from luwu.nic import connection as connect
 from luwu.nic.connection import Connection, join, parse_url, read_connection, write_connection
 
@@ -24,6 +26,7 @@ CONNECTION = Connection(
     chunk_bytes=1 << 20,
     reshard_after_forward=False,
     stripes=4,
+    aggregate="fixed-scale:65536.0",
 )
 
 
@@ -46,6 +49,7 @@ def test_a_url_says_what_a_worker_needs() -> None:
     assert found.endpoint == CONNECTION.endpoint
     for name in (
         "job", "world_size", "chunk_bytes", "reshard_after_forward", "prefetch_units", "stripes",
+        "aggregate",
     ):  # fmt: skip
         assert getattr(found, name) == getattr(CONNECTION, name)
 
@@ -101,6 +105,7 @@ def test_a_url_that_lacks_something_is_refused(url: str, said: str) -> None:
         ({"colour": 1}, "unknown 'colour'"),
         ({"node": "udp://x"}, "no tcp://, ipc://, shm://"),
         ({"grace_s": 0}, "above 0"),
+        ({"aggregate": 7}, "aggregate is 7, no aggregator's name"),
         ({"stripes": 9}, "stripes is 9, not a whole number 1 to 8"),
     ],
 )
@@ -134,3 +139,33 @@ def test_a_wait_ends_and_says_what_it_waited_for(tmp_path: Path) -> None:
 def test_a_wait_can_be_stopped(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         connect.wait_for_connection(tmp_path / "x", timeout_s=600, should_stop=lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "spec"),
+    [
+        ({}, "float32"),
+        ({"aggregate": "shared-exponent"}, "shared-exponent"),
+        ({"aggregate": "fixed-scale"}, "fixed-scale:16777216.0"),
+        ({"aggregate": "fixed-scale", "aggregate_scale": "1e6"}, "fixed-scale:1000000.0"),
+    ],
+)
+def test_the_aggregator_is_named_with_its_scale(flags: dict[str, str], spec: str) -> None:
+    """Goal: what is asked for on the command line is what all members are told."""
+    config = resolve(flags=flags, environ={}).config
+    found = connection_of(config, job=1, node="tcp://127.0.0.1:1", chunk_bytes=16384)
+    assert found.aggregate == spec
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"aggregate": "int32"}, "'int32' is not known here; there are float32, shared-exponent"),
+        ({"aggregate_scale": "2"}, "float32 has no scale; give --aggregate fixed-scale too"),
+        ({"aggregate": "shared-exponent", "aggregate_scale": "2"}, "leave --aggregate-scale out"),
+    ],
+)
+def test_an_aggregator_that_cannot_be_had_is_refused(flags: dict[str, str], said: str) -> None:
+    """Goal: before anything is started, with what would work."""
+    with pytest.raises(ConfigError, match=said):
+        chosen_aggregate(resolve(flags=flags, environ={}).config)
