@@ -56,13 +56,17 @@ class Aggregator(ABC):
     def encoded_bytes(self, elems: int) -> int:
         """The most bytes that a chunk of so many elements takes encoded."""
 
-    def combined_bytes(self, sizes: Sequence[int]) -> int:
+    def sum_bytes(self, elems: int) -> int:
+        """The most bytes that several of such chunks take combined."""
+        return self.encoded_bytes(elems)
+
+    def combined_bytes(self, parts: Sequence[Encoded]) -> int:
         """The most bytes that these take combined."""
-        return max(sizes)
+        return max(len(part) for part in parts)
 
     def slot_bytes(self, elems: int) -> int:
         """State of one copy of a slot that adds as contributions arrive: for resource reports."""
-        return self.encoded_bytes(elems)
+        return self.sum_bytes(elems)
 
     def fits(self, elems: int, nbytes: int) -> bool:
         """Whether a contribution, or several combined, to such a chunk may have this size."""
@@ -109,7 +113,7 @@ class Aggregator(ABC):
     def decode_all(self, parts: Sequence[Encoded], out: F32Array) -> None:
         """The same for contributions that met in no slot: combined in rank order, then decoded."""
         if len(parts) > 1:
-            together = memoryview(bytearray(self.combined_bytes([len(part) for part in parts])))
+            together = memoryview(bytearray(self.combined_bytes(parts)))
             self.decode(together[: self.combine(parts, together)], out)
         else:
             self.decode(parts[0], out)

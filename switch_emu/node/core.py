@@ -277,6 +277,7 @@ class NodeCore(NodeGathering):
             "step_now": self._step,
             "attempt_now": self._attempt,
             "spilled_count": self.held.spilled_count,
+            "overflow_count": self.overflow_count,
             "sum_bytes_now": self.held.bytes_used,
             "sum_bytes_limit": self._limits.sum_bytes_max,
             "updates_now": len(self._updates),

@@ -283,9 +283,8 @@ def _tiered(
 
 def _held_bytes(aggregator: Aggregator, chunk: Chunk) -> int:
     """The most that one payload of a chunk's gradient takes while it waits."""
-    encoded_bytes = aggregator.encoded_bytes(chunk.elems)
-    together = aggregator.combined_bytes([encoded_bytes] * aggregator.world_size)
-    return max(chunk.sum_bytes, encoded_bytes, together)
+    elems = chunk.elems
+    return max(chunk.sum_bytes, aggregator.encoded_bytes(elems), aggregator.sum_bytes(elems))
 
 
 def _places_bytes(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
@@ -356,6 +355,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         "resident_bytes": plan.resident_bytes,
         "chunk_bytes": spec.chunk_bytes,
         "spilled_count": shell.core.held.spilled_count,
+        "overflow_count": shell.core.overflow_count,
         "links": link_rows(
             shell.transport, "node" if spec.has_switch else "worker", shell.link_name
         ),

@@ -43,7 +43,7 @@ def combine(action: Sum, buffers: Buffers, aggregator: Aggregator) -> Payload:
     if any(dtype != ENCODED for dtype in action.dtypes):
         raise ValueError(f"chunk {action.key[2]}: {action.dtypes} cannot be added to each other")
     parts = [payload.view() for payload in action.payloads if isinstance(payload, Payload)]
-    memory, payload = buffers.take(aggregator.combined_bytes([part.nbytes for part in parts]))
+    memory, payload = buffers.take(aggregator.combined_bytes(parts))
     used = aggregator.combine(parts, memory)
     return payload if used == memory.nbytes else Payload(memory[:used], payload.drop)
 

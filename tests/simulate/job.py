@@ -130,7 +130,7 @@ def sum_of(aggregator: Aggregator, grads: list[Any]) -> Any:
         aggregator.fold([aggregator.measure(g) for g in grads]) if aggregator.asks_first else b""
     )
     parts = [encoded(aggregator, each, agreed) for each in grads]
-    together = memoryview(bytearray(aggregator.combined_bytes([len(part) for part in parts])))
+    together = memoryview(bytearray(aggregator.combined_bytes(parts)))
     together = together[: aggregator.combine(parts, together)]
     if aggregator.overflowed([together]):
         return plain

@@ -72,7 +72,7 @@ class Switch:
             return
         if ENCODED in action.dtypes:
             parts = [memoryview(v).cast("B") for v in values]
-            total = np.empty(self.core.aggregator.combined_bytes([len(p) for p in parts]), np.uint8)
+            total = np.empty(self.core.aggregator.combined_bytes(parts), np.uint8)
             total = total[: self.core.aggregator.combine(parts, total.data)]
         else:
             total = np.empty_like(values[0])

@@ -43,7 +43,7 @@ def encode(kind: Aggregator, values: F32Array, agreed: bytes = b"") -> memoryvie
 
 
 def combine(kind: Aggregator, parts: Sequence[memoryview]) -> memoryview:
-    out = memoryview(bytearray(kind.combined_bytes([part.nbytes for part in parts])))
+    out = memoryview(bytearray(kind.combined_bytes(parts)))
     return out[: kind.combine(parts, out)]
 
 
