@@ -91,6 +91,8 @@ class Job:
     """Every rank keeps something beside each version."""
     slot_count: int | None = None
     """Protocol fidelity with so many slots; None: functional."""
+    any_order: bool = False
+    """Ranks push their units in different orders."""
     aggregate: str = "float32"
     """Name of the aggregator."""
     prepare_ns: int = 0

@@ -57,6 +57,17 @@ def test_no_slots_at_all(seed: int, spec: str) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("spec", SPECS)
+def test_ranks_push_in_different_orders(seed: int, spec: str) -> None:
+    """I5. Goal: ranks that wait for each other's statements do not wait for ever, though what each
+    may have under way is one chunk."""
+    limits = SwitchLimits(push_window_bytes=1)
+    update = "streaming" if seed % 2 else "at_step"
+    job = Job(make_layout(), switch_limits=limits, update=update, any_order=True)
+    Cluster(seed, with_spec(job, spec), ROUGH).run()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("spec", SPECS)
 def test_protocol_slots(seed: int, spec: str) -> None:
     """I3. Goal: the fixed slots of a programmable switch hold encoded chunks, and the sums are the
     same. Method: enough slots that some chunks find one, so few that some do not."""

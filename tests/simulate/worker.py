@@ -200,7 +200,8 @@ class Worker:
             if is_streaming and not self._job.begins_early:
                 self._do(self.core.begin(self._world.now_ns, step, "h", self._job.hyper))
             pushes: list[int] = []
-            for unit in reversed(units):
+            is_turned = self._job.any_order and self._rank % 2 == 1
+            for unit in units if is_turned else reversed(units):
                 handle = self._pull(step, use, unit)
                 yield handle
                 weights = self._filled.pop(handle)

@@ -127,3 +127,18 @@ def test_what_can_never_fit_is_refused() -> None:
     cells = Cells(Memory(512).reserve, Waits().wait_until, limit_bytes=4096)
     with pytest.raises(CreditExceeded):
         cells.take(1024)
+
+
+def test_patience_ends_where_ranks_wait_for_each_other() -> None:
+    """I5. Goal: where what is under way waits for other ranks, a rank that nothing moves for may
+    write more; one that has no such reason waits for ever."""
+    waits = Waits()
+    cells = Cells(Memory().reserve, waits.wait_until, limit_bytes=2 * 256, patience_s=0.0)
+    taken = [cells.take(256) for _ in range(4)]
+    assert waits.count == 1  # the limit was doubled
+    assert len({id(cell) for cell in taken}) == 4
+    without = Cells(Memory().reserve, Waits().wait_until, limit_bytes=2 * 256)
+    for _ in range(2):
+        without.take(256)
+    with pytest.raises(AssertionError, match="room for 256 bytes"):
+        without.take(256)

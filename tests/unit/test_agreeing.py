@@ -1,0 +1,135 @@
+"""A switch between children and a parent that agree on a chunk, with messages made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from luwu.base.limits import PROTOCOL_VERSION
+from luwu.wire.actions import PARENT, Send
+from luwu.wire.description import Description
+from luwu.wire.kinds import Role
+from luwu.wire.messages import (
+    Agreed,
+    Cancel,
+    Confirm,
+    Confirmed,
+    Decided,
+    Hello,
+    Message,
+    Propose,
+    Refuse,
+    Welcome,
+)
+from switch_emu.switch.core import SwitchCore
+from tests.simulate.job import make_layout
+
+STAMP: dict[str, Any] = {"job": 1, "epoch": 0, "step": 0, "attempt": 0, "generation": 0}
+CHILDREN = {"left": 0b0011, "right": 0b0100}
+"""Another switch, which speaks for two ranks, and a worker."""
+PLACE = {"part": 0, "chunk": 2}
+
+
+def hello(name: str, aggregate: str) -> tuple[Hello, bytes]:
+    described = Description(layout=make_layout(), optimizer="test").aggregated_by(aggregate)
+    message = Hello(
+        **child(name), protocol=PROTOCOL_VERSION, world_size=3, contributors=CHILDREN[name],
+        description_hash=described.hash,
+    )  # fmt: skip
+    return message, described.to_bytes()
+
+
+def child(name: str) -> dict[str, Any]:
+    return {**STAMP, "role": Role.WORKER, "rank": 0, "incarnation": 7}
+
+
+def parent() -> dict[str, Any]:
+    return {**STAMP, "role": Role.NODE, "rank": 0, "incarnation": 9}
+
+
+def said(actions: list[Any], kind: type[Message]) -> list[tuple[tuple[str, ...], Any, Any]]:
+    """Messages of a kind: to whom, what, with which payload."""
+    sends = [each for each in actions if isinstance(each, Send)]
+    return [
+        (each.peers, each.message, each.payload) for each in sends if type(each.message) is kind
+    ]
+
+
+def joined(aggregate: str) -> SwitchCore:
+    core = SwitchCore(job=1, incarnation=1, children=list(CHILDREN.values()))
+    for name in CHILDREN:
+        core.received(0, name, *hello(name, aggregate))
+    core.received(0, PARENT, Welcome(**parent(), loaded=True, push_window_bytes=2**20))
+    assert core.is_joined
+    return core
+
+
+def propose(core: SwitchCore, name: str, statement: bytes) -> list[Any]:
+    message = Propose(**child(name), **PLACE, contributors=CHILDREN[name])
+    return core.received(1, name, message, statement)
+
+
+def test_statements_are_folded_and_the_answer_goes_to_all() -> None:
+    """Goal: one Propose goes up when all children have said theirs, the largest of each block;
+    what the parent answers is handed to all, and again to whoever asks again."""
+    core = joined("shared-exponent")
+    assert not said(propose(core, "right", bytes([3, 200])), Propose)
+    assert not said(propose(core, "right", bytes([3, 200])), Propose)  # a repetition is not a child
+    ((peers, message, folded),) = said(propose(core, "left", bytes([9, 100])), Propose)
+    assert (peers, message.contributors, message.chunk) == ((PARENT,), 0b111, 2)
+    assert folded == bytes([9, 200])
+    answer = Agreed(**parent(), **PLACE)
+    ((peers, _, agreed),) = said(core.received(2, PARENT, answer, bytes([9, 210])), Agreed)
+    assert (set(peers), agreed) == ({"left", "right"}, bytes([9, 210]))
+    ((peers, _, agreed),) = said(propose(core, "left", bytes([9, 100])), Agreed)
+    assert (peers, agreed) == (("left",), bytes([9, 210]))
+
+
+def test_a_child_without_a_gradient_leaves_the_others_alone() -> None:
+    """Goal: empty statements count as said, and are no zeros; if all are empty, so is the fold."""
+    core = joined("shared-exponent")
+    propose(core, "left", b"")
+    ((_, _, folded),) = said(propose(core, "right", bytes([5, 6])), Propose)
+    assert folded == bytes([5, 6])
+    core = joined("shared-exponent")
+    propose(core, "left", b"")
+    ((_, _, folded),) = said(propose(core, "right", b""), Propose)
+    assert folded == b""
+
+
+def test_statements_that_do_not_fit_end_the_attempt() -> None:
+    """Goal: children that measure different chunks are not folded, and the reason is said."""
+    core = joined("shared-exponent")
+    propose(core, "left", bytes([1, 2]))
+    actions = propose(core, "right", bytes([1, 2, 3]))
+    assert not said(actions, Propose)
+    ((_, cancel, _),) = said(actions, Cancel)
+    assert "chunk 2" in cancel.text
+
+
+def test_the_parent_is_asked_once_whether_a_sum_fits() -> None:
+    """Goal: one Confirm goes up; the answer, asked for or not, goes to all, once, and again to
+    whoever asks again; once the step is decided, every sum of it was one."""
+    core = joined("fixed-scale")
+    confirm = Confirm(**child("left"), **PLACE)
+    assert len(said(core.received(1, "left", confirm), Confirm)) == 1
+    assert not said(core.received(1, "right", confirm), Confirm)
+    answer = Confirmed(**parent(), **PLACE, fits=False)
+    ((peers, message, _),) = said(core.received(2, PARENT, answer), Confirmed)
+    assert (set(peers), message.fits) == ({"left", "right"}, False)
+    assert not said(core.received(3, PARENT, answer), Confirmed)
+    ((peers, message, _),) = said(core.received(4, "right", confirm), Confirmed)
+    assert (peers, message.fits) == (("right",), False)
+    unasked = replace(answer, chunk=3, fits=True)
+    assert len(said(core.received(5, PARENT, unasked), Confirmed)) == 1
+    core.received(6, PARENT, Decided(**parent(), applied=True, grad_norm=1.0))
+    ((_, message, _),) = said(core.received(7, "left", confirm), Confirmed)
+    assert message.fits
+
+
+def test_a_switch_that_lacks_the_aggregator_says_so() -> None:
+    """Goal: a package that is not installed on the switch's host is named to the child."""
+    core = SwitchCore(job=1, incarnation=1, children=list(CHILDREN.values()))
+    ((peers, refusal, _),) = said(core.received(0, "left", *hello("left", "unheard-of")), Refuse)
+    assert peers == ("left",)
+    assert "the switch cannot add: aggregate: 'unheard-of'" in refusal.text
