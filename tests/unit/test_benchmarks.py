@@ -94,6 +94,15 @@ def test_link_runs(tmp_path: Path) -> None:
     assert document["claims"]["off_is_same_object"] is True
 
 
+def test_dilation_runs(tmp_path: Path) -> None:
+    """Goal: runs that are slowed down as a whole end with the weights of a plain run."""
+    document = run_smoke(tmp_path, "dilation")
+    assert [row["dilation"] for row in document["rows"]] == [2.0, 4.0]
+    for row in document["rows"]:
+        assert row["seconds_median"] > row["compute_seconds"] > 0
+    assert set(document["claims"]) == set(document["claims_meaning"])
+
+
 def test_offload_activations_runs(tmp_path: Path) -> None:
     """Goal: all arms have the same losses; one of them puts the inputs of blocks on disk."""
     directory = tmp_path / "scratch"
