@@ -19,6 +19,7 @@ from luwu.launch.comparison import arm_document
 from luwu.launch.console import Console
 from luwu.launch.estimate.job import Planned, plan_gpt
 from luwu.launch.floors import measure_floors
+from luwu.launch.hosts import plan_hosts
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import decide_sizes, state_directory
 from luwu.launch.supervisor import Supervisor, threads_per_worker
@@ -82,7 +83,8 @@ class TrainingRuns:
             if arm == COMPUTE_ONLY:
                 return Run(job=job, document=_compute_only(config, run, Console(log)))
             sizes = decide_sizes(config, None)
-            done = run_arm(arm, config, sizes, run, Console(log), lambda: False)
+            plan = plan_hosts(config)
+            done = run_arm(arm, config, sizes, run, Console(log), lambda: False, plan)
         return Run(job=job, document=arm_document(done, 1), node=done.node)
 
     def _config(self, job: Training, flags: Mapping[str, str]) -> RunConfig:

@@ -93,7 +93,10 @@ def _serve(
 
 
 def _spec(kind: Any, values: dict[str, Any]) -> Any:
-    """A specification from JSON; paths are texts there, links dicts. Raises ConfigError."""
+    """A specification from JSON; paths are texts there, links dicts, tuples lists.
+
+    Raises: ConfigError.
+    """
     hints = typing.get_type_hints(kind)
     for name in values:
         if name not in hints:
@@ -115,4 +118,6 @@ def _as_hinted(hint: Any, value: Any) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if LinkPair in kinds and isinstance(value, dict):
         return LinkPair.from_document(value)
+    if isinstance(value, list):  # JSON has no tuples
+        return tuple(value)
     return Path(value) if Path in kinds and isinstance(value, str) else value

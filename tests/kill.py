@@ -5,6 +5,7 @@
 
 switch, node   one run, killed COUNT times: it must go on by itself, each time, and end with the
                digest of a run that nobody disturbed
+switch-NAME    the same for `top`, `left` or `right` of a small tree of switches
 worker         COUNT runs, one kill each: the run must end within seconds with exit code 4 and say
                which worker was lost to which signal
 
@@ -30,8 +31,20 @@ from luwu.base.errors import LuwuError
 from luwu.testing.cluster import Cluster
 from tests.processes.jobs import SMALL, Outside, text_file
 
-ROLES = ("node", "switch", "worker")
+ROLES = ("node", "switch", "worker", "switch-top", "switch-left", "switch-right")
 WORKERS = 2
+TREE = """
+[top]
+parent = "node"
+[left]
+parent = "top"
+workers = "0-1"
+[right]
+parent = "top"
+workers = "2"
+"""
+"""Of `switch-top`, `switch-left` and `switch-right`."""
+TREE_WORKERS = 3
 STEPS_BETWEEN = 8
 """Steps in which each kill's moment is drawn."""
 COMPUTE_MS = 15.0
@@ -71,7 +84,7 @@ def draw_moments(seed: int, count: int) -> list[Moment]:
 
 def start(
     directory: Path, name: str, *, steps: int, restarts: int, outside: Outside,
-    transport: str = "auto",
+    transport: str = "auto", tree: Path | None = None,
 ) -> Cluster:  # fmt: skip
     """A run of the built-in job that takes its time."""
     script = [
@@ -79,9 +92,12 @@ def start(
         "--compute-ms", str(COMPUTE_MS), "--data", str(text_file(directory)), *SMALL,
     ]  # fmt: skip
     flags = [
-        "--workers", str(WORKERS), "--restarts", str(restarts), "--durability", "process",
+        "--workers", str(WORKERS if tree is None else TREE_WORKERS),
+        "--restarts", str(restarts), "--durability", "process",
         "--state", str(directory / f"{name}.state"), "--transport", transport,
     ]  # fmt: skip
+    if tree is not None:
+        flags += ["--tree", str(tree)]
     return Cluster.run(directory, *script, flags=flags, name=name, environ=outside.environ)
 
 
@@ -120,10 +136,20 @@ def kill_role(directory: Path, role: str, *, count: int, seed: int, transport: s
     """Kill the switch or the node in one run, `count` times; its verdict. Raises TakenBadly."""
     steps = (count + 1) * STEPS_BETWEEN
     digests = []
+    tree = None
+    if role.startswith("switch-"):
+        tree = directory / "tree.toml"
+        tree.write_text(TREE)
     for name, moments in (("quiet", []), ("killed", draw_moments(seed, count))):
         outside = Outside(directory / f"{name}.tmp")
         with start(
-            directory, name, steps=steps, restarts=count, outside=outside, transport=transport
+            directory,
+            name,
+            steps=steps,
+            restarts=count,
+            outside=outside,
+            transport=transport,
+            tree=tree,
         ) as cluster:
             pid = cluster.wait_for(role)
             for number, moment in enumerate(moments, start=1):

@@ -22,6 +22,7 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError
 from luwu.base.limits import (
     CHUNK_BYTES_STEP,
+    HOSTS_MAX,
     INT64_MAX,
     PAYLOAD_BYTES_MAX,
     STRIPES_MAX,
@@ -282,6 +283,13 @@ class RunConfig:
     slots: int | None = _key(
         None, whole(1), "N", SERVING,
         "slots of the switch in protocol fidelity, two copies each; up to 256 unless given",
+    )  # fmt: skip
+    tree: Path | None = _key(  # noqa: RUF009 - it makes a field
+        None, path, "FILE", SERVING, "TOML of switches, their parents and workers: docs/trees.md"
+    )
+    hosts: int | None = _key(
+        None, whole(1, HOSTS_MAX), "H", COMPARING,
+        "run the arms on so many hosts, made of network namespaces: docs/hosts.md",
     )  # fmt: skip
     state: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", SERVING,

@@ -43,6 +43,9 @@ NODE_COUNT_MAX: Final = 64
 STRIPES_MAX: Final = 8
 """Connections that one link may be spread over."""
 
+HOSTS_MAX: Final = 200
+"""Network namespaces of one run on one machine: each has a number in its address."""
+
 CHUNK_BYTES_STEP: Final = 16 * 1024
 """`--chunk` is a multiple of this: 4,096 float32 elements, one block of the norm."""
 

@@ -23,7 +23,7 @@ and header bytes of our messages, decimal: 100gbe is 12.5e9 bytes per second.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
@@ -239,6 +239,11 @@ class Links:
         for role in ROLES:
             yield role, "up", self.of(role).up
             yield role, "down", self.of(role).down
+
+
+def link_role(children: Sequence[int]) -> str:
+    """The role of the links below a switch, whose children are bitmaps of ranks."""
+    return "worker" if all(bits & (bits - 1) == 0 for bits in children) else "switch"
 
 
 def _gbit(rate: float, delay_us: float) -> LinkSpec:

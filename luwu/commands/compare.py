@@ -20,6 +20,7 @@ from luwu.commands.trace import check_record, check_trace, write_trace
 from luwu.launch.arm import run_arm, with_budget
 from luwu.launch.comparison import comparison
 from luwu.launch.console import Console
+from luwu.launch.hosts import plan_hosts
 from luwu.launch.network import links_of
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, decide_sizes, state_directory
@@ -58,6 +59,7 @@ def run(parsed: Parsed) -> int:
     console = Console(sys.stderr)
     if is_demo and "luwu" in config.arms and resolved.is_default("memory_budget"):
         config = with_budget(config, demo_budget_bytes(config))
+    plan = plan_hosts(config)
     sizes = decide_sizes(config, config.state)
     run_directory = RunDirectory.create(config.run_dir)
     write_resolved(run_directory, resolved, "compare")
@@ -74,7 +76,7 @@ def run(parsed: Parsed) -> int:
     with stop_requests() as should_stop:
         try:
             arms = [
-                run_arm(name, config, sizes, run_directory, console, should_stop)
+                run_arm(name, config, sizes, run_directory, console, should_stop, plan)
                 for name in config.arms
             ]
         except LuwuError as error:

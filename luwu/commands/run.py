@@ -42,7 +42,7 @@ SERVING_KEYS: Final = (
     "aggregate", "aggregate_scale",
     "chunk", "dilation", "disk_rate", "duplicate", "durability", "fidelity", "link", "loss",
     "memory_budget", "no_switch", "reorder", "reshard_after_forward", "restarts", "resume", "seed",
-    "slots", "state", "transport",
+    "slots", "state", "transport", "tree",
 )  # fmt: skip
 """Keys that belong to whoever started what --join names."""
 RECORD_CHUNKS: Final = 3

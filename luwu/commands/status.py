@@ -107,11 +107,12 @@ def progress(found: RunDirectory) -> dict[str, str] | None:
 def status_text(document: dict[str, Any]) -> str:
     """The same for people."""
     lines = [f"run     {document['run']}", f"state   {document['state']}"]
+    width = max([7, *(len(each["role"]) for each in document["processes"])])
     for each in document["processes"]:
         memory = "gone" if not each["alive"] else format_bytes(each["memory_bytes"] or 0)
         lines.append(
-            f"{each['role']:<7} {each['rank']:<3} pid {each['pid']:<8} since {each['started']}  "
-            f"{memory}"
+            f"{each['role']:<{width}} {each['rank']:<3} pid {each['pid']:<8} "
+            f"since {each['started']}  {memory}"
         )
     for name, counted in document["counters"].items():
         lines += _counters_lines(name, counted)

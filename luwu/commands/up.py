@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from luwu.base.clock import sleep
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
+from luwu.base.tree import one_switch
 from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record
+from luwu.commands.up_in_tree import NODE_FILE, join_parent, start_in_tree, switch_file
 from luwu.launch.console import Console
 from luwu.launch.roles import node_spec
 from luwu.launch.run_directory import RunDirectory
@@ -25,33 +28,40 @@ from luwu.launch.serving import (
     new_job,
     serve,
     state_directory,
+    stripes_of,
+    tree_of,
 )
 from luwu.launch.stopping import stop_requests
 from luwu.launch.supervisor import POLL_S, Supervisor
-from luwu.nic.connection import Connection, join, write_connection
+from luwu.nic.connection import Connection, write_connection
 
 VERB: Final = Verb(
     name="up",
-    usage="luwu up [--role switch|node] [flags]",
+    usage="luwu up [--role switch|node] [--name NAME] [flags]",
     text=(
         "Start a switch and an optimizer node, print how to join them, and serve one job.\n"
         "For separate hosts: luwu up --role node, then luwu up --role switch --join FILE|URL\n"
-        "(or both with one --run-dir). They may start in any order."
+        "(or both with one --run-dir). They may start in any order. In a tree of switches each\n"
+        "is told --tree FILE and its --name there, and joins its parent."
     ),
-    flags=(Flag(name="role", shape="switch|node", text="only this one"),),
+    flags=(
+        Flag(name="role", shape="switch|node", text="only this one"),
+        Flag(name="name", shape="NAME", text="which switch of --tree this is"),
+    ),
 )
-NODE_FILE: Final = "connect-node.json"
-"""Where the node is, for its switch; workers read connect.json, which the switch writes."""
 
 
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     resolved = resolve_parsed(VERB, parsed)
-    role = parsed.flags.get("role")
-    _check(resolved.config, role)
+    role, name = parsed.flags.get("role"), parsed.flags.get("name")
+    _check(resolved.config, role, name)
+    if name is not None:
+        _check_name(resolved, name)
     console = Console(sys.stderr)
     run_directory = RunDirectory.create(resolved.config.run_dir, is_shared=role is not None)
-    write_resolved(run_directory, resolved, "up", role)
+    who = role if name is None else f"{role}-{name}"
+    write_resolved(run_directory, resolved, "up", who)
     console.say(f"run     {run_directory.path}")
     with stop_requests() as should_stop:
         supervisor = Supervisor(
@@ -60,17 +70,22 @@ def run(parsed: Parsed) -> int:
             restarts_max=resolved.config.restarts,
             should_stop=should_stop,
             connect_timeout_s=resolved.config.connect_timeout,
-            records=f"processes-{role}.json" if role else "processes.json",
+            records=f"processes-{who}.json" if role else "processes.json",
         )
         written = [run_directory.connect_file]
+        if name is not None:
+            written = [run_directory.file(switch_file(name))]
         if role == "node":
             written = [run_directory.file(NODE_FILE), *written[: resolved.config.no_switch]]
         for path in written:
             path.unlink(missing_ok=True)  # an earlier one, of a process that was killed
         try:
             with supervisor:
-                connection = _start(supervisor, resolved, role, console, should_stop)
-                _say_how_to_join(console, run_directory, connection, role, resolved.config)
+                if name is None:
+                    connection = _start(supervisor, resolved, role, console, should_stop)
+                    _say_how_to_join(console, run_directory, connection, role, resolved.config)
+                else:
+                    start_in_tree(supervisor, resolved, name, console, should_stop)
                 while not supervisor.roles_done:
                     supervisor.poll()
                     sleep(POLL_S)
@@ -101,16 +116,18 @@ def _start(
         sizes = decide_sizes(config, state)
         return serve(supervisor, config, state=state, sizes=sizes, say=console.say)
     if role == "switch":
-        where = config.join or str(directory.file(NODE_FILE))
-        node = join(
-            where, timeout_s=config.connect_timeout, say=console.say, should_stop=should_stop
-        )
-        if not resolved.is_default("workers") and config.workers != node.world_size:
+        node = join_parent(resolved, directory.file(NODE_FILE), console, should_stop)
+        if node.tree:
             raise ConfigError(
-                f"workers: {config.workers} asked for, but the node at {node.node} serves "
-                f"{node.world_size}; leave --workers out"
+                "tree: the node was started with a tree of switches; give --tree the same file, "
+                "and say with --name which switch this is"
             )
-        connection = add_switch(supervisor, config, node, listen=config.bind or LOOPBACK)
+        tree = one_switch(node.world_size)
+        endpoint = add_switch(
+            supervisor, config, node, tree, tree.root, parent=node.node,
+            listen=config.bind or LOOPBACK,
+        )  # fmt: skip
+        connection = replace(node, switch=endpoint, stripes=stripes_of(config, node))
         write_connection(directory.connect_file, connection)
         return connection
     chosen_aggregate(config)  # before anything is started
@@ -118,6 +135,7 @@ def _start(
     for line in sizes.lines:
         console.say(line)
     job = config.job or new_job()
+    groups = () if config.tree is None else tree_of(config).groups
     spec = node_spec(
         config,
         directory,
@@ -128,6 +146,7 @@ def _start(
         arena_bytes=0,  # separate roles talk over tcp
         state=state,
         advertise=config.advertise,
+        groups=groups,
     )
     endpoint = supervisor.add_role("node", spec)
     connection = connection_of(config, job=job, node=endpoint, chunk_bytes=sizes.chunk_bytes)
@@ -150,19 +169,36 @@ def _say_how_to_join(
         console.say(f"switch  {connection.switch}")
     if role == "node" and not config.no_switch:
         console.say(f"file    {run_directory.file(NODE_FILE)} (mode 600)")
-        console.say(f"join    luwu up --role switch --join {run_directory.file(NODE_FILE)}")
-        console.say(f"or      luwu up --role switch --join '{connection.url()}'")
+        tree = ""
+        if config.tree is not None:
+            name = tree_of(config).root.name
+            tree = f"--tree {config.tree} --name {name} --workers {config.workers} "
+        console.say(f"join    luwu up --role switch {tree}--join {run_directory.file(NODE_FILE)}")
+        console.say(f"or      luwu up --role switch {tree}--join '{connection.url()}'")
         return
     console.say(f"file    {run_directory.connect_file} (mode 600)")
     console.say(f"join    luwu run --join {run_directory.connect_file} SCRIPT")
-    if connection.endpoint.startswith("tcp://"):
+    if connection.endpoint.startswith("tcp://") and not connection.leaves:
         console.say(f"or      luwu run --join '{connection.url()}' SCRIPT")
 
 
-def _check(config: RunConfig, role: str | None) -> None:
+def _check_name(resolved: Resolved, name: str) -> None:
+    """Before anything starts: the tree has this switch, and says how many workers there are."""
+    if resolved.is_default("workers"):
+        raise ConfigError("workers: the tree of --tree is checked with it; give --workers N")
+    tree_of(resolved.config).named(name)
+
+
+def _check(config: RunConfig, role: str | None, name: str | None) -> None:
     check_record(config.record)
     if role not in (None, "switch", "node"):
         raise ConfigError(f"--role: {role!r} is neither switch nor node")
+    if name is not None and (role != "switch" or config.tree is None):
+        raise ConfigError(
+            "name: it says which switch of a tree this is; give --role switch and --tree FILE too"
+        )
+    if role == "switch" and config.tree is not None and name is None:
+        raise ConfigError("tree: give --name NAME too: which of its switches this is")
     if role is not None and config.transport in ("ipc", "shm"):
         raise ConfigError("transport: separate roles talk over tcp; leave --transport out")
     if role == "switch" and config.job is not None:
@@ -181,6 +217,11 @@ def _check(config: RunConfig, role: str | None) -> None:
         )
     if role != "switch" and config.join is not None:
         raise ConfigError("join: only luwu up --role switch joins something; leave it out")
+    if role is None and config.bind is not None and config.tree is not None:
+        raise ConfigError(
+            "bind: a tree on one host has workers on this host; for workers elsewhere start its "
+            "switches one by one with --role switch --name NAME"
+        )
     if config.bind is not None and config.transport in ("ipc", "shm"):
         raise ConfigError(
             f"bind: with --transport {config.transport} the sockets are in a directory of our own"

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
 from luwu.base.json_file import read_json
+from luwu.base.tree import NODE
 from luwu.launch.children import DiskBytes
 from luwu.launch.console import Console
 from luwu.launch.estimate.outcome import busy_seconds
-from luwu.launch.network import dilated_compute_ms
+from luwu.launch.hosts import Hosts, Plan, link_documents, make_hosts
+from luwu.launch.network import dilated_compute_ms, host_link_rate
 from luwu.launch.overlap import updated_before_last_push_ratio
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, serve, state_directory
@@ -36,6 +39,10 @@ class ArmRun:
     kernel_disk: DiskBytes | None
     threads: int
     updated_before_last_push_ratio: float | None
+    switches: list[dict[str, Any]] = field(default_factory=list)
+    """What passed through each switch, the root first."""
+    host_links: list[dict[str, Any]] = field(default_factory=list)
+    """What each host's link carried (`hosts.link_documents`)."""
     busy_seconds: dict[str, float] | None = None
     """Of a step, by resource."""
     links: list[dict[str, Any]] | None = None
@@ -51,8 +58,9 @@ def run_arm(
     run: RunDirectory,
     console: Console,
     should_stop: Callable[[], bool],
+    plan: Plan | None = None,
 ) -> ArmRun:
-    """Train with one arm to the end. Raises what went wrong."""
+    """Train with one arm to the end, on hosts if there is a `plan`. Raises what went wrong."""
     prefix = "" if name == "luwu" else f"{name}-"
     alone = name == "single"
     supervisor = Supervisor(
@@ -64,13 +72,21 @@ def run_arm(
         prefix=prefix,
     )
     state = state_directory(config, run.file("state"))
-    with supervisor:
+    hosts: Hosts | None = None
+    with ExitStack() as stack:
+        if plan is not None and not alone:
+            log, run_id = run.log(f"{prefix}namespaces"), supervisor.run_id
+            namespaces = make_hosts(plan, host_link_rate(config), log=log, run_id=run_id)
+            hosts = supervisor.hosts = Hosts(plan, stack.enter_context(namespaces))
+        stack.enter_context(supervisor)
         connect = None
         if name == "luwu":
-            serve(supervisor, config, state=state, sizes=sizes, say=console.say)
+            serve(supervisor, config, state=state, sizes=sizes, say=console.say, hosts=hosts)
             connect = str(run.connect_file)
         # Every arm's workers have the same cores.
         threads = threads_alone(config.workers) if alone else threads_per_worker(config.workers)
+        if hosts is not None:
+            hosts.start_counting()
         supervisor.train(
             [*SCRIPT, *script_arguments(name, config, run.result(f"{name}.json"))],
             workers=config.workers,
@@ -81,25 +97,33 @@ def run_arm(
         )
         supervisor.wait()
         console.end_live()
+        workers = [_result(run, name, rank) for rank in range(1 if alone else config.workers)]
+        steps_count = len(workers[0]["step_seconds"])
+        switches = _switch_summaries(run) if name == "luwu" else []
+        node = _summary(run, "node") if name == "luwu" else None
+        links = []
+        if hosts is not None:
+            links = link_documents(
+                hosts, host_link_rate(config), steps_count=steps_count, switches=switches,
+                workers=workers,
+            )  # fmt: skip
     if config.state is None and state is not None:
         shutil.rmtree(state, ignore_errors=True)
-    workers = [_result(run, name, rank) for rank in range(1 if alone else config.workers)]
-    steps_count = len(workers[0]["step_seconds"])
     return ArmRun(
         name=name,
         workers=workers,
-        node=_summary(run, "node") if name == "luwu" else None,
-        pool=_summary(run, "node" if config.no_switch else "switch")["pool"]
-        if name == "luwu"
-        else None,
+        node=node,
+        pool=_pool(node, switches),
         memory_peaks=supervisor.memory_peaks,
         kernel_disk=supervisor.kernel_disk_bytes("node"),
         threads=threads,
         updated_before_last_push_ratio=(
             updated_before_last_push_ratio(run.path / "events") if name == "luwu" else None
         ),
+        switches=switches,
+        host_links=links,
         busy_seconds=busy_seconds(run.path / "events", steps_count) if name == "luwu" else None,
-        links=_links(run) if name == "luwu" else None,
+        links=None if node is None else _links(node, switches),
     )
 
 
@@ -159,10 +183,22 @@ def _result(run: RunDirectory, name: str, rank: int) -> dict[str, Any]:
     return found
 
 
-def _links(run: RunDirectory) -> list[dict[str, Any]]:
-    """What the machines say of their links."""
-    said = [read_json(run.result(name)) or {} for name in ("switch.json", "node.json")]
-    return [row for summary in said for row in summary.get("links", [])]
+def _links(node: dict[str, Any], switches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the machines say of their emulated links."""
+    return [row for summary in (*switches, node) for row in summary.get("links", [])]
+
+
+def _pool(node: dict[str, Any] | None, switches: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Slots of the switch below the node, or of the node's own."""
+    if node is None:
+        return None
+    pool: dict[str, Any] | None = (switches[0] if switches else node)["pool"]
+    return pool
+
+
+def _switch_summaries(run: RunDirectory) -> list[dict[str, Any]]:
+    found = [read_json(path) for path in sorted(run.path.glob("results/switch*.json"))]
+    return sorted((each for each in found if each), key=lambda each: each["parent"] != NODE)
 
 
 def _summary(run: RunDirectory, role: str) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
 from luwu.launch.arm import ArmRun
 from luwu.launch.estimate.outcome import outcome
+from luwu.launch.hosts import links_bound
+from luwu.launch.network import host_link_rate
 
 SCHEMA: Final = 1
 MODEL: Final = "gpt"
@@ -61,6 +63,8 @@ def comparison(
         "model": MODEL,
         "parameters": first["parameters_count"],
         "workers": config.workers,
+        "hosts": config.hosts,
+        "link_rate_bytes_per_s": host_link_rate(config),
         "steps": first["steps"],
         "tokens_per_step": tokens_per_step,
         "seed": first["seed"],
@@ -106,6 +110,9 @@ def arm_document(
         "chunk_bytes": node.get("chunk_bytes"),
         "disk_space_bytes": node.get("disk_space_bytes"),
         "network_bytes": _network_bytes(workers, node) if node else None,
+        "switches": arm.switches,
+        "host_links": arm.host_links,
+        "host_links_bound_step_seconds": links_bound(arm.host_links),
         "disk_bytes": node.get("disk_bytes"),
         "spill_bytes": node.get("spill_bytes"),
         "switch": arm.pool,

@@ -41,12 +41,17 @@ def role_failure(
     return error
 
 
-def worker_failure(run: RunDirectory, prefix: str, code: int) -> LuwuError:
-    """The workers ended with `code`: why, as far as they or torchrun said."""
+def worker_failure(
+    run: RunDirectory, prefix: str, code: int, guard: str | None = None
+) -> LuwuError:
+    """The workers ended with `code`: why, as far as they or torchrun said.
+
+    `guard`: the name of the process whose log has what torchrun said.
+    """
     found = [read_json(path) for path in run.path.glob(f"errors/{prefix}worker-*.json")]
     records = sorted((each for each in found if each), key=lambda each: each["unix_ns"])
     if not records:
-        return WorkerFailed(_unexplained(run, prefix, code))
+        return WorkerFailed(_unexplained(run, prefix, code, guard or f"{prefix}torchrun"))
     first, *others = records
     process = f"{prefix}worker-{first['rank']}"
     log = run.log(process)
@@ -77,9 +82,9 @@ def lost_worker(run: RunDirectory, rank: int, code: int, where: str) -> LuwuErro
     return WorkerFailed("\n".join(lines))
 
 
-def _unexplained(run: RunDirectory, prefix: str, code: int) -> str:
+def _unexplained(run: RunDirectory, prefix: str, code: int, guard: str) -> str:
     """No worker could say what happened: torchrun saw how they ended."""
-    log = run.log(f"{prefix}torchrun")
+    log = run.log(guard)
     ended = [
         (int(rank), int(pid), int(exit_code))
         for exit_code, rank, pid in _TORCHRUN_ENDED.findall(_whole(log))

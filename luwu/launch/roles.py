@@ -6,14 +6,15 @@
     roles/node.ended.json    written by it    its exit code, if it serves several jobs (service.py)
 
 `python -m switch_emu node --config roles/node.json` reads the first. A role that died is started
-again with the same state and the endpoint it had, so nobody has to be told of the change.
+again with the same state and the endpoint it had, so nobody has to be told of the change. The
+switches of a tree are called `switch-NAME`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConnectionFailed
 from luwu.base.json_file import read_json, write_json
+from luwu.base.links import link_role
+from luwu.base.tree import SWITCH, Place, Tree
 from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, DiskBytes
 from luwu.launch.console import tail
@@ -36,14 +39,16 @@ class RoleProcess:
 
     def __init__(
         self, run: RunDirectory, role: str, spec: Mapping[str, Any], *, run_id: str,
-        private_directory: Path | None = None,
+        private_directory: Path | None = None, enter: Sequence[str] = (),
     ) -> None:  # fmt: skip
+        """`enter`: the start of its command line, where it runs on a host of its own."""
         self.role = role
         self.starts_count = 0
         self.endpoint: str | None = None
         """Where it listens, once it has said so."""
         self._run = run
         self._run_id = run_id
+        self._enter = tuple(enter)
         self._spec = dict(spec)
         self._private_directory = private_directory
         self._disk_before = DiskBytes()
@@ -54,7 +59,7 @@ class RoleProcess:
         if self.child is not None:
             self._disk_before = self.disk
             self._spec["listen"] = self.endpoint or self._spec["listen"]
-            if self.role == "node":
+            if kind_of(self.role) == "node":
                 self._spec["resume"] = True
         self._ready_file.unlink(missing_ok=True)
         self._run.error(self.role).unlink(missing_ok=True)
@@ -62,7 +67,8 @@ class RoleProcess:
         environ = role_environ(self.role, self._run_id)
         if self.starts_count:
             environ.pop("LUWU_FAILPOINTS", None)  # a place that failed once would fail for ever
-        command = [sys.executable, "-m", "switch_emu", self.role, "--config", str(config)]
+        module = [sys.executable, "-m", "switch_emu", kind_of(self.role)]
+        command = [*self._enter, *module, "--config", str(config)]
         self.child = Child(
             self.role, [*command, "--until-eof"], log=self._run.log(self.role), environ=environ
         )
@@ -83,7 +89,7 @@ class RoleProcess:
     @property
     def is_restartable(self) -> bool:
         """Whether its state outlives it; a switch has none to lose."""
-        return self.role != "node" or self._spec["state"] is not None
+        return kind_of(self.role) != "node" or self._spec["state"] is not None
 
     @property
     def disk(self) -> DiskBytes:
@@ -95,6 +101,11 @@ class RoleProcess:
     @property
     def _ready_file(self) -> Path:
         return ready_file(self._run, self.role)
+
+
+def kind_of(process: str) -> str:
+    """`switch` of `switch-host-a`: a machine of the network has its kind before its name."""
+    return process.partition("-")[0]
 
 
 def write_role(
@@ -127,7 +138,7 @@ def ended_file(run: RunDirectory, role: str) -> Path:
 def role_environ(role: str, run_id: str) -> dict[str, str]:
     """The environment of a switch or node process."""
     environ = {**os.environ, "LUWU_RUN_ID": run_id, "PYTHONUNBUFFERED": "1"}
-    if role == "switch":
+    if kind_of(role) == "switch":
         environ.setdefault("GLIBC_TUNABLES", SWITCH_TUNABLES)
     return environ
 
@@ -154,6 +165,7 @@ def wait_until_listens(
 def node_spec(
     config: RunConfig, run: RunDirectory, *, job: int, listen: str, memory_budget_bytes: int,
     chunk_bytes: int, state: Path | None, arena_bytes: int = 0, advertise: str | None = None,
+    groups: Sequence[int] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `NodeSpec`, as JSON takes them."""
     return {
@@ -176,41 +188,58 @@ def node_spec(
         "stripes": config.stripes,
         "fidelity": switch_fidelity(config),
         "slots": config.slots,
+        "groups": list(groups),
         "grace_s": config.grace,
         "disk_bytes_per_s": dilated_disk_rate(config),
         **link_fields(config, node_link(config), "node"),
     }
 
 
+def record_of(config: RunConfig, place: Place) -> str | None:
+    """Where a switch writes what it hears and says; in a tree each has a file of its own."""
+    file = config.record
+    if file is None:
+        return None
+    if place.process != SWITCH:
+        file = file.with_name(f"{file.stem}-{place.name}{file.suffix}")
+    return str(file.absolute())
+
+
 def switch_spec(
-    config: RunConfig, run: RunDirectory, *, job: int, world_size: int, listen: str, parent: str,
-    chunk_bytes: int, arena_bytes: int = 0, stripes: int = 1, advertise: str | None = None,
+    config: RunConfig, run: RunDirectory, *, job: int, tree: Tree, place: Place, listen: str,
+    parent: str, chunk_bytes: int, arena_bytes: int = 0, stripes: int = 1,
+    advertise: str | None = None, workers_at: str | None = None,
     retry_first_ms: int = 0, retry_most_ms: int = 0, retry_ps_per_byte: int = 0,
     slot_bytes: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `SwitchSpec`, as JSON takes them; `slot_bytes`: memory of slots, at least."""
-    slot_bytes_max = max(256 * MIB, 4 * world_size * chunk_bytes, slot_bytes)
+    children = tree.children(place)
+    slot_bytes_max = max(256 * MIB, 4 * len(children) * chunk_bytes, slot_bytes)
     return {
         "job": job,
-        "world_size": world_size,
+        "name": place.name,
+        "above": tree.parent_process(place),
+        "children": list(children),
+        "rank": tree.index(place),
         "listen": listen,
+        "workers_at": workers_at,
         "advertise": advertise,
         "parent": parent,
         "insecure": config.insecure,
         "slot_bytes_max": slot_bytes_max,
         "copies_bytes_max": max(256 * MIB, 4 * chunk_bytes),
-        "events": str(run.events("switch")),
-        "counters": str(run.counters("switch")),
-        "record": None if config.record is None else str(config.record.absolute()),
+        "events": str(run.events(place.process)),
+        "counters": str(run.counters(place.process)),
+        "record": record_of(config, place),
+        "summary": str(run.result(f"{place.process}.json")),
         "arena_bytes": arena_bytes,
         "stripes": stripes,
         "fidelity": switch_fidelity(config),
         "slots": config.slots,
         "chunk_bytes": chunk_bytes,
         "grace_s": config.grace,
-        "summary": str(run.result("switch.json")),
         "retry_first_ms": retry_first_ms,
         "retry_most_ms": retry_most_ms,
         "retry_ps_per_byte": retry_ps_per_byte,
-        **link_fields(config, links_of(config).worker, "switch"),
+        **link_fields(config, links_of(config).of(link_role(children)), place.process),
     }

@@ -6,12 +6,12 @@
       processes.json    the processes alive now; rewritten whole at each change
       outcome.json      how it ended: exit code and reason
       trace.json        the timeline, where luwu trace was asked for it
-      logs/             node.log, switch.log, worker-0.log, torchrun.log
+      logs/             node.log, switch.log, worker-0.log, torchrun.log; switch-NAME.log in a tree
       events/           node.jsonl, switch.jsonl, worker-0.jsonl
       counters/         node.json, switch.json: messages, bytes and what is held, every second
       errors/           worker-1.json: the traceback of what failed
       roles/            what the processes of the switch and the node were started with
-      results/          what workers and node measured
+      results/          what workers, switches and node measured
 
 Every JSON file is written beside its place and renamed: a reader sees the old one or the new one.
 """
@@ -40,7 +40,7 @@ class ProcessEntry:
     """A process of the run, alive."""
 
     role: str
-    """`worker`, `switch` or `node`."""
+    """`worker`, `switch` (in a tree `switch-NAME`) or `node`."""
     rank: int
     pid: int
     started: str

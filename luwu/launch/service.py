@@ -30,13 +30,14 @@ from luwu.launch.console import tail
 from luwu.launch.failures import role_failure
 from luwu.launch.roles import (
     ended_file,
+    kind_of,
     ready_file,
     role_environ,
     wait_until_listens,
     write_role,
 )
 from luwu.launch.run_directory import ProcessEntry, RunDirectory
-from luwu.launch.serving import decide_sizes, serve
+from luwu.launch.serving import decide_sizes, serve, tree_of
 from luwu.launch.supervisor import STOP_PATIENCE_S
 from luwu.nic.connection import Connection
 from luwu.transport.interface import PeerFailed, PeerUp
@@ -81,8 +82,9 @@ class Service(Closing):
         job = ServiceJob(self, run)
         self.jobs.append(job)
         try:
-            for role in ("node",) if config.no_switch else ("node", "switch"):
-                self._start(role)  # both load at the same time
+            switches = () if config.no_switch else tree_of(config)
+            for role in ("node", *(place.process for place in switches)):
+                self._start(role)  # all load at the same time
             sizes = decide_sizes(config, state)
             job.connection = serve(job, config, state=state, sizes=sizes, say=lambda text: None)
             probe(job.connection, timeout_s=self.timeout_s, look=job.look)
@@ -117,7 +119,15 @@ class Service(Closing):
             return
         self._children[role] = Child(
             role,
-            [sys.executable, "-m", "switch_emu", role, "--jobs", "--slots", str(self._slot_count)],
+            [
+                sys.executable,
+                "-m",
+                "switch_emu",
+                kind_of(role),
+                "--jobs",
+                "--slots",
+                str(self._slot_count),
+            ],
             log=self.log(role),
             environ=role_environ(role, self._run_id),
         )
@@ -230,13 +240,20 @@ class ServiceJob(Closing):
 def probe(
     connection: Connection, *, timeout_s: float, look: Callable[[], None] = lambda: None
 ) -> None:
-    """Return when the endpoint that workers dial has answered. Raises ConnectionFailed."""
+    """Return when every endpoint that workers dial has answered. Raises ConnectionFailed."""
+    for endpoint in {leaf.endpoint for leaf in connection.leaves} or {connection.endpoint}:
+        _probe(connection, endpoint, timeout_s, look)
+
+
+def _probe(
+    connection: Connection, endpoint: str, timeout_s: float, look: Callable[[], None]
+) -> None:
     end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
     trouble = ""
     with open_transport(
-        connection.endpoint, arena_bytes=connection.arena_bytes, stripes=connection.stripes
+        endpoint, arena_bytes=connection.arena_bytes, stripes=connection.stripes_of(endpoint)
     ) as transport:
-        transport.dial(PARENT, connection.endpoint)
+        transport.dial(PARENT, endpoint)
         while SYSTEM_CLOCK.now_ns() < end_ns:
             look()
             item = transport.receive(100_000_000)
@@ -247,6 +264,6 @@ def probe(
                 if item.final:
                     break
     raise ConnectionFailed(
-        f"{connection.endpoint} did not answer within {timeout_s:.0f} s{trouble}; is luwu up still "
+        f"{endpoint} did not answer within {timeout_s:.0f} s{trouble}; is luwu up still "
         "running there?"
     )

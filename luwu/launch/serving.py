@@ -13,11 +13,23 @@ from luwu.aggregate.fixed_scale import FixedScale
 from luwu.base.config import RunConfig, exact_size
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
+from luwu.base.tree import (
+    NODE,
+    SWITCH,
+    Place,
+    Tree,
+    groups_text,
+    one_switch,
+    ranges_text,
+    read_tree,
+)
+from luwu.launch.hosts import Hosts
+from luwu.launch.namespaces import CENTRE
 from luwu.launch.network import links_of, node_link, retry_fields, switch_fidelity
 from luwu.launch.roles import node_spec, switch_spec
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.sockets import private_directory
-from luwu.nic.connection import Connection, write_connection
+from luwu.nic.connection import Connection, Leaf, write_connection
 from luwu.transport import check_arena
 from switch_emu.node.plan import default_chunk_bytes
 from switch_emu.switch.capacity import planned_slots, slot_memory
@@ -99,8 +111,12 @@ def serve(
     state: Path | None,
     sizes: Sizes,
     say: Callable[[str], None],
+    hosts: Hosts | None = None,
 ) -> Connection:
-    """Start node and switch on this host and write `connect.json`. Raises their errors."""
+    """Start node and switches here, or on hosts of this machine, and write `connect.json`.
+
+    Raises: their errors.
+    """
     run = supervisor.run
     for line in sizes.lines:
         say(line)
@@ -112,18 +128,16 @@ def serve(
             f"stripes: {config.stripes} connections asked for, but shared memory has nothing to "
             "spread over them; give --transport tcp too, or leave --stripes out"
         )
+    tree = tree_of(config) if hosts is None else hosts.plan.tree
+    if hosts is not None:
+        transport, config = "tcp", replace(config, insecure=True)  # nobody else is in there
+    endpoints = _Endpoints(config, transport, tree, supervisor, hosts)
     arena_bytes = 0
-    if transport == "tcp":
-        at_node, at_switch = LOOPBACK, config.bind or LOOPBACK
-        if config.no_switch:
-            at_node = at_switch
-    else:
-        directory = supervisor.private_directory = private_directory()
-        at_switch, at_node = f"{transport}://{directory}/switch", f"{transport}://{directory}/node"
-    if transport == "shm":
-        arena_bytes = decide_arena_bytes(config.workers, sizes.chunk_bytes)
+    if endpoints.are_shared:
+        arenas_count = config.workers + len(tree) - 1
+        arena_bytes = decide_arena_bytes(arenas_count, sizes.chunk_bytes)
         say(
-            f"gradient arenas: {config.workers} x {format_bytes(arena_bytes)} of shared memory, "
+            f"gradient arenas: {arenas_count} x {format_bytes(arena_bytes)} of shared memory, "
             "taken as it is used (--transport ipc shares none)"
         )
     node = supervisor.add_role(
@@ -132,51 +146,150 @@ def serve(
             config,
             run,
             job=job,
-            listen=at_node,
+            listen=endpoints.of_node,
             memory_budget_bytes=sizes.memory_budget_bytes,
             chunk_bytes=sizes.chunk_bytes,
-            arena_bytes=arena_bytes,
+            arena_bytes=arena_bytes if transport == "shm" else 0,
             state=state,
             advertise=config.advertise if config.no_switch else None,
+            groups=tree.groups if len(tree) > 1 else (),
         ),
     )
     connection = connection_of(
         config, job=job, node=node, chunk_bytes=sizes.chunk_bytes, arena_bytes=arena_bytes
     )
     if not config.no_switch:
-        connection = add_switch(supervisor, config, connection, listen=at_switch)
+        connection = _add_switches(supervisor, config, connection, endpoints)
     write_connection(run.connect_file, connection)
     return connection
 
 
-def add_switch(
-    supervisor: Starter, config: RunConfig, connection: Connection, *, listen: str
+class _Endpoints:
+    """Where the roles of a job on this host listen."""
+
+    def __init__(
+        self, config: RunConfig, transport: str, tree: Tree, supervisor: Starter,
+        hosts: Hosts | None,
+    ) -> None:  # fmt: skip
+        self.tree, self._transport, self._hosts = tree, transport, hosts
+        self.are_shared = transport == "shm"
+        self._bind = config.bind or LOOPBACK
+        self._directory: Path | None = None
+        if len(tree) > 1 and not self.are_shared and can_share():
+            self.are_shared = True  # between a leaf and its workers
+        if self.are_shared or transport != "tcp":
+            self._directory = supervisor.private_directory = private_directory()
+        is_alone = transport == "tcp" and config.no_switch
+        self.of_node = self._bind if is_alone else self._at("node")
+
+    def of_switch(self, place: Place) -> str:
+        """Where its children connect; where they are workers alone, all of them."""
+        if self._is_split(place):
+            return self._at(place.process)
+        if self._has_workers_here(place):
+            return self._shared(place)
+        is_only = len(self.tree) == 1
+        is_bound = self._transport == "tcp" and is_only and self._hosts is None
+        return self._bind if is_bound else self._at(place.process)
+
+    def of_workers(self, place: Place) -> str | None:
+        """Where its workers connect, if not where its switches do."""
+        return self._shared(place) if self._is_split(place) else None
+
+    def _has_workers_here(self, place: Place) -> bool:
+        """Whether its workers reach it by shared memory, and others by another way."""
+        if self._hosts is not None and self._hosts.plan.where_switch(place) == CENTRE:
+            return False
+        return bool(self.are_shared and self._transport != "shm" and place.workers)
+
+    def _is_split(self, place: Place) -> bool:
+        return self._has_workers_here(place) and bool(self.tree.below(place))
+
+    def _shared(self, place: Place) -> str:
+        return f"shm://{self._directory}/w{self.tree.index(place)}"
+
+    def _at(self, process: str) -> str:
+        if self._hosts is not None:
+            return self._hosts.listen_at(process)
+        if self._transport == "tcp":
+            return LOOPBACK
+        if process not in ("node", SWITCH):
+            process = f"s{process_index(self.tree, process)}"  # the path must stay short
+        return f"{self._transport}://{self._directory}/{process}"
+
+
+def process_index(tree: Tree, process: str) -> int:
+    """The number of a switch, by the name of its process."""
+    return next(tree.index(place) for place in tree if place.process == process)
+
+
+def _add_switches(
+    supervisor: Starter, config: RunConfig, connection: Connection, endpoints: _Endpoints
 ) -> Connection:
-    """Start a switch before the node of `connection`."""
+    """Start all switches of a tree, each after its parent."""
     check_fidelity(config)
-    stripes = config.stripes if config.stripes > 1 else connection.stripes
+    tree = endpoints.tree
+    parents = {NODE: connection.node}
+    leaves = []
+    for place in tree:
+        workers_at = endpoints.of_workers(place)
+        parents[place.name] = add_switch(
+            supervisor, config, connection, tree, place, parent=parents[place.parent],
+            listen=endpoints.of_switch(place), workers_at=workers_at,
+        )  # fmt: skip
+        if place.workers:
+            leaves.append(leaf_of(place, workers_at or parents[place.name]))
+    return replace(
+        connection,
+        switch=parents[tree.root.name],
+        stripes=stripes_of(config, connection),
+        leaves=tuple(leaves) if len(tree) > 1 else (),
+        **retry_fields(links_of(config).worker),
+    )
+
+
+def add_switch(
+    supervisor: Starter, config: RunConfig, connection: Connection, tree: Tree, place: Place, *,
+    parent: str, listen: str, workers_at: str | None = None,
+) -> str:  # fmt: skip
+    """Start a switch below the endpoint `parent`; where it listens."""
+    above = node_link(config) if place.parent == NODE else links_of(config).switch
     spec = switch_spec(
         config,
         supervisor.run,
         job=connection.job,
-        world_size=connection.world_size,
+        tree=tree,
+        place=place,
         listen=listen,
-        parent=connection.node,
+        parent=parent,
         chunk_bytes=connection.chunk_bytes,
         arena_bytes=connection.arena_bytes,
-        stripes=stripes,
+        stripes=stripes_of(config, connection),
         advertise=config.advertise,
-        retry_first_ms=connection.retry_first_ms,
-        retry_most_ms=connection.retry_most_ms,
-        retry_ps_per_byte=connection.retry_ps_per_byte,
-        slot_bytes=_slot_bytes(config, connection),
+        workers_at=workers_at,
+        **retry_fields(above),
+        slot_bytes=_slot_bytes(config, connection, len(tree.children(place))),
     )
-    return replace(
-        connection,
-        switch=supervisor.add_role("switch", spec),
-        stripes=stripes,
-        **retry_fields(links_of(config).worker),
-    )
+    return supervisor.add_role(place.process, spec)
+
+
+def leaf_of(place: Place, endpoint: str) -> Leaf:
+    """A switch as its workers know it."""
+    return Leaf(ranks=ranges_text(place.workers), endpoint=endpoint)
+
+
+def stripes_of(config: RunConfig, connection: Connection) -> int:
+    """Connections of each link: as asked here, else as the node says."""
+    return config.stripes if config.stripes > 1 else connection.stripes
+
+
+def tree_of(config: RunConfig) -> Tree:
+    """The switches of a job. Raises ConfigError."""
+    if config.tree is None:
+        return one_switch(config.workers)
+    if config.no_switch:
+        raise ConfigError("tree: there is no switch with --no-switch; leave one of them out")
+    return read_tree(config.tree, workers=config.workers)
 
 
 def own_slots(config: RunConfig) -> int:
@@ -201,14 +314,23 @@ def check_fidelity(config: RunConfig) -> None:
         )
 
 
-def _slot_bytes(config: RunConfig, connection: Connection) -> int:
+def _slot_bytes(config: RunConfig, connection: Connection, children_count: int) -> int:
     """Memory of slots that were asked for: all of it, up to a quarter of what is free."""
     if config.slots is None or connection.arena_bytes:
         return 0
     needed = slot_memory(
-        config.slots, child_count=connection.world_size, chunk_bytes=connection.chunk_bytes
+        config.slots, child_count=children_count, chunk_bytes=connection.chunk_bytes
     )
     return min(needed, free_memory_bytes() // 4)
+
+
+def can_share() -> bool:
+    """Whether this machine allows shared memory at all."""
+    try:
+        check_arena(ARENA_BYTES_MIN)
+    except ConfigError:
+        return False
+    return True
 
 
 def chosen_transport(config: RunConfig) -> str:
@@ -217,11 +339,7 @@ def chosen_transport(config: RunConfig) -> str:
         return "tcp"
     if config.transport != "auto":
         return config.transport
-    try:
-        check_arena(ARENA_BYTES_MIN)
-    except ConfigError:
-        return "ipc"
-    return "shm"
+    return "shm" if can_share() else "ipc"
 
 
 def chosen_aggregate(config: RunConfig) -> str:
@@ -265,6 +383,7 @@ def connection_of(
         stripes=config.stripes,
         aggregate=chosen_aggregate(config),
         **retry_fields(node_link(config)),
+        tree="" if config.tree is None else groups_text(tree_of(config)),
     )
 
 

@@ -33,10 +33,17 @@ from luwu.launch.children import Child, DiskBytes, exit_text, kill_marked, stop_
 from luwu.launch.console import Console, LogFollower
 from luwu.launch.failures import FINAL_CODES, role_failure, worker_failure
 from luwu.launch.guard import MARK_SUFFIX
+from luwu.launch.hosts import Hosts
 from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
 from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.sampling import MemorySampler
-from luwu.launch.torchrun import TORCHRUN_FOLDER, Meeting, guarded_command, torchrun_command
+from luwu.launch.torchrun import (
+    TORCHRUN_FOLDER,
+    Meeting,
+    agent_command,
+    guarded_command,
+    torchrun_command,
+)
 
 STOP_PATIENCE_S: Final = 1.2
 """From the request to stop until the kill: all is over within 2 s."""
@@ -49,7 +56,7 @@ step 20 times longer when two other processes wanted the two cores; this costs 5
 
 @dataclass(slots=True)
 class WorkerGroup:
-    """The workers of one launch, under their guard."""
+    """The workers of one launch on one host, under their guard."""
 
     guard: Child
     follower: LogFollower
@@ -68,6 +75,8 @@ class Supervisor(Closing):
         self.run_id = f"{run.path.name}-{os.getpid()}"
         self.private_directory: Path | None = None
         """Holds the sockets; removed at the end, by the roles if we are killed."""
+        self.hosts: Hosts | None = None
+        """Where the processes run; None: here."""
         self._console = console
         self._restarts_left = restarts_max
         self._should_stop = should_stop
@@ -75,7 +84,7 @@ class Supervisor(Closing):
         self._prefix = prefix
         self._records = records
         self._roles: list[RoleProcess] = []
-        self._workers: WorkerGroup | None = None
+        self._workers: list[WorkerGroup] = []
         self._written: list[ProcessEntry] = []
         self._sampler = MemorySampler()
 
@@ -87,8 +96,9 @@ class Supervisor(Closing):
         Raises: the role's own error, ConnectionFailed when it says nothing for too long.
         """
         process = RoleProcess(
-            self.run, role, spec, run_id=self.run_id, private_directory=self.private_directory
-        )
+            self.run, role, spec, run_id=self.run_id, private_directory=self.private_directory,
+            enter=() if self.hosts is None else self.hosts.enter_role(role),
+        )  # fmt: skip
         process.start()
         self._roles.append(process)
         self._write_processes()
@@ -133,23 +143,32 @@ class Supervisor(Closing):
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
             for stale in self.run.path.glob(pattern):
                 stale.unlink()
-        torchrun = None if alone else torchrun_command(self.run, workers, meeting, restarts_max)
-        command = guarded_command(self.run, self.run_id, self._prefix, script, torchrun)
+        starter = None if alone else torchrun_command(self.run, workers, meeting, restarts_max)
+        commands = [guarded_command(self.run, self.run_id, self._prefix, script, starter)]
+        if self.hosts is not None and not alone:
+            environ |= self.hosts.environ
+            commands = [
+                self._host_command(self.hosts, index, script)
+                for index in range(self.hosts.plan.hosts_count)
+            ]
         write_json(self.run.role(f"{self._prefix}workers.json"), {
             "schema": 1,
             "workers": 1 if alone else workers,
             "omp_num_threads": int(environ["OMP_NUM_THREADS"]),
-            "command": command,
+            "command": commands[0],
         })  # fmt: skip
-        guard = Child(
-            f"{self._prefix}torchrun",
-            command,
-            log=self.run.log(f"{self._prefix}torchrun"),
-            environ=environ,
-        )
-        first_log = self.run.log(f"{self._prefix}worker-0")
-        follower = LogFollower(first_log, from_end=True)
-        self._workers = WorkerGroup(guard, follower, on_line)
+        follower = LogFollower(self.run.log(f"{self._prefix}worker-0"), from_end=True)
+        for index, command in enumerate(commands):
+            name = f"{self._prefix}torchrun" + (f"-host-{index}" if len(commands) > 1 else "")
+            guard = Child(name, command, log=self.run.log(name), environ=environ)
+            self._workers.append(WorkerGroup(guard, follower, on_line))
+
+    def _host_command(self, hosts: Hosts, index: int, script: Sequence[str]) -> list[str]:
+        """The guard and the torchrun of one host, in its namespace."""
+        starter = agent_command(self.run, hosts.torchrun_flags(index))
+        run_id = self._host_run_id(index)
+        command = guarded_command(self.run, run_id, self._prefix, script, starter)
+        return [*hosts.enter_host(index), *command]
 
     # ---------------------------------------------------------------------- watching
 
@@ -224,18 +243,22 @@ class Supervisor(Closing):
         )
 
     def _look_at_workers(self) -> bool:
-        group = self._workers
-        if group is None:
+        groups = self._workers
+        if not groups:
             return False
-        code = group.guard.poll()
-        for line in group.follower.lines(is_last=code is not None):
-            group.on_line(line)
-        if code is None:
-            return False
-        if code != 0:
-            self._raise_role_failure_first()
-            raise worker_failure(self.run, self._prefix, code)
-        return True
+        codes = [group.guard.poll() for group in groups]
+        are_done = None not in codes
+        for line in groups[0].follower.lines(is_last=codes[0] is not None):
+            groups[0].on_line(line)
+        for group, code in zip(groups, codes, strict=True):
+            if code:
+                self._raise_role_failure_first()
+                raise worker_failure(self.run, self._prefix, code, group.guard.name)
+        return are_done
+
+    def _host_run_id(self, index: int) -> str:
+        """Marks what one host's guard watches: it spares the workers of the others."""
+        return f"{self.run_id}.host-{index}"
 
     def _raise_role_failure_first(self) -> None:
         """A worker that failed because a role ended for good is not the cause."""
@@ -269,10 +292,9 @@ class Supervisor(Closing):
         )
 
     def _worker_entries(self) -> list[ProcessEntry]:
-        group = self._workers
-        if group is None or group.guard.poll() is not None:
-            return []
         entries = []
+        if all(group.guard.poll() is not None for group in self._workers):
+            return []
         for file in self.run.path.glob(f"roles/{self._prefix}worker-*.json"):
             record = read_json(file)
             if record is not None and not file.with_suffix(".ended").exists():
@@ -282,10 +304,12 @@ class Supervisor(Closing):
     def close(self) -> None:
         """Stop what still runs, within 2 s, and remove what would be left."""
         children = [role.child for role in self._roles if role.child is not None]
-        if self._workers is not None:
-            children.append(self._workers.guard)
+        children += [group.guard for group in self._workers]
         stop_all(children, patience_s=STOP_PATIENCE_S)
-        for mark in (self.run_id, self.run_id + MARK_SUFFIX):
+        hosts_count = 0 if self.hosts is None else self.hosts.plan.hosts_count
+        marks = [self.run_id, *map(self._host_run_id, range(hosts_count))]
+        for mark in marks:
+            kill_marked(mark + MARK_SUFFIX)
             kill_marked(mark)
         self._sampler.close()
         if self._written:

@@ -4,11 +4,14 @@
      "node": "tcp://10.0.0.5:41877", "switch": "tcp://10.0.0.6:40001", "chunk_bytes": 1048576,
      "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600,
      "arena_bytes": 0, "stripes": 1, "retry_first_ms": 0, "retry_most_ms": 0,
-     "retry_ps_per_byte": 0, "aggregate": "float32"}
+     "retry_ps_per_byte": 0, "aggregate": "float32", "tree": "", "leaves": []}
 
-`switch` is null where workers talk to the node itself. The same fits a URL, for hosts that share no
-directory: `tcp://10.0.0.6:40001?job=5713&world_size=2&chunk_bytes=1048576`; its endpoint is where
-workers connect. Roles may start in any order: whoever needs the file waits for it, and says so.
+`switch` is null where workers talk to the node itself. In a tree of switches it is the one below
+the node, `tree` says which ranks each switch sums, and `leaves` where the workers connect:
+`[{"ranks": "0-3", "endpoint": "shm:///run/user/1000/x/1"}, ...]`. The same fits a URL, for hosts
+that share no directory: `tcp://10.0.0.6:40001?job=5713&world_size=2&chunk_bytes=1048576`; its
+endpoint is where workers connect, in a tree those of its `ranks`. Roles may start in any order:
+whoever needs the file waits for it, and says so.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from luwu.base.limits import (
 )
 from luwu.base.outstanding import RetryPolicy, retry_policy
 from luwu.base.suggestion import suggestion
+from luwu.base.tree import parse_ranks
 
 SCHEMA: Final = 1
 PREFETCH_UNITS: Final = 2
@@ -42,6 +46,15 @@ _POLL_S = 0.05
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _RETRY_MS_MAX = 1 << 40
 _SCHEMES = ("tcp://", "ipc://", "shm://")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """A switch that workers connect to."""
+
+    ranks: str
+    """Those of its workers: `0-3,6`."""
+    endpoint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +90,35 @@ class Connection:
         """How patient who dials the endpoint must be; None: as usual."""
         return retry_policy(self.retry_first_ms, self.retry_most_ms, self.retry_ps_per_byte)
 
+    tree: str = ""
+    """Which ranks each switch sums (`luwu.base.tree.groups_text`); empty: all, in one switch."""
+    leaves: tuple[Leaf, ...] = ()
+    """Where workers connect, by rank; empty: all at `endpoint`."""
+
     @property
     def endpoint(self) -> str:
-        """What a worker dials."""
+        """The way into the job that all have: of readers, and of workers where it has no leaves."""
         return self.node if self.switch is None else self.switch
 
-    def url(self) -> str:
-        """The same for a worker on a host that shares no directory."""
+    def endpoint_of(self, rank: int) -> str:
+        """What a worker dials. Raises ConfigError."""
+        for leaf in self.leaves:
+            if rank in parse_ranks(leaf.ranks, "leaves"):
+                return leaf.endpoint
+        if self.leaves:
+            ranks = ", ".join(leaf.ranks for leaf in self.leaves)
+            raise ConfigError(
+                f"rank {rank} has no switch here, which is for ranks {ranks}; join that rank by "
+                "the file or URL that its own switch printed"
+            )
+        return self.endpoint
+
+    def stripes_of(self, endpoint: str) -> int:
+        """Connections of a link to an endpoint."""
+        return 1 if endpoint.startswith("shm://") else self.stripes
+
+    def url(self, leaf: Leaf | None = None) -> str:
+        """The same for a host that shares no directory: for the workers of a leaf, or for all."""
         asked: dict[str, object] = {
             "job": self.job,
             "world_size": self.world_size,
@@ -104,7 +139,12 @@ class Connection:
             asked["aggregate"] = self.aggregate
         if self.reshard_after_forward is not None:
             asked["reshard_after_forward"] = str(self.reshard_after_forward).lower()
-        return f"{self.endpoint}?{urllib.parse.urlencode(asked)}"
+        if self.tree:
+            asked["tree"] = self.tree
+        if leaf is not None:
+            asked["ranks"] = leaf.ranks
+        endpoint = self.endpoint if leaf is None else leaf.endpoint
+        return f"{endpoint}?{urllib.parse.urlencode(asked, safe=',|')}"
 
 
 _DEFAULTS: Final = {each.name: each.default for each in fields(Connection)}
@@ -188,8 +228,10 @@ def parse_url(url: str) -> Connection:
     except ValueError as exc:
         raise ConfigError(f"{url}: {exc}; copy the line that luwu up printed") from exc
     document: dict[str, Any] = {"node": endpoint, "switch": None}
+    if "ranks" in asked:
+        document["leaves"] = [{"ranks": asked.pop("ranks"), "endpoint": endpoint}]
     for name, text in asked.items():
-        if name == "aggregate":
+        if name in ("aggregate", "tree"):
             document[name] = text
         elif text in ("true", "false"):
             document[name] = text == "true"
@@ -237,7 +279,19 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
         value = document.get(name, 1.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise ConfigError(f"{where}: {name} is {value!r}, not a number above 0")
+    if not isinstance(document.get("tree", ""), str):
+        raise ConfigError(f"{where}: tree is {document['tree']!r:.60}, no text")
+    document["leaves"] = tuple(_leaf(each, where) for each in document.get("leaves", ()))
     return Connection(**document)
+
+
+def _leaf(said: object, where: str) -> Leaf:
+    if isinstance(said, dict) and said.keys() == {"ranks", "endpoint"}:
+        ranks, endpoint = said["ranks"], said["endpoint"]
+        if isinstance(ranks, str) and isinstance(endpoint, str) and endpoint.startswith(_SCHEMES):
+            parse_ranks(ranks, f"{where}: ranks")
+            return Leaf(ranks=ranks, endpoint=endpoint)
+    raise ConfigError(f"{where}: {said!r:.80} is no leaf: ranks and endpoint were expected")
 
 
 def _in_limits(document: dict[str, Any], name: str, least: int, most: int, where: str) -> None:

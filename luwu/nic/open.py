@@ -35,16 +35,17 @@ def open_nic(rank: int, world_size: int) -> Nic:
             f"this job has {connection.world_size} workers, but {world_size} were started; "
             f"start luwu up with --workers {world_size}, or that many workers"
         )
+    endpoint = connection.endpoint_of(rank)
     events = os.environ.get("LUWU_EVENTS", "")
     path = Path(events) / f"worker-{rank}.jsonl" if events else None
     nic = Nic(
         open_transport(
-            connection.endpoint,
+            endpoint,
             arena_bytes=connection.arena_bytes,
-            stripes=connection.stripes,
+            stripes=connection.stripes_of(endpoint),
         ),
-        make_reader=lambda: make_reader(connection),
-        endpoint=connection.endpoint,
+        make_reader=lambda: make_reader(connection, endpoint),
+        endpoint=endpoint,
         job=connection.job,
         rank=rank,
         world_size=world_size,
@@ -65,11 +66,12 @@ def open_nic(rank: int, world_size: int) -> Nic:
     return nic
 
 
-def make_reader(connection: Connection) -> StateReader:
-    """A reader of this job, not open yet. Raises ConfigError."""
+def make_reader(connection: Connection, endpoint: str | None = None) -> StateReader:
+    """A reader of this job, not open yet; `endpoint`: a worker's own. Raises ConfigError."""
+    endpoint = endpoint or connection.endpoint
     return StateReader(
-        open_transport(connection.endpoint, stripes=connection.stripes),
-        endpoint=connection.endpoint,
+        open_transport(endpoint, stripes=connection.stripes_of(endpoint)),
+        endpoint=endpoint,
         job=connection.job,
         connect_timeout_s=connection.connect_timeout_s,
         grace_s=connection.grace_s,

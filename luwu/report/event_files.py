@@ -48,7 +48,10 @@ def event_files(folder: Path) -> list[EventFile]:
     files = []
     for path in folder.glob("*.jsonl"):
         found = re.fullmatch(r"(?:(.*)-)?(worker|switch|node)(?:-(\d+))?", path.stem)
-        prefix, kind, rank = found.groups() if found else ("", path.stem, None)
+        if path.stem.startswith("switch-"):  # one of a tree, by its name
+            prefix, kind, rank = "", "switch", None
+        else:
+            prefix, kind, rank = found.groups() if found else ("", path.stem, None)
         files.append(EventFile(path, prefix or "", kind, int(rank or 0)))
     place = {kind: index for index, kind in enumerate(_KINDS)}
     files.sort(key=lambda f: (f.prefix, place.get(f.kind, len(_KINDS)), f.rank, f.path.name))

@@ -16,8 +16,9 @@ from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.closing import Closing
 from luwu.base.events import Recorder
-from luwu.base.links import LinkPair, Links, retry_over
+from luwu.base.links import LinkPair, Links, link_role, retry_over
 from luwu.base.seeds import derive
+from luwu.base.tree import NODE, Tree, one_switch
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic
 from luwu.transport.inprocess import InProcessNetwork
@@ -47,10 +48,11 @@ class LocalCluster(Closing):
         resume: bool = False, switch_limits: SwitchLimits | None = None,
         reshard_after_forward: bool | None = None, prefetch_units: int = 2, summary: Path,
         grace_s: float = 60.0, arena_bytes: int = 8 * 1024 * 1024, links: Links | None = None,
-        link_seed: int = 0, aggregate: str = FLOAT32,
+        link_seed: int = 0, aggregate: str = FLOAT32, tree: Tree | None = None,
     ) -> None:  # fmt: skip
         """`transport`: inproc, tcp, ipc or shm; `arena_bytes`: of each worker, with shm; `links`:
-        emulated ones, whose random numbers derive from `link_seed`."""
+        emulated ones, whose random numbers derive from `link_seed`; `tree`: switches between
+        workers and node, one above all workers unless given."""
         links = links or Links()
         at_node = links.node if has_switch else links.worker
         self._worker_retry = retry_over(links.worker)
@@ -78,6 +80,7 @@ class LocalCluster(Closing):
             arena_bytes=arena_bytes if transport == "shm" else 0,
             link=at_node,
             link_seed=derive(link_seed, "links", "node"),
+            groups=() if tree is None else tree.groups,
         )
         self._transports: list[Transport] = []
         node_transport = self._transport(self.spec.plan().shared_bytes, at_node, "node", link_seed)
@@ -85,23 +88,28 @@ class LocalCluster(Closing):
         recorder = Recorder(role="node", printed=None)
         self.node: NodeShell = make_node_shell(self.spec, node_transport, recorder)
         self._threads = [self._thread("node", self._serve_node)]
-        if has_switch:
+        self.switches: dict[str, SwitchShell] = {}
+        endpoints = {NODE: endpoint}
+        self._tree = (tree or one_switch(world_size)) if has_switch else Tree(())
+        for place in self._tree:
+            children = self._tree.children(place)
             switch_transport = self._transport(
-                self.spec.arena_bytes, links.worker, "switch", link_seed
+                self.spec.arena_bytes, links.of(link_role(children)), place.process, link_seed
             )
-            switch_endpoint = self._listen(switch_transport, "switch")
-            switch_transport.dial(PARENT, endpoint)
-            endpoint = switch_endpoint
+            endpoints[place.name] = self._listen(switch_transport, place.process)
+            switch_transport.dial(PARENT, endpoints[place.parent])
             core = SwitchCore(
                 job=self.job,
                 incarnation=new_incarnation(),
-                children=[1 << rank for rank in range(world_size)],
-                limits=switch_limits or self._switch_limits(),
-                retry=retry_over(at_node),
+                children=children,
+                rank=self._tree.index(place),
+                limits=switch_limits or self._switch_limits(len(children)),
+                retry=retry_over(at_node if place.parent == NODE else links.switch),
             )
-            self.switch = SwitchShell(switch_transport, core, Recorder(role="switch", printed=None))
-            self._threads.append(self._thread("switch", self._serve_switch))
-        self._endpoint = endpoint
+            recorder = Recorder(role="switch", printed=None)
+            shell = self.switches[place.name] = SwitchShell(switch_transport, core, recorder)
+            self._threads.append(self._thread(place.process, self._serving(shell)))
+        self._endpoints = endpoints
         for thread in self._threads:
             thread.start()
 
@@ -109,7 +117,7 @@ class LocalCluster(Closing):
         """The NIC of one worker."""
         nic = Nic(
             self._transport(self.spec.arena_bytes),
-            endpoint=self._endpoint,
+            endpoint=self._endpoint(rank),
             job=self.job,
             rank=rank,
             world_size=self.world_size,
@@ -128,10 +136,22 @@ class LocalCluster(Closing):
         """A reader of this job, not open yet; the caller closes it, and its transport with it."""
         return StateReader(
             self._open(0),
-            endpoint=self._endpoint,
+            endpoint=self._endpoint(),
             job=self.job,
             grace_s=self._grace_s,
         )
+
+    @property
+    def switch(self) -> SwitchShell:
+        """The one below the node."""
+        return self.switches[self._tree.root.name]
+
+    def _endpoint(self, rank: int | None = None) -> str:
+        """Where a rank connects; without one, the way in that all have."""
+        if not self._tree.places:
+            return self._endpoints[NODE]
+        place = self._tree.root if rank is None else self._tree.leaf_of(rank)
+        return self._endpoints[place.name]
 
     def run(self, worker: Callable[[Nic], ResultT]) -> Sequence[ResultT]:
         """Run `worker(nic)` in a thread for each rank; their results, or the first failure."""
@@ -215,11 +235,11 @@ class LocalCluster(Closing):
             return self._network.transport()
         return open_transport(_ENDPOINTS[self._transport_name], arena_bytes=arena_bytes)
 
-    def _switch_limits(self) -> SwitchLimits:
+    def _switch_limits(self, children_count: int) -> SwitchLimits:
         spec = self.spec
         if not spec.arena_bytes:
             return SwitchLimits()
-        return SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.chunk_bytes)
+        return SwitchLimits.in_arenas(spec.arena_bytes, children_count, spec.chunk_bytes)
 
     def _listen(self, transport: Transport, name: str) -> str:
         return transport.listen(_ENDPOINTS.get(self._transport_name, f"inproc://{name}"))
@@ -237,5 +257,8 @@ class LocalCluster(Closing):
         self.node.open_existing()
         self.node.run(self._stopping.is_set)
 
-    def _serve_switch(self) -> None:
-        self.switch.run(self._stopping.is_set)
+    def _serving(self, switch: SwitchShell) -> Callable[[], None]:
+        def serve() -> None:
+            switch.run(self._stopping.is_set)
+
+        return serve

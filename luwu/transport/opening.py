@@ -7,10 +7,9 @@ from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.transport.interface import Transport
+from luwu.transport.mixed import SHARED_SCHEME, MixedTransport
 from luwu.transport.shm import ShmTransport
 from luwu.transport.striped import StripedTransport
-
-SHARED_SCHEME = "shm://"
 
 IO_THREADS_MAX: Final = 4
 """Four threads that only copy come to what most hosts' memory gives."""
@@ -20,19 +19,19 @@ _CREDIT_BYTES = 1 << 50
 
 
 def open_transport(
-    endpoint: str,
-    *,
+    *endpoints: str,
     arena_bytes: int = 0,
     insecure: bool = False,
     stripes: int = 1,
     peers_count: int = 1,
 ) -> Transport:
-    """A transport for an endpoint to listen at or to dial. Raises ConfigError.
+    """A transport for endpoints to listen at or to dial. Raises ConfigError.
 
     `arena_bytes`: shared memory for what is sent from here, where the endpoint is shm://.
     `stripes`: connections to each peer, where it is not; `peers_count`: how many peers at most.
     """
-    if endpoint.startswith(SHARED_SCHEME):
+    shared_count = sum(endpoint.startswith(SHARED_SCHEME) for endpoint in endpoints)
+    if shared_count == len(endpoints):
         if stripes != 1:
             raise ConfigError(
                 f"stripes is {stripes}, but shared memory has nothing to spread over connections; "
@@ -40,7 +39,15 @@ def open_transport(
             )
         return ShmTransport(arena_bytes=arena_bytes, credit_bytes=_CREDIT_BYTES)
     io_threads = io_threads_for(peers_count * stripes, len(os.sched_getaffinity(0)))
-    return StripedTransport(stripes=stripes, insecure=insecure, io_threads=io_threads)
+    wired = StripedTransport(stripes=stripes, insecure=insecure, io_threads=io_threads)
+    if not shared_count:
+        return wired
+    try:
+        shared = ShmTransport(arena_bytes=arena_bytes, credit_bytes=_CREDIT_BYTES)
+    except ConfigError:
+        wired.close()
+        raise
+    return MixedTransport(shared, wired)
 
 
 def io_threads_for(connections_count: int, cores_count: int) -> int:

@@ -21,7 +21,7 @@ Python: 20 us a message, against 7 us for a header alone over ipc.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, LuwuError
@@ -148,6 +148,16 @@ class ShmTransport(Transport):
                 self._returns.tell()
                 return None
 
+    def waits_on(self) -> list[tuple[Any, int]]:
+        """For a transport beside this one: what a blocked `receive` would poll."""
+        return self._inner.waits_on()
+
+    def wait_ns(self, timeout_ns: int | None) -> int | None:
+        """How long it may block at most; less than asked while notices could not be sent."""
+        if not self._returns.are_due:
+            return timeout_ns
+        return _RETRY_NS if timeout_ns is None else min(timeout_ns, _RETRY_NS)
+
     def wake(self) -> None:
         """End a blocked `receive`; see `Transport.wake`."""
         self._is_woken = True
@@ -227,8 +237,7 @@ class ShmTransport(Transport):
                 if heard is not None or self._is_woken:
                     return heard
             returns.tell()
-            if returns.are_due:
-                timeout_ns = _RETRY_NS if timeout_ns is None else min(timeout_ns, _RETRY_NS)
+            timeout_ns = self.wait_ns(timeout_ns)
         # Who gives back notes it, then looks at this; we set this, then look: one sees the other.
         returns.is_blocked = True
         heard = self._inner.receive(0 if returns.given_back else timeout_ns)

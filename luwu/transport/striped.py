@@ -12,6 +12,7 @@ the inner transport's as it is. `striped_links` has the life of a link.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
@@ -108,6 +109,14 @@ class StripedTransport(Transport):
             if heard is None and (self._is_woken or timeout_ns == 0):
                 self._is_woken = False
                 return None
+
+    def waits_on(self) -> list[tuple[Any, int]]:
+        """For a transport beside this one: what a blocked `receive` would poll."""
+        return self._inner.waits_on()
+
+    def wait_ns(self, timeout_ns: int | None) -> int | None:
+        """How long it may block at most; less than asked where a link has a deadline."""
+        return self._links.wait_ns(timeout_ns)
 
     def wake(self) -> None:
         """End a blocked `receive`; see `Transport.wake`."""

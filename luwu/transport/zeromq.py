@@ -200,6 +200,10 @@ class ZeroMqTransport(Transport):
             raise gone(peer)
         return lane
 
+    def waits_on(self) -> list[tuple[Any, int]]:
+        """For a transport beside this one: what a blocked `receive` would poll."""
+        return self._poller.sockets
+
     def watch(self, socket: zmq.Socket[Any], call: Callable[[], None]) -> None:
         """For connections: call `call` when the socket has something."""
         self._poller.register(socket, zmq.POLLIN)

@@ -27,6 +27,7 @@ all; a single node is all of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from luwu.base.outstanding import RetryPolicy
@@ -51,11 +52,14 @@ class NodeCore(NodeGathering):
     def __init__(
         self, *, job: int, incarnation: int, ranks: int, place: do.NodePlace | None = None,
         limits: do.NodeLimits | None = None, retry: RetryPolicy | None = None,
+        groups: Sequence[int] = (),
     ) -> None:  # fmt: skip
+        """`groups`: the ranks that each switch of a tree sums, the smaller ones first."""
         super().__init__(
             job, incarnation, ranks, place or do.NodePlace(), limits or do.NodeLimits(),
             retry or RetryPolicy(),
         )  # fmt: skip
+        self.groups = tuple(groups)
         self._updates: dict[tuple[int, int], do.Update] = {}
         """Under way, of any attempt: (attempt, chunk)."""
         self.readers = Readers(self._actions, self._ours)

@@ -65,6 +65,8 @@ class NodeMember(Parent):
         self._limits = limits
         self._job, self._place = job, place
         self._now_ns = 0
+        self.groups: tuple[int, ...] = ()
+        """Bitmaps of the ranks that each switch of a tree sums, the smaller ones first."""
         self._hello: tuple[str, wire.Hello, bytes] | None = None
         """A child that waits for the store to be opened, and for node 0 to know us."""
         self._description: Description | None = None

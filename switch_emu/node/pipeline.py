@@ -77,7 +77,8 @@ class Pipeline:
         self.statistics = Statistics(self._layout)
         """Of the last step that asked for them."""
         self._aggregator = aggregator
-        self._adder = Adder(max(chunk.elems for chunk in self._layout.chunks), aggregator)
+        elems_max = max(chunk.elems for chunk in self._layout.chunks)
+        self._adder = Adder(elems_max, aggregator, core.groups)
         self._sums = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
         self._sums_room = threading.Semaphore(updates_count)
         """Folded sums the core has not counted yet: one a thread."""

@@ -20,6 +20,7 @@ from switch_emu.payload import Payload, terms_of
 from switch_emu.store import PageKind, StoreConfig, aligned_buffer
 from switch_emu.switch.aggregate import F32Array, sum_in_order
 from switch_emu.switch.slots import Contribution
+from switch_emu.switch.tree_order import Group, depth, nested
 
 
 class RecordViews(NamedTuple):
@@ -74,25 +75,31 @@ class Adder:
 
     Contributions that are larger together may all have been spilled: they are added one by one into
     one array, by one thread at a time. The order is the kernel's, so are the bits. Encoded ones are
-    decoded into that array too: it is the only one that the memory plan has.
+    decoded into that array too. What a switch of a tree would have added is added first
+    (`tree_order.py`), in an array more for each level.
     """
 
-    def __init__(self, elems_max: int, aggregator: Aggregator | None = None) -> None:
+    def __init__(
+        self, elems_max: int, aggregator: Aggregator | None = None, groups: Sequence[int] = ()
+    ) -> None:
         """`aggregator`: of contributions that are encoded."""
         self._aggregator = aggregator
         self._lock = Lock()
-        self._total = aligned_floats(elems_max)
+        # Where gradients are encoded, sums do not depend on the tree; nor may those sent again.
+        self._groups = groups if aggregator is None or aggregator.is_plain else ()
+        self._totals = [aligned_floats(elems_max) for _ in range(1 + depth(groups))]
 
     @contextmanager
     def terms(
         self, contributions: Sequence[Contribution], elems: int
     ) -> Iterator[Sequence[tuple[memoryview, str]]]:
         """What the kernel adds, in order. A sum among others is made first: the order counts."""
+        terms = nested(contributions, self._groups)
         payloads = [_payload(said) for said in contributions]
         if contributions[0].dtype == ENCODED:
             assert self._aggregator is not None
             with self._lock:
-                total = self._total[:elems]
+                total = self._totals[0][:elems]
                 self._aggregator.decode_all([payload.view() for payload in payloads], total)
                 yield [(total.view(np.uint8).data, "float32")]
             return
@@ -100,18 +107,27 @@ class Adder:
             yield terms_of(payloads[0], contributions[0].dtype)
             return
         dtypes = [said.dtype for said in contributions]
-        if sum(payload.nbytes for payload in payloads) <= 4 * elems:
+        is_flat = len(terms) == len(payloads)
+        if is_flat and sum(payload.nbytes for payload in payloads) <= 4 * elems:
             yield [(payload.view(), d) for payload, d in zip(payloads, dtypes, strict=True)]
             return
         with self._lock:
-            total = self._total[:elems]
-            octets = total.view(np.uint8).data
-            for index, (payload, dtype) in enumerate(zip(payloads, dtypes, strict=True)):
-                if index == 0:
-                    sum_in_order([payload.view()], [dtype], total)
-                else:
-                    sum_in_order([octets, payload.view()], ["float32", dtype], total)
-            yield [(octets, "float32")]
+            yield [(self._add(terms, 0, elems), "float32")]
+
+    def _add(self, terms: Sequence[Contribution | Group], level: int, elems: int) -> memoryview:
+        """The sum of some terms, in the array of a level."""
+        total = self._totals[level][:elems]
+        octets = total.view(np.uint8).data
+        before: tuple[memoryview, ...] = ()
+        for term in terms:  # what is read back is held by the addition alone
+            if isinstance(term, Group):
+                inner = self._add(term.terms, level + 1, elems)
+                sum_in_order([*before, inner], ["float32"] * len((*before, inner)), total)
+            else:
+                dtypes = [*["float32"] * len(before), term.dtype]
+                sum_in_order([*before, _payload(term).view()], dtypes, total)
+            before = (octets,)
+        return octets
 
 
 def aligned_floats(elems: int) -> F32Array:

@@ -43,6 +43,7 @@ from switch_emu.switch.actions import SwitchLimits
 from switch_emu.switch.capacity import planned_slots, with_slots
 from switch_emu.switch.ranges import SlotRanges, lent_range
 from switch_emu.switch.recorded import make_switch_core, record_file
+from switch_emu.switch.tree_order import depth
 
 DURABILITY_WORDS = {
     "step": "every decided step survives power loss",
@@ -89,11 +90,13 @@ class NodeSpec:
     """Of a switch of its own."""
     slots: int | None = None
     """In protocol fidelity; None: as many as there is memory for, up to a default."""
+    groups: tuple[int, ...] = ()
+    """Bitmaps of the ranks that each switch of a tree sums, the smaller ones first."""
 
     def plan(self) -> NodePlan:
         """The memory plan. Raises ConfigError if the budget cannot work."""
-        return plan_node(
-            budget_bytes=self.memory_budget_bytes,
+        return plan_node(  # an array more for each level of the tree: `scratch.Adder`
+            budget_bytes=self.memory_budget_bytes - depth(self.groups) * self.chunk_bytes,
             chunk_bytes=self.chunk_bytes,
             world_size=self.world_size,
             has_switch=self.has_switch,
@@ -178,6 +181,7 @@ def make_node_shell(
         job=spec.job,
         incarnation=incarnation,
         ranks=ranks,
+        groups=spec.groups,
         limits=NodeLimits(
             sum_bytes_max=plan.sums_bytes,
             updates_max=plan.updates_max,

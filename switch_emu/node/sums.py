@@ -2,11 +2,13 @@
 
 A contribution is a sum that a switch made, or raw from one rank when the switch had no slot. A part
 of a chunk is complete when its contributors are all ranks, and then its payloads are added in rank
-order. Pure bookkeeping: payloads are opaque and nobody adds here.
+order; in a tree, as its switches would have (`tree_order.py`). Pure bookkeeping: payloads are
+opaque and nobody adds here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from luwu.aggregate import Aggregator
@@ -14,7 +16,8 @@ from luwu.aggregate.interface import ENCODED
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.wire.actions import Payload
 from luwu.wire.messages import RESENT_PART, Push
-from switch_emu.switch.slots import Contribution, merge, rank_order, total_weight
+from switch_emu.switch.slots import Contribution, merge, rank_order
+from switch_emu.switch.tree_order import tree_weight
 
 
 @dataclass(slots=True)
@@ -41,6 +44,8 @@ class Part:
 class ChunkSum:
     """All that came in for one chunk in one step."""
 
+    groups: Sequence[int] = ()
+    """Bitmaps of the ranks that each switch of a tree sums: weights are added in that order."""
     parts: dict[int, Part] = field(default_factory=dict)
     folded_count: int = 0
     """`at_step`: how many parts are in `total`, from the first on."""
@@ -56,16 +61,19 @@ class ChunkSum:
 
     @property
     def weight(self) -> float:
-        """What the sum is divided by: the contributors' weights, in rank order."""
+        """What the sum is divided by: the contributors' weights, in the order of the sum."""
         last = self.parts[max(self.parts)]
-        return total_weight(last.contributions)
+        return tree_weight(last.contributions, self.groups)
 
 
 class StepSums:
     """The sums of one step."""
 
-    def __init__(self, ranks: int, *, may_overflow: bool = False) -> None:
+    def __init__(
+        self, ranks: int, groups: Sequence[int] = (), *, may_overflow: bool = False
+    ) -> None:
         self.ranks = ranks
+        self._groups = groups
         self.may_overflow = may_overflow
         """Encoded contributions of all ranks are a sum only once that was looked at."""
         self.chunks: dict[int, ChunkSum] = {}
@@ -84,7 +92,8 @@ class StepSums:
 
     def part(self, chunk: int, part: int) -> Part:
         """One backward's gradient of a chunk."""
-        return self.chunks.setdefault(chunk, ChunkSum()).parts.setdefault(part, Part())
+        of_chunk = self.chunks.setdefault(chunk, ChunkSum(self._groups))
+        return of_chunk.parts.setdefault(part, Part())
 
     def missing_ranks(self, chunk: int) -> int:
         """Ranks that have not said anything of the chunk's first part: for reports."""

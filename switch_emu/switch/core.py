@@ -126,10 +126,12 @@ class SwitchCore(SwitchHandingOn):
             self._tell_all(self._ours(wire.Refuse, text=m.text))
         elif isinstance(m, wire.Welcome):
             self._welcomed(m)
-        elif not self._joined or m.generation != self._generation or m.attempt < self._attempt:
+        elif not self._joined or m.generation < self._generation or m.attempt < self._attempt:
             self._refuse(m, payload)
         elif isinstance(m, wire.Abort):
             self._aborted(m)
+        elif m.generation > self._generation:
+            self._refuse(m, payload)  # the Welcome or Abort that tells of it is still to come
         elif isinstance(m, wire.Verdict):
             self._judged(m)
         elif isinstance(m, wire.Decided):

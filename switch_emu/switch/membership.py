@@ -116,8 +116,9 @@ class SwitchMember(Parent):
             self._say_hello()
 
     def _welcomed(self, m: wire.Welcome) -> None:
-        if not self._uplink.answered("hello"):
-            return
+        asked = self._uplink.answered("hello")
+        if not asked and not (self._joined and m.attempt > self._attempt):
+            return  # a parent that is a switch says it unasked when its own parent was replaced
         is_same = m.attempt == self._attempt and m.generation == self._generation
         self._joined, self._loaded = True, m.loaded
         self._epoch, self._generation = m.epoch, m.generation
@@ -131,6 +132,7 @@ class SwitchMember(Parent):
     def _aborted(self, m: wire.Abort) -> None:
         self._loaded = m.loaded
         if m.attempt > self._attempt:
+            self._epoch, self._generation = m.epoch, m.generation
             self._adopt(m.attempt, m.step)
             self._tell_all(self._ours(wire.Abort, loaded=self._loaded, text=m.text))
 

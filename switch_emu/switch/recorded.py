@@ -103,13 +103,13 @@ def record_file(path: Path | None) -> Iterator[IO[bytes] | None]:
 
 
 def make_switch_core(
-    *, job: int, incarnation: int, children: Sequence[int], limits: SwitchLimits,
+    *, job: int, incarnation: int, children: Sequence[int], rank: int = 0, limits: SwitchLimits,
     file: IO[bytes] | None, retry: RetryPolicy | None = None,
 ) -> SwitchCore:  # fmt: skip
     """A core, recorded where there is a file."""
     made: dict[str, Any] = {
-        "job": job, "incarnation": incarnation, "children": children, "limits": limits,
-        "retry": retry,
+        "job": job, "incarnation": incarnation, "children": children, "rank": rank,
+        "limits": limits, "retry": retry,
     }  # fmt: skip
     return SwitchCore(**made) if file is None else RecordedSwitchCore(**made, file=file)
 

@@ -10,9 +10,11 @@ from typing import Any
 from luwu.base.clock import new_incarnation
 from luwu.base.events import Recorder
 from luwu.base.json_file import write_json
-from luwu.base.links import LinkPair, push_window_bytes
+from luwu.base.links import LinkPair, link_role, push_window_bytes
 from luwu.base.outstanding import retry_policy
+from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
 from luwu.transport.interface import Transport
+from luwu.transport.mixed import SHARED_SCHEME
 from luwu.transport.opening import open_transport
 from luwu.wire.actions import PARENT
 from switch_emu.counting import CountersFile
@@ -34,11 +36,21 @@ class SwitchSpec:
     """What a switch process is started with."""
 
     job: int
-    world_size: int
+    children: tuple[int, ...]
+    """A bitmap of ranks for each: a worker's one, or all that are below a switch."""
     listen: str
     """Endpoint for its children; `tcp://127.0.0.1:0` and `ipc://auto` let the system choose."""
     parent: str
-    """Endpoint of the optimizer node."""
+    """Endpoint of the optimizer node, or of another switch."""
+    name: str = SWITCH
+    above: str = NODE
+    """Its parent, by the name of its process."""
+    rank: int = 0
+    """Its number in the tree."""
+    workers_at: str | None = None
+    """Endpoint for workers, where `listen` is for switches alone."""
+    summary: Path | None = None
+    """Where its account of the run is written at the end."""
     advertise: str | None = None
     insecure: bool = False
     slot_bytes_max: int = 256 * _MIB
@@ -50,10 +62,10 @@ class SwitchSpec:
     record: Path | None = None
     """Where all messages are written down (`recorded.py`)."""
     arena_bytes: int = 0
-    """Shared memory of each child for what it pushes, and of ours for sums; 0: none is shared."""
+    """Shared memory of each child for what it pushes, and of ours for what we send; 0: none is."""
     chunk_bytes: int = _MIB
     stripes: int = 1
-    """Connections to the node."""
+    """Connections to the parent."""
     link: LinkPair | None = None
     """Emulated, to each child; None: none is."""
     link_seed: int = 0
@@ -64,8 +76,11 @@ class SwitchSpec:
     fidelity: str = "functional"
     slots: int | None = None
     """In protocol fidelity; None: as many as there is memory for, up to a default."""
-    summary: Path | None = None
-    """Where the account of the run is written at the end."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Where it listens, and what it dials."""
+        return (self.listen, *((self.workers_at,) if self.workers_at else ()), self.parent)
 
 
 def serve_switch(
@@ -83,19 +98,22 @@ def serve_switch(
         linked(_open(spec), spec.link, seed=spec.link_seed) as transport,
         record_file(spec.record) as file,
     ):
+        if spec.workers_at is not None:
+            transport.listen(spec.workers_at)
         on_listening(transport.listen(spec.listen, advertise=spec.advertise))
         transport.dial(PARENT, spec.parent)
         core = make_switch_core(
             job=spec.job,
             incarnation=new_incarnation(),
-            children=[1 << rank for rank in range(spec.world_size)],
+            children=spec.children,
+            rank=spec.rank,
             limits=limits,
             retry=retry_policy(spec.retry_first_ms, spec.retry_most_ms, spec.retry_ps_per_byte),
             file=file,
         )
         adder = make_adder()
         if limits.slots is not None:
-            recorder.event("switch.pool", **pool_resources(limits.slots, spec.world_size))
+            recorder.event("switch.pool", **pool_resources(limits.slots, len(spec.children)))
         recorder.event("switch.sums", version=adder.version, reason=adder.reason)
         shell = SwitchShell(
             transport,
@@ -108,10 +126,8 @@ def serve_switch(
         is_finished = shell.run(should_stop)
         shell.drain(2.0)
         shell.write_counters()
-        if spec.summary is not None and is_finished:
-            links = link_rows(transport, "worker", shell.link_name)
-            pool = {**core.report(), "window": _window(spec, limits)}
-            write_json(spec.summary, {"schema": 1, "pool": pool, "links": links})
+        if is_finished and spec.summary is not None:
+            write_json(spec.summary, _summary(spec, limits, shell))
         counts: dict[str, Any] = {**core.counts()}
         recorder.event("switch.finished" if is_finished else "switch.stopped", **counts)
     return is_finished
@@ -119,12 +135,29 @@ def serve_switch(
 
 def _open(spec: SwitchSpec) -> Transport:
     return open_transport(
-        spec.listen,
+        *spec.endpoints,
         arena_bytes=spec.arena_bytes,
         insecure=spec.insecure,
         stripes=spec.stripes,
-        peers_count=spec.world_size + 1,
+        peers_count=len(spec.children) + 1,
     )
+
+
+def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict[str, Any]:
+    """What passed through; bytes are payload, of this start of the process."""
+    core = shell.core
+    return {
+        "schema": 1,
+        "name": spec.name,
+        "parent": spec.above,
+        "ranks": ranges_text(rank for bits in spec.children for rank in ranks_of(bits)),
+        "children_count": len(spec.children),
+        "network_bytes": shell.bytes.document(),
+        "raw_count": core.raw_count,
+        "fallback_count": core.copies.fallback_count,
+        "pool": {**core.report(), "window": _window(spec, limits)},
+        "links": link_rows(shell.transport, link_role(spec.children), shell.link_name),
+    }
 
 
 def _window(spec: SwitchSpec, limits: SwitchLimits) -> dict[str, Any] | None:
@@ -144,10 +177,12 @@ def _limits(spec: SwitchSpec) -> SwitchLimits:
     limits = SwitchLimits(
         slot_bytes_max=spec.slot_bytes_max, copies_bytes_max=spec.copies_bytes_max
     )
-    if spec.arena_bytes:
-        limits = SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.chunk_bytes)
+    shares_below = (spec.workers_at or spec.listen).startswith(SHARED_SCHEME)
+    if spec.arena_bytes and shares_below:
+        limits = SwitchLimits.in_arenas(spec.arena_bytes, len(spec.children), spec.chunk_bytes)
     window_bytes = push_window_bytes(spec.link, spec.chunk_bytes, limits.push_window_bytes)
     limits = replace(limits, push_window_bytes=window_bytes)
     return with_slots(
-        limits, spec.fidelity, spec.slots, child_count=spec.world_size, chunk_bytes=spec.chunk_bytes
-    )
+        limits, spec.fidelity, spec.slots, child_count=len(spec.children),
+        chunk_bytes=spec.chunk_bytes,
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from luwu.base.events import Recorder
 from luwu.layout import DTYPE_BYTES, SUM_BYTES
 from luwu.transport.interface import Transport
 from luwu.wire.actions import PARENT
-from luwu.wire.messages import Message
+from luwu.wire.messages import Message, Push
 from switch_emu.counting import CountersFile, Counts
 from switch_emu.payload import Buffers, Payload, Unsummed
 from switch_emu.shell import Shell
@@ -57,6 +58,38 @@ def add_up(action: Sum, buffers: Buffers, add: SumInOrder = sum_in_order) -> Pay
     return payload
 
 
+@dataclass(slots=True)
+class LinkBytes:
+    """Payload bytes of data to and from the parent, and to and from all children together."""
+
+    to_parent: int = 0
+    pushed_to_parent: int = 0
+    """Of these, gradients."""
+    from_parent: int = 0
+    to_children: int = 0
+    from_children: int = 0
+    pushed_by_children: int = 0
+    """Of these, gradients."""
+
+    def came(self, message: Message, nbytes: int, *, is_from_parent: bool) -> None:
+        """A message came in."""
+        if is_from_parent:
+            self.from_parent += nbytes
+            return
+        self.from_children += nbytes
+        self.pushed_by_children += nbytes if isinstance(message, Push) else 0
+
+    def went(self, message: Message, nbytes: int, *, to_parent_count: int, count: int) -> None:
+        """A message was sent to so many peers, among them the parent or not."""
+        self.to_parent += to_parent_count * nbytes
+        self.pushed_to_parent += to_parent_count * nbytes if isinstance(message, Push) else 0
+        self.to_children += (count - to_parent_count) * nbytes
+
+    def document(self) -> dict[str, int]:
+        """For the run's results."""
+        return asdict(self)
+
+
 class SwitchShell(Shell):
     """Runs one switch."""
 
@@ -67,13 +100,22 @@ class SwitchShell(Shell):
     ) -> None:  # fmt: skip
         super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
         self.core = core
+        self.bytes = LinkBytes()
         self._add = add
         self._buffers = Buffers(transport.reserve)
 
     def received(
         self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
     ) -> Sequence[Any]:
+        self.bytes.came(message, payload_bytes, is_from_parent=peer == PARENT)
         return self.core.received(now_ns, peer, message, payload, payload_bytes)
+
+    def send(self, peers: Sequence[str], message: Message, payload: Any) -> None:
+        if isinstance(payload, Payload):
+            ours = sum(peer == PARENT for peer in peers)
+            count = len(peers)
+            self.bytes.went(message, payload.nbytes, to_parent_count=ours, count=count)
+        super().send(peers, message, payload)
 
     def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
         return self.core.reconnected(now_ns) if peer == PARENT else ()

@@ -26,6 +26,14 @@ def test_run_goes_on(role: str, transport: str, capfd: pytest.CaptureFixture[str
     assert code == 0, capfd.readouterr().out
 
 
+@pytest.mark.parametrize(("role", "transport"), [("switch-top", "auto"), ("switch-left", "tcp")])
+def test_a_tree_goes_on(role: str, transport: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """I1, I2, I3, I8. Goal: the root, or a leaf between shared memory and tcp, is killed in the
+    middle of a run, and the digest is that of a run that nobody disturbed."""
+    code = kill.main(["--role", role, "--count", "1", "--seed", "3", "--transport", transport])
+    assert code == 0, capfd.readouterr().out
+
+
 def test_run_ends_with_its_worker(capfd: pytest.CaptureFixture[str]) -> None:
     """I6, I8. Goal: within seconds, with exit code 4 and the worker and signal in words."""
     code = kill.main(["--role", "worker", "--count", "1", "--seed", "0"])

@@ -13,6 +13,7 @@ import pytest
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import read_json
+from luwu.base.tree import one_switch
 from luwu.launch.roles import ended_file, ready_file, switch_spec, write_role
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.service import Service, ServiceJob, probe
@@ -87,7 +88,7 @@ def test_the_end_of_its_input_is_its_end(tmp_path: Path, how: str) -> None:
     sockets = private_directory()
     run = RunDirectory.create(tmp_path / "run")
     spec = switch_spec(
-        RunConfig(), run, job=1, world_size=2, listen=f"ipc://{sockets}/switch",
+        RunConfig(), run, job=1, tree=(tree := one_switch(2)), place=tree.root, listen=f"ipc://{sockets}/switch",
         parent=f"ipc://{sockets}/node", chunk_bytes=MIB,
     )  # fmt: skip
     order = {"do": "open", "config": str(write_role(run, "switch", spec, sockets))}

@@ -14,6 +14,7 @@ import pytest
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError, WorkerFailed
+from luwu.base.tree import one_switch
 from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, is_alive, private_bytes
 from luwu.launch.console import Console
@@ -64,8 +65,8 @@ def poll_until(supervisor: Supervisor, role: str, *, but: int = 0, limit_s: floa
 
 def add_switch(supervisor: Supervisor, listen: str = "tcp://127.0.0.1:0") -> str:
     spec = switch_spec(
-        RunConfig(), supervisor.run, job=7, world_size=2, listen=listen,
-        parent="tcp://127.0.0.1:9", chunk_bytes=16384,
+        RunConfig(), supervisor.run, job=7, tree=(tree := one_switch(2)), place=tree.root,
+        listen=listen, parent="tcp://127.0.0.1:9", chunk_bytes=16384,
     )  # fmt: skip
     return supervisor.add_role("switch", spec)
 

@@ -85,11 +85,11 @@ def kill_all(command: Command, records: Path) -> None:
     assert until_empty(lambda: [str(pid) for pid in pids if is_alive(pid)], 10.0) == []
 
 
-def assert_all_end(workers: Command, switch: Command, node: Command) -> None:
+def assert_all_end(workers: Command, *others: Command) -> None:
     """The workers finish, then the others by themselves."""
     assert workers.wait() == 0, workers.err
     assert f"step={STEPS - 1} " in workers.out
-    for serving in (switch, node):
+    for serving in others:
         assert serving.wait(20) == 0, serving.err
         assert "the job is finished" in serving.err
 
@@ -168,6 +168,25 @@ def test_three_terminals_started_again_by_an_engine(
         serving[role] = up(role)
     assert_all_end(workers, serving["switch"], serving["node"])
     assert summary(shell.directory / "node")["weights_digest"] == plain_digest
+
+
+def test_a_tree_in_terminals_of_its_own(shell: Terminal, job: list[str], plain_digest: str) -> None:
+    """Goal: the node, the root and a leaf are started one by one, each by the line that its parent
+    printed; a leaf above all ranks adds as one switch does, over shared memory with its workers."""
+    tree = shell.directory / "tree.toml"
+    tree.write_text('[top]\nparent = "node"\n[leaf]\nparent = "top"\nworkers = "0-1"\n')
+    node = shell.start("up", "--role", "node", "--state", "state", "--tree", str(tree))
+    line = node.wait_for(r"^or      luwu (up --role switch .*--join) '(tcp://.*)'$")
+    top = shell.start(*line[1].split(), line[2])
+    line = top.wait_for(r"^join    luwu (up --role switch .*--join) '(tcp://.*)'$")
+    leaf = shell.start(*line[1].split(), line[2])
+    line = leaf.wait_for(r"^join    ranks 0-1: LUWU_CONNECT=(\S+) torchrun")
+    workers = shell.start("run", "--join", line[1], *job)
+    assert_all_end(workers, leaf, top, node)
+    found = (shell.directory / "luwu-runs").glob("*/results/node.json")
+    (run,) = {path.resolve().parents[1] for path in found}
+    assert summary(run)["weights_digest"] == plain_digest
+    assert not list((shell.directory / "luwu-runs").glob("*/connect*.json"))
 
 
 def test_three_terminals_stopped_by_hand(shell: Terminal) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from luwu.base.seeds import derive
+from luwu.base.tree import Tree
 from switch_emu.switch.actions import SwitchLimits
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout
@@ -31,9 +34,13 @@ def chaotic_job(seed: int, slot_count: int | None = None) -> Job:
     )
 
 
-def run_chaos(seed: int, slot_count: int | None = None) -> Cluster:
+def run_chaos(seed: int, slot_count: int | None = None, *, switches: Tree | None = None) -> Cluster:
     """One history, to its end; any failure is an exception, and the seed replays it."""
-    cluster = Cluster(seed, chaotic_job(seed, slot_count), ROUGH)
+    job = chaotic_job(seed, slot_count)
+    if switches is not None:
+        ranks = switches.ranks(switches.root)
+        job = replace(job, switches=switches, world_size=ranks.bit_count())
+    cluster = Cluster(seed, job, ROUGH)
     start_chaos(cluster, seed)
     cluster.run()
     return cluster
@@ -42,13 +49,15 @@ def run_chaos(seed: int, slot_count: int | None = None) -> Cluster:
 def start_chaos(cluster: Cluster, seed: int) -> None:
     """Plan six interruptions within the first virtual seconds."""
     ranks = cluster.job.world_size
+    names = [place.name for place in cluster.job.tree]
     for count in range(6):
         delay_ns = derive(seed, "when", count) % (3 * 10**9)
         rank = derive(seed, "rank", count) % ranks
+        name = names[derive(seed, "switch", count) % len(names)]
         interruptions = (
-            cluster.restart_switch,
+            lambda name=name: cluster.restart_switch(name),
             cluster.restart_node,
-            cluster.reconnect_switch,
+            lambda name=name: cluster.reconnect_switch(name),
             lambda rank=rank: cluster.reconnect(rank),
             lambda rank=rank: cluster.cancel(rank),
         )

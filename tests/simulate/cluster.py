@@ -1,4 +1,4 @@
-"""Whole clusters of the real cores: workers that run a scripted job, a switch, a node with a disk.
+"""Whole clusters of the real cores: scripted workers, a tree of switches, a node with a disk.
 
 `Cluster.run` lets a job finish and checks the oracles: I1 by the ledger on disk, I3 by the weights
 of every step that any worker saw.
@@ -25,25 +25,36 @@ class Cluster:
         self.world = World(seed, faults)
         self.disk = Disk()
         self.node = Node(self.world, job, self.disk)
-        self.switch = Switch(self.world, job, incarnation=1)
+        self.switches = {
+            place.name: Switch(self.world, job, place, incarnation=1) for place in job.tree
+        }
         self.workers = [
-            Worker(self.world, job, rank, self.switch.name) for rank in range(job.world_size)
+            Worker(self.world, job, rank, job.tree.leaf_of(rank).process)
+            for rank in range(job.world_size)
         ]
         self._ticks()
 
     def _ticks(self) -> None:
-        for process in (*self.workers, self.switch, self.node):
+        for process in (*self.workers, *self.switches.values(), self.node):
             process.tick()
         self.world.at(10_000_000, self._ticks)
 
-    def restart_switch(self) -> None:
-        """Kill the switch; a new one, that knows nothing, takes its place."""
-        self.switch.kill()
+    @property
+    def switch(self) -> Switch:
+        """The one below the node."""
+        return self.switches[self.job.tree.root.name]
+
+    def restart_switch(self, name: str | None = None) -> None:
+        """Kill a switch, the root unless named; one that knows nothing takes its place."""
+        former = self.switches[self.job.tree.root.name if name is None else name]
+        former.kill()
         incarnation = self.world.now_ns + 2
-        self.world.at(
-            30_000_000,
-            lambda: setattr(self, "switch", Switch(self.world, self.job, incarnation=incarnation)),
-        )
+
+        def start() -> None:
+            new = Switch(self.world, self.job, former.place, incarnation=incarnation)
+            self.switches[former.place.name] = new
+
+        self.world.at(30_000_000, start)
 
     def restart_node(self) -> None:
         """Kill the node; a new one opens the same disk."""
@@ -60,9 +71,9 @@ class Cluster:
         self.world.listen(worker.name, worker._received)
         worker._do(worker.core.reconnected(self.world.now_ns))
 
-    def reconnect_switch(self) -> None:
-        """The switch's connection to the node is lost and comes back under another name."""
-        switch = self.switch
+    def reconnect_switch(self, name: str | None = None) -> None:
+        """A switch's connection to its parent is lost and comes back under another name."""
+        switch = self.switches[self.job.tree.root.name if name is None else name]
         if switch.alive:
             switch.parent_side += "'"
             self.world.listen(switch.parent_side, switch._received)

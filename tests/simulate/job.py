@@ -14,6 +14,7 @@ import numpy as np
 
 from luwu.aggregate import Aggregator, make_aggregator
 from luwu.base.outstanding import RetryPolicy
+from luwu.base.tree import Place, Tree, one_switch, ranks_of
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
@@ -97,6 +98,12 @@ class Job:
     """Name of the aggregator."""
     prepare_ns: int = 0
     """How much longer than other work the flush of a step takes."""
+    switches: Tree | None = None
+    """None: one switch above all."""
+
+    @property
+    def tree(self) -> Tree:
+        return self.switches or one_switch(self.world_size)
 
     @property
     def limits(self) -> SwitchLimits:
@@ -123,11 +130,13 @@ class Job:
         return self.layout.chunks[chunk].unit == self.absent_unit and (rank > 0 or step % 2 == 1)
 
 
-def sum_of(aggregator: Aggregator, grads: list[Any]) -> Any:
+def sum_of(job: Job, of_rank: dict[int, Any]) -> Any:
     """The sum of one chunk over the ranks that have a gradient, by the job's arithmetic."""
+    aggregator = job.aggregator
+    if aggregator.is_plain or not of_rank:
+        return tree_sum(job.tree, job.tree.root, of_rank)
+    grads = [of_rank[rank] for rank in sorted(of_rank)]
     plain = functools.reduce(np.add, grads)
-    if aggregator.is_plain:
-        return plain
     agreed = (
         aggregator.fold([aggregator.measure(g) for g in grads]) if aggregator.asks_first else b""
     )
@@ -147,6 +156,15 @@ def encoded(aggregator: Aggregator, values: Any, agreed: bytes) -> memoryview:
     return out[: aggregator.encode(values, agreed, out)]
 
 
+def tree_sum(tree: Tree, place: Place, grads: dict[int, Any]) -> Any:
+    """What a switch sends up: its children's sums, the one with the lowest rank first."""
+    terms = {rank: grads[rank] for rank in place.workers if rank in grads}
+    for child in tree.below(place):
+        terms[min(ranks_of(tree.ranks(child)))] = tree_sum(tree, child, grads)
+    found = [terms[rank] for rank in sorted(terms) if terms[rank] is not None]
+    return functools.reduce(np.add, found) if found else None
+
+
 def reference(job: Job) -> list[dict[int, Any]]:
     """The same training in one loop: weights of every chunk after 0, 1, ... steps."""
     layout = job.layout
@@ -159,13 +177,13 @@ def reference(job: Job) -> list[dict[int, Any]]:
                 index = chunk.index
                 total = None
                 for part in range(job.backwards):
-                    grads = [
-                        gradient(weights[index], rank, step, index, part)
+                    grads = {
+                        rank: gradient(weights[index], rank, step, index, part)
                         for rank in range(job.world_size)
                         if chunk.trainable and not job.is_absent(rank, step, index)
-                    ]
-                    if grads:
-                        of_part = sum_of(job.aggregator, grads)
+                    }
+                    of_part = sum_of(job, grads)
+                    if of_part is not None:
                         total = of_part if total is None else total + of_part
                 if total is not None:
                     mean = total / np.float32(job.world_size)

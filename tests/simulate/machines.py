@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from luwu.aggregate.interface import ENCODED
+from luwu.base.tree import Place
 from luwu.wire.actions import PARENT, Drop, Note, Send
 from luwu.wire.messages import Message
 from switch_emu.node import actions as node_actions
@@ -20,6 +21,7 @@ from switch_emu.node.core import NodeCore
 from switch_emu.switch.actions import Sum
 from switch_emu.switch.aggregate import sum_in_order
 from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.tree_order import Group, nested
 from tests.simulate.job import JOB, Job, apply_update
 from tests.simulate.world import Payload, World, drop, payload_bytes
 
@@ -27,15 +29,18 @@ from tests.simulate.world import Payload, World, drop, payload_bytes
 class Switch:
     """A SwitchCore; its sums take a little time."""
 
-    def __init__(self, world: World, job: Job, *, incarnation: int, name: str = "switch") -> None:
-        self.name, self._parent, self._world = name, "node", world
-        self.parent_side = name
-        """The name by which the node knows it."""
+    def __init__(self, world: World, job: Job, place: Place, *, incarnation: int) -> None:
+        tree = job.tree
+        self.name, self._parent, self._world = place.process, tree.parent_process(place), world
+        self.place = place
+        self.parent_side = self.name
+        """The name by which its parent knows it."""
         self.alive = True
         self.core = SwitchCore(
             job=JOB,
             incarnation=incarnation,
-            children=[1 << rank for rank in range(job.world_size)],
+            children=tree.children(place),
+            rank=tree.index(place),
             limits=job.limits,
             retry=job.retry,
         )
@@ -117,6 +122,7 @@ class Node:
             incarnation=disk.generation,
             ranks=(1 << job.world_size) - 1,
             limits=job.node_limits,
+            groups=job.tree.groups,
         )
         world.listen(self.name, self._received)
         if disk.description is not None:
@@ -195,14 +201,26 @@ class Node:
         return self.core.page_loaded(action)
 
     def _total(self, chunk: int, contributions: Any) -> Any:
-        values = [c.payload.read() for c in contributions]
         if contributions[0].dtype == ENCODED:
             total = np.empty(self._job.layout.chunks[chunk].elems, np.float32)
-            parts = [memoryview(value).cast("B") for value in values]
+            parts = [memoryview(c.payload.read()).cast("B") for c in contributions]
             self.core.aggregator.decode_all(parts, total)
             return total
-        total = np.empty_like(values[0])
-        sum_in_order([memoryview(v) for v in values], [c.dtype for c in contributions], total)
+        return self._add(nested(contributions, self.core.groups if self._is_plain else ()))
+
+    @property
+    def _is_plain(self) -> bool:
+        return bool(self.core.aggregator.is_plain)
+
+    def _add(self, terms: Any) -> Any:
+        found = [
+            (self._add(term.terms), "float32")
+            if isinstance(term, Group)
+            else (term.payload.read(), term.dtype)
+            for term in terms
+        ]
+        total = np.empty(found[0][0].size, np.float32)
+        sum_in_order([memoryview(v) for v, _ in found], [dtype for _, dtype in found], total)
         return total
 
     @staticmethod

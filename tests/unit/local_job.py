@@ -21,6 +21,7 @@ import torch
 
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import ConfigError, StepAborted
+from luwu.base.tree import Tree, one_switch
 from luwu.layout import Layout, Parameter, Unit, padded
 from luwu.nic.flat_push import push_flat
 from luwu.nic.promises import StepHandle
@@ -28,6 +29,7 @@ from luwu.nic.shell import Nic
 from luwu.testing.local import LocalCluster
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
+from tests.simulate.job import tree_sum
 
 KIB, MIB = 1024, 1024**2
 STEPS = 4
@@ -80,6 +82,8 @@ class Job:
     max_grad_norm: float | None = None
     poison_step: int | None = None
     """The step in which the last rank pushes one element that is not finite."""
+    tree: Tree | None = None
+    """The switches, where there are several."""
 
     @property
     def description(self) -> Description:
@@ -129,10 +133,13 @@ class Reference:
 
 
 @functools.cache
-def _plain(world_size: int, steps: int, dtype: str, poison: int | None, clip: float | None) -> Any:
+def _plain(
+    world_size: int, steps: int, dtype: str, poison: int | None, clip: float | None,
+    tree: Tree | None,
+) -> Any:  # fmt: skip
     job = Job(
         layout=make_layout(wire_dtype=dtype), world_size=world_size, steps=steps,
-        poison_step=poison, max_grad_norm=clip,
+        poison_step=poison, max_grad_norm=clip, tree=tree,
     )  # fmt: skip
     return _plain_loop(job, dtype)
 
@@ -140,7 +147,9 @@ def _plain(world_size: int, steps: int, dtype: str, poison: int | None, clip: fl
 def plain(job: Job) -> Reference:
     """The job in one loop over torch's fused AdamW; independent of chunks and order of work."""
     dtype = job.layout.parameters[0].wire_dtype
-    result: Reference = _plain(job.world_size, job.steps, dtype, job.poison_step, job.max_grad_norm)
+    result: Reference = _plain(
+        job.world_size, job.steps, dtype, job.poison_step, job.max_grad_norm, job.tree
+    )
     return result
 
 
@@ -170,7 +179,9 @@ def _plain_loop(job: Job, dtype: str) -> Reference:
             grads = [
                 on_wire(gradient(seen, rank, step, index), dtype) for rank in range(job.world_size)
             ]
-            mean = functools.reduce(np.add, grads) / np.float32(job.world_size)
+            tree = job.tree or one_switch(job.world_size)
+            total = tree_sum(tree, tree.root, dict(enumerate(grads)))
+            mean = total / np.float32(job.world_size)
             weights[index].grad = torch.zeros_like(weights[index])
             weights[index].grad[: mean.size] = torch.from_numpy(mean)
             squares.append(np.sum(mean.astype(np.float64) ** 2))
@@ -292,6 +303,7 @@ def cluster_for(job: Job, tmp_path: Path, **changes: Any) -> Any:
         "memory_budget_bytes": LARGE,
         "chunk_bytes": job.layout.chunk_bytes,
         "summary": tmp_path / "summary.json",
+        "tree": job.tree,
     }
     with LocalCluster(**(values | changes)) as cluster:
         yield cluster

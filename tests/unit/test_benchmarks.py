@@ -20,6 +20,7 @@ from benchmarks.exchange_model import LR, Job, check_weights, floor_bytes
 from luwu.base.errors import ConfigError, LuwuError, WorkerFailed
 from luwu.launch.disk_floors import DiskFloors
 from luwu.launch.floors import Floors
+from luwu.launch.namespaces import Namespaces
 
 LIMIT_S = 100.0
 ENVIRONMENT = {
@@ -35,7 +36,9 @@ ENVIRONMENT = {
 }
 
 
-def run_smoke(tmp_path: Path, benchmark: str, *flags: str) -> dict[str, Any]:
+def run_smoke(
+    tmp_path: Path, benchmark: str, *flags: str, label: str = "measured"
+) -> dict[str, Any]:
     """A benchmark's document; nothing may be left where it keeps its temporary files."""
     temporary, result = tmp_path / "temporary", tmp_path / "result.json"
     temporary.mkdir()
@@ -52,7 +55,7 @@ def run_smoke(tmp_path: Path, benchmark: str, *flags: str) -> dict[str, Any]:
     assert set(document["environment"]) >= ENVIRONMENT
     for row in document["rows"]:
         assert row["seconds_median"] > 0
-        assert row["label"] == "measured"
+        assert row["label"] == label
     return document
 
 
@@ -270,3 +273,26 @@ def test_claims_take_the_worst_size() -> None:
     assert found["ipc_of_hub"] == 0.75
     assert found["ipc_over_fsdp_no_switch_float32"] == 2.0
     assert {"shm_over_fsdp", "shm_of_floor", "ipc_of_hub"} <= set(MEANINGS)
+
+
+def test_hosts_run(tmp_path: Path) -> None:
+    """Goal: a run on shaped links beside its bound, and a picture of the table.
+    Method: smoke sizes, LuWu alone; `test_hosts.py` runs every arm there."""
+    try:
+        with Namespaces(1, 125e6, log=tmp_path / "log", run_id="test"):
+            pass
+    except ConfigError as error:
+        pytest.skip(str(error))
+    picture = tmp_path / "hosts.svg"
+    document = run_smoke(
+        tmp_path, "hosts", "--arms", "luwu", "--plot", str(picture), label="emulated"
+    )
+    assert [row["arm"] for row in document["rows"]] == ["luwu"]
+    for row in document["rows"]:
+        assert set(row["link_bytes_per_step"]) == {
+            f"{link} {way}" for link in ("node", "host-0", "host-1") for way in ("up", "down")
+        }
+        assert row["bound_seconds"] == max(row["links_seconds"], row["compute_seconds"])
+        assert row["over_bound"] == pytest.approx(row["seconds_median"] / row["bound_seconds"])
+    assert set(document["claims"]) == set(document["claims_meaning"])
+    assert picture.read_text().count("<rect") == 1

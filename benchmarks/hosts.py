@@ -1,0 +1,204 @@
+"""Every arm over the same shaped network: what a step takes, and what its links allow.
+
+Metric:   seconds of a step of `workers/train.py` by LuWu, FSDP2 and DDP on network namespaces in a
+          star (`luwu compare --hosts`), one worker on each: the median over steps, without the
+          first ones. Bytes a step on each link and direction, by the kernel's count.
+Bound:    the largest of compute alone and of bytes / rate over links and directions, of the same
+          run. Hidden: how much of the smaller of the two lay behind the larger.
+Cases:    0.1 and 1 Gbit/s; float32 and bfloat16 on the wire; weights freed after forward or not
+          (DDP, which never frees them, once for both).
+Left out: the first weights, and what ends a run, are in the bytes and not in the seconds.
+
+Needs rights to make network namespaces. Links are emulated by the kernel (tbf), the rest is real.
+A point where compute alone is the larger bound says so: there the network decides nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.harness import Row, say
+from benchmarks.hosts_plot import plot
+from benchmarks.training import COMPUTE_ONLY, Run, Training, TrainingRuns, temporary_directory
+from luwu.base.errors import LuwuError
+from luwu.base.quantities import parse_bytes_per_s
+
+ARMS = ("luwu", "fsdp", "ddp")
+REAL = Training(layers=4, width=256, context=32, batch=1, workers=4, steps=13)
+"""3.4 M parameters: 13.7 MB of float32, 1.1 s on a link of 0.1 Gbit/s."""
+SMOKE = Training(layers=2, width=64, context=16, batch=1, workers=2, steps=5)
+MEANINGS = {
+    "luwu_over_bound_max": "time of luwu / its own bound, the worst case; less is better",
+    "fsdp_over_luwu_min": "time of fsdp / time of luwu, the worst case; more is better",
+    "ddp_wins": "cases in which ddp is faster than luwu",
+    "bound_by_compute": "cases and arms whose larger bound is compute alone",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One network and one way to train."""
+
+    rate: str
+    dtype: str
+    reshard: bool
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return f"{self.rate} {self.dtype}, {'freed' if self.reshard else 'kept'}"
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """Of `luwu compare`, beside the job's."""
+        return {
+            "dtype": self.dtype, "reshard_after_forward": str(self.reshard).lower(),
+            "durability": "none",
+        }  # fmt: skip
+
+
+class Measured:
+    """Runs of all cases, each arm once a round; DDP's and compute's serve both ways of freeing."""
+
+    def __init__(self, runs: TrainingRuns, job: Training) -> None:
+        self._runs, self._job = runs, job
+        self._shared: dict[tuple[str, ...], Run] = {}
+
+    def run(self, arm: str, case: Case) -> Run:
+        """One run on the links of a case."""
+        flags = {**case.flags, "hosts": str(self._job.workers), "link": case.rate}
+        if arm != "ddp":
+            say(f"{case.name}: {arm}")
+            return self._runs.run(arm, self._job, flags)
+        key = (arm, case.rate, case.dtype)
+        if key not in self._shared:
+            say(f"{case.name}: {arm}")
+            self._shared[key] = self._runs.run(arm, self._job, flags)
+        return self._shared[key]
+
+    def compute(self, case: Case) -> float:
+        """Seconds of a step without any exchange."""
+        key = (COMPUTE_ONLY, case.dtype)
+        if key not in self._shared:
+            say(f"{case.dtype}: {COMPUTE_ONLY}")
+            self._shared[key] = self._runs.run(COMPUTE_ONLY, self._job, {"dtype": case.dtype})
+        return harness.median(self._shared[key].step_seconds)
+
+
+def case_row(case: Case, arm: str, run: Run, compute_s: float, job: Training) -> Row:
+    """One arm in one case."""
+    rate = parse_bytes_per_s(case.rate)
+    seconds = run.step_seconds
+    links = {
+        f"{each['link']} {way}": each["kernel"][way] / job.steps
+        for each in run.document["host_links"]
+        for way in ("up", "down")
+    }
+    busiest = max(links, key=lambda name: links[name])
+    links_s = links[busiest] / rate
+    middle = harness.median(seconds)
+    return harness.row(
+        case.name, arm, seconds, workers=job.workers, dtype=case.dtype, switch=arm == "luwu",
+        label="emulated", rate=case.rate, reshard_after_forward=case.reshard,
+        link_bytes_per_step=links, compute_seconds=compute_s, links_seconds=links_s,
+        bound_seconds=max(links_s, compute_s),
+        bound_by="compute" if compute_s > links_s else busiest,
+        over_bound=middle / max(links_s, compute_s),
+        hidden_ratio=(links_s + compute_s - middle) / min(links_s, compute_s),
+        overlap=run.document["overlap"], weights_digest=run.document["weights_digest"],
+    )  # fmt: skip
+
+
+def claims(rows: list[Row]) -> dict[str, Any]:
+    """What the rows come to."""
+    by_case: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_case.setdefault(str(row["case"]), {})[str(row["arm"])] = row
+    seconds = {
+        case: {arm: float(row["seconds_median"]) for arm, row in arms.items()}
+        for case, arms in by_case.items()
+    }
+    ours = [row for row in rows if row["arm"] == "luwu"]
+    both = [each for each in seconds.values() if {"luwu", "fsdp"} <= each.keys()]
+    return {
+        "luwu_over_bound_max": max((float(row["over_bound"]) for row in ours), default=None),
+        "fsdp_over_luwu_min": min((each["fsdp"] / each["luwu"] for each in both), default=None),
+        "ddp_wins": [
+            case
+            for case, each in seconds.items()
+            if {"luwu", "ddp"} <= each.keys() and each["ddp"] < each["luwu"]
+        ],
+        "bound_by_compute": [
+            f"{row['case']}: {row['arm']}" for row in rows if row["bound_by"] == "compute"
+        ],
+    }
+
+
+def main() -> int:
+    """Run all cases."""
+    parser = harness.flags("hosts", __doc__ or "")
+    parser.add_argument("--rates", type=harness.comma_list, help="100mbit,1gbit")
+    parser.add_argument("--dtypes", type=harness.comma_list, help="float32,bfloat16")
+    parser.add_argument("--arms", type=harness.comma_list, help=",".join(ARMS))
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the table as SVG")
+    try:
+        return _run(parser.parse_args())
+    except LuwuError as error:
+        say(f"hosts: {error}")
+        return error.exit_code
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    smoke = arguments.smoke
+    job = SMOKE if smoke else REAL
+    rates = arguments.rates or (["1gbit"] if smoke else ["100mbit", "1gbit"])
+    dtypes = arguments.dtypes or (["float32"] if smoke else ["float32", "bfloat16"])
+    cases = [
+        Case(rate, dtype, reshard)
+        for rate in rates
+        for dtype in dtypes
+        for reshard in ((True,) if smoke else (True, False))
+    ]
+    rows = []
+    with temporary_directory() as directory:
+        measured = Measured(TrainingRuns(Path(directory)), job)
+        for case in cases:
+            compute_s = measured.compute(case)
+            for arm in arguments.arms or ARMS:
+                rows.append(case_row(case, arm, measured.run(arm, case), compute_s, job))
+    _show(rows)
+    if arguments.plot is not None:
+        arguments.plot.write_text(plot(rows), encoding="utf-8")
+    result = harness.document("hosts", rows, claims(rows), claims_meaning=MEANINGS, smoke=smoke)
+    harness.write(arguments.json, result)
+    return 0
+
+
+def _hidden(row: Row) -> str:
+    """Below nothing: other work than compute and links took longer than either hid."""
+    ratio: float = row["hidden_ratio"]
+    return f"{ratio:.0%}" if ratio >= 0 else "-"
+
+
+def _show(rows: list[Row]) -> None:
+    lines = [
+        (
+            row["case"], row["arm"], f"{row['seconds_median'] * 1e3:.0f}",
+            f"{row['bound_seconds'] * 1e3:.0f}", f"{row['over_bound']:.2f}", row["bound_by"],
+            f"{row['compute_seconds'] * 1e3:.0f}", _hidden(row),
+            f"{max(row['link_bytes_per_step'].values()) / 1e6:.2f}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    harness.print_table(
+        ("case", "arm", "ms a step", "bound", "over it", "bound by", "compute", "hidden",
+         "MB busiest"), lines,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

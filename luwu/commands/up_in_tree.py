@@ -1,0 +1,106 @@
+"""`luwu up --role switch --name NAME --tree FILE`: one switch of a tree, on a host of its own.
+
+Each switch of the tree reads the same file, so it knows its parent, its children and its workers.
+It joins its parent by the file or URL that the parent printed; in one --run-dir, by its file:
+
+    connect-node.json       written by the node            read by the root
+    connect-top.json        written by the switch `top`    read by the switches below it
+
+A switch with workers alone listens by shared memory for those of its own host, unless --bind says
+where others reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from luwu.base.config import Resolved
+from luwu.base.errors import ConfigError
+from luwu.base.tree import NODE, groups_text
+from luwu.launch.console import Console
+from luwu.launch.serving import (
+    LOOPBACK,
+    add_switch,
+    can_share,
+    decide_arena_bytes,
+    leaf_of,
+    stripes_of,
+    tree_of,
+)
+from luwu.launch.sockets import private_directory
+from luwu.launch.supervisor import Supervisor
+from luwu.nic.connection import Connection, join, write_connection
+
+NODE_FILE: Final = "connect-node.json"
+"""Where the node is, for its switch; workers read connect.json, which the switch writes."""
+
+
+def switch_file(name: str) -> str:
+    """Where a switch of a tree is, for its children."""
+    return f"connect-{name}.json"
+
+
+def join_parent(
+    resolved: Resolved, file: Path, console: Console, should_stop: Callable[[], bool]
+) -> Connection:
+    """Where a switch's parent is: --join, or a file in the same --run-dir. Raises ConfigError."""
+    config = resolved.config
+    parent = join(
+        config.join or str(file), timeout_s=config.connect_timeout, say=console.say,
+        should_stop=should_stop,
+    )  # fmt: skip
+    if not resolved.is_default("workers") and config.workers != parent.world_size:
+        raise ConfigError(
+            f"workers: {config.workers} asked for, but the node at {parent.node} serves "
+            f"{parent.world_size}; leave --workers out"
+        )
+    return parent
+
+
+def start_in_tree(
+    supervisor: Supervisor, resolved: Resolved, name: str, console: Console,
+    should_stop: Callable[[], bool],
+) -> None:  # fmt: skip
+    """Start one switch of the tree and say how to join it. Raises ConfigError."""
+    config, directory = resolved.config, supervisor.run
+    tree = tree_of(config)
+    place = tree.named(name)
+    above = NODE_FILE if place.parent == NODE else switch_file(place.parent)
+    parent = join_parent(resolved, directory.file(above), console, should_stop)
+    if parent.tree != groups_text(tree):
+        raise ConfigError(
+            f"tree: the parent at {parent.endpoint} was started with the tree "
+            f"{parent.tree or 'of one switch'}, this switch with {groups_text(tree)}; give all "
+            "roles the same --tree"
+        )
+    listen, arena_bytes = config.bind or LOOPBACK, 0
+    is_shared = config.bind is None and not tree.below(place) and can_share()
+    if is_shared:
+        supervisor.private_directory = private_directory()
+        listen = f"shm://{supervisor.private_directory}/w"
+        arena_bytes = decide_arena_bytes(len(place.workers) + 1, parent.chunk_bytes)
+    asked = replace(parent, arena_bytes=arena_bytes)
+    endpoint = add_switch(
+        supervisor, config, asked, tree, place, parent=parent.endpoint, listen=listen
+    )
+    connection = replace(
+        asked,
+        switch=endpoint,
+        stripes=stripes_of(config, parent),
+        leaves=(leaf_of(place, endpoint),) if place.workers else (),
+    )
+    file = directory.file(switch_file(name))
+    write_connection(file, connection)
+    console.say(f"job     {connection.job}, {connection.world_size} workers")
+    console.say(f"parent  {place.parent} at {parent.endpoint}")
+    console.say(f"switch  {endpoint}")
+    console.say(f"file    {file} (mode 600)")
+    for child in tree.below(place):
+        start = f"luwu up --role switch --tree {config.tree} --name {child.name}"
+        console.say(f"join    {start} --workers {config.workers} --join '{connection.url()}'")
+    for leaf in connection.leaves:
+        where = file if is_shared else f"'{connection.url(leaf)}'"
+        console.say(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")

@@ -1,0 +1,148 @@
+"""Trees of switches on a rough network: I1, I2, I3 whatever happens to whichever switch.
+
+The reference of a history adds as its tree does (`tests/simulate/job.py`), so a chunk that was
+summed in another order than that of the tree fails bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from luwu.base.tree import Tree, parse_tree
+from switch_emu.switch.actions import SwitchLimits
+from tests.simulate.chaos import ROUGH, run_chaos
+from tests.simulate.cluster import Cluster
+from tests.simulate.job import SMALL_SWITCH, Job, make_layout, reference
+from tests.simulate.machines import Switch
+from tests.simulate.world import Faults
+
+
+def tree_of(workers: int, **switches: tuple[str, str]) -> Tree:
+    """A tree from (parent, workers) by name."""
+    document = {
+        name: {"parent": parent, "workers": ranks} if ranks else {"parent": parent}
+        for name, (parent, ranks) in switches.items()
+    }
+    return parse_tree(document, workers=workers, where="test")
+
+
+TREES = {
+    "two levels": tree_of(4, top=("node", ""), a=("top", "0-1"), b=("top", "2-3")),
+    "ranks in turn": tree_of(4, top=("node", ""), a=("top", "0,2"), b=("top", "1,3")),
+    "workers and a switch": tree_of(4, top=("node", "1"), a=("top", "0,2-3")),
+    "three levels": tree_of(
+        6, top=("node", "5"), mid=("top", "4"), a=("mid", "0-1"), b=("mid", "2-3")
+    ),
+}
+every_tree = pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())
+
+
+def job_in(tree: Tree, **keys: object) -> Job:
+    """A small job with as many workers as the tree has."""
+    return Job(make_layout(), world_size=tree.ranks(tree.root).bit_count(), switches=tree, **keys)  # type: ignore[arg-type]
+
+
+def test_references_of_trees_differ_in_bits_only() -> None:
+    """I3. Goal: the tree matters to float sums, and to nothing else: without this the tests below
+    could not fail. Method: compare the plain loops of the trees of four workers."""
+    flat = reference(Job(make_layout(), world_size=4))[-1]
+    differing = set()
+    for name in ("two levels", "ranks in turn", "workers and a switch"):
+        found = reference(job_in(TREES[name]))[-1]
+        for chunk, weights in found.items():
+            np.testing.assert_allclose(weights, flat[chunk], rtol=2e-5, atol=2e-5)
+            if not np.array_equal(weights, flat[chunk]):
+                differing.add(name)
+    assert differing == {"two levels", "ranks in turn", "workers and a switch"}
+
+
+@every_tree
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("seed", range(4))
+def test_rough_network(seed: int, update: str, tree: Tree) -> None:
+    """I1, I3. Goal: loss, repetition and reordering on every link of a tree change nothing."""
+    Cluster(seed, job_in(tree, update=update, absent_unit=1 if seed % 2 else None), ROUGH).run()
+
+
+@every_tree
+def test_one_gradient_travels_up_each_link(tree: Tree) -> None:
+    """Goal: on a whole network every switch pushes each chunk to its parent once, and pulls it
+    once a use, however many children it has.
+    Method: count the data messages on each link of a job of two steps."""
+    job = job_in(tree, steps=2, begins_early=False, switch_limits=SwitchLimits())
+    cluster = Cluster(0, job, Faults(is_ordered=True, delay_ns_max=100_000))
+    pushes: dict[str, int] = {}
+    weights: dict[str, int] = {}
+    send = cluster.world.send
+
+    def counting(sender: str, receiver: str, message: object, payload: object) -> None:
+        kind = type(message).__name__
+        if kind == "Push":
+            pushes[sender] = pushes.get(sender, 0) + 1
+        elif kind == "Weights":
+            weights[receiver] = weights.get(receiver, 0) + 1
+        send(sender, receiver, message, payload)  # type: ignore[arg-type]
+
+    cluster.world.send = counting  # type: ignore[method-assign]
+    cluster.run()
+    chunks = job.layout.chunks
+    trainable = sum(chunk.trainable for chunk in chunks)
+    uses = 2  # forward and backward
+    names = [place.process for place in tree] + [worker.name for worker in cluster.workers]
+    assert pushes == dict.fromkeys(names, job.steps * trainable)
+    assert weights == dict.fromkeys(names, job.steps * uses * len(chunks))
+
+
+@every_tree
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_no_slots_in_some_switches(seed: int, update: str, tree: Tree) -> None:
+    """I3, S5. Goal: chunks that find no slot are added at the node in the order of the tree.
+    Method: no switch, every switch in turn, or all of them, have slots for few chunks."""
+    limits = SwitchLimits(slot_bytes_max=60_000 * (seed % 2), push_window_bytes=50_000)
+    job = job_in(
+        tree, update=update, backwards=2 if update == "at_step" else 1, switch_limits=limits
+    )
+    cluster = Cluster(seed, job, ROUGH)
+    if seed >= 2:  # only one of the switches is small
+        roomy = replace(job, switch_limits=SMALL_SWITCH)
+        for index, place in enumerate(tree):
+            if index != seed % len(tree):
+                new = Switch(cluster.world, roomy, place, incarnation=1)
+                cluster.switches[place.name] = new
+    cluster.run()
+    assert sum(switch.core.raw_count for switch in cluster.switches.values()) > 0
+
+
+@every_tree
+@pytest.mark.parametrize("seed", range(6))
+def test_restarts_of_every_switch(seed: int, tree: Tree) -> None:
+    """I1, I2, I3. Goal: any switch of a tree killed at any time costs a replay and no bit.
+    Method: kill each of them once, at a random time of the first seconds."""
+    job = job_in(tree, update="streaming" if seed % 2 else "at_step")
+    cluster = Cluster(seed, job, ROUGH)
+    for name in cluster.switches:
+        delay_ns = cluster.world.random.randrange(2 * 10**9)
+        cluster.world.at(delay_ns, lambda name=name: cluster.restart_switch(name))
+    cluster.run()
+
+
+@every_tree
+@pytest.mark.parametrize("seed", range(4))
+def test_not_finite(seed: int, tree: Tree) -> None:
+    """I2. Goal: a step that is not finite is skipped by every worker of a tree."""
+    update = "streaming" if seed % 2 else "at_step"
+    cluster = Cluster(seed, job_in(tree, update=update, poison_step=1), ROUGH)
+    cluster.run()
+    for worker in cluster.workers:
+        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+
+
+@every_tree
+@pytest.mark.parametrize("seed", range(12))
+def test_everything_at_once(seed: int, tree: Tree) -> None:
+    """I1, I2, I3. Goal: restarts, lost connections, cancels and a skipped step, in a tree."""
+    run_chaos(seed, switches=tree)
