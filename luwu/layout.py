@@ -181,6 +181,10 @@ class Layout:
         """The optimizer node that stores the chunk's page."""
         return chunk % self.node_count
 
+    def page(self, chunk: int) -> int:
+        """The number of the chunk's page in the store of its owner."""
+        return chunk // self.node_count
+
     def segments(self, chunk: int) -> Iterator[Segment]:
         """The parts of parameters in a chunk, in order of position; only padding lies between."""
         box = self.chunks[chunk]

@@ -84,7 +84,7 @@ def draw_moments(seed: int, count: int) -> list[Moment]:
 
 def start(
     directory: Path, name: str, *, steps: int, restarts: int, outside: Outside,
-    transport: str = "auto", tree: Path | None = None,
+    transport: str = "auto", tree: Path | None = None, more_flags: Sequence[str] = (),
 ) -> Cluster:  # fmt: skip
     """A run of the built-in job that takes its time."""
     script = [
@@ -92,7 +92,7 @@ def start(
         "--compute-ms", str(COMPUTE_MS), "--data", str(text_file(directory)), *SMALL,
     ]  # fmt: skip
     flags = [
-        "--workers", str(WORKERS if tree is None else TREE_WORKERS),
+        *more_flags, "--workers", str(WORKERS if tree is None else TREE_WORKERS),
         "--restarts", str(restarts), "--durability", "process",
         "--state", str(directory / f"{name}.state"), "--transport", transport,
     ]  # fmt: skip
@@ -101,7 +101,7 @@ def start(
     return Cluster.run(directory, *script, flags=flags, name=name, environ=outside.environ)
 
 
-def wait_for_step(cluster: Cluster, step: int) -> None:
+def wait_for_step(cluster: Cluster, step: int, *, limit_s: float = 60) -> None:
     """Return when a step, or a later one, is on record in the log of worker 0."""
     log = cluster.run_directory.log("worker-0")
 
@@ -110,7 +110,7 @@ def wait_for_step(cluster: Cluster, step: int) -> None:
         steps = [int(found) for found in re.findall(r" step=(\d+) ", text)]
         return max(steps, default=-1) >= step or None
 
-    cluster.until(reached, f"step {step}")
+    cluster.until(reached, f"step {step}", limit_s=limit_s)
 
 
 def check_clean(cluster: Cluster, outside: Outside) -> None:

@@ -24,6 +24,7 @@ from luwu.base.limits import (
     CHUNK_BYTES_STEP,
     HOSTS_MAX,
     INT64_MAX,
+    NODE_COUNT_MAX,
     PAYLOAD_BYTES_MAX,
     STRIPES_MAX,
     WORLD_SIZE_MAX,
@@ -290,6 +291,10 @@ class RunConfig:
     hosts: int | None = _key(
         None, whole(1, HOSTS_MAX), "H", COMPARING,
         "run the arms on so many hosts, made of network namespaces: docs/hosts.md",
+    )  # fmt: skip
+    optimizer_nodes: int = _key(
+        1, whole(1, NODE_COUNT_MAX), "N", SERVING,
+        "nodes that the pages are striped over; each keeps its own directory in --state",
     )  # fmt: skip
     state: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", SERVING,

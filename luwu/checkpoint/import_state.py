@@ -16,7 +16,7 @@ from pathlib import Path
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.digest import WeightsDigest
-from luwu.base.errors import ConfigError, StateError
+from luwu.base.errors import StateError
 from luwu.base.making import check_absent, check_space, making_directory
 from luwu.checkpoint.document import read_document
 from luwu.checkpoint.origin import Origin, OriginFiles
@@ -27,8 +27,9 @@ from luwu.checkpoint.source import WEIGHT, RestingState, description_of
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.store import FilePageStore, StoreConfig, store_disk_bytes
-from switch_emu.store.directory import CONFIG_NAME, read_config
+from switch_emu.store.directory import read_config
 from switch_emu.store.kept import RECORD_KEY, KeptFiles
+from switch_emu.store.striped import node_count_of, node_directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,20 +95,19 @@ def import_state(
 
 def description_at(path: Path) -> Description:
     """The job of a state directory, at rest or not, or of an export. Raises ConfigError."""
-    if (path / CONFIG_NAME).exists():
-        return description_of(read_config(path), path)
+    count = node_count_of(path)
+    if count is not None:
+        configs = [read_config(node_directory(path, number, count)) for number in range(count)]
+        return description_of(configs, path)
     return read_document(path).description
 
 
 def _with_chunk(description: Description, chunk_bytes: int | None) -> Description:
-    if description.layout.node_count != 1:
-        raise ConfigError(
-            f"this state is spread over {description.layout.node_count} nodes, which cannot be "
-            "imported yet"
-        )
-    if chunk_bytes is None:
-        return description
-    return replace(description, layout=replace(description.layout, chunk_bytes=chunk_bytes))
+    """The same job cut otherwise; a state that is imported is always that of one node."""
+    layout = replace(description.layout, node_count=1)
+    if chunk_bytes is not None:
+        layout = replace(layout, chunk_bytes=chunk_bytes)
+    return replace(description, layout=layout)
 
 
 def _make(

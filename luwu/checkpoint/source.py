@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
 from luwu.wire.description import Description, parse_description
-from switch_emu.store import DecidedStep, FilePageStore, StoreConfig
+from switch_emu.store import DecidedStep, StoreConfig
 from switch_emu.store.kept import read_kept
+from switch_emu.store.striped import StripedPages, node_count_of, node_directory
 
 WEIGHT: Final = "weight"
 UPDATES: Final = "updates"
@@ -51,7 +52,9 @@ class StateSource(Protocol):
 
 
 class RestingState(Closing):
-    """The decided version of a store that no node has open; the store stays as it is.
+    """The decided version of a state that no node has open; it stays as it is.
+
+    A state of several nodes is a directory with one of each; what node 0 has decided counts.
 
     A step that was prepared and not decided when the node was killed is not in it: nobody was told
     of it. The node's next start decides it.
@@ -59,10 +62,11 @@ class RestingState(Closing):
 
     def __init__(self, path: Path) -> None:
         """Raises: ConfigError if there is no state or somebody has it open; StateError."""
-        self._path = path
-        self._store = FilePageStore.open(path, read_only=True)
+        count = node_count_of(path) or 1
+        self._first = node_directory(path, 0, count)
+        self._store = StripedPages(path, count)
         try:
-            self.description = description_of(self._store.config, path)
+            self.description = description_of(self._store.configs, path)
             decided = self._store.decided
             if decided is None:
                 raise ConfigError(
@@ -81,7 +85,7 @@ class RestingState(Closing):
 
     def attached(self) -> Mapping[int, bytes]:
         """See StateSource."""
-        return read_kept(self._path, self.record)
+        return read_kept(self._first, self.record)
 
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
         """See StateSource."""
@@ -92,15 +96,18 @@ class RestingState(Closing):
         self._store.close()
 
 
-def description_of(config: StoreConfig, path: Path) -> Description:
-    """The job that a store was made for. Raises StateError."""
+def description_of(configs: Sequence[StoreConfig], path: Path) -> Description:
+    """The job that the stores of a state were made for. Raises StateError."""
     try:
-        description = parse_description(config.description)
+        description = parse_description(configs[0].description)
     except RemoteProtocolError as exc:
         raise StateError(f"{path}: {exc}. Restore the state from an export.") from exc
-    if config.page_count != len(description.layout.chunks):
+    layout = description.layout
+    pages_count = sum(config.page_count for config in configs)
+    if len(configs) != layout.node_count or pages_count != len(layout.chunks):
         raise StateError(
-            f"{path} has {config.page_count} of {len(description.layout.chunks)} pages: the state "
-            "is spread over several nodes, which cannot be exported yet"
+            f"{path} has {pages_count} of {len(layout.chunks)} pages: the state is spread over "
+            f"{layout.node_count} optimizer nodes; name the directory that holds node-0, node-1, "
+            "... of all of them"
         )
     return description

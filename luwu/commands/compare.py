@@ -65,7 +65,7 @@ def run(parsed: Parsed) -> int:
     write_resolved(run_directory, resolved, "compare")
     console.say(f"run directory {run_directory.path}")
     estimate = None
-    if "luwu" in config.arms:
+    if "luwu" in config.arms and config.optimizer_nodes == 1:
         try:
             estimate = _plan(config, sizes, run_directory, console)
         except LuwuError as error:

@@ -43,6 +43,11 @@ def run(parsed: Parsed) -> int:
 
     if config.data is not None:
         check_data_file(config.data)
+    if config.optimizer_nodes > 1:
+        raise ConfigError(
+            f"optimizer_nodes: only one node is planned, not {config.optimizer_nodes}; leave it "
+            "out, and divide the disk's part by their number"
+        )
     sizes = decide_sizes(config, config.state)
     state = state_directory(config, RUNS_DIRECTORY / "state")
     planned = plan_gpt(config, sizes, state=state, samples=THOROUGH)

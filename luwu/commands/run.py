@@ -15,6 +15,7 @@ from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record, check_trace, write_trace
 from luwu.launch.console import Console
+from luwu.launch.nodes import fold_nodes
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import (
     STATE_DIRECTORY,
@@ -97,6 +98,9 @@ def run(parsed: Parsed) -> int:
                     restarts_max=config.worker_restarts,
                 )  # fmt: skip
                 supervisor.wait()
+                if config.join is None:
+                    state = state_directory(config, STATE_DIRECTORY)
+                    fold_nodes(run_directory, state, config.optimizer_nodes)
         except LuwuError as error:
             write_outcome(run_directory, error.exit_code, str(error))
             raise
@@ -144,7 +148,7 @@ def _plan(
     from switch_emu.node.plan import plan_node
 
     plan = plan_node(
-        budget_bytes=sizes.memory_budget_bytes,
+        budget_bytes=sizes.memory_budget_bytes // config.optimizer_nodes,
         chunk_bytes=sizes.chunk_bytes,
         world_size=config.workers,
         has_switch=not config.no_switch,

@@ -16,6 +16,7 @@ from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record
 from luwu.commands.up_in_tree import NODE_FILE, join_parent, start_in_tree, switch_file
 from luwu.launch.console import Console
+from luwu.launch.nodes import fold_nodes
 from luwu.launch.roles import node_spec
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import (
@@ -89,6 +90,9 @@ def run(parsed: Parsed) -> int:
                 while not supervisor.roles_done:
                     supervisor.poll()
                     sleep(POLL_S)
+                if role is None:
+                    state = state_directory(resolved.config, STATE_DIRECTORY)
+                    fold_nodes(run_directory, state, resolved.config.optimizer_nodes)
         except Interrupted:
             console.say("stopped")
             return 0
@@ -207,6 +211,11 @@ def _check(config: RunConfig, role: str | None, name: str | None) -> None:
         raise ConfigError(
             f"fidelity: {config.fidelity} is that of the switch; give --fidelity to luwu up --role "
             "switch, which starts it"
+        )
+    if role is not None and config.optimizer_nodes > 1:
+        raise ConfigError(
+            "optimizer_nodes: several nodes are started together with their switch, on one host; "
+            "leave --role out"
         )
     if role == "switch" and config.no_switch:
         raise ConfigError("no_switch: there is no switch to start; leave --no-switch out")

@@ -19,6 +19,7 @@ from luwu.launch.console import Console
 from luwu.launch.estimate.outcome import busy_seconds
 from luwu.launch.hosts import Hosts, Plan, link_documents, make_hosts
 from luwu.launch.network import dilated_compute_ms, host_link_rate
+from luwu.launch.nodes import fold_nodes
 from luwu.launch.overlap import updated_before_last_push_ratio
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, serve, state_directory
@@ -100,7 +101,10 @@ def run_arm(
         workers = [_result(run, name, rank) for rank in range(1 if alone else config.workers)]
         steps_count = len(workers[0]["step_seconds"])
         switches = _switch_summaries(run) if name == "luwu" else []
-        node = _summary(run, "node") if name == "luwu" else None
+        node = None
+        if name == "luwu":
+            fold_nodes(run, state, config.optimizer_nodes)
+            node = _summary(run, "node")
         links = []
         if hosts is not None:
             links = link_documents(

@@ -24,6 +24,7 @@ from luwu.launch.arm import ArmRun
 from luwu.launch.estimate.outcome import outcome
 from luwu.launch.hosts import links_bound
 from luwu.launch.network import host_link_rate
+from luwu.launch.nodes import total_of_nodes
 
 SCHEMA: Final = 1
 MODEL: Final = "gpt"
@@ -104,7 +105,7 @@ def arm_document(
         "unit_bytes_max": _largest(workers, "unit_bytes_max"),
         "prefetch_units": _largest(workers, "prefetch_units"),
         "worker_optimizer_bytes": _largest(workers, "worker_optimizer_bytes"),
-        "node_peak_rss_bytes": arm.memory_peaks.get("node"),
+        "node_peak_rss_bytes": total_of_nodes(arm.memory_peaks),
         "node_state_bytes": node.get("node_state_bytes"),
         "memory_budget_bytes": node.get("memory_budget_bytes"),
         "chunk_bytes": node.get("chunk_bytes"),
@@ -114,6 +115,9 @@ def arm_document(
         "host_links": arm.host_links,
         "host_links_bound_step_seconds": links_bound(arm.host_links),
         "disk_bytes": node.get("disk_bytes"),
+        "disk_bytes_by_node": [each["disk_bytes"] for each in node.get("nodes", [node])]
+        if node
+        else None,
         "spill_bytes": node.get("spill_bytes"),
         "switch": arm.pool,
         "disk_bytes_kernel": {"read": kernel.read, "written": kernel.written}

@@ -29,6 +29,7 @@ from luwu.launch.namespaces import (
     check_namespaces,
 )
 from luwu.launch.network import host_link_rate
+from luwu.launch.nodes import is_node
 
 MASTER_PORT: Final = 29500
 """Of torchrun's rendezvous on host-0; nobody else is in its namespace."""
@@ -48,8 +49,8 @@ class Plan:
         return len(self.groups)
 
     def where(self, process: str) -> str:
-        """The namespace of the node or of a switch."""
-        if process == NODE:
+        """The namespace of a node or of a switch; all nodes are on one host."""
+        if is_node(process):
             return NODE_HOST
         place = next(place for place in self.tree if place.process == process)
         return self.where_switch(place)

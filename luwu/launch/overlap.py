@@ -19,8 +19,9 @@ def updated_before_last_push_ratio(events: Path) -> float | None:
             step, start_ns = span["step"], span["start_ns"]
             last_push_ns[step] = max(start_ns, last_push_ns.get(step, start_ns))
     updated = early = 0
-    for span in spans(events / "node.jsonl", "update"):
-        if span.get("step") in last_push_ns:
-            updated += 1
-            early += span["end_ns"] < last_push_ns[span["step"]]
+    for path in sorted(events.glob("node*.jsonl")):
+        for span in spans(path, "update"):
+            if span.get("step") in last_push_ns:
+                updated += 1
+                early += span["end_ns"] < last_push_ns[span["step"]]
     return early / updated if updated else None

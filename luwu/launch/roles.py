@@ -27,7 +27,15 @@ from luwu.base.tree import SWITCH, Place, Tree
 from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, DiskBytes
 from luwu.launch.console import tail
-from luwu.launch.network import dilated_disk_rate, link_fields, links_of, node_link, switch_fidelity
+from luwu.launch.network import (
+    dilated_disk_rate,
+    link_fields,
+    links_of,
+    node_link,
+    retry_fields,
+    switch_fidelity,
+)
+from luwu.launch.nodes import node_result, node_role
 from luwu.launch.run_directory import RunDirectory
 
 MIB = 1024 * 1024
@@ -165,9 +173,10 @@ def wait_until_listens(
 def node_spec(
     config: RunConfig, run: RunDirectory, *, job: int, listen: str, memory_budget_bytes: int,
     chunk_bytes: int, state: Path | None, arena_bytes: int = 0, advertise: str | None = None,
-    groups: Sequence[int] = (),
+    groups: Sequence[int] = (), number: int = 0, first: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The fields of `NodeSpec`, as JSON takes them."""
+    """The fields of `NodeSpec`, as JSON takes them; `state` and the budget are this node's own."""
+    role = node_role(number)
     return {
         "job": job,
         "world_size": config.workers,
@@ -180,10 +189,13 @@ def node_spec(
         "chunk_bytes": chunk_bytes,
         "has_switch": not config.no_switch,
         "resume": config.resume,
-        "events": str(run.events("node")),
-        "counters": str(run.counters("node")),
+        "events": str(run.events(role)),
+        "counters": str(run.counters(role)),
         "record": None if config.record is None else str(config.record.absolute()),
-        "summary": str(run.result("node.json")),
+        "summary": str(run.result(node_result(number, config.optimizer_nodes))),
+        "number": number,
+        "count": config.optimizer_nodes,
+        "first": first,
         "arena_bytes": arena_bytes,
         "stripes": config.stripes,
         "fidelity": switch_fidelity(config),
@@ -191,7 +203,8 @@ def node_spec(
         "groups": list(groups),
         "grace_s": config.grace,
         "disk_bytes_per_s": dilated_disk_rate(config),
-        **link_fields(config, node_link(config), "node"),
+        **link_fields(config, node_link(config), role),
+        **(retry_fields(node_link(config)) if number else {}),
     }
 
 
@@ -210,7 +223,7 @@ def switch_spec(
     parent: str, chunk_bytes: int, arena_bytes: int = 0, stripes: int = 1,
     advertise: str | None = None, workers_at: str | None = None,
     retry_first_ms: int = 0, retry_most_ms: int = 0, retry_ps_per_byte: int = 0,
-    slot_bytes: int = 0,
+    slot_bytes: int = 0, more_parents: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `SwitchSpec`, as JSON takes them; `slot_bytes`: memory of slots, at least."""
     children = tree.children(place)
@@ -225,6 +238,7 @@ def switch_spec(
         "workers_at": workers_at,
         "advertise": advertise,
         "parent": parent,
+        "more_parents": list(more_parents),
         "insecure": config.insecure,
         "slot_bytes_max": slot_bytes_max,
         "copies_bytes_max": max(256 * MIB, 4 * chunk_bytes),

@@ -23,7 +23,7 @@ from typing import Any, Final
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
 from luwu.base.config import RunConfig
-from luwu.base.errors import ConnectionFailed, DeadlineError
+from luwu.base.errors import ConfigError, ConnectionFailed, DeadlineError
 from luwu.base.json_file import read_json
 from luwu.launch.children import Child, kill_marked, stop_all
 from luwu.launch.console import tail
@@ -79,6 +79,11 @@ class Service(Closing):
 
         Raises: the role's own error, ConnectionFailed.
         """
+        if config.optimizer_nodes > 1:
+            raise ConfigError(
+                "optimizer_nodes: one node serves job after job; leave it out, or start the run "
+                "by itself with `luwu run`"
+            )
         job = ServiceJob(self, run)
         self.jobs.append(job)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -26,6 +26,7 @@ from luwu.base.tree import (
 from luwu.launch.hosts import Hosts
 from luwu.launch.namespaces import CENTRE
 from luwu.launch.network import links_of, node_link, retry_fields, switch_fidelity
+from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.roles import node_spec, switch_spec
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.sockets import private_directory
@@ -73,6 +74,8 @@ def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
     An existing state keeps the chunk it was made with. Raises ConfigError, StateError.
     """
     check_fidelity(config)
+    check_nodes(config, state)
+    count = config.optimizer_nodes
     lines = []
     slot_count = own_slots(config)
     budget = config.memory_budget
@@ -84,16 +87,21 @@ def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
             f"{format_bytes(free)} that are free (--memory-budget)"
         )
     chunk = config.chunk
-    made_with = None if state is None else chunk_bytes_of(state)
+    made_with = None if state is None else chunk_bytes_of(_directory(state, 0, count))
     if chunk is None and made_with is not None:
         chunk = made_with
         lines.append(f"chunk: {exact_size(chunk)}, as {state} was made with")
     elif chunk is None:
         chunk = default_chunk_bytes(
-            budget, world_size=config.workers, has_switch=not config.no_switch,
+            budget // count, world_size=config.workers, has_switch=not config.no_switch,
             slot_count=slot_count,
         )  # fmt: skip
         lines.append(f"chunk: {exact_size(chunk)}, from the memory budget (--chunk)")
+    if count > 1:
+        lines.append(
+            f"optimizer nodes: {count}, each with {format_bytes(budget // count)} of the budget "
+            f"and every {count}th chunk"
+        )
     return Sizes(memory_budget_bytes=budget, chunk_bytes=chunk, lines=tuple(lines))
 
 
@@ -140,28 +148,49 @@ def serve(
             f"gradient arenas: {arenas_count} x {format_bytes(arena_bytes)} of shared memory, "
             "taken as it is used (--transport ipc shares none)"
         )
-    node = supervisor.add_role(
-        "node",
-        node_spec(
-            config,
-            run,
-            job=job,
-            listen=endpoints.of_node,
-            memory_budget_bytes=sizes.memory_budget_bytes,
-            chunk_bytes=sizes.chunk_bytes,
-            arena_bytes=arena_bytes if transport == "shm" else 0,
-            state=state,
-            advertise=config.advertise if config.no_switch else None,
-            groups=tree.groups if len(tree) > 1 else (),
-        ),
-    )
+    nodes = add_nodes(
+        supervisor, config, job=job, listen=endpoints.of_node, sizes=sizes, state=state,
+        arena_bytes=arena_bytes if transport == "shm" else 0,
+        groups=tree.groups if len(tree) > 1 else (),
+    )  # fmt: skip
     connection = connection_of(
-        config, job=job, node=node, chunk_bytes=sizes.chunk_bytes, arena_bytes=arena_bytes
+        config, job=job, node=nodes[0], chunk_bytes=sizes.chunk_bytes, arena_bytes=arena_bytes
     )
     if not config.no_switch:
-        connection = _add_switches(supervisor, config, connection, endpoints)
+        connection = _add_switches(supervisor, config, connection, endpoints, nodes[1:])
     write_connection(run.connect_file, connection)
     return connection
+
+
+def add_nodes(
+    supervisor: Starter, config: RunConfig, *, job: int, listen: str, sizes: Sizes,
+    state: Path | None, arena_bytes: int, groups: Sequence[int],
+) -> list[str]:  # fmt: skip
+    """Start the optimizer nodes, the first first; their endpoints."""
+    count = config.optimizer_nodes
+    if count > 1:
+        assert state is not None
+        state.mkdir(parents=True, exist_ok=True)
+    endpoints: list[str] = []
+    for number in range(count):
+        role = node_role(number)
+        is_file = not listen.startswith("tcp://")
+        spec = node_spec(
+            config,
+            supervisor.run,
+            job=job,
+            listen=f"{listen}-{number}" if number and is_file else listen,
+            memory_budget_bytes=sizes.memory_budget_bytes // count,
+            chunk_bytes=sizes.chunk_bytes,
+            arena_bytes=arena_bytes,
+            state=None if state is None else _directory(state, number, count),
+            advertise=config.advertise if config.no_switch else None,
+            groups=groups,
+            number=number,
+            first=endpoints[0] if number else None,
+        )
+        endpoints.append(supervisor.add_role(role, spec))
+    return endpoints
 
 
 class _Endpoints:
@@ -224,9 +253,10 @@ def process_index(tree: Tree, process: str) -> int:
 
 
 def _add_switches(
-    supervisor: Starter, config: RunConfig, connection: Connection, endpoints: _Endpoints
-) -> Connection:
-    """Start all switches of a tree, each after its parent."""
+    supervisor: Starter, config: RunConfig, connection: Connection, endpoints: _Endpoints,
+    more_nodes: Sequence[str],
+) -> Connection:  # fmt: skip
+    """Start all switches of a tree, each after its parent; the root knows further nodes too."""
     check_fidelity(config)
     tree = endpoints.tree
     parents = {NODE: connection.node}
@@ -236,6 +266,7 @@ def _add_switches(
         parents[place.name] = add_switch(
             supervisor, config, connection, tree, place, parent=parents[place.parent],
             listen=endpoints.of_switch(place), workers_at=workers_at,
+            more_parents=more_nodes if place.parent == NODE else (),
         )  # fmt: skip
         if place.workers:
             leaves.append(leaf_of(place, workers_at or parents[place.name]))
@@ -250,7 +281,7 @@ def _add_switches(
 
 def add_switch(
     supervisor: Starter, config: RunConfig, connection: Connection, tree: Tree, place: Place, *,
-    parent: str, listen: str, workers_at: str | None = None,
+    parent: str, listen: str, workers_at: str | None = None, more_parents: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """Start a switch below the endpoint `parent`; where it listens."""
     above = node_link(config) if place.parent == NODE else links_of(config).switch
@@ -262,6 +293,7 @@ def add_switch(
         place=place,
         listen=listen,
         parent=parent,
+        more_parents=more_parents,
         chunk_bytes=connection.chunk_bytes,
         arena_bytes=connection.arena_bytes,
         stripes=stripes_of(config, connection),
@@ -384,12 +416,19 @@ def connection_of(
         aggregate=chosen_aggregate(config),
         **retry_fields(node_link(config)),
         tree="" if config.tree is None else groups_text(tree_of(config)),
+        optimizer_nodes=config.optimizer_nodes,
     )
 
 
 def new_job() -> int:
     """A number no other job has, by chance."""
     return secrets.randbits(48) + 1
+
+
+def _directory(state: Path, number: int, count: int) -> Path:
+    from switch_emu.store.striped import node_directory
+
+    return node_directory(state, number, count)
 
 
 def chunk_bytes_of(state: Path) -> int | None:

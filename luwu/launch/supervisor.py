@@ -34,7 +34,7 @@ from luwu.launch.console import Console, LogFollower
 from luwu.launch.failures import FINAL_CODES, role_failure, worker_failure
 from luwu.launch.guard import MARK_SUFFIX
 from luwu.launch.hosts import Hosts
-from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
+from luwu.launch.roles import POLL_S, RoleProcess, kind_of, wait_until_listens
 from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.sampling import MemorySampler
 from luwu.launch.torchrun import (
@@ -208,9 +208,12 @@ class Supervisor(Closing):
         """Largest sampled RssAnon + RssShmem, by process."""
         return self._sampler.peaks
 
-    def kernel_disk_bytes(self, role: str) -> DiskBytes | None:
-        """The kernel's count for a role, over all its starts."""
-        return next((each.disk for each in self._roles if each.role == role), None)
+    def kernel_disk_bytes(self, machine: str) -> DiskBytes | None:
+        """The kernel's count for all nodes, or all switches, over all their starts."""
+        found = [each.disk for each in self._roles if kind_of(each.role) == machine]
+        if not found:
+            return None
+        return DiskBytes(sum(disk.read for disk in found), sum(disk.written for disk in found))
 
     def _look_at_role(self, role: RoleProcess) -> None:
         child = role.child

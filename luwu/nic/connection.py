@@ -4,7 +4,8 @@
      "node": "tcp://10.0.0.5:41877", "switch": "tcp://10.0.0.6:40001", "chunk_bytes": 1048576,
      "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600,
      "arena_bytes": 0, "stripes": 1, "retry_first_ms": 0, "retry_most_ms": 0,
-     "retry_ps_per_byte": 0, "aggregate": "float32", "tree": "", "leaves": []}
+     "retry_ps_per_byte": 0, "aggregate": "float32", "tree": "", "leaves": [],
+     "optimizer_nodes": 1}
 
 `switch` is null where workers talk to the node itself. In a tree of switches it is the one below
 the node, `tree` says which ranks each switch sums, and `leaves` where the workers connect:
@@ -30,6 +31,7 @@ from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.json_file import read_json, write_json
 from luwu.base.limits import (
     INT64_MAX,
+    NODE_COUNT_MAX,
     PAYLOAD_BYTES_MAX,
     PROTOCOL_VERSION,
     STRIPES_MAX,
@@ -78,6 +80,8 @@ class Connection:
     """Connections of each link, where it is not shm://."""
     aggregate: str = FLOAT32
     """Name of the aggregator, with its scale."""
+    optimizer_nodes: int = 1
+    """Nodes that the pages are striped over; `node` is the first."""
     retry_first_ms: int = 0
     """When who dials the endpoint repeats what was not answered, where its link is emulated."""
     retry_most_ms: int = 0
@@ -129,6 +133,8 @@ class Connection:
             asked["arena_bytes"] = self.arena_bytes
         if self.stripes != 1:
             asked["stripes"] = self.stripes
+        if self.optimizer_nodes != 1:
+            asked["optimizer_nodes"] = self.optimizer_nodes
         for name in ("connect_timeout_s", "grace_s"):
             if getattr(self, name) != _DEFAULTS[name]:
                 asked[name] = f"{getattr(self, name):.9f}".rstrip("0").rstrip(".")
@@ -264,6 +270,7 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     first_ms = document.get("retry_first_ms", 0)
     _in_limits(document, "retry_most_ms", first_ms, _RETRY_MS_MAX, where)
     _in_limits(document, "retry_ps_per_byte", 0, INT64_MAX, where)
+    _in_limits(document, "optimizer_nodes", 1, NODE_COUNT_MAX, where)
     for name in ("node", "switch"):
         endpoint = document.get(name)
         if endpoint is None and name == "switch":

@@ -57,6 +57,7 @@ def open_nic(rank: int, world_size: int) -> Nic:
         grace_s=connection.grace_s,
         retry=connection.retry,
         aggregate=connection.aggregate,
+        node_count=connection.optimizer_nodes,
     )
     try:
         nic.connect()

@@ -76,7 +76,7 @@ class Nic(Closing):
         recorder: Recorder | None = None, connect_timeout_s: float = 60.0, grace_s: float = 600.0,
         incarnation: int | None = None, gradient_bytes: int = GRADIENT_BYTES,
         make_reader: Callable[[], StateReader] | None = None, retry: RetryPolicy | None = None,
-        aggregate: str = FLOAT32,
+        aggregate: str = FLOAT32, node_count: int = 1,
     ) -> None:  # fmt: skip
         """`gradient_bytes`: what may be under way at most, written and not received;
         `make_reader`: a reader of the same job, by a connection of its own; `retry`: where a link
@@ -86,7 +86,7 @@ class Nic(Closing):
         self.rank, self.world_size, self.chunk_bytes = rank, world_size, chunk_bytes
         self.reshard_after_forward = reshard_after_forward
         self.prefetch_units = prefetch_units
-        self.node_count = 1
+        self.node_count = node_count
         """Optimizer nodes the pages are spread over."""
         self.recorder = recorder or Recorder(role="worker", printed=None)
         self.counters = NicCounters()

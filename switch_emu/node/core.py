@@ -293,6 +293,11 @@ class NodeCore(NodeGathering):
         return self._is_done and self._nodes.all_left and self._gone
 
     @property
+    def node_peers(self) -> tuple[str, ...]:
+        """At node 0: connections of the other nodes."""
+        return self._nodes.peers
+
+    @property
     def _is_done(self) -> bool:
         committed = any(step.parts is not None for step in self._steps.values())
         under_way = self._updates or committed or self._is_loading

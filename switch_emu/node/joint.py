@@ -4,12 +4,15 @@ Each node owns some chunks; node 0 speaks for all of them, and its disk is the l
 decided (two-phase commit). To the others it is what a parent is to a child: they ask, it answers.
 
     a node says   when                                   node 0 answers when
-    Hello         its store is open                      its own is: Welcome, the attempt and step
+    Hello         its store is open, and ever again      its own is: Welcome, the attempt and step
     Measured      all its sums of a step are complete    all nodes have measured: Verdict
     Prepared      the version is durable there           all are prepared, and it has decided on
                                                          its own disk: Resolved
     Cancel        it wants the attempt given up          that is done: Abort
     Leave         its child has left                     Received; node 0 ends when all have left
+
+Hello is asked again, with growing pauses, as long as the node lives: a node that waits for its
+child has no other question open, and would not learn of an abort that got lost.
 
 One node is all of them: its own word is enough, and nothing here is ever sent.
 
@@ -53,7 +56,8 @@ class NodeJoint(NodeMember):
     ) -> None:  # fmt: skip
         super().__init__(job, incarnation, ranks, place, limits)
         self._ballot = Ballot(place.count)
-        self._nodes = Members(job=job, children=[1 << n for n in range(1, place.count)])
+        others = range(1, place.count) if place.number == 0 else ()
+        self._nodes = Members(job=job, children=[1 << number for number in others])
         """At node 0: the others."""
         self._early: dict[int, tuple[str, wire.Hello, bytes]] = {}
         """At node 0: nodes that said Hello before its store was open."""
@@ -280,6 +284,7 @@ class NodeJoint(NodeMember):
         self._now_ns = now_ns
         if self._description is not None:
             self._say_hello()
+            self._uplink.hurry(now_ns)
         return self._take()
 
     def _from_first(self, m: wire.Message) -> None:
@@ -287,11 +292,9 @@ class NodeJoint(NodeMember):
         if isinstance(m, wire.Refuse):
             self._actions.append(GiveUp(f"optimizer node {self._place.number}: {m.text}"))
         elif isinstance(m, wire.Rejoin):
-            if not self._uplink.asks("hello"):
-                self._say_hello()
+            self._say_hello()
         elif isinstance(m, wire.Welcome):
-            if self._uplink.answered("hello"):
-                self._enlisted(m)
+            self._enlisted(m)
         elif not self._welcomed or m.generation < self._generation:
             return
         elif m.generation > self._generation:  # started again, and the answer to our Hello is lost
@@ -330,8 +333,8 @@ class NodeJoint(NodeMember):
     def _enlisted(self, m: wire.Welcome) -> None:
         """Node 0 knows us, and has said what counts."""
         if self._welcomed and (m.generation, m.attempt) <= (self._generation, self._attempt):
-            self._uplink.hurry(self._now_ns)  # only the connection was lost: nothing else is
-        elif m.attempt <= self._attempt:
+            return  # nothing new
+        if m.attempt <= self._attempt:
             self._give_up(f"{m.attempt} attempts", f"{self._attempt}")
         else:
             self._follow(m)

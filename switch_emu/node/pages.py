@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 
 from luwu.base.digest import WeightsDigest
+from luwu.base.errors import ConfigError
 from luwu.layout import Layout
 from luwu.wire.description import Description
 from switch_emu.node.kernels import kernel_name
-from switch_emu.store import Field, PageKind, PageStore, StoreConfig
+from switch_emu.store import DecidedStep, Field, PageKind, StoreConfig
 from switch_emu.switch.aggregate import F32Array
 
 WEIGHT = "weight"
@@ -18,14 +20,35 @@ UPDATES = "updates"
 """How often a page was updated: Adam's step count, which skipped steps do not raise."""
 
 
-def store_config(description: Description) -> StoreConfig:
-    """Pages for a job: one a chunk; trained ones with moments, frozen ones without."""
+class Pages(Protocol):
+    """Decided weights, by chunk: a page store, or those of several nodes (`StripedPages`)."""
+
+    @property
+    def decided(self) -> DecidedStep | None:
+        """The newest decided step."""
+        ...
+
+    def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
+        """Fill `into` with one field of the page of a chunk."""
+        ...
+
+
+def store_config(description: Description, node: int = 0) -> StoreConfig:
+    """A node's pages of a job: one for each chunk it owns; trained ones with moments, frozen ones
+    without. Raises ConfigError if it owns none.
+    """
     layout = description.layout
+    chunks = [chunk for chunk in layout.chunks if layout.owner(chunk.index) == node]
+    if not chunks:
+        raise ConfigError(
+            f"optimizer_nodes: the model has {len(layout.chunks)} chunks, too few for "
+            f"{layout.node_count} nodes; give fewer, or a smaller --chunk"
+        )
     kernel = kernel_name(description.optimizer, description.state_fields)
     kinds: dict[tuple[bool, int], int] = {}
     built: list[PageKind] = []
     page_kinds: list[int] = []
-    for chunk in layout.chunks:
+    for chunk in chunks:
         key = (chunk.trainable, chunk.elems)
         if key not in kinds:
             kinds[key] = len(built)
@@ -39,12 +62,18 @@ def store_config(description: Description) -> StoreConfig:
     return StoreConfig(
         kinds=tuple(built),
         page_kinds=tuple(page_kinds),
-        page_elems=tuple(chunk.elems for chunk in layout.chunks),
+        page_elems=tuple(chunk.elems for chunk in chunks),
         optimizer=kernel,
         chunk_bytes=layout.chunk_bytes,
-        layout_hash=description.hash,
+        layout_hash=node_layout_hash(description, node),
         description=description.to_bytes(),
     )
+
+
+def node_layout_hash(description: Description, node: int) -> str:
+    """What a store's configuration says of the layout: with several nodes, also whose it is."""
+    count = description.layout.node_count
+    return description.hash if count == 1 else f"{description.hash}, node {node} of {count}"
 
 
 def field_view(kind: PageKind, record: memoryview, name: str) -> F32Array:
@@ -59,7 +88,7 @@ def updates_view(kind: PageKind, record: memoryview) -> np.ndarray:
     return np.frombuffer(record[start:stop], np.int64)
 
 
-def parameter_values(store: PageStore, layout: Layout, version: int) -> Iterator[F32Array]:
+def parameter_values(store: Pages, layout: Layout, version: int) -> Iterator[F32Array]:
     """Master weights of all parameters, in the order of registration, in parts.
 
     Yields at least one part a parameter; a part is valid until the next is asked for.
@@ -80,7 +109,7 @@ def parameter_values(store: PageStore, layout: Layout, version: int) -> Iterator
             yield weights[start - chunk.start : stop - chunk.start]
 
 
-def weights_digest(store: PageStore, layout: Layout) -> str:
+def weights_digest(store: Pages, layout: Layout) -> str:
     """The digest of the decided weights (I3): one definition for every arm."""
     assert store.decided is not None
     digest = WeightsDigest()

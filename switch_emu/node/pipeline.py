@@ -184,11 +184,12 @@ class Pipeline:
         chunk = action.chunk
         named = {"step": action.step, "chunk": chunk}
         start_ns = SYSTEM_CLOCK.now_ns()
-        record = self._store.record_in_ram(chunk, action.step)
+        page = self._layout.page(chunk)
+        record = self._store.record_in_ram(page, action.step)
         if record is None:
-            self._store.read(chunk, action.step, scratch.record(chunk))
+            self._store.read(page, action.step, scratch.record(page))
         place = self._target(action)
-        target = scratch.record(chunk) if place is None else place
+        target = scratch.record(page) if place is None else place
         read_ns = self._span("read", start_ns, **named)
         wire = self._wire(chunk, action.step + 1, action.attempt, needed=action.publish)
         squares = self._compute(action, scratch, record, place, wire)
@@ -206,7 +207,7 @@ class Pipeline:
         self._tell(lambda: self._core.updated(action, squares, published, in_place=in_place))
         if is_finite:  # else the step will be skipped, and its pages are discarded anyway
             try:
-                self._store.write(chunk, action.step + 1, action.attempt, target)
+                self._store.write(page, action.step + 1, action.attempt, target)
             except StaleAttempt:
                 pass  # the attempt was given up meanwhile; the core knows
         self._span("write", update_ns, **named)
@@ -218,8 +219,9 @@ class Pipeline:
         place: memoryview | None, wire: Outgoing,
     ) -> tuple[float, ...]:  # fmt: skip
         """Update the page from `record` to `place`; None of either: the thread's own record."""
-        kind, fields = self._store.config.kind(action.chunk), self._kernel.state_fields
-        own = scratch.views(action.chunk)
+        page = self._layout.page(action.chunk)
+        kind, fields = self._store.config.kind(page), self._kernel.state_fields
+        own = scratch.views(page)
         source = own if record is None else record_views(kind, record, fields)
         target = own if place is None else record_views(kind, place, fields)
         hyper = self._decoded(action.hyper)
@@ -247,7 +249,8 @@ class Pipeline:
 
     def _target(self, action: Update) -> memoryview | None:
         try:
-            return self._store.place_in_ram(action.chunk, action.step + 1, action.attempt)
+            page = self._layout.page(action.chunk)
+            return self._store.place_in_ram(page, action.step + 1, action.attempt)
         except StaleAttempt:
             return None  # `write` will say so again
 
@@ -319,22 +322,24 @@ class Pipeline:
                 continue  # the next version was decided just now
 
     def _copy_weights(self, chunk: int, version: int, wire: Outgoing, scratch: Scratch) -> None:
-        kind = self._store.config.kind(chunk)
+        page = self._layout.page(chunk)
+        kind = self._store.config.kind(page)
         assert wire.target is not None
         memory, dtype = wire.target
-        record = self._store.record_in_ram(chunk, version)
+        record = self._store.record_in_ram(page, version)
         if record is not None:
             cast_into(field_view(kind, record, WEIGHT), dtype, memory)
         elif dtype == "float32":
-            self._store.read_field(chunk, version, WEIGHT, memory)
+            self._store.read_field(page, version, WEIGHT, memory)
         else:
             weights = scratch.weights(self._layout.chunks[chunk].elems)
-            self._store.read_field(chunk, version, WEIGHT, weights.view(np.uint8).data)
+            self._store.read_field(page, version, WEIGHT, weights.view(np.uint8).data)
             cast_into(weights, dtype, memory)
 
     def _load(self, action: LoadPage, scratch: Scratch) -> None:
-        kind = self._store.config.kind(action.chunk)
-        record = scratch.record(action.chunk)
+        page = self._layout.page(action.chunk)
+        kind = self._store.config.kind(page)
+        record = scratch.record(page)
         np.frombuffer(record, np.uint8)[:] = 0
         payload = action.payload
         assert isinstance(payload, Payload)
@@ -345,7 +350,7 @@ class Pipeline:
                 record[at : at + field.field_bytes] = data[start : start + field.field_bytes]
                 start += field.field_bytes
         try:
-            self._store.write(action.chunk, 0, action.attempt, record)
+            self._store.write(page, 0, action.attempt, record)
         except StaleAttempt:
             pass  # the attempt was given up meanwhile; the core knows
         self._tell(lambda: self._loaded(action, payload))

@@ -14,18 +14,20 @@ from luwu.base.clock import new_incarnation
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.links import LinkPair, push_window_bytes
+from luwu.base.outstanding import retry_policy
 from luwu.base.quantities import format_bytes
 from luwu.layout import Chunk
 from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport
+from luwu.wire.actions import PARENT
 from luwu.wire.description import Description, parse_description
 from switch_emu.counting import CountersFile
 from switch_emu.link_report import link_rows
 from switch_emu.linked import linked
-from switch_emu.node.actions import NodeLimits
+from switch_emu.node.actions import NodeLimits, NodePlace
 from switch_emu.node.core import NodeCore
 from switch_emu.node.kernels import make_kernel
-from switch_emu.node.pages import store_config, weights_digest
+from switch_emu.node.pages import node_layout_hash, store_config, weights_digest
 from switch_emu.node.places import WeightsPlaces, places_bytes
 from switch_emu.node.plan import NodePlan, budget_for_pages, plan_node
 from switch_emu.node.shell import NodeShell
@@ -92,6 +94,20 @@ class NodeSpec:
     """In protocol fidelity; None: as many as there is memory for, up to a default."""
     groups: tuple[int, ...] = ()
     """Bitmaps of the ranks that each switch of a tree sums, the smaller ones first."""
+    number: int = 0
+    count: int = 1
+    """Which of how many optimizer nodes this is."""
+    first: str | None = None
+    """Endpoint of node 0, for the others."""
+    retry_first_ms: int = 0
+    """When they repeat what it did not answer, where its link is emulated; 0: as usual."""
+    retry_most_ms: int = 0
+    retry_ps_per_byte: int = 0
+
+    @property
+    def place(self) -> NodePlace:
+        """Which node this is."""
+        return NodePlace(number=self.number, count=self.count)
 
     def plan(self) -> NodePlan:
         """The memory plan. Raises ConfigError if the budget cannot work."""
@@ -115,8 +131,9 @@ def plan_lines(spec: NodeSpec) -> list[str]:
     """What this node will do, for people, before it does it."""
     durability = "none" if spec.state is None else spec.durability
     place = "in RAM" if spec.state is None else f"in {spec.state}"
+    which = "" if spec.count == 1 else f"optimizer node {spec.number} of {spec.count}: "
     return [
-        f"state {place}; durability {durability}: {DURABILITY_WORDS[durability]}",
+        f"{which}state {place}; durability {durability}: {DURABILITY_WORDS[durability]}",
         *spec.plan().lines(),
     ]
 
@@ -133,9 +150,10 @@ def serve_node(
     Raises: ConfigError, StateError.
     """
     plan = spec.plan()
+    role = "node" if spec.number == 0 else f"node-{spec.number}"
     with (
         lent_range(ranges, own_switch_limits(spec, plan)) as limits,
-        Recorder(role="node", path=spec.events) as recorder,
+        Recorder(role=role, path=spec.events) as recorder,
     ):
         for line in plan_lines(spec):
             recorder.event("node.plan", text=line)
@@ -145,7 +163,7 @@ def serve_node(
             arena_bytes=arena_bytes,
             insecure=spec.insecure,
             stripes=spec.stripes,
-            peers_count=1 if spec.has_switch else spec.world_size,
+            peers_count=(1 if spec.has_switch else spec.world_size) + spec.count - 1,
         )
         with (
             linked(inner, spec.link, seed=spec.link_seed) as transport,
@@ -155,6 +173,8 @@ def serve_node(
             try:
                 shell.open_existing()  # before we listen: a wrong directory is found at once
                 on_listening(transport.listen(spec.listen, advertise=spec.advertise))
+                if spec.first is not None:
+                    transport.dial(PARENT, spec.first)
                 is_finished = shell.run(should_stop)
                 shell.drain(2.0)
                 shell.write_counters()
@@ -182,6 +202,8 @@ def make_node_shell(
         incarnation=incarnation,
         ranks=ranks,
         groups=spec.groups,
+        place=spec.place,
+        retry=retry_policy(spec.retry_first_ms, spec.retry_most_ms, spec.retry_ps_per_byte),
         limits=NodeLimits(
             sum_bytes_max=plan.sums_bytes,
             updates_max=plan.updates_max,
@@ -202,11 +224,12 @@ def make_node_shell(
 
     def make_spill(description: Description) -> SpillFile:
         layout = description.layout
+        owned = [chunk for chunk in layout.chunks if layout.owner(chunk.index) == spec.number]
         aggregator = make_aggregator(description.aggregate, spec.world_size)
         return SpillFile(
             spec.state,
-            place_bytes=max(_held_bytes(aggregator, chunk) for chunk in layout.chunks),
-            places_count=sum(chunk.trainable for chunk in layout.chunks),
+            place_bytes=max(_held_bytes(aggregator, chunk) for chunk in owned),
+            places_count=sum(chunk.trainable for chunk in owned),
             buffers_count=plan.spill_bytes // spec.chunk_bytes,
         )
 
@@ -221,6 +244,7 @@ def make_node_shell(
         core,
         recorder,
         job=spec.job,
+        place=spec.place,
         plan=plan,
         open_store=lambda: _open_existing(spec, plan),
         make_store=lambda description: _make_store(spec, plan, description),
@@ -236,7 +260,7 @@ def make_node_shell(
         make_places=make_places,
         own_switch=own_switch,
         grace_s=spec.grace_s,
-        counters=None if spec.counters is None else CountersFile(spec.counters, "node"),
+        counters=None if spec.counters is None else CountersFile(spec.counters, spec.counters.stem),
     )
 
 
@@ -258,11 +282,26 @@ def _open_existing(spec: NodeSpec, plan: NodePlan) -> PageStore | None:
             f"{spec.state} was made with chunks of {store.config.chunk_bytes // 1024}KiB, asked "
             f"for {spec.chunk_bytes // 1024}KiB; use --chunk {store.config.chunk_bytes // 1024}KiB"
         )
-    return _tiered(store, spec, plan, parse_description(store.config.description))
+    description = parse_description(store.config.description)
+    count = description.layout.node_count
+    is_ours = store.config.layout_hash == node_layout_hash(description, spec.number)
+    if count != spec.count or not is_ours:
+        store.close()
+        raise ConfigError(
+            f"{spec.state} belongs to {'another' if count == spec.count else f'one of {count}'} "
+            f"optimizer node{'s'[: count != spec.count]}, this is node {spec.number} of "
+            f"{spec.count}; give the --state it was made with, and --optimizer-nodes {count}"
+        )
+    return _tiered(store, spec, plan, description)
 
 
 def _make_store(spec: NodeSpec, plan: NodePlan, description: Description) -> PageStore:
-    config = store_config(description)
+    if description.layout.node_count != spec.count:
+        raise ConfigError(
+            f"optimizer_nodes: the workers speak of {description.layout.node_count}, there are "
+            f"{spec.count}; start both with the same --optimizer-nodes"
+        )
+    config = store_config(description, spec.number)
     make_aggregator(description.aggregate, spec.world_size)  # what cannot be added is refused here
     if spec.state is None:
         needed = 2 * config.state_bytes
@@ -292,6 +331,8 @@ def _held_bytes(aggregator: Aggregator, chunk: Chunk) -> int:
 
 
 def _places_bytes(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
+    if spec.count > 1:
+        return 0  # a unit's chunks would not lie one behind the other
     in_ram_bytes = 0 if spec.state is not None else 2 * store_config(description).state_bytes
     wanted_bytes = places_bytes(description.layout) if spec.arena_bytes else 0
     return plan.in_place_bytes(wanted_bytes, state_in_ram_bytes=in_ram_bytes)
@@ -320,7 +361,7 @@ def _budget_for_ram(spec: NodeSpec, description: Description) -> int:
 
     def needed(chunk_bytes: int) -> int:
         layout = replace(description.layout, chunk_bytes=chunk_bytes)
-        return 2 * store_config(replace(description, layout=layout)).state_bytes
+        return 2 * store_config(replace(description, layout=layout), spec.number).state_bytes
 
     return budget_for_pages(
         needed, budget_bytes=spec.memory_budget_bytes, chunk_bytes=spec.chunk_bytes,
@@ -338,7 +379,8 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
     summary = {
         "schema": 1,
         "steps": shell.core.next_step,
-        "weights_digest": weights_digest(store, description.layout),
+        # Of several nodes none has all weights: whoever started them adds the digest.
+        "weights_digest": weights_digest(store, description.layout) if spec.count == 1 else None,
         "node_state_bytes": store.state_bytes,
         "disk_space_bytes": store.disk_bytes + (spill.disk_bytes if spill else 0),
         "disk_bytes": {

@@ -16,17 +16,20 @@ import numpy as np
 
 from luwu.aggregate import make_aggregator
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.errors import LuwuError
+from luwu.base.errors import LuwuError, StateError
 from luwu.base.events import Recorder
-from luwu.transport.interface import Transport
+from luwu.transport.interface import PeerDown, PeerUp, Transport
 from luwu.wire.actions import PARENT, Send
 from luwu.wire.description import Description, parse_description
 from luwu.wire.messages import Message, Push, Weights
 from switch_emu.counting import CountersFile, Counts
 from switch_emu.node.actions import (
     Discard,
+    GiveUp,
+    NodePlace,
     OpenStore,
     PinVersion,
+    PreparedVersion,
     ReadField,
     ReadWeights,
     RecordAttempt,
@@ -63,7 +66,8 @@ class NodeShell(Shell):
 
     def __init__(
         self, transport: Transport, core: NodeCore, recorder: Recorder, *, job: int,
-        plan: NodePlan, open_store: Callable[[], PageStore | None], make_store: MakeStore,
+        place: NodePlace | None = None, plan: NodePlan,
+        open_store: Callable[[], PageStore | None], make_store: MakeStore,
         make_spill: Callable[[Description], SpillFile],
         make_kernel: Callable[[Description], Made],
         make_kept: Callable[[DecidedStep | None], KeptFiles],
@@ -73,7 +77,7 @@ class NodeShell(Shell):
     ) -> None:  # fmt: skip
         super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
         self.core = core
-        self._job, self._plan = job, plan
+        self._job, self._plan, self._place = job, plan, place or NodePlace()
         self._open_store = open_store
         self._make_store, self._make_spill = make_store, make_spill
         self._make_kernel, self._make_places = make_kernel, make_places
@@ -90,6 +94,8 @@ class NodeShell(Shell):
         self._visits: Visits | None = None
         self._held_reads: deque[ReadWeights] = deque()
         self._held_visits: deque[ReadField] = deque()
+        self._down: set[str] = set()
+        """Connections that are lost."""
         self._to_node: deque[Send] = deque()
         """Between the own switch and the node's core, so that neither calls into itself."""
         self.payload_bytes_in = self.payload_bytes_out = 0
@@ -104,10 +110,7 @@ class NodeShell(Shell):
     def _open(self, store: PageStore) -> None:
         self.store = store
         self.description = parse_description(store.config.description)
-        prepared = store.prepared
-        if prepared is not None:  # the only node: what it prepared is decided
-            store.decide(prepared.version, prepared.attempt)
-        store.record_attempt(store.attempt + 1)
+        prepared = self._settle_prepared(store)
         made = self._make_kernel(self.description)
         self._places = self._make_places(self.description)
         self._kept = self._make_kept(store.decided)
@@ -145,6 +148,7 @@ class NodeShell(Shell):
             version=None if decided is None else decided.version,
             applied=decided is None or decided.applied,
             grad_norm=0.0 if decided is None or decided.grad_norm is None else decided.grad_norm,
+            prepared=prepared,
         )
         self.recorder.event(
             "node.opened", generation=store.generation, attempt=store.attempt,
@@ -152,7 +156,28 @@ class NodeShell(Shell):
             kernel_version=made.kernel.version, kernel_reason=made.reason,
             weights="in place" if self._places is not None else "copied",
         )  # fmt: skip
+        self.do(self.core.tick(SYSTEM_CLOCK.now_ns()))  # so that it knows what time it is
         self.do(self.core.store_opened(facts))
+
+    def _settle_prepared(self, store: PageStore) -> PreparedVersion | None:
+        """What a crash left prepared: decided if this is the only node; if it is the first of
+        several, not; otherwise the first will say.
+        """
+        prepared = store.prepared
+        if self._place.number:
+            return (
+                None
+                if prepared is None
+                else PreparedVersion(
+                    prepared.version, prepared.attempt, prepared.applied, prepared.grad_norm or 0.0
+                )
+            )
+        if prepared is not None and self._place.count == 1:
+            store.decide(prepared.version, prepared.attempt)
+        store.record_attempt(store.attempt + 1)
+        if store.prepared is not None:
+            store.abort(store.attempt - 1)
+        return None
 
     def close(self) -> None:
         """Stop the pipeline; close store and spill file."""
@@ -169,12 +194,34 @@ class NodeShell(Shell):
 
     # ---------------------------------------------------------------------- Shell
 
+    def drain(self, limit_s: float) -> None:
+        """Wait until what was sent has left; at node 0 also until the others have ended, which
+        they do when they have heard its answer to their goodbye.
+        """
+        super().drain(limit_s)
+        end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+        while set(self.core.node_peers) - self._down and SYSTEM_CLOCK.now_ns() < end_ns:
+            item = self.transport.receive(10_000_000)
+            if item is not None:
+                self._handle(item)
+
+    def _handle(self, item: Any) -> None:
+        match item:
+            case PeerUp(peer):
+                self._down.discard(peer)
+            case PeerDown(peer):
+                self._down.add(peer)
+        super()._handle(item)
+
     def received(
         self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
     ) -> Sequence[Any]:
         if self.own_switch is not None:
             return self.own_switch.received(now_ns, peer, message, payload, payload_bytes)
         return self._to_core(now_ns, peer, message, payload, payload_bytes)
+
+    def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
+        return self.core.reconnected(now_ns) if peer == PARENT else ()
 
     def do_own(self, action: Any) -> None:
         match action:
@@ -188,6 +235,8 @@ class NodeShell(Shell):
                 self.do(self.own_switch.summed(now_ns, action, total, total.nbytes))
             case OpenStore(description):
                 self._open_new(description)
+            case GiveUp(text):
+                raise StateError(text)
             case RecordAttempt(attempt):
                 assert self.store is not None
                 self.store.record_attempt(attempt)
@@ -211,8 +260,9 @@ class NodeShell(Shell):
                 self._pipeline.start(action)
 
     def send(self, peers: Sequence[str], message: Message, payload: Any) -> None:
-        inward = [peer for peer in peers if peer in (_OWN_SWITCH, PARENT)]
-        outward = [peer for peer in peers if peer not in (_OWN_SWITCH, PARENT)]
+        own = (_OWN_SWITCH, PARENT) if self.own_switch is not None else ()
+        inward = [peer for peer in peers if peer in own]
+        outward = [peer for peer in peers if peer not in own]
         if inward:
             held = payload.share() if isinstance(payload, Payload) else payload
             self._to_node.append(Send(tuple(inward), message, held))

@@ -138,21 +138,21 @@ class Visits:
             raise ConfigError(f"there is no chunk {read.chunk}: the job's layout has fewer")
         if read.field == STATS:
             return self._stats(read.chunk, held)
-        pin = held.pin
-        kind = self._store.config.kind(read.chunk)
+        pin, page = held.pin, self._layout.page(read.chunk)
+        kind = self._store.config.kind(page)
         nbytes = kind.fields[kind.index(read.field)].field_bytes
         is_cast = read.field == WEIGHT and read.dtype != "float32"
         if is_cast:
             elems = self._layout.chunks[read.chunk].elems
             weights = np.empty(elems, np.float32)
-            pin.read_field(read.chunk, WEIGHT, weights.view(np.uint8).data)
+            pin.read_field(page, WEIGHT, weights.view(np.uint8).data)
             nbytes = elems * DTYPE_BYTES[read.dtype]
         memory, payload = self._buffers.take(nbytes)
         try:
             if is_cast:
                 cast_into(weights, read.dtype, memory)
             else:
-                pin.read_field(read.chunk, read.field, memory)
+                pin.read_field(page, read.field, memory)
         except BaseException:
             payload.drop()
             raise

@@ -16,7 +16,6 @@ from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
 from luwu.transport.interface import Transport
 from luwu.transport.mixed import SHARED_SCHEME
 from luwu.transport.opening import open_transport
-from luwu.wire.actions import PARENT
 from switch_emu.counting import CountersFile
 from switch_emu.link_report import link_rows
 from switch_emu.linked import linked
@@ -26,7 +25,7 @@ from switch_emu.switch.capacity import with_slots
 from switch_emu.switch.ranges import SlotRanges, lent_range
 from switch_emu.switch.recorded import make_switch_core, record_file
 from switch_emu.switch.resources import pool_resources, window_of_link
-from switch_emu.switch.shell import SwitchShell
+from switch_emu.switch.shell import SwitchShell, parent_names
 
 _MIB = 1024 * 1024
 
@@ -42,6 +41,8 @@ class SwitchSpec:
     """Endpoint for its children; `tcp://127.0.0.1:0` and `ipc://auto` let the system choose."""
     parent: str
     """Endpoint of the optimizer node, or of another switch."""
+    more_parents: tuple[str, ...] = ()
+    """Endpoints of further optimizer nodes."""
     name: str = SWITCH
     above: str = NODE
     """Its parent, by the name of its process."""
@@ -101,7 +102,9 @@ def serve_switch(
         if spec.workers_at is not None:
             transport.listen(spec.workers_at)
         on_listening(transport.listen(spec.listen, advertise=spec.advertise))
-        transport.dial(PARENT, spec.parent)
+        parents = parent_names(1 + len(spec.more_parents))
+        for name, endpoint in zip(parents, (spec.parent, *spec.more_parents), strict=True):
+            transport.dial(name, endpoint)
         core = make_switch_core(
             job=spec.job,
             incarnation=new_incarnation(),
@@ -121,6 +124,7 @@ def serve_switch(
             recorder,
             grace_s=spec.grace_s,
             add=adder.add,
+            parents=parents,
             counters=None if spec.counters is None else CountersFile(spec.counters, "switch"),
         )
         is_finished = shell.run(should_stop)
@@ -139,7 +143,7 @@ def _open(spec: SwitchSpec) -> Transport:
         arena_bytes=spec.arena_bytes,
         insecure=spec.insecure,
         stripes=spec.stripes,
-        peers_count=len(spec.children) + 1,
+        peers_count=len(spec.children) + 1 + len(spec.more_parents),
     )
 
 

@@ -17,7 +17,7 @@ ROUGH = Faults(drop_ratio=0.1, repeat_ratio=0.1, delay_ns_max=30_000_000)
 def chaotic_job(seed: int, slot_count: int | None = None) -> Job:
     """A job whose shape follows from the seed; with so many slots, in protocol fidelity."""
     return Job(
-        make_layout(units=2 + seed % 3, frozen=seed % 2 == 0),
+        make_layout(units=2 + seed % 3, frozen=seed % 2 == 0, node_count=1 + seed // 4 % 3),
         world_size=1 + seed % 4,
         steps=5,
         update="at_step" if seed % 3 == 0 else "streaming",
@@ -54,10 +54,12 @@ def start_chaos(cluster: Cluster, seed: int) -> None:
         delay_ns = derive(seed, "when", count) % (3 * 10**9)
         rank = derive(seed, "rank", count) % ranks
         name = names[derive(seed, "switch", count) % len(names)]
+        node = derive(seed, "node", count) % len(cluster.nodes)
         interruptions = (
             lambda name=name: cluster.restart_switch(name),
-            cluster.restart_node,
+            lambda node=node: cluster.restart_node(node),
             lambda name=name: cluster.reconnect_switch(name),
+            lambda node=node: cluster.reconnect_node(node),
             lambda rank=rank: cluster.reconnect(rank),
             lambda rank=rank: cluster.cancel(rank),
         )

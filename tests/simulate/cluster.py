@@ -1,7 +1,7 @@
-"""Whole clusters of the real cores: scripted workers, a tree of switches, a node with a disk.
+"""Whole clusters of the real cores: scripted workers, a tree of switches, nodes with disks.
 
-`Cluster.run` lets a job finish and checks the oracles: I1 by the ledger on disk, I3 by the weights
-of every step that any worker saw.
+`Cluster.run` lets a job finish and checks the oracles: I1 by the ledger on disk, I2 by what each
+disk has decided when (`machines.py`), I3 by the weights of every step that any worker saw.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Cluster:
         Payload.live_count = 0
         self.seed, self.job = seed, job
         self.world = World(seed, faults)
-        self.disk = Disk()
-        self.node = Node(self.world, job, self.disk)
+        self.disks = [Disk() for _ in range(job.layout.node_count)]
+        self.nodes = [Node(self.world, job, self.disks, n) for n in range(len(self.disks))]
         self.switches = {
             place.name: Switch(self.world, job, place, incarnation=1) for place in job.tree
         }
@@ -35,8 +35,9 @@ class Cluster:
         self._ticks()
 
     def _ticks(self) -> None:
-        for process in (*self.workers, *self.switches.values(), self.node):
-            process.tick()
+        for process in (*self.workers, *self.switches.values(), *self.nodes):
+            if process.alive:
+                process.tick()
         self.world.at(10_000_000, self._ticks)
 
     @property
@@ -56,12 +57,21 @@ class Cluster:
 
         self.world.at(30_000_000, start)
 
-    def restart_node(self) -> None:
-        """Kill the node; a new one opens the same disk."""
-        self.node.kill()
-        self.world.at(
-            30_000_000, lambda: setattr(self, "node", Node(self.world, self.job, self.disk))
-        )
+    def restart_node(self, number: int = 0) -> None:
+        """Kill a node; a new one opens the same disk."""
+        self.nodes[number].kill()
+
+        def start() -> None:
+            if not self.nodes[number].alive:
+                self.nodes[number] = Node(self.world, self.job, self.disks, number)
+
+        self.world.at(30_000_000, start)
+
+    def reconnect_node(self, number: int) -> None:
+        """A node's connection to node 0 is lost and comes back under another name."""
+        node = self.nodes[number]
+        if number and node.alive:
+            node.reconnected()
 
     def reconnect(self, rank: int) -> None:
         """A worker's connection is lost; it comes back under another name."""
@@ -75,9 +85,7 @@ class Cluster:
         """A switch's connection to its parent is lost and comes back under another name."""
         switch = self.switches[self.job.tree.root.name if name is None else name]
         if switch.alive:
-            switch.parent_side += "'"
-            self.world.listen(switch.parent_side, switch._received)
-            switch._do(switch.core.reconnected(self.world.now_ns))
+            switch.reconnected()
 
     def cancel(self, rank: int) -> None:
         """A rank asks for the attempt to be given up."""
@@ -90,17 +98,22 @@ class Cluster:
             lambda: all(worker.finished for worker in self.workers), limit_ns=600 * 10**9
         )
         versions = reference(self.job)
-        assert self.disk.version == self.job.steps
-        assert set(self.disk.ledger) == set(range(self.job.steps + 1))
-        for chunk, (_, weights, _) in self.disk.pages.items():
-            np.testing.assert_array_equal(weights, versions[-1][chunk], err_msg=self._where(chunk))
+        for number, disk in enumerate(self.disks):
+            assert disk.version == self.job.steps, self._where(number)
+            assert set(disk.ledger) == set(range(self.job.steps + 1)), self._where(number)
+            assert disk.decided_attempt == self.disks[0].decided_attempt, self._where(number)
+            owned = [c.index for c in self.job.layout.chunks if c.index % len(self.disks) == number]
+            assert sorted(disk.pages) == owned, self._where(number)
+            for chunk, (_, weights, _) in disk.pages.items():
+                where = self._where(chunk)
+                np.testing.assert_array_equal(weights, versions[-1][chunk], err_msg=where)
         for version in range(1, self.job.steps + 1) if self.job.keeps else ():
             expected = {
                 (rank, piece): data
                 for rank in range(self.job.world_size)
                 for piece, data in enumerate(kept(rank, version - 1))
             }
-            assert self.disk.kept[version] == expected, f"seed {self.seed}, version {version}"
+            assert self.disks[0].kept[version] == expected, f"seed {self.seed}, version {version}"
         for worker in self.workers:
             for step, seen in worker.versions.items():
                 for chunk, weights in seen.items():
@@ -112,6 +125,11 @@ class Cluster:
         """Of the decided weights of all chunks."""
         pages = sorted(self.disk.pages.items())
         return hashlib.sha256(b"".join(page[1].tobytes() for _, page in pages)).hexdigest()
+
+    def run_to_the_end(self) -> None:
+        """The same, until every node has ended; none may be killed as the last worker leaves."""
+        self.run()
+        self.world.run(lambda: all(node.core.finished for node in self.nodes), limit_ns=700 * 10**9)
 
     def _where(self, chunk: int, step: int | None = None) -> str:
         return f"seed {self.seed}, chunk {chunk}, step {step}"

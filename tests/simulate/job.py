@@ -28,7 +28,9 @@ SMALL_SWITCH = SwitchLimits(push_window_bytes=100_000)
 SMALL_NODE = NodeLimits(updates_max=2, reads_max=2, push_window_bytes=100_000)
 
 
-def make_layout(*, units: int = 3, chunk_bytes: int = 16384, frozen: bool = True) -> Layout:
+def make_layout(
+    *, units: int = 3, chunk_bytes: int = 16384, frozen: bool = True, node_count: int = 1
+) -> Layout:
     """A small model whose units have several chunks, ragged ends and a frozen parameter."""
     parameters: list[Parameter] = []
     members: list[Unit] = []
@@ -41,7 +43,10 @@ def make_layout(*, units: int = 3, chunk_bytes: int = 16384, frozen: bool = True
             name = f"unit{unit}.p{index}"
             parameters.append(Parameter(name=name, shape=shape, trainable=trainable))
         members.append(Unit(name=f"unit{unit}", parameters=tuple(range(first, len(parameters)))))
-    return Layout(parameters=tuple(parameters), units=tuple(members), chunk_bytes=chunk_bytes)
+    return Layout(
+        parameters=tuple(parameters), units=tuple(members), chunk_bytes=chunk_bytes,
+        node_count=node_count,
+    )  # fmt: skip
 
 
 def gradient(weights: Any, rank: int, step: int, chunk: int, part: int) -> Any:

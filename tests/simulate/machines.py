@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from luwu.aggregate.interface import ENCODED
-from luwu.base.tree import Place
+from luwu.base.tree import NODE, Place
 from luwu.wire.actions import PARENT, Drop, Note, Send
 from luwu.wire.messages import Message
 from switch_emu.node import actions as node_actions
@@ -21,21 +21,30 @@ from switch_emu.node.core import NodeCore
 from switch_emu.switch.actions import Sum
 from switch_emu.switch.aggregate import sum_in_order
 from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.fan import Fan
 from switch_emu.switch.tree_order import Group, nested
 from tests.simulate.job import JOB, Job, apply_update
 from tests.simulate.world import Payload, World, drop, payload_bytes
 
 
+def node_name(number: int) -> str:
+    """Of an optimizer node's process."""
+    return f"node-{number}" if number else "node"
+
+
 class Switch:
-    """A SwitchCore; its sums take a little time."""
+    """A SwitchCore; its sums take a little time. Before several nodes stands a fan."""
 
     def __init__(self, world: World, job: Job, place: Place, *, incarnation: int) -> None:
         tree = job.tree
-        self.name, self._parent, self._world = place.process, tree.parent_process(place), world
-        self.place = place
+        self.name, self._world, self.place = place.process, world, place
+        self._parents = [tree.parent_process(place)]
+        if place.parent == NODE:
+            self._parents = [node_name(number) for number in range(job.layout.node_count)]
         self.parent_side = self.name
-        """The name by which its parent knows it."""
+        """The name by which its parents know it."""
         self.alive = True
+        self.fan = Fan(len(self._parents)) if len(self._parents) > 1 else None
         self.core = SwitchCore(
             job=JOB,
             incarnation=incarnation,
@@ -50,10 +59,30 @@ class Switch:
         self.alive = False
         self._world.silence(self.name)
 
+    def reconnected(self) -> None:
+        """The connections to the nodes are lost, and come back under another name."""
+        self.parent_side += "'"
+        self._world.listen(self.parent_side, self._received)
+        for number in range(len(self._parents)):
+            if self.fan is not None:
+                self.fan.reconnected(number)
+        self._do(self.core.reconnected(self._world.now_ns))
+
     def _received(self, sender: str, message: Message, payload: Any) -> None:
-        peer = PARENT if sender == self._parent else sender
         nbytes = payload_bytes(payload)
+        if sender in self._parents and self.fan is not None:
+            for said in self.fan.down(self._parents.index(sender), message):
+                data = payload if said is message else None
+                self._do(self.core.received(self._world.now_ns, PARENT, said, data, nbytes))
+            for number, hello, description in self.fan.to_greet():
+                self._world.send(self.parent_side, self._parents[number], hello, description)
+            return
+        peer = PARENT if sender in self._parents else sender
         self._do(self.core.received(self._world.now_ns, peer, message, payload, nbytes))
+
+    def _up(self, message: Message, payload: Any) -> None:
+        for number in (0,) if self.fan is None else self.fan.up(message, payload):
+            self._world.send(self.parent_side, self._parents[number], message, payload)
 
     def tick(self) -> None:
         self._do(self.core.tick(self._world.now_ns))
@@ -63,9 +92,10 @@ class Switch:
             match action:
                 case Send(peers, message, payload):
                     for peer in peers:
-                        receiver = self._parent if peer == PARENT else peer
-                        sender = self.parent_side if peer == PARENT else self.name
-                        self._world.send(sender, receiver, message, payload)
+                        if peer == PARENT:
+                            self._up(message, payload)
+                        else:
+                            self._world.send(self.name, peer, message, payload)
                 case Drop(payload):
                     drop(payload)
                 case Sum():
@@ -98,8 +128,12 @@ class Disk:
     pages: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
     """Decided: chunk -> (version, weights, momentum)."""
     tentative: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
+    prepared: node_actions.PreparedVersion | None = None
+    """A version whose pages are the tentative ones."""
     ledger: dict[int, int] = field(default_factory=dict)
     """Version -> contributors: I1's record, one a decided step."""
+    decided_attempt: dict[int, int] = field(default_factory=dict)
+    """Version -> the attempt under which it was made."""
     put_aside: dict[tuple[int, int], dict[tuple[int, int], bytes]] = field(default_factory=dict)
     """(version, attempt) -> (rank, piece) -> bytes that are to be kept beside the version."""
     kept: dict[int, dict[tuple[int, int], bytes]] = field(default_factory=dict)
@@ -109,28 +143,37 @@ class Disk:
 class Node:
     """A NodeCore, a pipeline that takes random time, and a disk."""
 
-    def __init__(self, world: World, job: Job, disk: Disk) -> None:
-        self.name, self._world, self._job = "node", world, job
-        self.disk = disk
+    def __init__(self, world: World, job: Job, disks: list[Disk], number: int = 0) -> None:
+        self.name, self._world, self._job = node_name(number), world, job
+        self._number, self._disks = number, disks
+        disk = self.disk = disks[number]
         self.alive = True
         disk.generation += 1
-        disk.tentative.clear()
+        self.first_side = f"{self.name}.{disk.generation}"
+        """The name by which node 0 knows it: that of a connection, which ends with the process."""
+        if number == 0 or disk.prepared is None:  # what node 0 has not decided is not decided
+            disk.tentative.clear()
+            disk.prepared = None
         self._sealed: dict[tuple[int, int], bytes] = {}
         """What is kept beside the version that is prepared."""
         self.core = NodeCore(
             job=JOB,
             incarnation=disk.generation,
             ranks=(1 << job.world_size) - 1,
+            place=node_actions.NodePlace(number=number, count=len(disks)),
             limits=job.node_limits,
             groups=job.tree.groups,
+            retry=job.retry,
         )
         world.listen(self.name, self._received)
+        world.listen(self.first_side, self._received)
+        self.tick()
         if disk.description is not None:
             self._do(self.core.store_opened(self._facts()))
 
     def _facts(self) -> node_actions.StoreFacts:
         disk = self.disk
-        disk.attempt += 1
+        disk.attempt += self._number == 0
         assert disk.description is not None
         return node_actions.StoreFacts(
             description=disk.description,
@@ -140,6 +183,7 @@ class Node:
             job=JOB,
             version=disk.version,
             applied=disk.applied,
+            prepared=disk.prepared,
         )
 
     def kill(self) -> None:
@@ -147,11 +191,20 @@ class Node:
         self._world.silence(self.name)
 
     def tick(self) -> None:
-        pass
+        self._do(self.core.tick(self._world.now_ns))
+
+    def reconnected(self) -> None:
+        """The connection to node 0 is lost, and comes back under another name."""
+        self.first_side += "'"
+        self._world.listen(self.first_side, self._received)
+        self._do(self.core.reconnected(self._world.now_ns))
 
     def _received(self, sender: str, message: Message, payload: Any) -> None:
+        if not self.alive:
+            return  # it listened under more than one name
         nbytes = payload_bytes(payload)
-        self._do(self.core.received(self._world.now_ns, sender, message, payload, nbytes))
+        peer = PARENT if self._number and sender == node_name(0) else sender
+        self._do(self.core.received(self._world.now_ns, peer, message, payload, nbytes))
 
     def _later(self, do: Any) -> None:
         self._world.soon(lambda: self._do(do()) if self.alive else None)
@@ -162,7 +215,10 @@ class Node:
             match action:
                 case Send(peers, message, payload):
                     for peer in peers:
-                        self._world.send(self.name, peer, message, payload)
+                        if peer == PARENT:
+                            self._world.send(self.first_side, node_name(0), message, payload)
+                        else:
+                            self._world.send(self.name, peer, message, payload)
                 case Drop(payload):
                     drop(payload)
                 case Note() | node_actions.Spill():
@@ -173,9 +229,11 @@ class Node:
                 case node_actions.LoadPage():
                     self._later(lambda a=action: self._load(a))
                 case node_actions.RecordAttempt(attempt):
+                    assert attempt > disk.attempt, "an attempt went back"
                     disk.attempt = attempt
                 case node_actions.Discard():
                     disk.tentative.clear()
+                    disk.prepared = None
                 case node_actions.Fold():
                     self._later(lambda a=action: self._fold(a))
                 case node_actions.Inspect():
@@ -197,7 +255,8 @@ class Node:
     def _load(self, action: node_actions.LoadPage) -> Any:
         values = action.payload.read().copy()  # type: ignore[attr-defined]
         action.payload.drop()  # type: ignore[attr-defined]
-        self.disk.tentative[action.chunk] = (0, values, np.zeros_like(values))
+        if action.attempt == self.disk.attempt:
+            self._write(action.chunk, 0, values, np.zeros_like(values))
         return self.core.page_loaded(action)
 
     def _total(self, chunk: int, contributions: Any) -> Any:
@@ -250,8 +309,16 @@ class Node:
 
     def _written(self, action: node_actions.Update, weights: Any, momentum: Any) -> None:
         if self.alive:
-            self.disk.tentative[action.chunk] = (action.step + 1, weights, momentum)
+            if action.attempt == self.disk.attempt:
+                self._write(action.chunk, action.step + 1, weights, momentum)
             self._do(self.core.written(action))
+
+    def _write(self, chunk: int, version: int, weights: Any, momentum: Any) -> None:
+        """As the store does: only what it owns, and not while a version is prepared."""
+        assert self._job.layout.owner(chunk) == self._number
+        assert self.disk.prepared is None, "a page was written beside a prepared version"
+        assert version == (0 if self.disk.version is None else self.disk.version + 1)
+        self.disk.tentative[chunk] = (version, weights, momentum)
 
     def _read(self, action: node_actions.ReadWeights) -> Any:
         disk = self.disk
@@ -273,11 +340,27 @@ class Node:
             self._sealed = self.disk.put_aside[action.version, action.kept_attempt]
         if not action.applied:
             assert not self.disk.tentative, "a skipped step must discard its pages first"
+        assert action.attempt == self.disk.attempt
+        assert all(version == action.version for version, _, _ in self.disk.tentative.values())
+        self.disk.prepared = node_actions.PreparedVersion(
+            action.version, action.attempt, action.applied, action.grad_norm
+        )
         return self.core.prepared(action)
+
+    def _is_joint(self, action: node_actions.Decide) -> bool:
+        """I2: node 0 decides what all have prepared, the others what node 0 has decided."""
+        made = (action.version, action.attempt)
+        if self._number:
+            return self._disks[0].decided_attempt.get(action.version) == action.attempt
+        prepared = [disk.prepared for disk in self._disks]
+        return all(p is not None and (p.version, p.attempt) == made for p in prepared)
 
     def _decide(self, action: node_actions.Decide) -> Any:
         disk = self.disk
         assert action.version not in disk.ledger, "a step was decided twice"
+        assert self._is_joint(action), f"{self.name} decided version {action.version} alone"
+        disk.prepared = None
+        disk.decided_attempt[action.version] = action.attempt
         disk.applied = action.version - 1 != self._job.poison_step
         disk.pages.update(disk.tentative)
         disk.tentative.clear()

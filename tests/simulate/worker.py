@@ -21,6 +21,7 @@ class Worker:
 
     def __init__(self, world: World, job: Job, rank: int, parent: str) -> None:
         self.name = f"worker-{rank}"
+        self.alive = True
         self._world, self._job, self._rank, self._parent = world, job, rank, parent
         self.core = NicCore(
             job=JOB, rank=rank, world_size=job.world_size, incarnation=100 + rank, retry=job.retry

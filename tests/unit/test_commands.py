@@ -51,7 +51,7 @@ def test_the_flag_no_switch_is_itself() -> None:
     [
         ("--wrokers 2", "no flag --wrokers; did you mean --workers"),
         ("--memory-bugdet 1GiB", "did you mean --memory-budget"),
-        ("--optimizer-nodes 2", "no flag --optimizer-nodes"),
+        ("--optimizer-node 2", "no flag --optimizer-node; did you mean --optimizer-nodes"),
         ("--accumulate 2", "no flag --accumulate"),
         ("--bind x", "belongs to up"),
         ("--steps", "needs a value"),

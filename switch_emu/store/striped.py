@@ -1,0 +1,89 @@
+"""The pages of several optimizer nodes read as one state, at rest.
+
+Node n of K owns every K-th chunk, from n on. What node 0 has decided is decided: a node that was
+killed before it heard of it has that version prepared, and it is read from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from luwu.base.closing import Closing
+from luwu.base.errors import ConfigError, StateError
+from switch_emu.store.config import StoreConfig
+from switch_emu.store.directory import CONFIG_NAME
+from switch_emu.store.file import FilePageStore
+from switch_emu.store.interface import DecidedStep
+
+
+def node_directory(state: Path, number: int, count: int) -> Path:
+    """Where node `number` of `count` keeps its pages."""
+    return state if count == 1 else state / f"node-{number}"
+
+
+def node_count_of(state: Path) -> int | None:
+    """Over how many nodes a state is spread; None if there is no state. Raises ConfigError."""
+    if (state / CONFIG_NAME).is_file():
+        return 1
+    count = sum(1 for _ in state.glob(f"node-*/{CONFIG_NAME}"))
+    missing = [n for n in range(count) if not (state / f"node-{n}" / CONFIG_NAME).is_file()]
+    if missing:
+        raise ConfigError(
+            f"{state} has directories of {count} optimizer nodes, but none of node {missing[0]}; "
+            "restore it from a checkpoint"
+        )
+    return count or None
+
+
+class StripedPages(Closing):
+    """The decided version of all stores of a state; nothing is changed."""
+
+    def __init__(self, state: Path, count: int) -> None:
+        """Raises: ConfigError if one is missing or open; StateError if they are not one state."""
+        self._stores: list[FilePageStore] = []
+        try:
+            for number in range(count):
+                directory = node_directory(state, number, count)
+                self._stores.append(FilePageStore.open(directory, read_only=True))
+            self._check(state)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self, state: Path) -> None:
+        decided = self.decided
+        version = None if decided is None else decided.version
+        for number, store in enumerate(self._stores):
+            reached = [s.version for s in (store.decided, store.prepared) if s is not None]
+            if version is not None and version not in reached:
+                raise StateError(
+                    f"{state}: node 0 is decided at version {version}, node {number} has "
+                    f"{' and '.join(map(str, reached)) or 'none'}: they are not parts of one "
+                    "state; restore all directories from the same checkpoint"
+                )
+
+    @property
+    def configs(self) -> Sequence[StoreConfig]:
+        """Of each node's store."""
+        return [store.config for store in self._stores]
+
+    @property
+    def decided(self) -> DecidedStep | None:
+        """What node 0 has decided."""
+        return self._stores[0].decided
+
+    @property
+    def attempt(self) -> int:
+        """The highest that any node has recorded."""
+        return max(store.attempt for store in self._stores)
+
+    def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
+        """Fill `into` with one field of the page of a chunk."""
+        number, index = page % len(self._stores), page // len(self._stores)
+        self._stores[number].read_field(index, version, field_name, into)
+
+    def close(self) -> None:
+        """Close all stores."""
+        for store in self._stores:
+            store.close()

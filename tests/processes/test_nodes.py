@@ -1,0 +1,73 @@
+"""Several optimizer nodes as processes: one digest with any number of them, killed or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luwu.checkpoint.export_state import ExportOptions, export_state
+from luwu.checkpoint.source import RestingState
+from luwu.testing.cluster import Cluster
+from tests import kill
+from tests.processes.jobs import Outside
+
+STEPS = 10
+
+pytestmark = pytest.mark.timeout(400)  # each run starts up to nine processes
+
+
+def finished(cluster: Cluster, outside: Outside) -> dict[str, Any]:
+    """What the nodes of a run came to that ended well and left nothing."""
+    kill.finish(cluster, outside)
+    found: dict[str, Any] = cluster.results()["node.json"]
+    return found
+
+
+def start(directory: Path, count: int, outside: Outside) -> Cluster:
+    return kill.start(
+        directory, f"of-{count}", steps=STEPS, restarts=2, outside=outside,
+        more_flags=["--optimizer-nodes", str(count), "--chunk", "16KiB", "--memory-budget", "64MiB"],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The job with one node, undisturbed."""
+    directory = tmp_path_factory.mktemp("plain")
+    outside = Outside(directory / "outside")
+    with start(directory, 1, outside) as cluster:
+        yield finished(cluster, outside)
+
+
+def test_nodes_are_killed(plain: dict[str, Any], tmp_path: Path) -> None:
+    """I1, I2, I3, I8. Goal: with two nodes, either of which is killed once, the digest is that of
+    one node, and the export of both directories has it too. Method: kill -9 in the middle."""
+    outside = Outside(tmp_path / "outside")
+    with start(tmp_path, 2, outside) as cluster:
+        for step, role in ((2, "node-1"), (5, "node")):
+            cluster.wait_for(role)
+            kill.wait_for_step(cluster, step, limit_s=150)
+            pid = cluster.kill(role)
+            cluster.wait_for(role, but=pid)
+        found = finished(cluster, outside)
+    assert found["weights_digest"] == plain["weights_digest"]
+    with RestingState(tmp_path / "of-2.state") as source:
+        exported = export_state(source, tmp_path / "exported", ExportOptions())
+    assert (exported.step, exported.weights_digest) == (STEPS, plain["weights_digest"])
+
+
+def test_disk_work_divides(plain: dict[str, Any], tmp_path: Path) -> None:
+    """I3. Goal: four nodes end with the digest of one, and each writes a quarter of its bytes.
+    Method: our own count of page bytes, within two pages a step."""
+    outside = Outside(tmp_path / "outside")
+    with start(tmp_path, 4, outside) as cluster:
+        found = finished(cluster, outside)
+    assert found["weights_digest"] == plain["weights_digest"]
+    written = [node["disk_bytes"]["written"] for node in found["nodes"]]
+    two_pages_bytes = 2 * 3 * 17 * 1024
+    assert len(written) == 4
+    for each in written:
+        assert abs(each - plain["disk_bytes"]["written"] / 4) <= (STEPS + 1) * two_pages_bytes

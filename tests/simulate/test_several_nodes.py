@@ -1,0 +1,115 @@
+"""Several optimizer nodes behind one switch: one joint decision a step, whatever is lost or killed.
+
+Every `Cluster.run` checks, beside what it checks of one node, that no disk decides a version alone
+(I2): node 0 only what all have prepared under one attempt, the others only what node 0 has decided.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from luwu.base.outstanding import RetryPolicy
+from switch_emu.node.actions import NodeLimits
+from switch_emu.switch.actions import SwitchLimits
+from tests.simulate.chaos import ROUGH
+from tests.simulate.cluster import Cluster
+from tests.simulate.job import Job, make_layout
+from tests.simulate.world import Faults
+
+ORDERED = Faults(is_ordered=True)
+UPDATES = ["streaming", "at_step"]
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_norm_and_weights_do_not_depend_on_the_number_of_nodes(update: str) -> None:
+    """I3. Goal: one to four nodes end with the same weights and say the same norms, bit for bit."""
+    norms = []
+    for node_count in (1, 2, 3, 4):
+        cluster = Cluster(0, Job(make_layout(node_count=node_count), update=update), ORDERED)
+        cluster.run_to_the_end()
+        norms.append([cluster.workers[0].settled[step].grad_norm for step in range(4)])
+    assert norms[0] == norms[1] == norms[2] == norms[3]
+    assert all(norm > 0 for norm in norms[0])
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("update", UPDATES)
+def test_nothing_is_repeated_on_whole_connections(seed: int, update: str) -> None:
+    """I6. Goal: where nothing is lost or overtaken, no answer waits for a request said again, also
+    between nodes, however slow one of them decides. Method: a repetition comes too late."""
+    never = RetryPolicy(first_ns=10**13, most_ns=10**13)
+    job = Job(
+        make_layout(node_count=2 + seed % 3), world_size=2, steps=6, update=update, retry=never,
+        absent_unit=1 if seed % 2 else None, poison_step=2 if seed % 4 == 3 else None,
+        keeps=seed % 3 == 0, begins_early=False, prepare_ns=300_000_000 * (seed % 3),
+    )  # fmt: skip
+    Cluster(seed, job, ORDERED).run_to_the_end()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("update", UPDATES)
+def test_rough_network(seed: int, update: str) -> None:
+    """I1, I2, I3. Goal: loss, repetition and reordering, between nodes too, change no bit."""
+    job = Job(make_layout(node_count=2 + seed % 2), update=update, keeps=seed % 2 == 0)
+    Cluster(seed, job, ROUGH).run()
+
+
+@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_node_is_killed(seed: int, number: int) -> None:
+    """I1, I2, I3. Goal: a node killed at any time, the first or another, rolls what it had prepared
+    forward or back with the others, and the job goes on from the last decided step."""
+    job = Job(make_layout(node_count=2), update=UPDATES[seed % 2], prepare_ns=seed % 3 * 10**8)
+    cluster = Cluster(seed, job, ROUGH)
+    for count in range(3):
+        at_ns = count * 10**9 + cluster.world.random.randrange(10**9)
+        cluster.world.at(at_ns, lambda: cluster.restart_node(number))
+    cluster.run()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_all_nodes_are_killed_at_once(seed: int) -> None:
+    """I2. Goal: a power cut of all nodes leaves one decided version on all disks, or the next one
+    prepared where it is not decided yet."""
+    job = Job(make_layout(node_count=3), update=UPDATES[seed % 2], prepare_ns=10**8)
+    cluster = Cluster(seed, job, ROUGH)
+    for count in range(2):
+        at_ns = count * 10**9 + cluster.world.random.randrange(10**9)
+        for number in range(3):
+            cluster.world.at(at_ns, lambda number=number: cluster.restart_node(number))
+    cluster.run()
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("update", UPDATES)
+def test_not_finite(seed: int, update: str) -> None:
+    """I2. Goal: a gradient that is not finite on one node's chunk skips the step on all of them."""
+    job = Job(make_layout(node_count=3), update=update, poison_step=1)
+    cluster = Cluster(seed, job, ROUGH)
+    cluster.run()
+    for worker in cluster.workers:
+        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_lost_connections(seed: int) -> None:
+    """I1. Goal: connections between switch and nodes, and between nodes, that come back lose
+    nothing and abort nothing."""
+    cluster = Cluster(seed, Job(make_layout(node_count=2)), ROUGH)
+    for count in range(6):
+        delay_ns = cluster.world.random.randrange(2 * 10**9)
+        lost = cluster.reconnect_switch if count % 2 else lambda: cluster.reconnect_node(1)
+        cluster.world.at(delay_ns, lost)
+    cluster.run()
+    assert all(worker.aborts_count == 0 for worker in cluster.workers)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_small_windows_and_no_slots(seed: int) -> None:
+    """I5. Goal: with room for one chunk at a time, and chunks summed at their node, all arrives."""
+    job = Job(
+        make_layout(node_count=2),
+        switch_limits=SwitchLimits(push_window_bytes=1, slot_bytes_max=60_000 * (seed % 2)),
+        node_limits=NodeLimits(updates_max=1, reads_max=1, push_window_bytes=1),
+    )
+    Cluster(seed, job, ROUGH).run()

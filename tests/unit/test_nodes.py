@@ -1,0 +1,137 @@
+"""Several optimizer nodes: what their start refuses, their pages read as one, what they sum up to.
+
+How they train together: tests/simulate/test_several_nodes.py and tests/processes/test_nodes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from luwu.base.config import RunConfig
+from luwu.base.errors import ConfigError, StateError
+from luwu.launch.nodes import check_nodes, is_node, node_result, node_role, total_of_nodes
+from luwu.launch.serving import decide_sizes
+from luwu.wire.description import Description
+from switch_emu.node.pages import WEIGHT, store_config, weights_digest
+from switch_emu.store import DecidedStep, FilePageStore
+from switch_emu.store.striped import StripedPages, node_count_of, node_directory
+from tests.simulate.job import make_layout
+
+JOB = Description(layout=make_layout(), optimizer="adamw", state_fields=("m", "v"))
+MIB = 1024 * 1024
+
+
+def write_version(store: FilePageStore, job: Description, node: int, version: int) -> None:
+    """Prepare a version whose weights tell the chunk and the version."""
+    layout = job.layout
+    for chunk in layout.chunks:
+        if layout.owner(chunk.index) == node:
+            page = layout.page(chunk.index)
+            kind = store.config.kind(page)
+            record = np.zeros(kind.record_bytes, np.uint8)
+            start, stop = kind.range(WEIGHT)
+            record[start:stop].view(np.float32)[:] = chunk.index + version / 8
+            store.write(page, version, store.attempt, record.data)
+    store.prepare(DecidedStep(version=version, attempt=store.attempt))
+
+
+def make_state(directory: Path, count: int, *, last_is_prepared: bool = False) -> Description:
+    """A state of `count` nodes at version 1; the last node may not have heard of it."""
+    job = replace(JOB, layout=replace(JOB.layout, node_count=count))
+    for node in range(count):
+        path = node_directory(directory, node, count)
+        path.parent.mkdir(exist_ok=True)
+        with FilePageStore.create(path, store_config(job, node), durability="none") as store:
+            for version in (0, 1):
+                write_version(store, job, node, version)
+                if version == 0 or not (last_is_prepared and node == count - 1):
+                    store.decide(version, store.attempt)
+    return job
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("last_is_prepared", [False, True])
+def test_striped_pages_have_the_digest_of_one_store(
+    tmp_path: Path, count: int, last_is_prepared: bool
+) -> None:
+    """I2, I3. Goal: the pages of several directories read as one state, also where a node was
+    killed before it heard that its prepared version is decided."""
+    make_state(tmp_path / "one", 1)
+    with FilePageStore.open(tmp_path / "one", read_only=True) as store:
+        expected = weights_digest(store, JOB.layout)
+    job = make_state(tmp_path / "many", count, last_is_prepared=last_is_prepared)
+    assert node_count_of(tmp_path / "many") == count
+    with StripedPages(tmp_path / "many", count) as pages:
+        assert weights_digest(pages, job.layout) == expected
+
+
+def test_directories_of_different_states_are_not_one(tmp_path: Path) -> None:
+    """I2. Goal: a directory that was left behind, or put back alone, is found by its version."""
+    job = make_state(tmp_path, 2)
+    with FilePageStore.open(tmp_path / "node-0", durability="none") as store:
+        write_version(store, job, 0, 2)
+        store.decide(2, store.attempt)
+    with pytest.raises(StateError, match="node 0 is decided at version 2, node 1 has 1"):
+        StripedPages(tmp_path, 2)
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    """I6. Goal: a state of which a node's directory is gone is refused by the node's number."""
+    make_state(tmp_path, 3)
+    (tmp_path / "node-1").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="2 optimizer nodes, but none of node 1"):
+        node_count_of(tmp_path)
+
+
+def test_more_nodes_than_chunks_are_refused() -> None:
+    """I6. Goal: a node without a chunk cannot work, and the refusal says what would."""
+    chunks_count = len(JOB.layout.chunks)
+    layout = replace(JOB.layout, node_count=chunks_count + 1)
+    with pytest.raises(ConfigError, match=f"{chunks_count} chunks, too few for"):
+        store_config(replace(JOB, layout=layout), chunks_count)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (lambda state: RunConfig(optimizer_nodes=2, no_switch=True), "need a switch"),
+        (lambda state: RunConfig(optimizer_nodes=2, durability="none"), "keep their state on disk"),
+        (lambda state: RunConfig(optimizer_nodes=2, state=state), "give --optimizer-nodes 3"),
+        (lambda state: RunConfig(state=state), "give --optimizer-nodes 3"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    tmp_path: Path, config: Callable[[Path], RunConfig], said: str
+) -> None:
+    """I6. Goal: refused at the start, with what would work."""
+    make_state(tmp_path / "state", 3)
+    asked = config(tmp_path / "state")
+    with pytest.raises(ConfigError, match=said):
+        check_nodes(asked, asked.state)
+
+
+def test_the_budget_is_divided(tmp_path: Path) -> None:
+    """I5. Goal: the memory budget is that of all nodes together, and the chunk follows from a
+    node's share; an existing state keeps its chunk."""
+    one = decide_sizes(RunConfig(memory_budget=64 * MIB), None)
+    four = decide_sizes(RunConfig(memory_budget=256 * MIB, optimizer_nodes=4), None)
+    assert four.chunk_bytes == one.chunk_bytes
+    assert "4, each with 64.00 MiB" in four.lines[-1]
+    make_state(tmp_path, 2)
+    found = decide_sizes(RunConfig(memory_budget=64 * MIB, optimizer_nodes=2), tmp_path)
+    assert found.chunk_bytes == JOB.layout.chunk_bytes
+
+
+def test_names() -> None:
+    """Goal: processes and files are told apart, and one node has the names it always had."""
+    assert [node_role(n) for n in range(3)] == ["node", "node-1", "node-2"]
+    assert [is_node(role) for role in ("node", "node-12", "switch")] == [True, True, False]
+    assert node_result(0, 1) == "node.json"
+    assert node_result(0, 2) == "node-0.json"
+    assert total_of_nodes({"node": 1, "node-1": 2, "worker-0": 4}) == 3
+    assert total_of_nodes({"worker-0": 4}) is None
