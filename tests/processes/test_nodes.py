@@ -29,7 +29,9 @@ def finished(cluster: Cluster, outside: Outside) -> dict[str, Any]:
 def start(directory: Path, count: int, outside: Outside) -> Cluster:
     return kill.start(
         directory, f"of-{count}", steps=STEPS, restarts=2, outside=outside,
-        more_flags=["--optimizer-nodes", str(count), "--chunk", "16KiB", "--memory-budget", "64MiB"],
+        more_flags=[
+            "--optimizer-nodes", str(count), "--chunk", "16KiB", "--memory-budget", "64MiB",
+        ],
     )  # fmt: skip
 
 
