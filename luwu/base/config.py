@@ -50,7 +50,7 @@ ENVIRONMENT_ONLY: Final = {
 }
 """Variables that are no keys."""
 
-ARM_NAMES: Final = ("luwu", "fsdp", "fsdp_offload", "ddp", "single")
+ARM_NAMES: Final = ("luwu", "fsdp", "fsdp_offload", "ddp", "single", "ina-allreduce", "ps")
 EVERYWHERE: Final = ("compare", "run", "up")
 SERVING: Final = ("compare", "run", "up")
 TRAINING: Final = ("compare", "run")
@@ -194,7 +194,7 @@ class RunConfig:
     )
     arms: tuple[str, ...] = _key(
         ("luwu", "fsdp"), arm_names, "A,B", COMPARING,
-        "who keeps weights and sums gradients: luwu, fsdp, fsdp_offload, ddp, single",
+        "who keeps weights and sums gradients: " + ", ".join(ARM_NAMES),
     )  # fmt: skip
     json: str | None = _key(
         None, words, "FILE|-", COMPARING, "write the results there too; - prints them"

@@ -17,7 +17,7 @@ from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record, check_trace, write_trace
-from luwu.launch.arm import run_arm, with_budget
+from luwu.launch.arm import NETWORK_ARMS, run_arm, with_budget
 from luwu.launch.comparison import comparison
 from luwu.launch.console import Console
 from luwu.launch.hosts import plan_hosts
@@ -169,10 +169,10 @@ def _check(config: RunConfig) -> None:
 
 def _check_network(config: RunConfig) -> None:
     is_emulated = not links_of(config).is_ideal or config.disk_rate is not None
-    if is_emulated and "luwu" not in config.arms:
+    if is_emulated and not {*NETWORK_ARMS} & {*config.arms}:
         raise ConfigError(
-            "link: only luwu's arm runs over emulated links and disks; add luwu to --arms, or "
-            "leave --link, --loss, --duplicate, --reorder and --disk-rate out"
+            "link: only arms with a switch run over emulated links and disks; add luwu to --arms, "
+            "or leave --link, --loss, --duplicate, --reorder and --disk-rate out"
         )
 
 

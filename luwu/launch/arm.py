@@ -27,6 +27,8 @@ from luwu.launch.supervisor import Supervisor, threads_alone, threads_per_worker
 
 SCRIPT: Final = ("-m", "workers.train")
 PROGRESS: Final = " train.step "
+NETWORK_ARMS: Final = ("luwu", "ps", "ina-allreduce")
+"""Arms whose workers talk to a switch; all but luwu's have a run directory of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +64,12 @@ def run_arm(
     plan: Plan | None = None,
 ) -> ArmRun:
     """Train with one arm to the end, on hosts if there is a `plan`. Raises what went wrong."""
-    prefix = "" if name == "luwu" else f"{name}-"
-    alone = name == "single"
+    in_network, alone = name in NETWORK_ARMS, name == "single"
+    prefix = "" if in_network else f"{name}-"
+    if in_network and name != "luwu":  # --state is the state of luwu's arm
+        run, config = RunDirectory.create(run.path / name), replace(config, state=None)
+    if name == "ina-allreduce":  # the node mirrors gradients, and keeps nothing
+        config = replace(config, durability="none", optimizer_nodes=1)
     supervisor = Supervisor(
         run,
         console,
@@ -81,8 +87,11 @@ def run_arm(
             hosts = supervisor.hosts = Hosts(plan, stack.enter_context(namespaces))
         stack.enter_context(supervisor)
         connect = None
-        if name == "luwu":
-            serve(supervisor, config, state=state, sizes=sizes, say=console.say, hosts=hosts)
+        if in_network:
+            serve(
+                supervisor, config, state=state, sizes=sizes, say=console.say, hosts=hosts,
+                only_forwards=name == "ps",
+            )  # fmt: skip
             connect = str(run.connect_file)
         # Every arm's workers have the same cores.
         threads = threads_alone(config.workers) if alone else threads_per_worker(config.workers)
@@ -100,9 +109,9 @@ def run_arm(
         console.end_live()
         workers = [_result(run, name, rank) for rank in range(1 if alone else config.workers)]
         steps_count = len(workers[0]["step_seconds"])
-        switches = _switch_summaries(run) if name == "luwu" else []
+        switches = _switch_summaries(run) if in_network else []
         node = None
-        if name == "luwu":
+        if in_network:
             fold_nodes(run, state, config.optimizer_nodes)
             node = _summary(run, "node")
         links = []
@@ -122,11 +131,11 @@ def run_arm(
         kernel_disk=supervisor.kernel_disk_bytes("node"),
         threads=threads,
         updated_before_last_push_ratio=(
-            updated_before_last_push_ratio(run.path / "events") if name == "luwu" else None
+            updated_before_last_push_ratio(run.path / "events") if in_network else None
         ),
         switches=switches,
         host_links=links,
-        busy_seconds=busy_seconds(run.path / "events", steps_count) if name == "luwu" else None,
+        busy_seconds=busy_seconds(run.path / "events", steps_count) if in_network else None,
         links=None if node is None else _links(node, switches),
     )
 

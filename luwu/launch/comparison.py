@@ -129,7 +129,7 @@ def arm_document(
         },
         "links": arm.links,
         "aborts_count": max(worker["aborts_count"] for worker in workers),
-        "weights_digest": node.get("weights_digest") or workers[0]["weights_digest"],
+        "weights_digest": workers[0]["weights_digest"] or node.get("weights_digest"),
         **outcome(
             estimate, step_seconds=median, busy=arm.busy_seconds, disk_bytes=node.get("disk_bytes")
         ),

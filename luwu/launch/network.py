@@ -51,6 +51,8 @@ def host_link_rate(config: RunConfig) -> float | None:
 
     The kernel's tbf shapes it, which knows a rate and nothing else.
     """
+    if config.hosts is None:
+        return None
     asked = {"loss": config.loss, "duplicate": config.duplicate, "reorder": config.reorder}
     given = [name for name, value in asked.items() if value is not None]
     specs = set() if config.link is None else {spec for _, _, spec in config.link.directions()}

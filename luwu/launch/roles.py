@@ -223,7 +223,7 @@ def switch_spec(
     parent: str, chunk_bytes: int, arena_bytes: int = 0, stripes: int = 1,
     advertise: str | None = None, workers_at: str | None = None,
     retry_first_ms: int = 0, retry_most_ms: int = 0, retry_ps_per_byte: int = 0,
-    slot_bytes: int = 0, more_parents: Sequence[str] = (),
+    slot_bytes: int = 0, only_forwards: bool = False, more_parents: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `SwitchSpec`, as JSON takes them; `slot_bytes`: memory of slots, at least."""
     children = tree.children(place)
@@ -250,6 +250,7 @@ def switch_spec(
         "stripes": stripes,
         "fidelity": switch_fidelity(config),
         "slots": config.slots,
+        "only_forwards": only_forwards,
         "chunk_bytes": chunk_bytes,
         "grace_s": config.grace,
         "retry_first_ms": retry_first_ms,

@@ -120,10 +120,11 @@ def serve(
     sizes: Sizes,
     say: Callable[[str], None],
     hosts: Hosts | None = None,
+    only_forwards: bool = False,
 ) -> Connection:
     """Start node and switches here, or on hosts of this machine, and write `connect.json`.
 
-    Raises: their errors.
+    `only_forwards`: no switch sums or multicasts. Raises: their errors.
     """
     run = supervisor.run
     for line in sizes.lines:
@@ -157,7 +158,9 @@ def serve(
         config, job=job, node=nodes[0], chunk_bytes=sizes.chunk_bytes, arena_bytes=arena_bytes
     )
     if not config.no_switch:
-        connection = _add_switches(supervisor, config, connection, endpoints, nodes[1:])
+        connection = _add_switches(
+            supervisor, config, connection, endpoints, nodes[1:], only_forwards
+        )
     write_connection(run.connect_file, connection)
     return connection
 
@@ -254,7 +257,7 @@ def process_index(tree: Tree, process: str) -> int:
 
 def _add_switches(
     supervisor: Starter, config: RunConfig, connection: Connection, endpoints: _Endpoints,
-    more_nodes: Sequence[str],
+    more_nodes: Sequence[str], only_forwards: bool,
 ) -> Connection:  # fmt: skip
     """Start all switches of a tree, each after its parent; the root knows further nodes too."""
     check_fidelity(config)
@@ -266,7 +269,7 @@ def _add_switches(
         parents[place.name] = add_switch(
             supervisor, config, connection, tree, place, parent=parents[place.parent],
             listen=endpoints.of_switch(place), workers_at=workers_at,
-            more_parents=more_nodes if place.parent == NODE else (),
+            more_parents=more_nodes if place.parent == NODE else (), only_forwards=only_forwards,
         )  # fmt: skip
         if place.workers:
             leaves.append(leaf_of(place, workers_at or parents[place.name]))
@@ -282,6 +285,7 @@ def _add_switches(
 def add_switch(
     supervisor: Starter, config: RunConfig, connection: Connection, tree: Tree, place: Place, *,
     parent: str, listen: str, workers_at: str | None = None, more_parents: Sequence[str] = (),
+    only_forwards: bool = False,
 ) -> str:  # fmt: skip
     """Start a switch below the endpoint `parent`; where it listens."""
     above = node_link(config) if place.parent == NODE else links_of(config).switch
@@ -301,6 +305,7 @@ def add_switch(
         workers_at=workers_at,
         **retry_fields(above),
         slot_bytes=_slot_bytes(config, connection, len(tree.children(place))),
+        only_forwards=only_forwards,
     )
     return supervisor.add_role(place.process, spec)
 

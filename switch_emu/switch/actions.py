@@ -37,6 +37,8 @@ class SwitchLimits:
     """Credit of each child."""
     slots: PoolRange | None = None
     """The fixed slots of protocol fidelity; None: functional, as many as the bytes allow."""
+    only_forwards: bool = False
+    """Nothing is summed here and no copy shared, as where a parameter server does it all."""
 
     def window(self, window_bytes: int) -> int:
         """A window of pushes, to us or to the parent: no more than the slots take at once."""

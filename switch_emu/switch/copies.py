@@ -74,6 +74,10 @@ class WeightsCopies:
             return []
         return self._let_go(copy)
 
+    def let_go(self, key: CopyKey) -> list[Payload]:
+        """No other child will want this copy; payloads to drop."""
+        return self._let_go(self._copies[key])
+
     def forget(self, step_max: int | None = None) -> list[Payload]:
         """Forget all copies, or those up to a step; payloads to drop."""
         dropped: list[Payload] = []

@@ -96,7 +96,7 @@ class SwitchCore(SwitchHandingOn):
         elif isinstance(m, wire.Push):
             self._push(peer, member, m, payload, payload_bytes)
         elif isinstance(m, wire.Pull):
-            self._pull(peer, m)
+            self._pull(peer, member, m)
         elif isinstance(m, wire.Load):
             self._load(peer, m, payload, payload_bytes)
         elif isinstance(m, wire.Keep):
@@ -162,7 +162,8 @@ class SwitchCore(SwitchHandingOn):
         else:
             self.pool.passes(key, member.ranks)
             slot = None
-            if not m.raw and key not in self._raw:
+            may_sum = not m.raw and not self._limits.only_forwards
+            if may_sum and key not in self._raw:
                 slot = self.pool.room(key, payload_bytes)
             if slot is not None:
                 self._contribute(peer, key, slot, said, receipt)

@@ -61,8 +61,12 @@ class SwitchHandingOn(SwitchAgreeing):
 
     # ---------------------------------------------------------------------- weights, downwards
 
-    def _pull(self, peer: str, m: wire.Pull) -> None:
-        key = (m.step, m.part, m.chunk)
+    def _pull(self, peer: str, member: Member, m: wire.Pull) -> None:
+        part = m.part
+        if self._limits.only_forwards:  # each child's use is one of its own to the parent
+            children = self._members.children
+            part = m.part * len(children) + children.index(member.ranks)
+        key = (m.step, part, m.chunk)
         if not self._step <= m.step <= self._step + 1:
             return
         copy = self.copies.asked(key, peer)
@@ -70,7 +74,7 @@ class SwitchHandingOn(SwitchAgreeing):
             self._actions.append(Send((peer,), copy.weights, copy.payload))
             self._drop_all(self.copies.trim(key))
         elif not self._uplink.asks(("pull", *key)):
-            pull = self._ours(wire.Pull, step=m.step, part=m.part, chunk=m.chunk)
+            pull = self._ours(wire.Pull, step=m.step, part=part, chunk=m.chunk)
             self._uplink.ask(self._now_ns, ("pull", *key), pull)
 
     def _weights(self, m: wire.Weights, payload: Payload, payload_bytes: int) -> None:
@@ -79,13 +83,17 @@ class SwitchHandingOn(SwitchAgreeing):
             self._drop(payload)
             return
         self._loaded = True
+        part = m.part // len(self._members.children) if self._limits.only_forwards else m.part
         weights = self._ours(
-            wire.Weights, step=m.step, part=m.part, chunk=m.chunk, dtype=m.dtype,
+            wire.Weights, step=m.step, part=part, chunk=m.chunk, dtype=m.dtype,
             in_place=m.in_place,
         )  # fmt: skip
         askers = self.copies.came(key, weights, payload, payload_bytes)
         self._actions.append(Send(askers, weights, payload))
-        self._drop_all(self.copies.trim(key))
+        if self._limits.only_forwards:
+            self._drop_all(self.copies.let_go(key))
+        else:
+            self._drop_all(self.copies.trim(key))
 
     # ---------------------------------------------------------------------- gradients, upwards
 

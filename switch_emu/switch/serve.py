@@ -74,6 +74,8 @@ class SwitchSpec:
     """How patient to be with the parent; 0: as usual."""
     retry_most_ms: int = 0
     retry_ps_per_byte: int = 0
+    only_forwards: bool = False
+    """It sums nothing and multicasts nothing: the node is a parameter server."""
     fidelity: str = "functional"
     slots: int | None = None
     """In protocol fidelity; None: as many as there is memory for, up to a default."""
@@ -185,7 +187,7 @@ def _limits(spec: SwitchSpec) -> SwitchLimits:
     if spec.arena_bytes and shares_below:
         limits = SwitchLimits.in_arenas(spec.arena_bytes, len(spec.children), spec.chunk_bytes)
     window_bytes = push_window_bytes(spec.link, spec.chunk_bytes, limits.push_window_bytes)
-    limits = replace(limits, push_window_bytes=window_bytes)
+    limits = replace(limits, push_window_bytes=window_bytes, only_forwards=spec.only_forwards)
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=len(spec.children),
         chunk_bytes=spec.chunk_bytes,

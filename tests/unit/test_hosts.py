@@ -90,6 +90,7 @@ def test_the_links_of_hosts_are_the_kernels_alone() -> None:
     assert links_of(config).is_ideal
     assert host_link_rate(config) == 125e6 / 4
     assert host_link_rate(RunConfig(hosts=2)) is None
+    assert host_link_rate(RunConfig(link=parse_links("100gbe"), loss=0.1)) is None
 
 
 def test_bad_network_missing_tools(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,43 @@
+"""Arms for study on the same switch: `ps`, whose switch only hands on, and `ina-allreduce`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes.commands import terminal
+from tests.processes.jobs import SMALL, text_file
+
+STEPS = 3
+WORKERS = 2
+OUT = "out_of_node"
+
+
+@pytest.mark.timeout(300)
+def test_arms_on_one_switch_differ_in_what_the_links_carry(tmp_path: Path) -> None:
+    """Goal: a parameter server ends with LuWu's bits, and its node takes every worker's gradient
+    and sends every worker's copy; the replicated model's workers send and receive one gradient.
+    Method: one comparison with real processes; bytes as workers and node counted them."""
+    with terminal(tmp_path) as shell:
+        done = shell.start(
+            "compare", "--arms", "luwu,ps,ina-allreduce", "--steps", str(STEPS), *SMALL,
+            "--workers", str(WORKERS), "--data", str(text_file(shell.directory)),
+            "--run-dir", "run", "--json", "found.json",
+        )  # fmt: skip
+        assert done.wait(limit_s=240) == 0, done.err
+        found: list[dict[str, Any]] = json.loads((tmp_path / "found.json").read_text())["arms"]
+        assert shell.leftovers() == []
+    luwu, ps, ina = found
+    assert ps["weights_digest"] == luwu["weights_digest"]
+    assert ps["loss"] == luwu["loss"]
+    up, down = ({a["name"]: a["network_bytes"][w] for a in found} for w in ("into_node", OUT))
+    assert up["ps"] == WORKERS * up["luwu"]
+    # What a worker had asked for ahead when it left is served or not.
+    assert down["ps"] == pytest.approx(WORKERS * down["luwu"], rel=0.1)
+    for way in ("push", "pull"):  # of all workers: one gradient up and one mean down a step
+        assert ina["network_bytes"][way] == luwu["network_bytes"]["push"], way
+    assert ina["loss"] == pytest.approx(luwu["loss"], abs=1e-4)
+    assert ina["worker_optimizer_bytes"] > 0
