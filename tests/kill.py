@@ -101,7 +101,7 @@ def start(
     return Cluster.run(directory, *script, flags=flags, name=name, environ=outside.environ)
 
 
-def wait_for_step(cluster: Cluster, step: int, *, limit_s: float = 60) -> None:
+def wait_for_step(cluster: Cluster, step: int, *, limit_s: float = 120) -> None:
     """Return when a step, or a later one, is on record in the log of worker 0."""
     log = cluster.run_directory.log("worker-0")
 

@@ -27,7 +27,9 @@ from luwu.launch.supervisor import Supervisor, threads_alone, threads_per_worker
 
 SCRIPT: Final = ("-m", "workers.train")
 PROGRESS: Final = " train.step "
-NETWORK_ARMS: Final = ("luwu", "ps", "ina-allreduce")
+MIRRORED: Final = "ina-allreduce"
+"""The arm whose node mirrors gradients and keeps no weights."""
+NETWORK_ARMS: Final = ("luwu", "ps", MIRRORED)
 """Arms whose workers talk to a switch; all but luwu's have a run directory of their own."""
 
 
@@ -68,7 +70,7 @@ def run_arm(
     prefix = "" if in_network else f"{name}-"
     if in_network and name != "luwu":  # --state is the state of luwu's arm
         run, config = RunDirectory.create(run.path / name), replace(config, state=None)
-    if name == "ina-allreduce":  # the node mirrors gradients, and keeps nothing
+    if name == MIRRORED:  # its node needs no disk
         config = replace(config, durability="none", optimizer_nodes=1)
     supervisor = Supervisor(
         run,

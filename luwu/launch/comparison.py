@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
-from luwu.launch.arm import ArmRun
+from luwu.launch.arm import MIRRORED, ArmRun
 from luwu.launch.estimate.outcome import outcome
 from luwu.launch.hosts import links_bound
 from luwu.launch.network import host_link_rate
@@ -129,12 +129,19 @@ def arm_document(
         },
         "links": arm.links,
         "aborts_count": max(worker["aborts_count"] for worker in workers),
-        "weights_digest": workers[0]["weights_digest"] or node.get("weights_digest"),
+        "weights_digest": _weights_digest(arm),
         **outcome(
             estimate, step_seconds=median, busy=arm.busy_seconds, disk_bytes=node.get("disk_bytes")
         ),
     }
     return document
+
+
+def _weights_digest(arm: ArmRun) -> str | None:
+    """Of the weights, wherever this arm keeps them: a node that mirrors has gradients instead."""
+    at_node = None if arm.name == MIRRORED else (arm.node or {}).get("weights_digest")
+    found: str | None = at_node or arm.workers[0]["weights_digest"]
+    return found
 
 
 def job_step_seconds(workers: Sequence[dict[str, Any]]) -> list[float]:

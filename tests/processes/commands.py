@@ -20,7 +20,7 @@ from luwu.launch.children import is_alive
 from luwu.testing.cluster import SOURCE
 
 POLL_S = 0.02
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 
 TINY = """
 import torch
@@ -75,7 +75,7 @@ class Command:
         self.seconds = (SYSTEM_CLOCK.now_ns() - self.started_ns) / 1e9
         return code
 
-    def wait_for(self, pattern: str, limit_s: float = 60.0) -> re.Match[str]:
+    def wait_for(self, pattern: str, limit_s: float = 120.0) -> re.Match[str]:
         """The first match in its standard error. Fails if it ends, or `limit_s` is over, first."""
         end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
         while True:

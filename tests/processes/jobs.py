@@ -16,7 +16,7 @@ from luwu.testing.cluster import Cluster
 SMALL = ("--layers", "2", "--width", "64", "--context", "16", "--batch", "2")
 """A GPT of 133,888 parameters: three units, 1.6 MB of state."""
 
-DEADLINE_S = 100.0
+DEADLINE_S = 200.0
 
 
 @dataclass(frozen=True)

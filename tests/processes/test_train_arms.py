@@ -27,7 +27,7 @@ from workers.train import train as run_loop
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 2
 STEPS = 3
-DEADLINE_S = 60
+DEADLINE_S = 150
 
 MODEL = ["--steps", str(STEPS), "--layers", "2", "--width", "32", "--context", "16"]
 JOB = [*MODEL, "--batch", "2", "--log-every", "1"]

@@ -28,7 +28,7 @@ from tests.processes.two_jobs_worker import make_nic
 from tests.unit.local_job import Job, Worker, plain
 
 KIB, MIB = 1024, 1024**2
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 POOL_SLOTS = 10
 STREAMING = Job(steps=5)
 AT_STEP = Job(steps=5, world_size=3, update="at_step")

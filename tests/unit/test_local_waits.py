@@ -57,7 +57,7 @@ def test_a_wait_for_a_gradient_says_which(tmp_path: Path) -> None:
         finally:
             release.set()
 
-    with cluster_for(job, tmp_path, grace_s=0.2) as cluster:
+    with cluster_for(job, tmp_path, grace_s=2.0) as cluster:
         with pytest.raises(DeadlineError) as caught:
             cluster.run(worker)
         assert "for the pull of step 1, unit 0 (weights for the pull of step 1" in str(caught.value)
