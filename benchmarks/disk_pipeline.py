@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from luwu.aggregate import FLOAT32, make_aggregator
 from luwu.base.closing import Closing
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import StateError
@@ -100,6 +101,9 @@ class Gradients:
 class PipelineArm(Closing):
     """The node's pipeline and store, and in place of the core a row of updates."""
 
+    groups = ()
+    """No switch has summed anything."""
+
     def __init__(self, directory: Path, case: Case) -> None:
         self._description = case.description
         self._layout = self._description.layout
@@ -117,7 +121,7 @@ class PipelineArm(Closing):
         self._pipeline = Pipeline(
             core, self._store, self._description, job=1,
             kept=KeptFiles(None, synced=False, decided=None),
-            kernel=self._kernel,
+            kernel=self._kernel, aggregator=make_aggregator(FLOAT32, 1),
             updates_count=case.plan.updates_count, reads_count=case.plan.reads_count,
             recorder=Recorder(role="node", printed=None), wake=lambda: self._wake.put(None),
             buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))),

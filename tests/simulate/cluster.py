@@ -123,7 +123,9 @@ class Cluster:
 
     def digest(self) -> str:
         """Of the decided weights of all chunks."""
-        pages = sorted(self.disk.pages.items())
+        pages = sorted(
+            (page for disk in self.disks for page in disk.pages.items()), key=lambda page: page[0]
+        )
         return hashlib.sha256(b"".join(page[1].tobytes() for _, page in pages)).hexdigest()
 
     def run_to_the_end(self) -> None:

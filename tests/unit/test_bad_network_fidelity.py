@@ -79,7 +79,7 @@ def test_bad_network_slots_beyond_the_arenas() -> None:
 def test_bad_network_a_switch_without_room_never_listens(tmp_path: Path) -> None:
     """Goal: refused before anybody can dial it."""
     spec = SwitchSpec(
-        job=1, world_size=2, listen="tcp://127.0.0.1:0", parent="tcp://127.0.0.1:1",
+        job=1, children=(1, 2), listen="tcp://127.0.0.1:0", parent="tcp://127.0.0.1:1",
         slot_bytes_max=MIB, chunk_bytes=MIB, fidelity="protocol",
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"slots: 1 slot of two .*: give a smaller --chunk"):

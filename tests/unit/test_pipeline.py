@@ -24,6 +24,8 @@ from tests.unit.local_job import Job, every_order
 class Answers:
     """The methods of a core that the pipeline calls when an update is done."""
 
+    groups = ()
+
     def __init__(self) -> None:
         self.calls: list[str] = []
 
