@@ -31,7 +31,12 @@ def node_result(number: int, count: int) -> str:
 
 def is_node(process: str) -> bool:
     """Whether a process is an optimizer node."""
-    return process.partition("-")[0] == "node"
+    return kind_of(process) == "node"
+
+
+def kind_of(process: str) -> str:
+    """`switch` of `switch-host-a`: a machine of the network has its kind before its name."""
+    return process.partition("-")[0]
 
 
 def check_nodes(config: RunConfig, state: Path | None) -> None:

@@ -24,6 +24,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.closing import Closing
 from luwu.base.errors import ConnectionFailed, RemoteProtocolError
 from luwu.base.limits import STRIPES_MAX
+from luwu.launch.answering import await_answer
 from luwu.transport.interface import (
     CreditExceeded,
     Delivery,
@@ -157,7 +158,10 @@ class _Probe(Closing):
         self._transport: Transport = open_transport(endpoint, stripes=streams)
         try:
             self._transport.dial(_PEER, endpoint)
-            self._wait_until_up()
+            await_answer(
+                self._transport, endpoint, timeout_s=timeout_s,
+                advice="start luwu doctor --listen HOST there, and look at firewalls between",
+            )  # fmt: skip
         except BaseException:
             self.close()
             raise
@@ -191,22 +195,6 @@ class _Probe(Closing):
 
     def close(self) -> None:
         self._transport.close()
-
-    def _wait_until_up(self) -> None:
-        end_ns = SYSTEM_CLOCK.now_ns() + int(self._timeout_s * 1e9)
-        trouble = ""
-        while SYSTEM_CLOCK.now_ns() < end_ns:
-            item = self._transport.receive(100_000_000)
-            if isinstance(item, PeerUp):
-                return
-            if isinstance(item, PeerFailed):
-                trouble = f" ({item.error})"
-                if item.final:
-                    break
-        raise ConnectionFailed(
-            f"{self._endpoint} did not answer within {self._timeout_s:.0f} s{trouble}; start "
-            "luwu doctor --listen HOST there, and look at firewalls between the two"
-        )
 
     def _hear(self, expected: bytes) -> None:
         end_ns = SYSTEM_CLOCK.now_ns() + int(self._timeout_s * 1e9)

@@ -35,7 +35,7 @@ from luwu.launch.network import (
     retry_fields,
     switch_fidelity,
 )
-from luwu.launch.nodes import node_result, node_role
+from luwu.launch.nodes import is_node, kind_of, node_result, node_role
 from luwu.launch.run_directory import RunDirectory
 
 MIB = 1024 * 1024
@@ -67,7 +67,7 @@ class RoleProcess:
         if self.child is not None:
             self._disk_before = self.disk
             self._spec["listen"] = self.endpoint or self._spec["listen"]
-            if kind_of(self.role) == "node":
+            if is_node(self.role):
                 self._spec["resume"] = True
         self._ready_file.unlink(missing_ok=True)
         self._run.error(self.role).unlink(missing_ok=True)
@@ -97,7 +97,7 @@ class RoleProcess:
     @property
     def is_restartable(self) -> bool:
         """Whether its state outlives it; a switch has none to lose."""
-        return kind_of(self.role) != "node" or self._spec["state"] is not None
+        return not is_node(self.role) or self._spec["state"] is not None
 
     @property
     def disk(self) -> DiskBytes:
@@ -109,11 +109,6 @@ class RoleProcess:
     @property
     def _ready_file(self) -> Path:
         return ready_file(self._run, self.role)
-
-
-def kind_of(process: str) -> str:
-    """`switch` of `switch-host-a`: a machine of the network has its kind before its name."""
-    return process.partition("-")[0]
 
 
 def write_role(

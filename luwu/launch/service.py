@@ -25,12 +25,13 @@ from luwu.base.closing import Closing
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, ConnectionFailed, DeadlineError
 from luwu.base.json_file import read_json
+from luwu.launch.answering import await_answer
 from luwu.launch.children import Child, kill_marked, stop_all
 from luwu.launch.console import tail
 from luwu.launch.failures import role_failure
+from luwu.launch.nodes import kind_of
 from luwu.launch.roles import (
     ended_file,
-    kind_of,
     ready_file,
     role_environ,
     wait_until_listens,
@@ -40,7 +41,6 @@ from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.serving import decide_sizes, serve, tree_of
 from luwu.launch.supervisor import STOP_PATIENCE_S
 from luwu.nic.connection import Connection
-from luwu.transport.interface import PeerFailed, PeerUp
 from luwu.transport.opening import open_transport
 from luwu.wire.actions import PARENT
 from switch_emu.switch.capacity import POOL_SLOTS
@@ -253,22 +253,11 @@ def probe(
 def _probe(
     connection: Connection, endpoint: str, timeout_s: float, look: Callable[[], None]
 ) -> None:
-    end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
-    trouble = ""
     with open_transport(
         endpoint, arena_bytes=connection.arena_bytes, stripes=connection.stripes_of(endpoint)
     ) as transport:
         transport.dial(PARENT, endpoint)
-        while SYSTEM_CLOCK.now_ns() < end_ns:
-            look()
-            item = transport.receive(100_000_000)
-            if isinstance(item, PeerUp):
-                return
-            if isinstance(item, PeerFailed):
-                trouble = f" ({item.error})"
-                if item.final:
-                    break
-    raise ConnectionFailed(
-        f"{endpoint} did not answer within {timeout_s:.0f} s{trouble}; is luwu up still "
-        "running there?"
-    )
+        await_answer(
+            transport, endpoint, timeout_s=timeout_s, look=look,
+            advice="is luwu up still running there?",
+        )  # fmt: skip

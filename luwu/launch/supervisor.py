@@ -34,7 +34,8 @@ from luwu.launch.console import Console, LogFollower
 from luwu.launch.failures import FINAL_CODES, role_failure, worker_failure
 from luwu.launch.guard import MARK_SUFFIX
 from luwu.launch.hosts import Hosts
-from luwu.launch.roles import POLL_S, RoleProcess, kind_of, wait_until_listens
+from luwu.launch.nodes import kind_of
+from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
 from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.sampling import MemorySampler
 from luwu.launch.torchrun import (
