@@ -66,7 +66,7 @@ def refused(
 TYPED = [
     pytest.param(
         ["compare", "--arms", "luwu,fdsp"],
-        ["--arms: 'fdsp' is not one of luwu, fsdp, fsdp_offload, ddp, single; did you mean fsdp"],
+        ["--arms: 'fdsp' is not one of luwu, fsdp, .*, ina-allreduce, ps; did you mean fsdp"],
         id="unknown-arm",
     ),
     pytest.param(

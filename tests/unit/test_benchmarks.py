@@ -99,7 +99,7 @@ def test_link_runs(tmp_path: Path) -> None:
 
 def test_dilation_runs(tmp_path: Path) -> None:
     """Goal: runs that are slowed down as a whole end with the weights of a plain run."""
-    document = run_smoke(tmp_path, "dilation")
+    document = run_smoke(tmp_path, "dilation", label="emulated")
     assert [row["dilation"] for row in document["rows"]] == [2.0, 4.0]
     for row in document["rows"]:
         assert row["seconds_median"] > row["compute_seconds"] > 0
