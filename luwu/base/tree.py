@@ -106,6 +106,11 @@ class Tree:
         return self.places[0]
 
     @property
+    def workers(self) -> int:
+        """How many there are below all switches."""
+        return self.ranks(self.root).bit_count()
+
+    @property
     def leaves(self) -> tuple[Place, ...]:
         """Switches that workers connect to."""
         return tuple(place for place in self.places if place.workers)

@@ -38,8 +38,7 @@ def run_chaos(seed: int, slot_count: int | None = None, *, switches: Tree | None
     """One history, to its end; any failure is an exception, and the seed replays it."""
     job = chaotic_job(seed, slot_count)
     if switches is not None:
-        ranks = switches.ranks(switches.root)
-        job = replace(job, switches=switches, world_size=ranks.bit_count())
+        job = replace(job, switches=switches, world_size=switches.workers)
     cluster = Cluster(seed, job, ROUGH)
     start_chaos(cluster, seed)
     cluster.run()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
+from luwu.base.tree import Tree
 from switch_emu.switch.actions import SwitchLimits
 from tests.simulate.chaos import ROUGH, chaotic_job, start_chaos
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout
+from tests.simulate.trees import TREES, every_tree
 from tests.simulate.world import Faults
 
 BORDERLINE = "borderline"
 SPECS = ("shared-exponent", "fixed-scale:1048576.0", BORDERLINE)
-_BORDER = {1: 6.2e9, 2: 8.2e8, 3: 3.1e8, 4: 1.61e8}
+_BORDER = {1: 6.2e9, 2: 8.2e8, 3: 3.1e8, 4: 1.61e8, 6: 6.6e7}
 """World size -> a scale at which some chunks of the job fit, and some do not."""
 
 
@@ -77,7 +80,37 @@ def test_protocol_slots(seed: int, spec: str) -> None:
     assert cluster.switch.core.counts()["slots_opened_count"] > 0
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@every_tree
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("spec", SPECS)
+def test_everything_at_once_in_a_tree(seed: int, spec: str, tree: Tree) -> None:
+    """I1, I2, I3. Goal: the reference adds in rank order whatever the tree, and so does every tree,
+    in one to three nodes, whichever switch or node is killed."""
+    job = replace(chaotic_job(seed), switches=tree, world_size=tree.workers)
+    cluster = Cluster(seed, with_spec(job, spec), ROUGH)
+    start_chaos(cluster, seed)
+    cluster.run()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_integers_have_one_digest_in_each_fidelity(spec: str) -> None:
+    """I3. Goal: one digest for every tree, number of nodes and order of arrival, with slots or
+    without. Method: each tree of four workers before one to three nodes, on ordered and rough
+    networks, functional or with two slots; trees of float32 differ (`test_trees.py`)."""
+    digests = set()
+    trees = [None, *(tree for tree in TREES.values() if tree.workers == 4)]
+    for number, (tree, node_count) in enumerate(product(trees, (1, 2, 3))):
+        job = Job(
+            make_layout(node_count=node_count), world_size=4, switches=tree, steps=3,
+            slot_count=2 if number % 2 else None,
+        )  # fmt: skip
+        cluster = Cluster(number, with_spec(job, spec), ROUGH if number % 3 else Faults())
+        cluster.run()
+        digests.add(cluster.digest())
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
 def test_some_fit_and_some_do_not(world_size: int) -> None:
     """Goal: the scale of these tests is one at which both happen, so both are tested."""
     job = with_spec(Job(make_layout(), world_size=world_size), BORDERLINE)

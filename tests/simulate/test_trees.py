@@ -11,38 +11,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from luwu.base.tree import Tree, parse_tree
+from luwu.base.tree import Tree
 from switch_emu.switch.actions import SwitchLimits
 from tests.simulate.chaos import ROUGH, run_chaos
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import SMALL_SWITCH, Job, make_layout, reference
 from tests.simulate.machines import Switch
+from tests.simulate.trees import TREES, every_tree
 from tests.simulate.world import Faults
-
-
-def tree_of(workers: int, **switches: tuple[str, str]) -> Tree:
-    """A tree from (parent, workers) by name."""
-    document = {
-        name: {"parent": parent, "workers": ranks} if ranks else {"parent": parent}
-        for name, (parent, ranks) in switches.items()
-    }
-    return parse_tree(document, workers=workers, where="test")
-
-
-TREES = {
-    "two levels": tree_of(4, top=("node", ""), a=("top", "0-1"), b=("top", "2-3")),
-    "ranks in turn": tree_of(4, top=("node", ""), a=("top", "0,2"), b=("top", "1,3")),
-    "workers and a switch": tree_of(4, top=("node", "1"), a=("top", "0,2-3")),
-    "three levels": tree_of(
-        6, top=("node", "5"), mid=("top", "4"), a=("mid", "0-1"), b=("mid", "2-3")
-    ),
-}
-every_tree = pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())
 
 
 def job_in(tree: Tree, **keys: object) -> Job:
     """A small job with as many workers as the tree has."""
-    return Job(make_layout(), world_size=tree.ranks(tree.root).bit_count(), switches=tree, **keys)  # type: ignore[arg-type]
+    return Job(make_layout(), world_size=tree.workers, switches=tree, **keys)  # type: ignore[arg-type]
 
 
 def test_references_of_trees_differ_in_bits_only() -> None:
