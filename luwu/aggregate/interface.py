@@ -110,13 +110,12 @@ class Aggregator(ABC):
         """Whether these, which are all ranks', are together no sum; only if it `may_overflow`."""
         return False
 
-    def decode_all(self, parts: Sequence[Encoded], out: F32Array) -> None:
-        """The same for contributions that met in no slot: combined in rank order, then decoded."""
-        if len(parts) > 1:
-            together = memoryview(bytearray(self.combined_bytes(parts)))
-            self.decode(together[: self.combine(parts, together)], out)
-        else:
-            self.decode(parts[0], out)
+    def combined(self, parts: Sequence[Encoded]) -> Encoded:
+        """Several encoded, in rank order, as one, in memory of its own; one alone as it is."""
+        if len(parts) == 1:
+            return parts[0]
+        together = memoryview(bytearray(self.combined_bytes(parts)))
+        return together[: self.combine(parts, together)]
 
 
 def check_sizes(name: str, found: Sequence[int], expected: int) -> None:

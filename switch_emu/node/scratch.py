@@ -20,7 +20,7 @@ from switch_emu.payload import Payload, terms_of
 from switch_emu.store import PageKind, StoreConfig, aligned_buffer
 from switch_emu.switch.aggregate import F32Array, sum_in_order
 from switch_emu.switch.slots import Contribution
-from switch_emu.switch.tree_order import Group, depth, nested
+from switch_emu.switch.tree_order import Group, combined, depth, nested
 
 
 class RecordViews(NamedTuple):
@@ -85,8 +85,8 @@ class Adder:
         """`aggregator`: of contributions that are encoded."""
         self._aggregator = aggregator
         self._lock = Lock()
-        # Where gradients are encoded, sums do not depend on the tree; nor may those sent again.
-        self._groups = groups if aggregator is None or aggregator.is_plain else ()
+        # Where integers do not depend on the tree, those sent again as floats may not either.
+        self._groups = () if aggregator is not None and aggregator.is_order_free else groups
         self._totals = [aligned_floats(elems_max) for _ in range(1 + depth(groups))]
 
     @contextmanager
@@ -100,7 +100,8 @@ class Adder:
             assert self._aggregator is not None
             with self._lock:
                 total = self._totals[0][:elems]
-                self._aggregator.decode_all([payload.view() for payload in payloads], total)
+                encoded = combined(terms, self._aggregator, lambda said: _payload(said).view())
+                self._aggregator.decode(encoded, total)
                 yield [(total.view(np.uint8).data, "float32")]
             return
         if len(payloads) == 1:

@@ -11,9 +11,10 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from luwu.aggregate.interface import Aggregator, Encoded
 from switch_emu.switch.slots import Contribution, rank_order
 
 
@@ -46,6 +47,20 @@ def nested(
             outside = [term for term in terms if term.contributors & ~bits]
             terms = sorted([*outside, Group(tuple(inside))], key=_lowest)
     return tuple(terms)
+
+
+def combined(
+    terms: Sequence[Contribution | Group],
+    aggregator: Aggregator,
+    read: Callable[[Contribution], Encoded],
+) -> Encoded:
+    """Encoded contributions as one, combined as the switches would. Raises ValueError."""
+    return aggregator.combined(
+        [
+            combined(term.terms, aggregator, read) if isinstance(term, Group) else read(term)
+            for term in terms
+        ]
+    )
 
 
 def tree_weight(contributions: Sequence[Contribution], groups: Sequence[int]) -> float:

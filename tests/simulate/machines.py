@@ -22,7 +22,7 @@ from switch_emu.switch.actions import Sum
 from switch_emu.switch.aggregate import sum_in_order
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.fan import Fan
-from switch_emu.switch.tree_order import Group, nested
+from switch_emu.switch.tree_order import Group, combined, nested
 from tests.simulate.job import JOB, Job, apply_update
 from tests.simulate.world import Payload, World, drop, payload_bytes
 
@@ -260,16 +260,14 @@ class Node:
         return self.core.page_loaded(action)
 
     def _total(self, chunk: int, contributions: Any) -> Any:
-        if contributions[0].dtype == ENCODED:
-            total = np.empty(self._job.layout.chunks[chunk].elems, np.float32)
-            parts = [memoryview(c.payload.read()).cast("B") for c in contributions]
-            self.core.aggregator.decode_all(parts, total)
-            return total
-        return self._add(nested(contributions, self.core.groups if self._is_plain else ()))
-
-    @property
-    def _is_plain(self) -> bool:
-        return bool(self.core.aggregator.is_plain)
+        aggregator = self.core.aggregator
+        terms = nested(contributions, () if aggregator.is_order_free else self.core.groups)
+        if contributions[0].dtype != ENCODED:
+            return self._add(terms)
+        total = np.empty(self._job.layout.chunks[chunk].elems, np.float32)
+        together = combined(terms, aggregator, lambda c: memoryview(c.payload.read()).cast("B"))  # type: ignore[union-attr]
+        aggregator.decode(together, total)
+        return total
 
     def _add(self, terms: Any) -> Any:
         found = [

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from luwu.aggregate import Float32
+from luwu.aggregate.interface import ENCODED
 from switch_emu.node.scratch import Adder
 from switch_emu.payload import Payload, Unsummed
 from switch_emu.store.spill import SpillFile
@@ -86,3 +88,29 @@ def test_only_one_spilled_contribution_is_read_back_at_a_time() -> None:
         assert len(terms) == 1
         assert spill.held_count == 0
     assert spill.held_count_max == 1
+
+
+class InOrder(Float32):
+    """Float sums that travel as encoded ones: the bits depend on who is added first."""
+
+    is_plain = False
+
+
+def test_encoded_ones_are_combined_as_the_switches_would() -> None:
+    """I3. Goal: where sums depend on the tree, what found no slot has the bits of what did.
+    Method: {0,2} + {1,3} and rank order, which differ, for an aggregator of either kind."""
+    arrays = [values(rank) for rank in range(4)]
+    contributions = [
+        said(rank, Payload(memoryview(array.view(np.uint8))), ENCODED)
+        for rank, array in enumerate(arrays)
+    ]
+    flat = ((arrays[0] + arrays[1]) + arrays[2]) + arrays[3]
+    in_tree = (arrays[0] + arrays[2]) + (arrays[1] + arrays[3])
+    assert not np.array_equal(flat, in_tree)
+    for is_order_free, expected in ((False, in_tree), (True, flat)):
+        aggregator = InOrder(4)
+        aggregator.is_order_free = is_order_free  # type: ignore[misc]
+        with Adder(ELEMS, aggregator, (0b101, 0b1010, 0b1111)).terms(contributions, ELEMS) as terms:
+            ((data, dtype),) = terms
+            assert dtype == "float32"
+            np.testing.assert_array_equal(np.frombuffer(data, np.float32), expected)
