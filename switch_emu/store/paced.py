@@ -8,12 +8,13 @@ Flushes and manifests take what the host takes, and so do pins.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import ConfigError
-from switch_emu.store.config import StoreConfig
-from switch_emu.store.interface import Buffer, DecidedStep, PageStore, StoreStats
-from switch_emu.store.pins import Pin
+from switch_emu.store.around import PageStoreAround
+from switch_emu.store.interface import Buffer, PageStore
 
 
 class DiskPace:
@@ -33,103 +34,32 @@ class DiskPace:
             return self._free_ns
 
 
-class PacedPageStore(PageStore):
-    """`store` behind a disk of a given rate. Closing it closes `store`."""
+class PacedPageStore(PageStoreAround):
+    """`store` behind a disk of a given rate: what is in RAM needs no disk."""
 
     def __init__(self, store: PageStore, rate_bytes_per_s: float) -> None:
-        self._store = store
+        super().__init__(store)
         self._pace = DiskPace(rate_bytes_per_s)
-
-    @property
-    def config(self) -> StoreConfig:
-        """The inner store's."""
-        return self._store.config
-
-    @property
-    def generation(self) -> int:
-        """The inner store's."""
-        return self._store.generation
-
-    @property
-    def attempt(self) -> int:
-        """The inner store's."""
-        return self._store.attempt
-
-    @property
-    def decided(self) -> DecidedStep | None:
-        """The inner store's."""
-        return self._store.decided
-
-    @property
-    def prepared(self) -> DecidedStep | None:
-        """The inner store's."""
-        return self._store.prepared
-
-    @property
-    def stats(self) -> StoreStats:
-        """The inner store's."""
-        return self._store.stats
-
-    @property
-    def disk_bytes(self) -> int:
-        """The inner store's."""
-        return self._store.disk_bytes
-
-    def record_attempt(self, attempt: int) -> None:
-        """Of the inner store."""
-        self._store.record_attempt(attempt)
 
     def read(self, page: int, version: int, into: memoryview) -> None:
         """Read from the inner store, and wait for the emulated disk."""
-        done_ns = self._done_ns(memoryview(into).nbytes)
-        self._store.read(page, version, into)
-        _wait_until(done_ns)
+        with self._paced(into):
+            super().read(page, version, into)
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Read from the inner store, and wait for the emulated disk."""
-        done_ns = self._done_ns(memoryview(into).nbytes)
-        self._store.read_field(page, version, field_name, into)
-        _wait_until(done_ns)
+        with self._paced(into):
+            super().read_field(page, version, field_name, into)
 
     def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
         """Write to the inner store, and wait for the emulated disk."""
-        done_ns = self._done_ns(memoryview(record).nbytes)
-        self._store.write(page, version, attempt, record)
-        _wait_until(done_ns)
+        with self._paced(record):
+            super().write(page, version, attempt, record)
 
-    def record_in_ram(self, page: int, version: int) -> memoryview | None:
-        """The inner store's: what is in RAM needs no disk."""
-        return self._store.record_in_ram(page, version)
-
-    def place_in_ram(self, page: int, version: int, attempt: int) -> memoryview | None:
-        """The inner store's."""
-        return self._store.place_in_ram(page, version, attempt)
-
-    def pin(self) -> Pin:
-        """The inner store's."""
-        return self._store.pin()
-
-    def prepare(self, step: DecidedStep) -> None:
-        """Prepare the inner store."""
-        self._store.prepare(step)
-
-    def decide(self, version: int, attempt: int) -> None:
-        """Decide on the inner store."""
-        self._store.decide(version, attempt)
-
-    def abort(self, attempt: int) -> None:
-        """Abort on the inner store."""
-        self._store.abort(attempt)
-
-    def close(self) -> None:
-        """Close the inner store."""
-        self._store.close()
-
-    def _done_ns(self, nbytes: int) -> float:
-        return self._pace.done_ns(SYSTEM_CLOCK.now_ns(), nbytes)
-
-
-def _wait_until(done_ns: float) -> None:
-    missing_ns = done_ns - SYSTEM_CLOCK.now_ns()
-    if missing_ns > 0:
-        sleep(missing_ns / 1e9)
+    @contextmanager
+    def _paced(self, data: Buffer) -> Iterator[None]:
+        done_ns = self._pace.done_ns(SYSTEM_CLOCK.now_ns(), memoryview(data).nbytes)
+        yield
+        missing_ns = done_ns - SYSTEM_CLOCK.now_ns()
+        if missing_ns > 0:
+            sleep(missing_ns / 1e9)

@@ -23,9 +23,9 @@ import enum
 import threading
 
 from luwu.base.errors import ConfigError
+from switch_emu.store.around import PageStoreAround
 from switch_emu.store.config import StoreConfig
-from switch_emu.store.interface import Buffer, DecidedStep, PageStore, StoreStats
-from switch_emu.store.pins import Pin
+from switch_emu.store.interface import Buffer, DecidedStep, PageStore
 from switch_emu.store.views import cut, write_view
 
 
@@ -63,54 +63,19 @@ def pages_that_fit(config: StoreConfig, resident_bytes: int) -> dict[int, int]:
     return kept
 
 
-class TieredPageStore(PageStore):
-    """`store` with up to `resident_bytes` of its pages in RAM. Closing it closes `store`."""
+class TieredPageStore(PageStoreAround):
+    """`store` with up to `resident_bytes` of its pages in RAM."""
 
     def __init__(self, store: PageStore, resident_bytes: int) -> None:
         if resident_bytes < 0:
             raise ConfigError(f"resident_bytes must be at least 0, got {resident_bytes}")
-        self._store = store
+        super().__init__(store)
         self._lock = threading.Lock()
         self._hits_count = 0
         kept = pages_that_fit(store.config, resident_bytes)
         views = cut(list(kept.values()))
         self._resident = {page: _Resident(view) for page, view in zip(kept, views, strict=True)}
         self._resident_bytes = sum(kept.values())
-
-    @property
-    def config(self) -> StoreConfig:
-        """What the inner store was made for."""
-        return self._store.config
-
-    @property
-    def generation(self) -> int:
-        """The inner store's."""
-        return self._store.generation
-
-    @property
-    def attempt(self) -> int:
-        """The inner store's."""
-        return self._store.attempt
-
-    @property
-    def decided(self) -> DecidedStep | None:
-        """The inner store's."""
-        return self._store.decided
-
-    @property
-    def prepared(self) -> DecidedStep | None:
-        """The inner store's."""
-        return self._store.prepared
-
-    @property
-    def stats(self) -> StoreStats:
-        """Traffic between the inner store and its disk."""
-        return self._store.stats
-
-    @property
-    def disk_bytes(self) -> int:
-        """The inner store's."""
-        return self._store.disk_bytes
 
     @property
     def resident_pages(self) -> frozenset[int]:
@@ -126,10 +91,6 @@ class TieredPageStore(PageStore):
     def hits_count(self) -> int:
         """Reads that did not touch the inner store."""
         return self._hits_count
-
-    def record_attempt(self, attempt: int) -> None:
-        """Raise the attempt of the inner store."""
-        self._store.record_attempt(attempt)
 
     def read(self, page: int, version: int, into: memoryview) -> None:
         """From RAM if the page is kept in this version, else from the inner store."""
@@ -166,9 +127,9 @@ class TieredPageStore(PageStore):
         if resident is not None:
             resident.fill(record, _Copy.TENTATIVE, attempt)
 
-    def pin(self) -> Pin:
-        """The inner store's: what is kept here is the newest version, there are both."""
-        return self._store.pin()
+    def place_in_ram(self, page: int, version: int, attempt: int) -> memoryview | None:
+        """None: what is written passes here, so that a copy is kept."""
+        return None
 
     def prepare(self, step: DecidedStep) -> None:
         """Prepare the inner store; copies of a skipped step are dropped."""

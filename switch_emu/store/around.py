@@ -1,0 +1,93 @@
+"""A page store around another one: every call is the inner store's until it is said otherwise."""
+
+from __future__ import annotations
+
+from switch_emu.store.config import StoreConfig
+from switch_emu.store.interface import Buffer, DecidedStep, PageStore, StoreStats
+from switch_emu.store.pins import Pin
+
+
+class PageStoreAround(PageStore):
+    """Hands every call on to `store`. Closing it closes `store`."""
+
+    def __init__(self, store: PageStore) -> None:
+        self._store = store
+
+    @property
+    def config(self) -> StoreConfig:
+        """What the inner store was made for."""
+        return self._store.config
+
+    @property
+    def generation(self) -> int:
+        """The inner store's."""
+        return self._store.generation
+
+    @property
+    def attempt(self) -> int:
+        """The inner store's."""
+        return self._store.attempt
+
+    @property
+    def decided(self) -> DecidedStep | None:
+        """The inner store's."""
+        return self._store.decided
+
+    @property
+    def prepared(self) -> DecidedStep | None:
+        """The inner store's."""
+        return self._store.prepared
+
+    @property
+    def stats(self) -> StoreStats:
+        """Traffic between the inner store and its disk."""
+        return self._store.stats
+
+    @property
+    def disk_bytes(self) -> int:
+        """The inner store's."""
+        return self._store.disk_bytes
+
+    def record_attempt(self, attempt: int) -> None:
+        """Raise the attempt of the inner store."""
+        self._store.record_attempt(attempt)
+
+    def read(self, page: int, version: int, into: memoryview) -> None:
+        """Read from the inner store."""
+        self._store.read(page, version, into)
+
+    def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
+        """Read from the inner store."""
+        self._store.read_field(page, version, field_name, into)
+
+    def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
+        """Write to the inner store."""
+        self._store.write(page, version, attempt, record)
+
+    def record_in_ram(self, page: int, version: int) -> memoryview | None:
+        """The inner store's."""
+        return self._store.record_in_ram(page, version)
+
+    def place_in_ram(self, page: int, version: int, attempt: int) -> memoryview | None:
+        """The inner store's."""
+        return self._store.place_in_ram(page, version, attempt)
+
+    def pin(self) -> Pin:
+        """The inner store's."""
+        return self._store.pin()
+
+    def prepare(self, step: DecidedStep) -> None:
+        """Prepare the inner store."""
+        self._store.prepare(step)
+
+    def decide(self, version: int, attempt: int) -> None:
+        """Decide on the inner store."""
+        self._store.decide(version, attempt)
+
+    def abort(self, attempt: int) -> None:
+        """Abort on the inner store."""
+        self._store.abort(attempt)
+
+    def close(self) -> None:
+        """Close the inner store."""
+        self._store.close()
