@@ -81,11 +81,13 @@ class TrainingRuns:
         config = self._config(job, flags or {})
         with (run.path / "console.log").open("a") as log:
             if arm == COMPUTE_ONLY:
-                return Run(job=job, document=_compute_only(config, run, Console(log)))
+                document = _compute_only(config, run, Console(log))
+                return Run(job=job, document=document, directory=run.path)
             sizes = decide_sizes(config, None)
             plan = plan_hosts(config)
             done = run_arm(arm, config, sizes, run, Console(log), lambda: False, plan)
-        return Run(job=job, document=arm_document(done, 1), node=done.node)
+        document = arm_document(done, 1)
+        return Run(job=job, document=document, directory=run.path, node=done.node)
 
     def _config(self, job: Training, flags: Mapping[str, str]) -> RunConfig:
         return resolve(flags={"data": str(self._data), **job.flags, **flags}, environ={}).config
@@ -97,6 +99,8 @@ class Run:
 
     job: Training
     document: dict[str, Any]
+    directory: Path
+    """Of the run, with its events."""
     node: dict[str, Any] | None = None
     """What the node said of itself at its end."""
 
