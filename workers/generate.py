@@ -29,10 +29,10 @@ from torch import Tensor
 
 import luwu
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.config import seconds
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.events import Recorder
 from luwu.base.json_file import write_json
+from luwu.base.parsers import seconds
 from luwu.base.quantities import format_bytes
 from luwu.base.seeds import derive
 from luwu.nic.connection import Connection, join

@@ -11,21 +11,18 @@ the same as one set to its default: `Resolved.origins` says who set what.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import (
-    CHUNK_BYTES_STEP,
     HOSTS_MAX,
     INT64_MAX,
     NODE_COUNT_MAX,
-    PAYLOAD_BYTES_MAX,
     STRIPES_MAX,
     WORLD_SIZE_MAX,
 )
@@ -37,7 +34,20 @@ from luwu.base.links import (
     parse_ratio,
     parse_window,
 )
-from luwu.base.quantities import parse_bytes, parse_ns
+from luwu.base.parsers import (
+    Parser,
+    boolean,
+    chunk_size,
+    host_and_port,
+    number,
+    one_of,
+    path,
+    seconds,
+    size_or_auto,
+    whole,
+    words,
+)
+from luwu.base.quantities import exact_size
 from luwu.base.suggestion import suggestion
 
 ENVIRONMENT_PREFIX: Final = "LUWU_"
@@ -55,114 +65,6 @@ EVERYWHERE: Final = ("compare", "run", "up")
 SERVING: Final = ("compare", "run", "up")
 TRAINING: Final = ("compare", "run")
 COMPARING: Final = ("compare",)
-
-Parser = Callable[[str, str], Any]
-"""(text, name of the key for messages) -> value. Raises ConfigError."""
-
-
-# ---------------------------------------------------------------------- parsers of one value
-
-
-def whole(least: int, most: int | None = None) -> Parser:
-    """A whole number within limits."""
-
-    def parse(text: str, name: str) -> int:
-        digits = text.strip().replace("_", "")
-        if not digits.isdecimal() or int(digits) < least or (most and int(digits) > most):
-            limits = f"from {least} to {most}" if most else f"of at least {least}"
-            raise ConfigError(f"{name}: {text!r} is not a whole number {limits}")
-        return int(digits)
-
-    return parse
-
-
-def number(*, above_zero: bool) -> Parser:
-    """A finite number, above zero or at least zero."""
-
-    def parse(text: str, name: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
-            kind = "a number above 0" if above_zero else "a number of at least 0"
-            raise ConfigError(f"{name}: {text!r} is not {kind}")
-        return value
-
-    return parse
-
-
-def one_of(*choices: str) -> Parser:
-    """One of some words."""
-
-    def parse(text: str, name: str) -> str:
-        if text not in choices:
-            raise ConfigError(
-                f"{name}: {text!r} is not one of {', '.join(choices)}{suggestion(text, choices)}"
-            )
-        return text
-
-    return parse
-
-
-def boolean(text: str, name: str) -> bool:
-    """`true` or `false`."""
-    if text not in ("true", "false"):
-        raise ConfigError(f"{name}: {text!r} is neither true nor false")
-    return text == "true"
-
-
-def size(text: str, name: str) -> int:
-    """Bytes with a unit, above zero."""
-    count = parse_bytes(text, name=name)
-    if count == 0:
-        raise ConfigError(f"{name}: {text!r} must be more than nothing")
-    return count
-
-
-def size_or_auto(text: str, name: str) -> int | None:
-    """Bytes with a unit; None for `auto`."""
-    return None if text == "auto" else size(text, name)
-
-
-def chunk_size(text: str, name: str) -> int | None:
-    """Bytes of a chunk; None for `auto`."""
-    count = size_or_auto(text, name)
-    if count is not None and (count % CHUNK_BYTES_STEP or count > PAYLOAD_BYTES_MAX):
-        nearest = max(1, min(count, PAYLOAD_BYTES_MAX) // CHUNK_BYTES_STEP) * CHUNK_BYTES_STEP
-        raise ConfigError(
-            f"{name}: {text} is not a multiple of {exact_size(CHUNK_BYTES_STEP)} up to "
-            f"{exact_size(PAYLOAD_BYTES_MAX)}; give {exact_size(nearest)}"
-        )
-    return count
-
-
-def seconds(text: str, name: str) -> float:
-    """Seconds of a time with a unit, above zero."""
-    value = parse_ns(text, name=name) / 1e9
-    if value == 0:
-        raise ConfigError(f"{name}: a wait of {text} would fail at once; give at least 1s")
-    return value
-
-
-def words(text: str, name: str) -> str:
-    """Any text but none at all."""
-    if not text.strip():
-        raise ConfigError(f"{name} is empty; give a value, or leave it out")
-    return text
-
-
-def host_and_port(text: str, name: str) -> str:
-    """HOST:PORT, with a port that is not 0."""
-    host, _, port = text.rpartition(":")
-    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{name}: {text!r} is not HOST:PORT, such as 10.0.0.5:29400")
-    return text
-
-
-def path(text: str, name: str) -> Path:
-    """A path; `~` is the home directory."""
-    return Path(words(text, name)).expanduser()
 
 
 def arm_names(text: str, name: str) -> tuple[str, ...]:
@@ -430,14 +332,6 @@ def value_text(name: str, value: object) -> str | None:
     if KEYS[name].parse is seconds:
         return f"{value:g}s"
     return str(value)
-
-
-def exact_size(count: int) -> str:
-    """Bytes in the largest binary unit that leaves no remainder: `512KiB`."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count % scale == 0:
-            return f"{count // scale}{unit}"
-    return f"{count}B"
 
 
 # ---------------------------------------------------------------------- where values come from

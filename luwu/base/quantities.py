@@ -73,3 +73,11 @@ def _scaled(text: str, units: dict[str, int], name: str, examples: str) -> int:
     if value.denominator != 1:
         raise ConfigError(f"{name}: {text!r} is not a whole number of the smallest unit")
     return int(value)
+
+
+def exact_size(count: int) -> str:
+    """Bytes in the largest binary unit that leaves no remainder: `512KiB`."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count % scale == 0:
+            return f"{count // scale}{unit}"
+    return f"{count}B"

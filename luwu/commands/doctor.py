@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.config import seconds, whole
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.limits import STRIPES_MAX
+from luwu.base.parsers import seconds, whole
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.launch.comparison import cpu_name

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Final
 
-from luwu.base.config import exact_size
 from luwu.base.errors import ConfigError
-from luwu.base.quantities import format_bytes
+from luwu.base.quantities import exact_size, format_bytes
 from luwu.commands.export import size_of
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.launch.stopping import stop_requests

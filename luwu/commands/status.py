@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.clock import sleep
-from luwu.base.config import whole
 from luwu.base.json_file import read_json
+from luwu.base.parsers import whole
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.launch.children import is_alive, private_bytes

@@ -10,9 +10,9 @@ from typing import Any, Final, Protocol
 
 from luwu.aggregate import make_aggregator
 from luwu.aggregate.fixed_scale import FixedScale
-from luwu.base.config import RunConfig, exact_size
+from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
-from luwu.base.quantities import format_bytes
+from luwu.base.quantities import exact_size, format_bytes
 from luwu.base.tree import (
     NODE,
     SWITCH,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base.config import KEYS, ConfigError, Resolved, RunConfig, exact_size, resolve
+from luwu.base.config import KEYS, ConfigError, Resolved, RunConfig, resolve
+from luwu.base.quantities import exact_size
 
 
 def resolved(
