@@ -2,7 +2,8 @@
 
     counters/switch.json   {"schema": 1, "role": "switch", "pid": 4711, "at": "2026-...",
                             "links": {"parent": {"messages_sent": ..., ...}, "ranks 0": {...}},
-                            "core": {"raw_count": 0, "slot_bytes_used": 1048576, ...}}
+                            "core": {"raw_count": 0, "slot_bytes_now": 1048576, ...},
+                            "slots": {"opened_count": [12, 12, ...], ...}}
 
 These are bytes and messages that passed between processes of this host; what an emulated link made
 of them is counted by the link. The file is replaced whole, so a reader sees one instant. `luwu
@@ -12,7 +13,7 @@ status` reads it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,10 @@ Counts = dict[str, int]
 """Name -> number; a name that ends in `_count` or `_bytes` only grows, `..._now` goes both ways."""
 
 
+SlotCounts = Mapping[str, Sequence[int]]
+"""Name -> a number for each slot; names as above."""
+
+
 @dataclass(slots=True)
 class LinkCount:
     """Messages of one link, and their bytes."""
@@ -37,6 +42,10 @@ class LinkCount:
     messages_received: int = 0
     header_bytes_received: int = 0
     payload_bytes_received: int = 0
+    repeats_sent: int = 0
+    """Requests that were said again, for want of an answer."""
+    duplicates_received: int = 0
+    """Gradients that had been taken in before, and came again."""
 
     def sent(self, header_bytes: int, payload_bytes: int) -> None:
         """One more message went out."""
@@ -89,7 +98,9 @@ class CountersFile:
         """Whether a second has passed."""
         return now_ns >= self._due_ns
 
-    def write(self, links: Mapping[str, LinkCount], core: Counts) -> None:
+    def write(
+        self, links: Mapping[str, LinkCount], core: Counts, slots: SlotCounts | None = None
+    ) -> None:
         """Replace the file."""
         self._due_ns = SYSTEM_CLOCK.now_ns() + EVERY_NS
         document = {
@@ -99,5 +110,6 @@ class CountersFile:
             "at": utc_text(),
             "links": {name: asdict(count) for name, count in links.items()},
             "core": core,
+            "slots": slots or {},
         }
         write_json(self._path, document)

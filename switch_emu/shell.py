@@ -8,7 +8,7 @@ the last core, thread or send that needs it has let go.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
@@ -26,7 +26,7 @@ from luwu.transport.interface import (
 from luwu.wire.actions import PARENT, Drop, Note, Send
 from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Message
-from switch_emu.counting import CountersFile, Counts, LinkCounts
+from switch_emu.counting import CountersFile, Counts, LinkCount, LinkCounts, SlotCounts
 from switch_emu.linked import LinkedTransport
 from switch_emu.payload import Payload
 
@@ -88,6 +88,14 @@ class Shell:
         """What the core has counted."""
         raise NotImplementedError
 
+    def slot_counts(self) -> SlotCounts:
+        """The same of each slot, where there are slots."""
+        return {}
+
+    def duplicates(self) -> Mapping[str, int]:
+        """Gradients that came again, by the name of the link."""
+        return {}
+
     @property
     def finished(self) -> bool:
         """The job is over."""
@@ -121,7 +129,16 @@ class Shell:
     def write_counters(self) -> None:
         """Say what was counted, where somebody asked for it."""
         if self._counters is not None:
-            self._counters.write(self.links.by_name(self.link_name), self.core_counts())
+            self._counters.write(self.link_counts(), self.core_counts(), self.slot_counts())
+
+    def link_counts(self) -> dict[str, LinkCount]:
+        """Each link's messages, and what the core knows of repetitions on it."""
+        links = self.links.by_name(self.link_name)
+        for name, count in self.duplicates().items():
+            links.setdefault(name, LinkCount()).duplicates_received += count
+        if PARENT in links:
+            links[PARENT].repeats_sent += self.core_counts()["repeated_count"]
+        return links
 
     def do(self, actions: Sequence[Any]) -> None:
         """Do what a core said, in order."""

@@ -125,9 +125,18 @@ def status_text(document: dict[str, Any]) -> str:
 def _counters_lines(name: str, counted: dict[str, Any]) -> list[str]:
     lines = []
     for link, count in counted["links"].items():
+        again = [
+            f"{count[key]} {text}"
+            for key, text in (("repeats_sent", "said again"), ("duplicates_received", "twice"))
+            if count[key]
+        ]
         lines.append(
             f"{name:<7} {link}: {_traffic(count, 'received')} in, {_traffic(count, 'sent')} out"
+            + "".join(f", {text}" for text in again)
         )
+    for key, values in counted["slots"].items():
+        if any(values):
+            lines.append(f"{name:<7} slots: {key} {min(values)} to {max(values)}")
     held = "  ".join(
         f"{key} {format_bytes(value) if '_bytes' in key else value}"
         for key, value in counted["core"].items()

@@ -4,6 +4,7 @@ The roles write `counters/*.json` once a second (`switch_emu/counting.py`); a sc
 last wrote, so no role listens for it and a slow scraper holds nobody up.
 
     luwu_link_messages_sent_total{role="switch",link="ranks 0"} 98
+    luwu_slot_opened_total{role="switch",slot="3"} 12
     luwu_raw_total{role="switch"} 0
     luwu_slot_bytes{role="switch"} 1048576
     luwu_counted_at_seconds{role="switch"} 1790000000
@@ -17,7 +18,7 @@ from typing import Any
 
 from luwu.base.errors import ConfigError
 
-LINK = "link"
+LINK, SLOT = "link", "slot"
 
 Counters = Mapping[str, Mapping[str, Any]]
 """By role: the document that it wrote."""
@@ -82,6 +83,11 @@ class _RunCollector:
                 for name, value in counts.items():
                     text = f"{name.replace('_', ' ')}, between processes"
                     add(f"luwu_link_{name}_total", text, {**of_role, LINK: link}, value)
+            for name, values in document["slots"].items():
+                text = f"{name.replace('_', ' ')}, by slot"
+                for slot, value in enumerate(values):
+                    labels = {**of_role, SLOT: str(slot)}
+                    add(metric_name(f"slot_{name}"), text, labels, value)
             for name, value in document["core"].items():
                 add(metric_name(name), name.replace("_", " "), of_role, value)
             at = datetime.fromisoformat(document["at"]).timestamp()

@@ -280,6 +280,8 @@ class NodeCore(NodeGathering):
         return {
             "step_now": self._step,
             "attempt_now": self._attempt,
+            "repeated_count": self._uplink.repeated_count,
+            "duplicates_count": self.duplicates.total(),
             "spilled_count": self.held.spilled_count,
             "overflow_count": self.overflow_count,
             "sum_bytes_now": self.held.bytes_used,

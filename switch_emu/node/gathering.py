@@ -10,6 +10,7 @@ no sum, nothing of it stays, and all ranks push it again as it was (`RESENT_PART
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from luwu.base.limits import KEEP_PIECES_MAX
@@ -35,6 +36,8 @@ class NodeGathering(NodeServing):
     ) -> None:  # fmt: skip
         super().__init__(job, incarnation, ranks, place, limits, retry)
         self.held = HeldSums(self._actions, limits.sum_bytes_max, limits.raw_bytes_max)
+        self.duplicates: Counter[str] = Counter()
+        """Gradients that had been taken in before, and came again, by child."""
         self.overflow_count = 0
         """Chunks whose encoded sum was none: they were sent again as they were."""
 
@@ -54,6 +57,7 @@ class NodeGathering(NodeServing):
         if not self._takes(m, payload, payload_bytes):
             self._drop(payload)
             if m.step < self._step:  # a repetition of what is in the state
+                self._count_duplicate(m)
                 self._tell_all(receipt)
             return None
         step = self._step_of(m.step)
@@ -73,10 +77,15 @@ class NodeGathering(NodeServing):
             return None
         self._tell_all(receipt)
         if not is_new:
+            self._count_duplicate(m)
             self._drop(payload)
             return None
         self.held.hold(payload, payload_bytes, is_raw=m.raw)
         return step
+
+    def _count_duplicate(self, m: wire.Push) -> None:
+        peer = self._members.peer_of(m.contributors)
+        self.duplicates["others" if peer is None else self._members.name_of(peer)] += 1
 
     def _takes(self, m: wire.Push, payload: Payload | None, payload_bytes: int) -> bool:
         """Whether a gradient is of an open step, and of our layout."""

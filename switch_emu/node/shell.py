@@ -9,7 +9,7 @@ by function calls, so both ways of working have one code path and one arithmetic
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -300,6 +300,9 @@ class NodeShell(Shell):
 
     def link_name(self, peer: str) -> str:
         return (self.own_switch or self.core).name_of(peer)
+
+    def duplicates(self) -> Mapping[str, int]:
+        return self.core.duplicates
 
     def core_counts(self) -> Counts:
         own = {} if self.own_switch is None else self.own_switch.counts()

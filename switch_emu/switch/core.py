@@ -31,6 +31,7 @@ So what a child may send is bounded by what the parent takes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -65,8 +66,8 @@ class SwitchCore(SwitchHandingOn):
         super().__init__(job, incarnation, rank, children, limits, retry or RetryPolicy())
         self.pool = make_pool(limits, ranks=self._members.ranks, child_count=len(children))
         self._routes = ReaderRoutes(self._actions)
-        self.duplicates_count = 0
-        """Contributions that had been taken in before, and came again."""
+        self.duplicates: Counter[str] = Counter()
+        """Contributions that had been taken in before, and came again, by child."""
 
     # ---------------------------------------------------------------------- events
 
@@ -174,7 +175,7 @@ class SwitchCore(SwitchHandingOn):
 
     def _answer_repetition(self, peer: str, said: Contribution, receipt: wire.Received) -> None:
         """What is held already, or was summed: only this peer hears of it again."""
-        self.duplicates_count += 1
+        self.duplicates[self.name_of(peer)] += 1
         self._drop(said.payload)
         self._tell(peer, receipt)
 
@@ -281,7 +282,7 @@ class SwitchCore(SwitchHandingOn):
         """What was counted so far, and what is held now."""
         return {
             "repeated_count": self._uplink.repeated_count,
-            "duplicates_count": self.duplicates_count,
+            "duplicates_count": self.duplicates.total(),
             "raw_count": self.raw_count,
             "fallback_count": self.copies.fallback_count,
             **self.pool.counts(),

@@ -63,6 +63,10 @@ class Pool(Protocol):
         """What was counted so far, and what is held now (`switch_emu.counting`)."""
         ...
 
+    def slot_counts(self) -> dict[str, list[int]]:
+        """The same of each slot; nothing where a slot is no place."""
+        ...
+
     def waits_for(self, missing: Callable[[list[int]], str]) -> str:
         """What is not full, for people; or nothing."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from luwu.layout import DTYPE_BYTES, SUM_BYTES
 from luwu.transport.interface import Transport
 from luwu.wire.actions import PARENT
 from luwu.wire.messages import Message, Push, ReaderRequest
-from switch_emu.counting import CountersFile, Counts
+from switch_emu.counting import CountersFile, Counts, SlotCounts
 from switch_emu.payload import Buffers, Payload, Unsummed
 from switch_emu.shell import Shell
 from switch_emu.switch.actions import Sum
@@ -176,6 +176,12 @@ class SwitchShell(Shell):
 
     def core_counts(self) -> Counts:
         return self.core.counts()
+
+    def slot_counts(self) -> SlotCounts:
+        return self.core.pool.slot_counts()
+
+    def duplicates(self) -> Mapping[str, int]:
+        return self.core.duplicates
 
     def waits_for(self) -> str:
         return self.core.waits_for()

@@ -210,7 +210,8 @@ class SwitchSuite:
             bench.parent_has(push)
         assert Payload.live_count == 0
         assert bench.core.raw_count == 0
-        assert bench.core.duplicates_count == len(arrivals) - WORLD * len(CHUNKS)
+        assert bench.core.duplicates.total() == len(arrivals) - WORLD * len(CHUNKS)
+        assert set(bench.core.duplicates) <= {f"ranks {rank}" for rank in range(WORLD)}
 
     def test_every_child_hears_of_its_sum_once(self) -> None:
         """I6. Goal: who contributed has one receipt when the sum is out, whoever came last."""
@@ -234,7 +235,7 @@ class SwitchSuite:
         bench.receipts()
         bench.push(0, CHUNKS[0], grads[0])
         assert bench.receipts() == [(child(0), CHUNKS[0])]
-        assert bench.core.duplicates_count == 1
+        assert bench.core.duplicates == {"ranks 0": 1}
         for rank in range(1, WORLD) if state == "filling" else ():
             bench.push(rank, CHUNKS[0], grads[rank])
         for push, values in bench.take_parent():

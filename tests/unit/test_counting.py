@@ -57,10 +57,11 @@ def test_both_ends_of_a_link_count_the_same_and_the_switch_folds(tmp_path: Path)
 def write_run(path: Path) -> RunDirectory:
     """A run directory with what a switch counted."""
     run = RunDirectory.create(path)
-    links = {"parent": LinkCount(1, 2, 3, 4, 5, 6), "ranks 0": LinkCount(7, 8, 9, 10, 11, 12)}
+    links = {"parent": LinkCount(1, 2, 3, 4, 5, 6), "ranks 0": LinkCount(7, 8, 9, 10, 11, 12, 0, 2)}
     CountersFile(run.counters("switch"), "switch").write(
-        links, {"raw_count": 3, "slots_now": 2, "slot_bytes_now": 4096}
-    )
+        links, {"raw_count": 3, "slots_now": 2, "slot_bytes_now": 4096},
+        {"opened_count": [7, 5], "copies_now": [0, 0]},
+    )  # fmt: skip
     return run
 
 
@@ -69,7 +70,8 @@ def test_the_status_of_a_run_has_the_counts(tmp_path: Path) -> None:
     document = status(run)
     assert document["counters"]["switch"]["links"]["parent"]["payload_bytes_sent"] == 3
     text = status_text(document)
-    assert "switch  ranks 0: 10 messages, 23 B in, 7 messages, 17 B out" in text
+    assert "switch  ranks 0: 10 messages, 23 B in, 7 messages, 17 B out, 2 twice" in text
+    assert "switch  slots: opened_count 5 to 7" in text
     assert "raw_count 3" in text
     assert "slot_bytes_now 4.00 KiB" in text
 
@@ -99,7 +101,7 @@ def test_prometheus_scrapes_what_the_roles_last_wrote(tmp_path: Path) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         return {
-            (sample.name, sample.labels.get("link", "")): sample.value
+            (sample.name, sample.labels.get("link") or sample.labels.get("slot", "")): sample.value
             for family in text_string_to_metric_families(text)
             for sample in family.samples
         }
@@ -110,6 +112,9 @@ def test_prometheus_scrapes_what_the_roles_last_wrote(tmp_path: Path) -> None:
         assert found["luwu_link_payload_bytes_received_total", "parent"] == 6
         assert found["luwu_raw_total", ""] == 3
         assert found["luwu_slots", ""] == 2
+        assert found["luwu_link_duplicates_received_total", "ranks 0"] == 2
+        assert found["luwu_slot_opened_total", "0"] == 7
+        assert found["luwu_slot_copies", "1"] == 0
         CountersFile(run.counters("switch"), "switch").write({}, {"raw_count": 5})
         assert scrape()["luwu_raw_total", ""] == 5
         with pytest.raises(ConfigError, match="give another port"):
