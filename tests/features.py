@@ -23,8 +23,9 @@ OUTCOMES = ("works", "refused")
 HEAD = """\
 # Features
 
-What users of PyTorch and FSDP2 expect: it works, or it is refused with a sentence that says what to
-do instead. Each row names a test that shows it. Made by `python -m tests.features`; do not edit.
+What users of PyTorch, of FSDP2 and of emulated networks expect: it works, or it is refused with a
+sentence that says what to do instead. Each row names a test that shows it. Made by
+`python -m tests.features`; do not edit.
 """
 
 

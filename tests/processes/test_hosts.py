@@ -66,6 +66,7 @@ def run_on_hosts(directory: Path, workers: int, *flags: str, arms: str = "luwu")
     )  # fmt: skip
 
 
+@pytest.mark.feature("every arm on hosts of network namespaces")
 @pytest.mark.parametrize("workers", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_one_gradient_leaves_a_host(workers: int, tmp_path: Path) -> None:
     """Criterion d. Goal: a leaf switch per host sums its workers over shared memory: what leaves a

@@ -20,6 +20,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return compare(tmp_path_factory.mktemp("plain"), *FLAGS, name="plain")
 
 
+@pytest.mark.feature("emulated links")
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_bad_network_changes_no_bit_and_is_accounted_for(
     plain: Comparison, tmp_path: Path, transport: str
@@ -50,6 +51,7 @@ def test_a_bad_network_changes_no_bit_and_is_accounted_for(
     assert "emulated links" not in plain.output
 
 
+@pytest.mark.feature("a cluster that is slowed down as a whole")
 def test_dilation_slows_compute_link_and_disk(plain: Comparison, tmp_path: Path) -> None:
     """Goal: the keys reach whoever slows down. Method: dilated by 10, a step takes at least the
     dilated compute of its units, forward and backward, and its digest is that of no dilation."""

@@ -123,6 +123,7 @@ def start_workers(
     return commands
 
 
+@pytest.mark.feature("torchrun over several hosts")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("starter", ["torchrun", "luwu run"])
 def test_lost_worker_is_replayed_over_two_hosts(

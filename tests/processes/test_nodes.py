@@ -61,6 +61,7 @@ def test_nodes_are_killed(plain: dict[str, Any], tmp_path: Path) -> None:
     assert (exported.step, exported.weights_digest) == (STEPS, plain["weights_digest"])
 
 
+@pytest.mark.feature("several optimizer nodes")
 def test_disk_work_divides(plain: dict[str, Any], tmp_path: Path) -> None:
     """I3. Goal: four nodes end with the digest of one, and each writes a quarter of its bytes.
     Method: our own count of page bytes, within two pages a step."""

@@ -16,6 +16,7 @@ WORKERS = 2
 OUT = "out_of_node"
 
 
+@pytest.mark.feature("the switch without adding, and for a replicated model")
 @pytest.mark.timeout(300)
 def test_arms_on_one_switch_differ_in_what_the_links_carry(tmp_path: Path) -> None:
     """Goal: a parameter server ends with LuWu's bits, and its node takes every worker's gradient

@@ -12,6 +12,7 @@ from tests.processes.jobs import SMALL, compare
 pytestmark = pytest.mark.timeout(400)  # eight processes on two processors, half of them with torch
 
 
+@pytest.mark.feature("all of these at once")
 @pytest.mark.parametrize(
     "aggregate", ["shared-exponent", pytest.param("fixed-scale", marks=pytest.mark.slow)]
 )

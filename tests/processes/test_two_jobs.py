@@ -87,6 +87,7 @@ def finish(opened: ServiceJob, workers: list[Future[None]]) -> dict[str, Any]:
     return {**node, "pool": switch["pool"]}
 
 
+@pytest.mark.feature("several jobs on one switch")
 @pytest.mark.parametrize("no_switch", [False, True], ids=["switch", "no-switch"])
 def test_two_jobs_at_once_have_the_digests_of_each_alone(
     service: Service, tmp_path: Path, no_switch: bool

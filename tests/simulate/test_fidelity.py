@@ -52,6 +52,7 @@ def test_everything_at_once_in_protocol_fidelity(seed: int, slot_count: int) -> 
     assert pool_of(cluster).copies_used_peak <= 2 * slot_count
 
 
+@pytest.mark.feature("the slots of a programmable switch")
 @pytest.mark.parametrize("slot_count", [1, 4])
 @pytest.mark.parametrize("seed", range(6))
 def test_fidelities_end_with_one_digest(seed: int, slot_count: int) -> None:

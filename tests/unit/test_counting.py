@@ -88,6 +88,7 @@ def test_a_count_is_named_by_prometheus_rules(name: str, metric: str) -> None:
     assert metric_name(name) == metric
 
 
+@pytest.mark.feature("counters for Prometheus")
 def test_prometheus_scrapes_what_the_roles_last_wrote(tmp_path: Path) -> None:
     """Goal: a real scrape over HTTP has every count with its role and link, and follows the files;
     afterwards nothing listens. Method: the library's own parser reads it."""

@@ -17,6 +17,7 @@ def job_of(dtype: str = "float32", update: str = "streaming") -> Job:
     return Job(layout=make_layout(wire_dtype=dtype), world_size=4, update=update, tree=FOUR)
 
 
+@pytest.mark.feature("trees of switches")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 def test_the_bits_of_a_tree(transport: str, dtype: str, tmp_path: Path) -> None:

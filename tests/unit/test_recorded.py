@@ -37,6 +37,7 @@ def entries(path: Path) -> list[Any]:
     return list(msgpack.Unpacker(path.open("rb"), strict_map_key=True))
 
 
+@pytest.mark.feature("messages that are recorded and told again")
 @pytest.mark.parametrize("slot_count", [None, 2])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_recorded_switch_is_replayed_message_by_message(
