@@ -234,16 +234,22 @@ class Links:
         pair: LinkPair = getattr(self, role)
         return pair
 
+    def below(self, roles: Sequence[str], where: str) -> LinkPair:
+        """The links of those below one switch, which emulates them. Raises ConfigError."""
+        pairs = [self.of(role) for role in roles]
+        if any(pair != pairs[0] for pair in pairs):
+            both = " and ".join(f"a {role}" for role in roles)
+            raise ConfigError(
+                f"{where} has {both} below it, and links below one switch are alike; give one "
+                "link for all, or put a switch above the workers"
+            )
+        return pairs[0]
+
     def directions(self) -> Iterator[tuple[str, str, LinkSpec]]:
         """Every direction with its role."""
         for role in ROLES:
             yield role, "up", self.of(role).up
             yield role, "down", self.of(role).down
-
-
-def link_role(children: Sequence[int]) -> str:
-    """The role of the links below a switch, whose children are bitmaps of ranks."""
-    return "worker" if all(bits & (bits - 1) == 0 for bits in children) else "switch"
 
 
 def _gbit(rate: float, delay_us: float) -> LinkSpec:

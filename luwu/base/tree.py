@@ -135,6 +135,11 @@ class Tree:
         """The switches whose parent it is."""
         return tuple(each for each in self.places if each.parent == place.name)
 
+    def roles_below(self, place: Place) -> tuple[str, ...]:
+        """What stands directly below a switch: workers, switches or both."""
+        kinds = {"worker": place.workers, SWITCH: self.below(place)}
+        return tuple(kind for kind, found in kinds.items() if found)
+
     def ranks(self, place: Place) -> int:
         """Bitmap of all ranks below a switch, however deep."""
         found = bitmap(place.workers)

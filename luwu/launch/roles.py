@@ -22,7 +22,6 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConnectionFailed
 from luwu.base.json_file import read_json, write_json
-from luwu.base.links import link_role
 from luwu.base.tree import SWITCH, Place, Tree
 from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, DiskBytes
@@ -221,7 +220,7 @@ def switch_spec(
     slot_bytes: int = 0, only_forwards: bool = False, more_parents: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `SwitchSpec`, as JSON takes them; `slot_bytes`: memory of slots, at least."""
-    children = tree.children(place)
+    children, roles = tree.children(place), tree.roles_below(place)
     slot_bytes_max = max(256 * MIB, 4 * len(children) * chunk_bytes, slot_bytes)
     return {
         "job": job,
@@ -251,5 +250,6 @@ def switch_spec(
         "retry_first_ms": retry_first_ms,
         "retry_most_ms": retry_most_ms,
         "retry_ps_per_byte": retry_ps_per_byte,
-        **link_fields(config, links_of(config).of(link_role(children)), place.process),
+        "link_roles": list(roles),
+        **link_fields(config, links_of(config).below(roles, place.process), place.process),
     }

@@ -326,7 +326,10 @@ def tree_of(config: RunConfig) -> Tree:
         return one_switch(config.workers)
     if config.no_switch:
         raise ConfigError("tree: there is no switch with --no-switch; leave one of them out")
-    return read_tree(config.tree, workers=config.workers)
+    tree = read_tree(config.tree, workers=config.workers)
+    for place in tree:
+        links_of(config).below(tree.roles_below(place), f"link: [{place.name}] of {config.tree}")
+    return tree
 
 
 def own_slots(config: RunConfig) -> int:

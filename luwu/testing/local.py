@@ -16,7 +16,7 @@ from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.closing import Closing
 from luwu.base.events import Recorder
-from luwu.base.links import LinkPair, Links, link_role, retry_over
+from luwu.base.links import LinkPair, Links, retry_over
 from luwu.base.seeds import derive
 from luwu.base.tree import NODE, Tree, one_switch
 from luwu.nic.reader import StateReader
@@ -93,8 +93,9 @@ class LocalCluster(Closing):
         self._tree = (tree or one_switch(world_size)) if has_switch else Tree(())
         for place in self._tree:
             children = self._tree.children(place)
+            link = links.below(self._tree.roles_below(place), place.process)
             switch_transport = self._transport(
-                self.spec.arena_bytes, links.of(link_role(children)), place.process, link_seed
+                self.spec.arena_bytes, link, place.process, link_seed
             )
             endpoints[place.name] = self._listen(switch_transport, place.process)
             switch_transport.dial(PARENT, endpoints[place.parent])

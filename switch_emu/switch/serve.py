@@ -10,7 +10,7 @@ from typing import Any
 from luwu.base.clock import new_incarnation
 from luwu.base.events import Recorder
 from luwu.base.json_file import write_json
-from luwu.base.links import LinkPair, link_role, push_window_bytes
+from luwu.base.links import LinkPair, push_window_bytes
 from luwu.base.outstanding import retry_policy
 from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
 from luwu.transport.interface import Transport
@@ -69,6 +69,8 @@ class SwitchSpec:
     """Connections to the parent."""
     link: LinkPair | None = None
     """Emulated, to each child; None: none is."""
+    link_roles: tuple[str, ...] = ("worker",)
+    """What stands at the lower ends, for the report."""
     link_seed: int = 0
     retry_first_ms: int = 0
     """How patient to be with the parent; 0: as usual."""
@@ -162,7 +164,7 @@ def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict
         "raw_count": core.raw_count,
         "fallback_count": core.copies.fallback_count,
         "pool": {**core.report(), "window": _window(spec, limits)},
-        "links": link_rows(shell.transport, link_role(spec.children), shell.link_name),
+        "links": link_rows(shell.transport, " or ".join(spec.link_roles), shell.link_name),
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from luwu.base.config import resolve
@@ -19,6 +21,7 @@ from luwu.base.links import (
 from luwu.base.outstanding import RetryPolicy
 from luwu.commands.main import main
 from luwu.launch.network import dilated_compute_ms, dilated_disk_rate, links_of
+from luwu.launch.serving import tree_of
 
 GBIT = 1e9 / 8
 IDEAL = LinkSpec()
@@ -146,6 +149,20 @@ def test_bad_network_ends_with_code_2_before_anything_starts(
     assert shown.out == ""
     assert "link" in shown.err or "loss" in shown.err or "dilation" in shown.err
     assert "run directory" not in shown.err
+
+
+def test_bad_network_two_links_below_one_switch(tmp_path: Path) -> None:
+    """Goal: a switch emulates one link for all its children; two are refused, not one of them
+    taken. One worker below a leaf is a worker's link, and the leaf's a switch's."""
+    file = tmp_path / "tree.toml"
+    file.write_text(
+        '[top]\nparent = "node"\nworkers = "0"\n[leaf]\nparent = "top"\nworkers = "1"\n'
+    )
+    tree = tree_of(config(workers="2", tree=str(file), link="1gbit"))
+    assert [tree.roles_below(place) for place in tree] == [("worker", "switch"), ("worker",)]
+    for text in ("worker=1gbit", "worker=1gbit;switch=2gbit"):
+        with pytest.raises(ConfigError, match=r"\[top\] of .*worker and a switch.*alike"):
+            tree_of(config(workers="2", tree=str(file), link=text))
 
 
 def test_flags_change_every_link_and_direction() -> None:
