@@ -109,9 +109,10 @@ class Backward:
             unit.calls -= 1
         if unit.is_root:
             return
+        is_free = not unit.open_calls and unit.reshard_after_backward
         if not self._retained and unit.calls == 0 and unit.hidden_calls == 0:
-            self._push(unit)
-        if not unit.open_calls and unit.reshard_after_backward:
+            self._push(unit, free=is_free)
+        if is_free:
             session.release(unit)
 
     def _end(self, call: Call) -> None:
@@ -129,7 +130,7 @@ class Backward:
             for call in list(unit.open_calls):  # their inputs needed no gradient
                 self._end(call)
                 unit.calls -= 1
-            self._push(unit)
+            self._push(unit, free=unit.reshard_after_backward)
         for unit in session.units:
             if unit.reshard_after_backward:
                 session.release(unit)
@@ -139,7 +140,7 @@ class Backward:
         self.is_open = False
         session.end_backward()
 
-    def _push(self, unit: Unit) -> None:
+    def _push(self, unit: Unit, *, free: bool) -> None:
         if not unit.is_trainable:
             return
         session = self._session
@@ -151,7 +152,7 @@ class Backward:
                 "been pushed: a part of it was used outside of its forward"
             )
         start_ns = SYSTEM_CLOCK.now_ns()
-        has_gradient = session.push(unit)
+        has_gradient = session.push(unit, free=free)
         unit.drop_gradients()
         end_ns = SYSTEM_CLOCK.now_ns()
         if has_gradient:

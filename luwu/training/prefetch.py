@@ -5,8 +5,12 @@ writes down the order and, in the next step, keeps `window` pulls under way beyo
 used. When a unit is wanted that the order did not foresee, the pulls nobody used are given up
 first, so that the memory bound holds; then the order is taken up again at that unit.
 
-At most `window` units are pulled and unused, one is used and the root stays: `(window + 2)` units.
-What the script asks for by hand comes on top of that.
+At most `window` units are pulled and unused, one is used and the root stays: `(window + 2)` units,
+or all of them where they stay until backward. What the script asks for by hand comes on top of
+that. Memory that a step has had once is not left empty later: where it has room, pulls run further
+ahead, and while a streaming backward ends, into the next step. So what the network brings for the
+next forward travels beside the last gradients.
+
 Units whose weights are used in memory shared with their sender take none of ours and are asked for
 as early as the order goes.
 """
@@ -25,6 +29,7 @@ from luwu.training.unit import Unit
 class _Pull:
     handle: Handle
     unit: Unit
+    step: int
     by_hand: bool
     """The script asked for it: only the script gives it up."""
 
@@ -48,6 +53,8 @@ class Prefetcher:
         self._record_has_backward = False
         self._pulls: dict[int, _Pull] = {}
         """Asked for and not used, by unit."""
+        self._bytes_peak = 0
+        """Most that units took at once which were used or asked for."""
         self.use_count = 0
         self.early_count = 0
         """Uses whose weights had come before they were needed."""
@@ -64,7 +71,7 @@ class Prefetcher:
             self.top_up(wanted=index)
             return
         pull = self._pulls.get(index)
-        if pull is None:
+        if pull is None or pull.step != self._step:
             self._forget([p for p in self._pulls.values() if not p.by_hand])
             unit.weights.prepare(wait=True)
             pull = self._ask(unit)
@@ -84,8 +91,14 @@ class Prefetcher:
         self._fetch_arrived()
 
     def top_up(self, wanted: int = -1) -> None:
-        """Ask for what comes next, as far as the window allows; `wanted` is being waited for."""
+        """Ask for what comes next, as far as there is room for it; `wanted` is being waited for."""
         self._fetch_arrived()
+        if self._top_up_step(wanted) and self._streaming:
+            self._begin_next_step()
+        self._bytes_peak = max(self._bytes_peak, self._bytes_now())
+
+    def _top_up_step(self, wanted: int) -> bool:
+        """Ask for what this step still uses; whether nothing is left to be asked for."""
         under_way = sum(
             index != wanted and not pull.by_hand and not _comes_shared(pull.unit)
             for index, pull in self._pulls.items()
@@ -97,17 +110,45 @@ class Prefetcher:
             if unit.weights.is_held:
                 continue  # for the whole step
             if index in foreseen or unit.is_installed:
-                return  # a unit that is here must be used and freed before it is pulled again
+                return False  # a unit that is here must be used and freed before it is pulled again
             if self._streaming and unit.was_pushed:
-                return
-            if under_way >= self._window and not _comes_shared(unit):
-                return
+                return False
             foreseen.add(index)
-            if index not in self._pulls:
-                if not unit.weights.prepare(wait=False):
-                    return  # the next look will find more
-                self._ask(unit)
-                under_way += not _comes_shared(unit)
+            if index in self._pulls:
+                continue
+            if not _comes_shared(unit):
+                if under_way >= self._window and not self._has_room(unit):
+                    return False
+                under_way += 1
+            if not unit.weights.prepare(wait=False):
+                return False  # the next look will find more
+            self._ask(unit)
+        return True
+
+    def _begin_next_step(self) -> None:
+        """Ask for what the next step uses first, of units whose part in this one is over."""
+        for index in self._order if self._record_has_backward else ():
+            unit = self._units[index]
+            assert unit.weights is not None
+            if unit.is_installed or index in self._pulls or unit.weights.is_held:
+                continue
+            is_over = unit.was_pushed and not unit.weights.comes_shared
+            if not (is_over and self._has_room(unit) and unit.weights.prepare(wait=False)):
+                return
+            self._ask(unit, step=self._step + 1)
+
+    def _has_room(self, unit: Unit) -> bool:
+        """Whether its weights fit into what weights have taken before; without a window, never."""
+        return self._window > 0 and self._bytes_now() + unit.nbytes <= self._bytes_peak
+
+    def _bytes_now(self) -> int:
+        """What units take that are used or asked for; those in shared memory take nothing."""
+        here = (
+            unit
+            for unit in self._units
+            if unit.weights is not None and (unit.is_installed or unit.index in self._pulls)
+        )
+        return sum(unit.nbytes for unit in here if not _comes_shared(unit))
 
     def prefetch(self, units: Sequence[Unit]) -> None:
         """Ask for these by hand, beyond the window, as far as there is room for them."""
@@ -135,7 +176,7 @@ class Prefetcher:
 
     def next_step(self, step: int) -> None:
         """The step is committed: foresee the next one as this one was."""
-        self.forget_all()
+        self._forget([pull for pull in self._pulls.values() if pull.step != step])
         if self._record_has_backward:
             self._order = self._record
         self._rewind(step)
@@ -171,16 +212,17 @@ class Prefetcher:
         self._record_has_backward = False
         self._cursor = 0
 
-    def _ask(self, unit: Unit, *, by_hand: bool = False) -> _Pull:
+    def _ask(self, unit: Unit, *, by_hand: bool = False, step: int | None = None) -> _Pull:
         assert unit.weights is not None
+        step = self._step if step is None else step
         handle = self._nic.pull(
-            self._step,
-            unit.uses,
+            step,
+            unit.uses if step == self._step else 0,
             unit.index,
             unit.weights.open,
             in_place=unit.weights.may_be_shared,
         )
-        pull = self._pulls[unit.index] = _Pull(handle, unit, by_hand)
+        pull = self._pulls[unit.index] = _Pull(handle, unit, step, by_hand)
         return pull
 
     def _after(self, index: int) -> int:

@@ -294,8 +294,12 @@ class Session:
                 self.nic.begin(self.step, self._stated_hyper)
         self._running().begin_backward()
 
-    def push(self, unit: Unit) -> bool:
-        """Send a unit's gradients of this backward, or keep them here; False if it has none."""
+    def push(self, unit: Unit, *, free: bool = False) -> bool:
+        """Send a unit's gradients of this backward, or keep them here; False if it has none.
+
+        With `free` its weights are given up before, so that what is asked for in their place is
+        not asked behind the bytes of the gradients.
+        """
         gradients: list[torch.Tensor | None] = []
         if self._keeps_all or not unit.requires_gradient_sync:
             unit.keep_gradients()
@@ -304,6 +308,8 @@ class Session:
         else:
             gradients, unit.kept = unit.gradients(), []
         unit.was_pushed = True
+        if free:
+            self.release(unit)
         if all(gradient is None for gradient in gradients):
             self._push(unit, None)
             return False

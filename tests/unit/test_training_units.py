@@ -134,8 +134,9 @@ def test_prefetch_follows_the_order_of_the_last_step() -> None:
     for step in range(3):
         assert [unit for at, unit in pulls if at == step] == [0, 1, 2, 3, 4, 4, 3, 2, 1]
     assert early == [(9, 9), (18, 18), (27, 27)]
-    assert [unit for at, unit in pulls if at == 3] == [0, 1]  # the window, after the last commit
-    assert network.counts["forget"] == 2  # at finish
+    # After the last commit: as many as there were at once, the root, one unit and the window.
+    assert [unit for at, unit in pulls if at == 3] == [0, 1, 2, 3]
+    assert network.counts["forget"] == 4  # at finish
 
 
 def test_unforeseen_use_gives_up_what_was_prefetched() -> None:
