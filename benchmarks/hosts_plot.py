@@ -23,7 +23,10 @@ def plot(rows: Sequence[Row]) -> str:
             parts += _bar(row, most, top)
             top += _BAR + 2
         top += _GAP
-    legend = "step time; the mark is the bound of links or compute; each case has its own scale"
+    legend = (
+        "step time; the mark is the bound of links or compute; cpu: processors bind too; "
+        "each case has its own scale"
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 170}" '
         f'height="{top + 4}" font-family="sans-serif" font-size="11">'
@@ -37,6 +40,8 @@ def _bar(row: Row, most: float, top: int) -> list[str]:
     text = f"{arm} {seconds * 1e3:.0f} ms, bound {bound * 1e3:.0f}"
     if row["bound_by"] == "compute":
         text += " (compute)"
+    if row["is_cpu_bound"]:
+        text += ", cpu"
     return [
         f'<rect x="{_LEFT}" y="{top}" width="{width:.1f}" height="{_BAR}" '
         f'fill="{_COLOURS.get(arm, "#888")}"/>',

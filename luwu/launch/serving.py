@@ -25,7 +25,13 @@ from luwu.base.tree import (
 )
 from luwu.launch.hosts import Hosts
 from luwu.launch.namespaces import CENTRE
-from luwu.launch.network import links_of, node_link, retry_fields, switch_fidelity
+from luwu.launch.network import (
+    chunk_for_links,
+    links_of,
+    node_link,
+    retry_fields,
+    switch_fidelity,
+)
 from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.roles import node_spec, switch_spec
 from luwu.launch.run_directory import RunDirectory
@@ -96,7 +102,9 @@ def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
             budget // count, world_size=config.workers, has_switch=not config.no_switch,
             slot_count=slot_count,
         )  # fmt: skip
-        lines.append(f"chunk: {exact_size(chunk)}, from the memory budget (--chunk)")
+        chunk, most = chunk_for_links(config, chunk), chunk
+        reason = "memory budget" if chunk == most else "rate of the links"
+        lines.append(f"chunk: {exact_size(chunk)}, from the {reason} (--chunk)")
     if count > 1:
         lines.append(
             f"optimizer nodes: {count}, each with {format_bytes(budget // count)} of the budget "

@@ -20,7 +20,12 @@ from luwu.base.links import (
 )
 from luwu.base.outstanding import RetryPolicy
 from luwu.commands.main import main
-from luwu.launch.network import dilated_compute_ms, dilated_disk_rate, links_of
+from luwu.launch.network import (
+    chunk_for_links,
+    dilated_compute_ms,
+    dilated_disk_rate,
+    links_of,
+)
 from luwu.launch.serving import tree_of
 
 GBIT = 1e9 / 8
@@ -163,6 +168,26 @@ def test_bad_network_two_links_below_one_switch(tmp_path: Path) -> None:
     for text in ("worker=1gbit", "worker=1gbit;switch=2gbit"):
         with pytest.raises(ConfigError, match=r"\[top\] of .*worker and a switch.*alike"):
             tree_of(config(workers="2", tree=str(file), link=text))
+
+
+@pytest.mark.parametrize(
+    ("texts", "chunk_kib"),
+    [
+        ({}, 16384),
+        ({"loss": "0.1", "link": "none"}, 16384),
+        ({"link": "100gbe"}, 16384),
+        ({"link": "1gbit"}, 1024),
+        ({"link": "worker=10gbit;node=1gbit"}, 1024),
+        ({"link": "100mbit"}, 128),
+        ({"link": "1mbit"}, 64),
+        ({"link": "100gbe", "dilation": "100"}, 16384),
+        ({"link": "1gbit", "hosts": "2"}, 1024),
+        ({"link": "1gbit", "hosts": "2", "dilation": "10"}, 1024),
+    ],
+)
+def test_the_chunk_follows_the_slowest_link(texts: dict[str, str], chunk_kib: int) -> None:
+    """Goal: a chunk crosses a link in an instant of the cluster's own time, however dilated."""
+    assert chunk_for_links(config(**texts), 16384 * 1024) == chunk_kib * 1024
 
 
 def test_flags_change_every_link_and_direction() -> None:

@@ -139,6 +139,31 @@ def test_prefetch_follows_the_order_of_the_last_step() -> None:
     assert network.counts["forget"] == 4  # at finish
 
 
+@pytest.mark.parametrize("reshard", [True, False], ids=["freed", "kept"])
+def test_pulls_of_the_next_step_begin_while_a_streaming_backward_ends(reshard: bool) -> None:
+    """I5. Goal: what the next forward uses is asked for before `step()`, ahead of the gradient of
+    the same unit, in memory that the step has had once; an order that changes wastes it and no
+    more. Method: the log of pulls and pushes of the third step."""
+    network = FakeNetwork(1)
+    with worker(network) as session:
+        model = make_stack(blocks=6)
+        shard(model, reshard_after_forward=reshard)
+        optimizer = luwu.optim.AdamW(model.parameters(), update="streaming")
+        for step in range(3):
+            square_loss(model, step, 0, 0).backward()
+            if step == 2:
+                network.log.append(("commit", 0, 2, 0, -1))
+            optimizer.step()
+        peak = session.parameter_bytes_peak
+    assert peak <= (4 if reshard else 7) * session.unit_bytes_max
+    at_commit = network.log.index(("commit", 0, 2, 0, -1))
+    log = [(verb, step, unit) for verb, _, step, _, unit in network.log[:at_commit]]
+    early = [unit for verb, step, unit in log if (verb, step) == ("pull", 3)]
+    assert early == ([3, 2, 1, 0] if reshard else [6, 5, 4, 3, 2, 1, 0])
+    for unit in early:
+        assert log.index(("pull", 3, unit)) < log.index(("push", 2, unit))
+
+
 def test_unforeseen_use_gives_up_what_was_prefetched() -> None:
     """Goal: when the order changes, the memory bound and the weights hold. Method: a block is
     left out, then used again."""
