@@ -23,6 +23,7 @@ def chaotic_job(seed: int, slot_count: int | None = None) -> Job:
         update="at_step" if seed % 3 == 0 else "streaming",
         backwards=2 if seed % 6 == 0 else 1,
         poison_step=2 if seed % 5 == 0 else None,
+        pulls_ahead=seed % 3 == 1,
         keeps=seed % 2 == 1,
         absent_unit=1 if seed % 7 == 0 else None,
         switch_limits=SwitchLimits(

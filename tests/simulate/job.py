@@ -93,6 +93,9 @@ class Job:
     begins_early: bool = True
     """Begin is said before the first pull, when the initial weights may not be durable yet; a real
     worker says it as its backward begins."""
+    pulls_ahead: bool = False
+    """Ranks ask for weights of the next step before their gradient of this one is out, as a
+    session does while a streaming backward ends (design note 0025)."""
     keeps: bool = False
     """Every rank keeps something beside each version."""
     slot_count: int | None = None

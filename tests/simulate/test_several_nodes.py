@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from luwu.base.outstanding import RetryPolicy
+from luwu.wire import messages as wire
 from switch_emu.node.actions import NodeLimits
 from switch_emu.switch.actions import SwitchLimits
 from tests.simulate.chaos import ROUGH
@@ -113,3 +114,27 @@ def test_small_windows_and_no_slots(seed: int) -> None:
         node_limits=NodeLimits(updates_max=1, reads_max=1, push_window_bytes=1),
     )
     Cluster(seed, job, ROUGH).run()
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_a_welcome_overtakes_the_verdict_of_a_skipped_step(update: str) -> None:
+    """I2. Goal: a node that hears of the attempt after a skipped step before it hears of the skip
+    does not take it for an abort. Method: lose the verdict to node 1, whose connection then breaks,
+    so that it says Hello; no attempt is given up."""
+    cluster = Cluster(0, Job(make_layout(node_count=2), update=update, poison_step=1), ORDERED)
+    send, lost = cluster.world.send, []
+
+    def losing(sender: str, receiver: str, message: object, payload: object) -> None:
+        is_skip = isinstance(message, wire.Verdict) and not message.applied
+        if is_skip and not lost and sender == "node" and receiver.startswith("node-1"):
+            lost.append(message)
+            cluster.world.soon(lambda: cluster.reconnect_node(1))
+        else:
+            send(sender, receiver, message, payload)  # type: ignore[arg-type]
+
+    cluster.world.send = losing  # type: ignore[method-assign]
+    cluster.run()
+    assert lost
+    for worker in cluster.workers:
+        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+        assert worker.aborts_count == 0

@@ -27,6 +27,8 @@ class Worker:
             job=JOB, rank=rank, world_size=job.world_size, incarnation=100 + rank, retry=job.retry
         )
         self._handle = 0
+        self._ahead: dict[int, int] = {}
+        """Pulls of the next step, by unit."""
         self._done: set[int] = set()
         self._filled: dict[int, dict[int, Any]] = {}
         self.versions: dict[int, dict[int, Any]] = {}
@@ -153,7 +155,9 @@ class Worker:
                 yield ("settled", self._job.steps - 1)
                 break
             except StepAborted:
+                self._forget_ahead()
                 continue
+        self._forget_ahead()
         self._do(self.core.leave(self._world.now_ns))
         yield "left"
 
@@ -182,6 +186,22 @@ class Worker:
         self._do(self.core.pull(self._world.now_ns, handle, step, part, list(chunks)))
         return handle
 
+    def _pull_ahead(self, step: int, unit: int) -> None:
+        """Ask for a unit of the next step; which ones, every rank decides for itself."""
+        if self._job.pulls_ahead and self._job.update == "streaming" and (unit + self._rank) % 2:
+            self._ahead[unit] = self._pull(step + 1, 0, unit)
+
+    def _first_pull(self, step: int, use: int, unit: int) -> int:
+        """For a forward: what was asked for in the step before, or asked for now."""
+        ahead = self._ahead.pop(unit, None) if use == 0 else None
+        return self._pull(step, use, unit) if ahead is None else ahead
+
+    def _forget_ahead(self) -> None:
+        for handle in self._ahead.values():
+            self._do(self.core.forget(handle))
+            self._filled.pop(handle, None)
+        self._ahead.clear()
+
     def _step(self, step: int) -> Generator[Any, None, None]:
         units = range(len(self._job.layout.units))
         seen: dict[int, Any] = {}
@@ -190,11 +210,11 @@ class Worker:
         if is_streaming and self._job.begins_early:
             self._do(self.core.begin(self._world.now_ns, step, "h", self._job.hyper))
         for part in range(self._job.backwards):
-            ahead = self._pull(step, use, 0)
+            ahead = self._first_pull(step, use, 0)
             for unit in units:
                 handle = ahead
                 if unit + 1 < len(units):
-                    ahead = self._pull(step, use, unit + 1)
+                    ahead = self._first_pull(step, use, unit + 1)
                 yield handle
                 seen.update(self._filled.pop(handle))
             use += 1
@@ -208,6 +228,7 @@ class Worker:
                 weights = self._filled.pop(handle)
                 for chunk, values in weights.items():
                     np.testing.assert_array_equal(values, seen[chunk])
+                self._pull_ahead(step, unit)
                 pushes.append(self._push(step, part, unit, weights))
             use += 1
             yield pushes
