@@ -145,7 +145,7 @@ class RunConfig:
     )  # fmt: skip
     chunk: int | None = _key(
         None, chunk_size, "SIZE|auto", SERVING,
-        "float32 gradient bytes that travel and are stored together; auto follows the budget",
+        "float32 gradient bytes that travel and are stored together; auto follows budget and links",
     )  # fmt: skip
     memory_budget: int | None = _key(
         None, size_or_auto, "SIZE|auto", SERVING,
