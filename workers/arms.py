@@ -1,5 +1,7 @@
 """Everything in which the arms differ; the training loop and the model are the same for all.
 
+Those of torch, FSDP2 and DDP, are in `baselines.py`.
+
     arm            who keeps the weights            who sums the gradients
     luwu           an optimizer node, out of core   the SmartSwitch
     fsdp           every rank its shard (FSDP2)     reduce-scatter: NCCL on GPUs, gloo on CPUs
@@ -26,17 +28,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import ConfigError
 from luwu.nic.open import open_nic
 from workers.allreduce import NetworkAllReduce
-from workers.gpt import GPT, GPTConfig, init_weights, initial_values
+from workers.gpt import GPT, GPTConfig, init_weights, without_storage
 from workers.options import DTYPES, Options, env_int
 from workers.pace import pace_units
 
@@ -92,7 +90,7 @@ class Arm(ABC):
         """Fingerprint of the weights, on rank 0; all ranks must call it."""
         digest = WeightsDigest()
         for name, parameter in _model_of(self.module).named_parameters():
-            full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            full = _full(parameter)
             if self.rank == 0:
                 values: np.ndarray[Any, Any] = full.detach().cpu().numpy()
                 digest.update(name, _dtype_name(parameter.dtype), tuple(parameter.shape), values)
@@ -112,7 +110,7 @@ class Arm(ABC):
             norm = torch.nn.utils.get_total_norm(gradients)
         else:
             return None
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return float(_full(norm))
 
     def _fused_adamw(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.module.parameters(), lr=self.options.lr, fused=True)
@@ -138,16 +136,15 @@ class LuwuArm(Arm):
 
     def build(self, config: GPTConfig) -> None:
         luwu, options = self._luwu, self.options
-        with torch.device("meta"):
-            model = GPT(config)
+        model = without_storage(config)
         pace_units(model, options.compute_ms)
         for block in model.blocks:
             luwu.fully_shard(
                 block,
                 reshard_after_forward=options.reshard_after_forward,
-                **_precision(options),
+                **precision(options),
             )
-        luwu.fully_shard(model, **_precision(options))
+        luwu.fully_shard(model, **precision(options))
         luwu.init_weights(model, functools.partial(init_weights, seed=options.seed))
         self.module = model
         # Streaming updates a page before the norm of the whole gradient is known.
@@ -198,7 +195,7 @@ class InaAllreduceArm(Arm):
         self.device = torch.device("cpu")
 
     def build(self, config: GPTConfig) -> None:
-        self.module = _initialised(config, self.options, self.device)
+        self.module = initialised(config, self.options, self.device)
         self.optimizer = self._fused_adamw()
         self._reduce = NetworkAllReduce(
             self._nic, _units_of(self.module), DTYPES[self.options.dtype], self._agree
@@ -219,80 +216,6 @@ class InaAllreduceArm(Arm):
         }
 
 
-class FsdpArm(Arm):
-    """PyTorch's own sharded data parallel, FSDP2: the path a user would otherwise take."""
-
-    also_on_host = False
-    """The ranks exchange tensors of the host too, which NCCL cannot."""
-
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
-        self.rank, self.world_size, self.device = _join_process_group(self.also_on_host)
-
-    def build(self, config: GPTConfig) -> None:
-        options = self.options
-        mesh = init_device_mesh(self.device.type, (self.world_size,))
-        with torch.device("meta"):
-            model = GPT(config)
-        pace_units(model, options.compute_ms)
-        for block in model.blocks:
-            fully_shard(
-                block,
-                mesh=mesh,
-                reshard_after_forward=options.reshard_after_forward,
-                **_precision(options),
-                **self._offload(),
-            )
-        fully_shard(model, mesh=mesh, **_precision(options), **self._offload())
-        model.to_empty(device=self._home)
-        for module in model.modules():
-            _init_shards(module, options.seed)
-        self.module = model
-        self.optimizer = self._fused_adamw()
-
-    @property
-    def _home(self) -> torch.device:
-        """Where the shards lie between uses."""
-        return self.device
-
-    def _offload(self) -> dict[str, Any]:
-        return {}
-
-
-class FsdpOffloadArm(FsdpArm):
-    """FSDP2 with shards, gradients and optimizer state in the host's memory."""
-
-    also_on_host = True  # the norm of the gradient, and the weights' digest
-
-    @property
-    def _home(self) -> torch.device:
-        return torch.device("cpu")
-
-    def _offload(self) -> dict[str, Any]:
-        return {"offload_policy": CPUOffloadPolicy(pin_memory=self.device.type == "cuda")}
-
-
-class DdpArm(Arm):
-    """PyTorch's replicated data parallel: every rank holds everything."""
-
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
-        self.rank, self.world_size, self.device = _join_process_group()
-
-    def build(self, config: GPTConfig) -> None:
-        model = _initialised(config, self.options, self.device)
-        devices = [self.device] if self.device.type == "cuda" else None
-        replica = DistributedDataParallel(model, device_ids=devices)
-        if DTYPES[self.options.dtype] == torch.bfloat16:
-            # The lambda hides the hook's name, which torch refuses on gloo; gloo can sum bfloat16.
-            replica.register_comm_hook(
-                replica.process_group,
-                lambda group, bucket: bf16_compress_hook(group, bucket),  # noqa: PLW0108
-            )
-        self.module = replica
-        self.optimizer = self._fused_adamw()
-
-
 class SingleArm(Arm):
     """One process with the whole batch: no exchange at all, and the reference for losses."""
 
@@ -305,14 +228,14 @@ class SingleArm(Arm):
                 "with --global-workers for the batches of several"
             )
         self.rank, self.world_size = 0, options.global_workers or 1
-        self.device = _local_device()
+        self.device = local_device()
 
     @property
     def batch_ranks(self) -> range:
         return range(self.world_size)
 
     def build(self, config: GPTConfig) -> None:
-        self.module = _initialised(config, self.options, self.device)
+        self.module = initialised(config, self.options, self.device)
         self.optimizer = self._fused_adamw()
 
     def step(self, *, want_norm: bool) -> float | None:
@@ -327,13 +250,11 @@ def make_arm(options: Options, *, data_digest: str) -> Arm:
         return LuwuArm(options, data_digest=data_digest)
     if options.arm == "ina-allreduce":
         return InaAllreduceArm(options, data_digest=data_digest)
-    if options.arm == "fsdp":
-        return FsdpArm(options)
-    if options.arm == "fsdp_offload":
-        return FsdpOffloadArm(options)
-    if options.arm == "ddp":
-        return DdpArm(options)
-    return SingleArm(options)
+    if options.arm == "single":
+        return SingleArm(options)
+    from workers.baselines import BASELINES  # torch's half of it takes a second to import
+
+    return BASELINES[options.arm](options)
 
 
 def _import_luwu() -> Any:
@@ -341,15 +262,18 @@ def _import_luwu() -> Any:
     return importlib.import_module("luwu")
 
 
-def _precision(options: Options) -> dict[str, Any]:
+def precision(options: Options) -> dict[str, Any]:
     """The same policy for both sharded arms; none for float32, which needs no casts."""
     dtype = DTYPES[options.dtype]
     if dtype == torch.float32:
         return {}
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
     return {"mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)}
 
 
-def _initialised(config: GPTConfig, options: Options, device: torch.device) -> GPT:
+def initialised(config: GPTConfig, options: Options, device: torch.device) -> GPT:
+    """The model with its first weights, all here."""
     with device:
         model = GPT(config)
     for module in model.modules():
@@ -358,32 +282,7 @@ def _initialised(config: GPTConfig, options: Options, device: torch.device) -> G
     return model
 
 
-@torch.no_grad()
-def _init_shards(module: nn.Module, seed: int) -> None:
-    """`init_weights` for FSDP2's sharded parameters: every rank keeps its part of the values."""
-    for parameter, values in initial_values(module, seed):
-        assert isinstance(parameter, DTensor)
-        # src_data_rank=None: all ranks have drawn the same values, so nothing need be sent
-        shard = distribute_tensor(
-            values, parameter.device_mesh, parameter.placements, src_data_rank=None
-        )
-        parameter.to_local().copy_(shard.to_local())  # from the mesh's device to the shard's
-
-
-def _join_process_group(also_on_host: bool = False) -> tuple[int, int, torch.device]:
-    """Join what torchrun started, or make a group of one: (rank, world_size, device)."""
-    device = _local_device()
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    if backend == "nccl" and also_on_host:
-        backend = "cpu:gloo,cuda:nccl"
-    if env_int("WORLD_SIZE", 0):
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
-    return dist.get_rank(), dist.get_world_size(), device
-
-
-def _local_device() -> torch.device:
+def local_device() -> torch.device:
     """The GPU of this process, one process each; the CPU where there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -408,12 +307,18 @@ def _units_of(model: nn.Module) -> list[tuple[str, list[tuple[str, nn.Parameter]
     return [(f"blocks.{name}" if name else "root", members) for name, members in units.items()]
 
 
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor that may be FSDP2's; all ranks must ask."""
+    full: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
+
+
 def _model_of(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def _local_bytes(value: object) -> int:
-    local = value.to_local() if isinstance(value, DTensor) else value
+    local = value.to_local() if hasattr(value, "to_local") else value
     return local.nbytes if isinstance(local, torch.Tensor) else 0
 
 

@@ -37,7 +37,7 @@ from luwu.base.quantities import format_bytes
 from luwu.base.seeds import derive
 from luwu.nic.connection import Connection, join
 from workers.data import BYTE_VOCAB, Batches, load_corpus
-from workers.gpt import GPT, GPTConfig, KeyValueCache
+from workers.gpt import GPT, GPTConfig, KeyValueCache, without_storage
 from workers.options import DTYPES, HEAD_WIDTH, Options, env_int
 
 INTERRUPTED_CODE = 130
@@ -104,8 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: GenerateOptions, recorder: Recorder) -> dict[str, Any]:
     """Read the newest step, and write its text or take its loss."""
-    with torch.device("meta"):
-        model = GPT(options.job.gpt(BYTE_VOCAB))
+    model = without_storage(options.job.gpt(BYTE_VOCAB))
     with luwu.read_from(model, _connection(options)) as reading:
         recorder.event(
             "generate.begin", step=reading.version, model=_size(reading.model_bytes),

@@ -22,11 +22,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from luwu.base.errors import ConfigError
@@ -297,3 +298,21 @@ def init_weights(module: nn.Module, seed: int) -> None:
     """Give the parameters that `module` itself owns their first values; see `initial_values`."""
     for parameter, values in initial_values(module, seed):
         parameter.copy_(values)
+
+
+def without_storage(config: GPTConfig) -> GPT:
+    """The model on the meta device: names and shapes, no bytes and no values."""
+    with torch.device("meta"), _NothingDrawn():
+        return GPT(config)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Leaves out the values that a layer draws for itself, which would be given up at once.
+
+    On the meta device, drawing makes torch import its compiler, which takes more than a second.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (nn.init.normal_, torch.Tensor.normal_):
+            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
+        return func(*args, **(kwargs or {}))

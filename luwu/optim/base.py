@@ -8,6 +8,7 @@ Nothing of the state is here: `state_dict()` has the groups and no state.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NoReturn, TypedDict
 
@@ -176,7 +177,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 "add_param_group after the optimizer was made: the groups are part of the layout "
                 "all ranks agreed on; pass all groups to the constructor"
             )
-        super().add_param_group(param_group)
+        # torch wraps it for its compiler, and imports that, which takes a second, at the call.
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         """Whether the hyper-parameters of a group make sense. Raises ConfigError."""

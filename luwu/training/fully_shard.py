@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from luwu.base.errors import ConfigError
 from luwu.training import hooks, run
 from luwu.training.module import LuwuModule, become_sharded, class_name
 from luwu.training.placeholder import Placeholder
 from luwu.training.session import Session
-from luwu.training.unit import Unit
+from luwu.training.unit import Precision, Unit
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
 ModuleT = TypeVar("ModuleT", nn.Module, list[nn.Module])
 
@@ -61,7 +63,7 @@ def fully_shard(
     unit = Unit(
         session,
         modules,
-        policy=_checked_policy(mp_policy or MixedPrecisionPolicy()),
+        policy=_checked(Precision.of(mp_policy)),
         reshard_after_forward=reshard_after_forward,
     )
     session.ignored.update(id(parameter) for parameter in ignored_params or ())
@@ -125,7 +127,7 @@ def _checked_modules(module: nn.Module | list[nn.Module]) -> list[nn.Module]:
     return modules
 
 
-def _checked_policy(policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
+def _checked(policy: Precision) -> Precision:
     if policy.reduce_dtype not in (None, policy.param_dtype, torch.float32):
         raise ConfigError(
             f"mp_policy: reduce_dtype={policy.reduce_dtype} with param_dtype={policy.param_dtype}; "

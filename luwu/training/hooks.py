@@ -23,6 +23,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StepOrderError
 from luwu.training.backward import in_backward
 from luwu.training.module import class_name
+from luwu.training.uncompiled import uncompiled
 from luwu.training.unit import Call, Unit
 
 _DEPTH_MAX = 4
@@ -37,7 +38,7 @@ def register(unit: Unit, module: nn.Module) -> None:
     module.register_forward_hook(functools.partial(after_forward, unit))
 
 
-@torch.compiler.disable
+@uncompiled
 def before_forward(
     unit: Unit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -65,7 +66,7 @@ def before_forward(
     return args, kwargs
 
 
-@torch.compiler.disable
+@uncompiled
 def after_forward(unit: Unit, module: nn.Module, args: Any, output: Any) -> Any:
     """Free the unit; returns the output to use."""
     session = unit.session

@@ -37,6 +37,7 @@ from luwu.training.backward import in_backward
 from luwu.training.module import class_name
 from luwu.training.saved_tensors import SavedTensors
 from luwu.training.storages import Storages
+from luwu.training.uncompiled import uncompiled
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -95,7 +96,7 @@ class Offload:
         """A copy of the module has a store of its own."""
         return Offload, self._settings
 
-    @torch.compiler.disable
+    @uncompiled
     def enter(self, module: nn.Module, args: Any) -> None:
         """A forward begins."""
         context: saved_tensors_hooks | None = None
@@ -111,7 +112,7 @@ class Offload:
             context.__enter__()
         self._contexts().append(context)
 
-    @torch.compiler.disable
+    @uncompiled
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """A forward ended, well or not."""
         contexts = self._contexts()

@@ -38,6 +38,7 @@ from luwu.training.module import class_name
 from luwu.training.read_buffers import fill_buffers
 from luwu.training.read_units import ReadUnit, find_units
 from luwu.training.reading_thread import OpenSource, ReadingThread, WeightSource
+from luwu.training.uncompiled import uncompiled
 from luwu.training.weights import ByteCount
 
 _JOIN_S = 60.0
@@ -211,7 +212,7 @@ class ReadModel(Closing):
             module.register_forward_hook(self._after, always_call=True),
         ]
 
-    @torch.compiler.disable
+    @uncompiled
     def _before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -229,7 +230,7 @@ class ReadModel(Closing):
                 )
         return args, kwargs
 
-    @torch.compiler.disable
+    @uncompiled
     def _after(self, module: nn.Module, args: object, output: Any) -> Any:
         """The module is done, or has failed; returns the output to use."""
         if not self._entered or self._entered[-1] is not module:

@@ -10,12 +10,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.training.device_weights import make_weights
@@ -24,7 +23,29 @@ from luwu.training.placeholder import Placeholder
 from luwu.training.weights import UnitWeights
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
     from luwu.training.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """torch's MixedPrecisionPolicy, as far as it means something here.
+
+    Who gives none need not import torch's, which takes half a second and brings DTensor along.
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    output_dtype: torch.dtype | None = None
+    cast_forward_inputs: bool = True
+
+    @classmethod
+    def of(cls, policy: MixedPrecisionPolicy | None) -> Precision:
+        """The same; None is a policy that changes nothing."""
+        if policy is None:
+            return cls()
+        return cls(**{field.name: getattr(policy, field.name) for field in fields(cls)})
 
 
 @dataclass(slots=True)
@@ -63,7 +84,7 @@ class Unit:
     """See the module."""
 
     def __init__(
-        self, session: Session, modules: Sequence[nn.Module], *, policy: MixedPrecisionPolicy,
+        self, session: Session, modules: Sequence[nn.Module], *, policy: Precision,
         reshard_after_forward: bool | None,
     ) -> None:  # fmt: skip
         self.session = session

@@ -16,7 +16,13 @@ INTERRUPT_S_MAX = 4.0
 
 
 @pytest.mark.parametrize(
-    ("role", "transport"), [("node", "shm"), ("node", "tcp"), ("switch", "shm"), ("switch", "ipc")]
+    ("role", "transport"),
+    [
+        pytest.param("node", "shm", marks=pytest.mark.slow),
+        ("node", "tcp"),
+        ("switch", "shm"),
+        pytest.param("switch", "ipc", marks=pytest.mark.slow),
+    ],
 )
 def test_run_goes_on(role: str, transport: str, capfd: pytest.CaptureFixture[str]) -> None:
     """I1, I2, I3, I8. Goal: one digest, killed or not. Method: two kills, the second (with this
@@ -26,7 +32,10 @@ def test_run_goes_on(role: str, transport: str, capfd: pytest.CaptureFixture[str
     assert code == 0, capfd.readouterr().out
 
 
-@pytest.mark.parametrize(("role", "transport"), [("switch-top", "auto"), ("switch-left", "tcp")])
+@pytest.mark.parametrize(
+    ("role", "transport"),
+    [pytest.param("switch-top", "auto", marks=pytest.mark.slow), ("switch-left", "tcp")],
+)
 def test_a_tree_goes_on(role: str, transport: str, capfd: pytest.CaptureFixture[str]) -> None:
     """I1, I2, I3, I8. Goal: the root, or a leaf between shared memory and tcp, is killed in the
     middle of a run, and the digest is that of a run that nobody disturbed."""

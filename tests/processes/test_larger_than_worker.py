@@ -29,7 +29,7 @@ def script(directory: Path, arm: str) -> list[str]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_larger_than_worker(transport: str, tmp_path: Path) -> None:
     """I5. Goal: workers hold the prefetch window, one unit and the root, and no optimizer state,
     by their own count and by the kernel's.

@@ -21,7 +21,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 @pytest.mark.feature("emulated links")
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", [pytest.param("shm", marks=pytest.mark.slow), "tcp"])
 def test_a_bad_network_changes_no_bit_and_is_accounted_for(
     plain: Comparison, tmp_path: Path, transport: str
 ) -> None:

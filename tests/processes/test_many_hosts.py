@@ -125,7 +125,7 @@ def start_workers(
 
 @pytest.mark.feature("torchrun over several hosts")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("starter", ["torchrun", "luwu run"])
+@pytest.mark.parametrize("starter", ["torchrun", pytest.param("luwu run", marks=pytest.mark.slow)])
 def test_lost_worker_is_replayed_over_two_hosts(
     starter: str, shell: Terminal, network: Hosts, job: list[str], quiet_digest: str
 ) -> None:

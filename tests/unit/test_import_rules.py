@@ -193,3 +193,21 @@ def test_import_leaves_torch_out(module: str) -> None:
     )
     assert result.returncode != 3, f"{module} imports torch"
     assert result.returncode == 0, result.stderr
+
+
+def test_a_worker_imports_no_compiler() -> None:
+    """Goal: a worker's start takes what torch takes, and not twice that: neither torch's compiler
+    nor its distributed tensors are imported by `luwu`, its optimizers or a model without storage.
+    Method: a process that makes all of them."""
+    script = (
+        "import sys, torch, luwu, luwu.optim, workers.arms\n"
+        "from luwu.training.fully_shard import fully_shard\n"
+        "from workers.gpt import GPTConfig, without_storage\n"
+        "model = without_storage(GPTConfig(vocab=8, layers=1, width=16, heads=1, context=4))\n"
+        "assert all(each.is_meta for each in model.parameters())\n"
+        "print([n for n in ('torch._dynamo', 'torch.distributed.tensor') if n in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == "[]\n"

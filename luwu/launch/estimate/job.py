@@ -109,14 +109,11 @@ def gpt_layout(options: Options, data: Path | None, chunk_bytes: int) -> Layout:
 
     The model is made without storage, and a text is not read: its vocabulary is bytes.
     """
-    import torch
-
     from workers.data import BYTE_VOCAB, TOKEN_SUFFIX, load_corpus
-    from workers.gpt import GPT
+    from workers.gpt import without_storage
 
     is_tokens = data is not None and data.suffix == TOKEN_SUFFIX
-    with torch.device("meta"):
-        model = GPT(options.gpt(load_corpus(data).vocab if is_tokens else BYTE_VOCAB))
+    model = without_storage(options.gpt(load_corpus(data).vocab if is_tokens else BYTE_VOCAB))
     names = [name for name, _ in model.named_parameters()]
     units: dict[str, list[int]] = {"root": []}
     for index, name in enumerate(names):
