@@ -10,23 +10,22 @@ from typing import Final
 from luwu.base.clock import sleep
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
+from luwu.base.limits import NODE_COUNT_MAX
+from luwu.base.parsers import whole
 from luwu.base.tree import one_switch
 from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record
-from luwu.commands.up_in_tree import NODE_FILE, join_parent, start_in_tree, switch_file
+from luwu.commands.up_in_tree import join_nodes, node_file, start_in_tree, switch_file
+from luwu.commands.up_node import start_node
 from luwu.launch.console import Console
-from luwu.launch.nodes import fold_nodes
-from luwu.launch.roles import node_spec
+from luwu.launch.nodes import fold_nodes, node_role
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import (
     LOOPBACK,
     STATE_DIRECTORY,
     add_switch,
-    chosen_aggregate,
-    connection_of,
     decide_sizes,
-    new_job,
     serve,
     state_directory,
     stripes_of,
@@ -38,16 +37,18 @@ from luwu.nic.connection import Connection, write_connection
 
 VERB: Final = Verb(
     name="up",
-    usage="luwu up [--role switch|node] [--name NAME] [flags]",
+    usage="luwu up [--role switch|node] [--name NAME] [--number N] [flags]",
     text=(
         "Start a switch and an optimizer node, print how to join them, and serve one job.\n"
         "For separate hosts: luwu up --role node, then luwu up --role switch --join FILE|URL\n"
         "(or both with one --run-dir). They may start in any order. In a tree of switches each\n"
-        "is told --tree FILE and its --name there, and joins its parent."
+        "is told --tree FILE and its --name there, and joins its parent. Of several nodes each\n"
+        "but the first is told its --number, and joins the one before it."
     ),
     flags=(
         Flag(name="role", shape="switch|node", text="only this one"),
         Flag(name="name", shape="NAME", text="which switch of --tree this is"),
+        Flag(name="number", shape="N", text="which of --optimizer-nodes this is, from 0"),
     ),
 )
 
@@ -56,12 +57,16 @@ def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     resolved = resolve_parsed(VERB, parsed)
     role, name = parsed.flags.get("role"), parsed.flags.get("name")
+    number = whole(0, NODE_COUNT_MAX - 1)(parsed.flags.get("number", "0"), "--number")
     _check(resolved.config, role, name)
+    _check_number(resolved.config, role, number, parsed.flags.get("number"))
     if name is not None:
         _check_name(resolved, name)
     console = Console(sys.stderr)
     run_directory = RunDirectory.create(resolved.config.run_dir, is_shared=role is not None)
     who = role if name is None else f"{role}-{name}"
+    if role == "node":
+        who = node_role(number)
     write_resolved(run_directory, resolved, "up", who)
     console.say(f"run     {run_directory.path}")
     with stop_requests() as should_stop:
@@ -77,14 +82,16 @@ def run(parsed: Parsed) -> int:
         if name is not None:
             written = [run_directory.file(switch_file(name))]
         if role == "node":
-            written = [run_directory.file(NODE_FILE), *written[: resolved.config.no_switch]]
+            written = [run_directory.file(node_file(number)), *written[: resolved.config.no_switch]]
         for path in written:
             path.unlink(missing_ok=True)  # an earlier one, of a process that was killed
         try:
             with supervisor:
                 if name is None:
-                    connection = _start(supervisor, resolved, role, console, should_stop)
-                    _say_how_to_join(console, run_directory, connection, role, resolved.config)
+                    connection = _start(supervisor, resolved, role, number, console, should_stop)
+                    _say_how_to_join(
+                        console, run_directory, connection, role, number, resolved.config
+                    )
                 else:
                     start_in_tree(supervisor, resolved, name, console, should_stop)
                 while not supervisor.roles_done:
@@ -111,6 +118,7 @@ def _start(
     supervisor: Supervisor,
     resolved: Resolved,
     role: str | None,
+    number: int,
     console: Console,
     should_stop: Callable[[], bool],
 ) -> Connection:
@@ -120,7 +128,7 @@ def _start(
         sizes = decide_sizes(config, state)
         return serve(supervisor, config, state=state, sizes=sizes, say=console.say)
     if role == "switch":
-        node = join_parent(resolved, directory.file(NODE_FILE), console, should_stop)
+        node = join_nodes(resolved, directory, console, should_stop)
         if node.tree:
             raise ConfigError(
                 "tree: the node was started with a tree of switches; give --tree the same file, "
@@ -129,35 +137,13 @@ def _start(
         tree = one_switch(node.world_size)
         endpoint = add_switch(
             supervisor, config, node, tree, tree.root, parent=node.node,
-            listen=config.bind or LOOPBACK,
+            listen=config.bind or LOOPBACK, more_parents=node.more_nodes,
         )  # fmt: skip
-        connection = replace(node, switch=endpoint, stripes=stripes_of(config, node))
+        stripes = stripes_of(config, node)
+        connection = replace(node, switch=endpoint, stripes=stripes, more_nodes=())
         write_connection(directory.connect_file, connection)
         return connection
-    chosen_aggregate(config)  # before anything is started
-    sizes = decide_sizes(config, state)
-    for line in sizes.lines:
-        console.say(line)
-    job = config.job or new_job()
-    groups = () if config.tree is None else tree_of(config).groups
-    spec = node_spec(
-        config,
-        directory,
-        job=job,
-        listen=config.bind or LOOPBACK,
-        memory_budget_bytes=sizes.memory_budget_bytes,
-        chunk_bytes=sizes.chunk_bytes,
-        arena_bytes=0,  # separate roles talk over tcp
-        state=state,
-        advertise=config.advertise,
-        groups=groups,
-    )
-    endpoint = supervisor.add_role("node", spec)
-    connection = connection_of(config, job=job, node=endpoint, chunk_bytes=sizes.chunk_bytes)
-    write_connection(directory.file(NODE_FILE), connection)
-    if config.no_switch:
-        write_connection(directory.connect_file, connection)
-    return connection
+    return start_node(supervisor, resolved, number, console, should_stop)
 
 
 def _say_how_to_join(
@@ -165,20 +151,25 @@ def _say_how_to_join(
     run_directory: RunDirectory,
     connection: Connection,
     role: str | None,
+    number: int,
     config: RunConfig,
 ) -> None:
     console.say(f"job     {connection.job}, {connection.world_size} workers")
-    console.say(f"node    {connection.node}")
+    for endpoint in (connection.node, *connection.more_nodes):
+        console.say(f"node    {endpoint}")
     if connection.switch is not None:
         console.say(f"switch  {connection.switch}")
     if role == "node" and not config.no_switch:
-        console.say(f"file    {run_directory.file(NODE_FILE)} (mode 600)")
-        tree = ""
-        if config.tree is not None:
+        file = run_directory.file(node_file(number))
+        console.say(f"file    {file} (mode 600)")
+        start = "luwu up --role switch"
+        if number + 1 < connection.optimizer_nodes:
+            start = f"luwu up --role node --number {number + 1}"
+        elif config.tree is not None:
             name = tree_of(config).root.name
-            tree = f"--tree {config.tree} --name {name} --workers {config.workers} "
-        console.say(f"join    luwu up --role switch {tree}--join {run_directory.file(NODE_FILE)}")
-        console.say(f"or      luwu up --role switch {tree}--join '{connection.url()}'")
+            start += f" --tree {config.tree} --name {name} --workers {config.workers}"
+        console.say(f"join    {start} --join {file}")
+        console.say(f"or      {start} --join '{connection.url()}'")
         return
     console.say(f"file    {run_directory.connect_file} (mode 600)")
     console.say(f"join    luwu run --join {run_directory.connect_file} SCRIPT")
@@ -191,6 +182,24 @@ def _check_name(resolved: Resolved, name: str) -> None:
     if resolved.is_default("workers"):
         raise ConfigError("workers: the tree of --tree is checked with it; give --workers N")
     tree_of(resolved.config).named(name)
+
+
+def _check_number(config: RunConfig, role: str | None, number: int, given: str | None) -> None:
+    """Which of several nodes this is, and whom it and others join."""
+    if given is not None and role != "node":
+        raise ConfigError("number: it says which optimizer node this is; give --role node too")
+    if number and config.join is None and config.run_dir is None:
+        raise ConfigError(
+            f"node {number} must be told of the one before it: --join FILE|URL as luwu up --role "
+            "node printed it, or the same --run-dir for all"
+        )
+    if number and config.job is not None:
+        raise ConfigError("job: a node learns it from --join; give --job to node 0 alone")
+    if config.join is not None and not (role == "switch" or number):
+        raise ConfigError(
+            "join: only luwu up --role switch, or --role node --number 1 and up, joins something; "
+            "leave it out"
+        )
 
 
 def _check(config: RunConfig, role: str | None, name: str | None) -> None:
@@ -212,11 +221,8 @@ def _check(config: RunConfig, role: str | None, name: str | None) -> None:
             f"fidelity: {config.fidelity} is that of the switch; give --fidelity to luwu up --role "
             "switch, which starts it"
         )
-    if role is not None and config.optimizer_nodes > 1:
-        raise ConfigError(
-            "optimizer_nodes: several nodes are started together with their switch, on one host; "
-            "leave --role out"
-        )
+    if role == "switch" and config.optimizer_nodes > 1:
+        raise ConfigError("optimizer_nodes: the switch learns it from --join; leave it out")
     if role == "switch" and config.no_switch:
         raise ConfigError("no_switch: there is no switch to start; leave --no-switch out")
     if role == "switch" and config.join is None and config.run_dir is None:
@@ -224,8 +230,6 @@ def _check(config: RunConfig, role: str | None, name: str | None) -> None:
             "the switch must be told of its node: --join FILE|URL as luwu up --role node printed "
             "it, or the same --run-dir for both"
         )
-    if role != "switch" and config.join is not None:
-        raise ConfigError("join: only luwu up --role switch joins something; leave it out")
     if role is None and config.bind is not None and config.tree is not None:
         raise ConfigError(
             "bind: a tree on one host has workers on this host; for workers elsewhere start its "

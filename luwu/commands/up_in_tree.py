@@ -21,6 +21,7 @@ from luwu.base.config import Resolved
 from luwu.base.errors import ConfigError
 from luwu.base.tree import NODE, groups_text
 from luwu.launch.console import Console
+from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import (
     LOOPBACK,
     add_switch,
@@ -36,6 +37,11 @@ from luwu.nic.connection import Connection, join, write_connection
 
 NODE_FILE: Final = "connect-node.json"
 """Where the node is, for its switch; workers read connect.json, which the switch writes."""
+
+
+def node_file(number: int) -> str:
+    """Where an optimizer node is, and those before it."""
+    return NODE_FILE if number == 0 else f"connect-node-{number}.json"
 
 
 def switch_file(name: str) -> str:
@@ -60,6 +66,22 @@ def join_parent(
     return parent
 
 
+def join_nodes(
+    resolved: Resolved, directory: RunDirectory, console: Console, should_stop: Callable[[], bool]
+) -> Connection:  # fmt: skip
+    """Where all optimizer nodes are, for the switch above all others. Raises ConfigError."""
+    found = join_parent(resolved, directory.file(NODE_FILE), console, should_stop)
+    last = found.optimizer_nodes - 1
+    if len(found.more_nodes) < last and resolved.config.join is None:
+        found = join_parent(resolved, directory.file(node_file(last)), console, should_stop)
+    if len(found.more_nodes) != last:
+        raise ConfigError(
+            f"join: it names {1 + len(found.more_nodes)} of {last + 1} optimizer nodes; give what "
+            f"the last of them, luwu up --role node --number {last}, printed"
+        )
+    return found
+
+
 def start_in_tree(
     supervisor: Supervisor, resolved: Resolved, name: str, console: Console,
     should_stop: Callable[[], bool],
@@ -68,8 +90,11 @@ def start_in_tree(
     config, directory = resolved.config, supervisor.run
     tree = tree_of(config)
     place = tree.named(name)
-    above = NODE_FILE if place.parent == NODE else switch_file(place.parent)
-    parent = join_parent(resolved, directory.file(above), console, should_stop)
+    if place.parent == NODE:
+        parent = join_nodes(resolved, directory, console, should_stop)
+    else:
+        file = directory.file(switch_file(place.parent))
+        parent = join_parent(resolved, file, console, should_stop)
     if parent.tree != groups_text(tree):
         raise ConfigError(
             f"tree: the parent at {parent.endpoint} was started with the tree "
@@ -84,11 +109,13 @@ def start_in_tree(
         arena_bytes = decide_arena_bytes(len(place.workers) + 1, parent.chunk_bytes)
     asked = replace(parent, arena_bytes=arena_bytes)
     endpoint = add_switch(
-        supervisor, config, asked, tree, place, parent=parent.endpoint, listen=listen
-    )
+        supervisor, config, asked, tree, place, parent=parent.endpoint, listen=listen,
+        more_parents=parent.more_nodes,
+    )  # fmt: skip
     connection = replace(
         asked,
         switch=endpoint,
+        more_nodes=(),
         stripes=stripes_of(config, parent),
         leaves=(leaf_of(place, endpoint),) if place.workers else (),
     )

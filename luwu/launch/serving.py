@@ -93,7 +93,7 @@ def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
             f"{format_bytes(free)} that are free (--memory-budget)"
         )
     chunk = config.chunk
-    made_with = None if state is None else chunk_bytes_of(_directory(state, 0, count))
+    made_with = None if state is None else chunk_bytes_of(directory_of_node(state, 0, count))
     if chunk is None and made_with is not None:
         chunk = made_with
         lines.append(f"chunk: {exact_size(chunk)}, as {state} was made with")
@@ -194,7 +194,7 @@ def add_nodes(
             memory_budget_bytes=sizes.memory_budget_bytes // count,
             chunk_bytes=sizes.chunk_bytes,
             arena_bytes=arena_bytes,
-            state=None if state is None else _directory(state, number, count),
+            state=None if state is None else directory_of_node(state, number, count),
             advertise=config.advertise if config.no_switch else None,
             groups=groups,
             number=number,
@@ -441,7 +441,8 @@ def new_job() -> int:
     return secrets.randbits(48) + 1
 
 
-def _directory(state: Path, number: int, count: int) -> Path:
+def directory_of_node(state: Path, number: int, count: int) -> Path:
+    """Where a node keeps its pages."""
     from switch_emu.store.striped import node_directory
 
     return node_directory(state, number, count)

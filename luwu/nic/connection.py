@@ -5,7 +5,7 @@
      "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600,
      "arena_bytes": 0, "stripes": 1, "retry_first_ms": 0, "retry_most_ms": 0,
      "retry_ps_per_byte": 0, "aggregate": "float32", "tree": "", "leaves": [],
-     "optimizer_nodes": 1}
+     "optimizer_nodes": 1, "more_nodes": []}
 
 `switch` is null where workers talk to the node itself. In a tree of switches it is the one below
 the node, `tree` says which ranks each switch sums, and `leaves` where the workers connect:
@@ -82,6 +82,8 @@ class Connection:
     """Name of the aggregator, with its scale."""
     optimizer_nodes: int = 1
     """Nodes that the pages are striped over; `node` is the first."""
+    more_nodes: tuple[str, ...] = ()
+    """Endpoints of the nodes after the first, as far as they are started: for who starts next."""
     retry_first_ms: int = 0
     """When who dials the endpoint repeats what was not answered, where its link is emulated."""
     retry_most_ms: int = 0
@@ -135,6 +137,8 @@ class Connection:
             asked["stripes"] = self.stripes
         if self.optimizer_nodes != 1:
             asked["optimizer_nodes"] = self.optimizer_nodes
+        if self.more_nodes:
+            asked["more_nodes"] = ",".join(self.more_nodes)
         for name in ("connect_timeout_s", "grace_s"):
             if getattr(self, name) != _DEFAULTS[name]:
                 asked[name] = f"{getattr(self, name):.9f}".rstrip("0").rstrip(".")
@@ -239,6 +243,8 @@ def parse_url(url: str) -> Connection:
     for name, text in asked.items():
         if name in ("aggregate", "tree"):
             document[name] = text
+        elif name == "more_nodes":
+            document[name] = text.split(",")
         elif text in ("true", "false"):
             document[name] = text == "true"
         elif text.isdecimal():
@@ -271,8 +277,10 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     _in_limits(document, "retry_most_ms", first_ms, _RETRY_MS_MAX, where)
     _in_limits(document, "retry_ps_per_byte", 0, INT64_MAX, where)
     _in_limits(document, "optimizer_nodes", 1, NODE_COUNT_MAX, where)
-    for name in ("node", "switch"):
-        endpoint = document.get(name)
+    document["more_nodes"] = tuple(document.get("more_nodes", ()))
+    endpoints = [(name, document.get(name)) for name in ("node", "switch")]
+    endpoints += [("more_nodes", endpoint) for endpoint in document["more_nodes"]]
+    for name, endpoint in endpoints:
         if endpoint is None and name == "switch":
             continue
         if not isinstance(endpoint, str) or not endpoint.startswith(_SCHEMES):

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.checkpoint.export_state import ExportOptions, export_state
+from luwu.checkpoint.source import RestingState
 from luwu.launch.children import is_alive
 from tests.processes.commands import POLL_S, Command, Terminal, terminal, until_empty
 from tests.processes.jobs import SMALL, text_file
@@ -187,6 +189,26 @@ def test_a_tree_in_terminals_of_its_own(shell: Terminal, job: list[str], plain_d
     (run,) = {path.resolve().parents[1] for path in found}
     assert summary(run)["weights_digest"] == plain_digest
     assert not list((shell.directory / "luwu-runs").glob("*/connect*.json"))
+
+
+def test_nodes_in_terminals_of_their_own(
+    shell: Terminal, job: list[str], plain_digest: str
+) -> None:
+    """I2, I3. Goal: two nodes are started one by one, each by the line that the one before printed,
+    as on hosts of their own; what they export together is what one node makes."""
+    start = ["up", "--role", "node", "--optimizer-nodes", "2", "--chunk", "16KiB"]
+    first = shell.start(*start, "--state", "state")
+    line = first.wait_for(r"^or      luwu (up --role node --number 1 --join) '(tcp://.*)'$")
+    second = shell.start(*line[1].split(), line[2], "--state", "state", "--memory-budget", "8MiB")
+    line = second.wait_for(r"^or      luwu (up --role switch --join) '(tcp://.*)'$")
+    switch = shell.start(*line[1].split(), line[2])
+    line = switch.wait_for(r"^or      luwu (run --join) '(tcp://.*)' SCRIPT$")
+    workers = shell.start(*line[1].split(), line[2], *job)
+    assert_all_end(workers, switch, second, first)
+    assert {path.name for path in (shell.directory / "state").iterdir()} == {"node-0", "node-1"}
+    with RestingState(shell.directory / "state") as source:
+        exported = export_state(source, shell.directory / "exported", ExportOptions())
+    assert (exported.step, exported.weights_digest) == (STEPS, plain_digest)
 
 
 def test_three_terminals_stopped_by_hand(shell: Terminal) -> None:

@@ -5,6 +5,7 @@ How they train together: tests/simulate/test_several_nodes.py and tests/processe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, StateError
+from luwu.commands.main import main
 from luwu.launch.nodes import check_nodes, is_node, node_result, node_role, total_of_nodes
 from luwu.launch.serving import decide_sizes
+from luwu.nic.connection import parse_url
 from luwu.wire.description import Description
 from switch_emu.node.pages import WEIGHT, store_config, weights_digest
 from switch_emu.store import DecidedStep, FilePageStore
@@ -135,3 +138,65 @@ def test_names() -> None:
     assert node_result(0, 2) == "node-0.json"
     assert total_of_nodes({"node": 1, "node-1": 2, "worker-0": 4}) == 3
     assert total_of_nodes({"worker-0": 4}) is None
+
+
+URL = "tcp://127.0.0.1:1?job=7&world_size=2&chunk_bytes=16384"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--number", "1"], "number: it says which optimizer node this is; give --role node"),
+        (
+            ["--role", "switch", "--number", "1", "--join", URL],
+            "number: it says which optimizer node this is",
+        ),
+        (["--role", "node", "--number", "1"], "node 1 must be told of the one before it: --join"),
+        (["--role", "node", "--number", "64"], "--number: '64' is not a whole number from 0 to"),
+        (["--role", "node", "--join", URL], "join: only luwu up --role switch, or --role node"),
+        (
+            ["--role", "node", "--number", "1", "--join", URL, "--job", "3"],
+            "job: a node learns it from --join; give --job to node 0 alone",
+        ),
+        (
+            ["--role", "node", "--number", "1", "--join", URL],
+            "joined names 1 of 1 optimizer nodes; the next to start is the switch",
+        ),
+        (
+            ["--role", "node", "--number", "2", "--join", f"{URL}&optimizer_nodes=3"],
+            "joined names 1 of 3 optimizer nodes; the next to start is node 1, this is node 2",
+        ),
+        (
+            ["--role", "node", "--number", "1", "--optimizer-nodes", "4", "--join",
+             f"{URL}&optimizer_nodes=3"],
+            "optimizer_nodes: 4 asked for, but node 0 at tcp://127.0.0.1:1 was started with 3",
+        ),
+        (
+            ["--role", "switch", "--join", f"{URL}&optimizer_nodes=2"],
+            "join: it names 1 of 2 optimizer nodes; give what the last of them, .*--number 1",
+        ),
+        (
+            ["--role", "switch", "--optimizer-nodes", "2", "--join", URL],
+            "optimizer_nodes: the switch learns it from --join; leave it out",
+        ),
+        (
+            ["--role", "switch", "--join", f"{URL}&optimizer_nodes=2&more_nodes=nowhere"],
+            "more_nodes is 'nowhere', no tcp://",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_network_nodes_that_cannot_start(
+    flags: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """I6. Goal: a node or switch that is told of too few nodes says which one comes next."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["up", *flags]) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_url_names_all_nodes_so_far() -> None:
+    """Goal: what a node prints is what the next one reads."""
+    found = parse_url(f"{URL}&optimizer_nodes=3&more_nodes=tcp://10.0.0.6:5,tcp://10.0.0.7:6")
+    assert found.more_nodes == ("tcp://10.0.0.6:5", "tcp://10.0.0.7:6")
+    assert parse_url(found.url()) == found

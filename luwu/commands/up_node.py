@@ -1,0 +1,106 @@
+"""`luwu up --role node`: the optimizer node, or one of several, on a host of its own.
+
+Several nodes are started one after the other. Each is told by --join what the one before printed,
+so it knows node 0, whom it asks, and hands on where all before it are:
+
+    luwu up --role node --optimizer-nodes 2                      prints URL 0, of node 0
+    luwu up --role node --number 1 --join URL-0                  prints URL 1, of both
+    luwu up --role switch --join URL-1
+
+In one --run-dir they find each other by files: connect-node.json, connect-node-1.json, ... A node
+on a host of its own has all of its --memory-budget, and keeps its pages in --state, in `node-N`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from luwu.base.config import Resolved, RunConfig
+from luwu.base.errors import ConfigError
+from luwu.commands.up_in_tree import join_parent, node_file
+from luwu.launch.console import Console
+from luwu.launch.nodes import check_nodes, node_role
+from luwu.launch.roles import node_spec
+from luwu.launch.serving import (
+    LOOPBACK,
+    STATE_DIRECTORY,
+    chosen_aggregate,
+    connection_of,
+    decide_sizes,
+    directory_of_node,
+    new_job,
+    state_directory,
+    tree_of,
+)
+from luwu.launch.supervisor import Supervisor
+from luwu.nic.connection import Connection, write_connection
+
+
+def start_node(
+    supervisor: Supervisor, resolved: Resolved, number: int, console: Console,
+    should_stop: Callable[[], bool],
+) -> Connection:  # fmt: skip
+    """Start a node and write where it is, and where those before it are. Raises ConfigError."""
+    config, directory = resolved.config, supervisor.run
+    before: Connection | None = None
+    if number:
+        file = directory.file(node_file(number - 1))
+        before = join_parent(resolved, file, console, should_stop)
+        config = _as_before(resolved, config, before, number)
+    chosen_aggregate(config)  # before anything is started
+    check_nodes(config, None)
+    count = config.optimizer_nodes
+    state = state_directory(config, STATE_DIRECTORY)
+    own_state = None if state is None else directory_of_node(state, number, count)
+    sizes = decide_sizes(replace(config, optimizer_nodes=1), own_state)
+    for line in sizes.lines:
+        console.say(line)
+    if state is not None and count > 1:
+        state.mkdir(parents=True, exist_ok=True)
+    job = (config.job or new_job()) if before is None else before.job
+    spec = node_spec(
+        config,
+        directory,
+        job=job,
+        listen=config.bind or LOOPBACK,
+        memory_budget_bytes=sizes.memory_budget_bytes,
+        chunk_bytes=sizes.chunk_bytes,
+        arena_bytes=0,  # separate roles talk over tcp
+        state=own_state,
+        advertise=config.advertise,
+        groups=() if config.tree is None else tree_of(config).groups,
+        number=number,
+        first=None if before is None else before.node,
+    )
+    endpoint = supervisor.add_role(node_role(number), spec)
+    if before is None:
+        connection = connection_of(config, job=job, node=endpoint, chunk_bytes=sizes.chunk_bytes)
+    else:
+        connection = replace(before, more_nodes=(*before.more_nodes, endpoint))
+    write_connection(directory.file(node_file(number)), connection)
+    if config.no_switch:
+        write_connection(directory.connect_file, connection)
+    return connection
+
+
+def _as_before(
+    resolved: Resolved, config: RunConfig, before: Connection, number: int
+) -> RunConfig:  # fmt: skip
+    """What the nodes before this one were started with holds for it. Raises ConfigError."""
+    count = before.optimizer_nodes
+    if not resolved.is_default("optimizer_nodes") and config.optimizer_nodes != count:
+        raise ConfigError(
+            f"optimizer_nodes: {config.optimizer_nodes} asked for, but node 0 at {before.node} was "
+            f"started with {count}; leave --optimizer-nodes out"
+        )
+    known = 1 + len(before.more_nodes)
+    if number != known or number >= count:
+        following = f"is node {known}" if known < count else "is the switch"
+        raise ConfigError(
+            f"number: what is joined names {known} of {count} optimizer nodes; the next to start "
+            f"{following}, this is node {number}"
+        )
+    return replace(
+        config, workers=before.world_size, optimizer_nodes=count, chunk=before.chunk_bytes
+    )
