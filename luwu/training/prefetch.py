@@ -132,8 +132,9 @@ class Prefetcher:
             assert unit.weights is not None
             if unit.is_installed or index in self._pulls or unit.weights.is_held:
                 continue
-            is_over = unit.was_pushed and not unit.weights.comes_shared
-            if not (is_over and self._has_room(unit) and unit.weights.prepare(wait=False)):
+            is_over = unit.was_pushed or not unit.is_trainable
+            may_ask = is_over and not unit.weights.comes_shared and self._has_room(unit)
+            if not (may_ask and unit.weights.prepare(wait=False)):
                 return
             self._ask(unit, step=self._step + 1)
 
