@@ -29,15 +29,17 @@ def test_arms_on_one_switch_differ_in_what_the_links_carry(tmp_path: Path) -> No
             "--run-dir", "run", "--json", "found.json",
         )  # fmt: skip
         assert done.wait(limit_s=240) == 0, done.err
-        found: list[dict[str, Any]] = json.loads((tmp_path / "found.json").read_text())["arms"]
+        document = json.loads((tmp_path / "found.json").read_text())
+        found: list[dict[str, Any]] = document["arms"]
         assert shell.leftovers() == []
     luwu, ps, ina = found
     assert ps["weights_digest"] == luwu["weights_digest"]
     assert ps["loss"] == luwu["loss"]
     up, down = ({a["name"]: a["network_bytes"][w] for a in found} for w in ("into_node", OUT))
     assert up["ps"] == WORKERS * up["luwu"]
-    # What a worker had asked for ahead when it left is served or not.
-    assert down["ps"] == pytest.approx(WORKERS * down["luwu"], rel=0.1)
+    # What a worker had asked for ahead when it left, all weights at most, is served or not.
+    weights_bytes = 4 * document["job"]["parameters"]
+    assert abs(down["ps"] - WORKERS * down["luwu"]) <= WORKERS * weights_bytes
     for way in ("push", "pull"):  # of all workers: one gradient up and one mean down a step
         assert ina["network_bytes"][way] == luwu["network_bytes"]["push"], way
     assert ina["loss"] == pytest.approx(luwu["loss"], abs=1e-4)
