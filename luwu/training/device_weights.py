@@ -45,6 +45,10 @@ class DeviceWeights(UnitWeights):
     def may_be_shared(self) -> bool:
         return self._device.may_share
 
+    @property
+    def may_be_shared_next(self) -> bool:
+        return self._device.may_share
+
     def prepare(self, *, wait: bool) -> bool:
         if self._host is None:
             ring = self._device.host

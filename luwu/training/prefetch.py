@@ -215,14 +215,13 @@ class Prefetcher:
 
     def _ask(self, unit: Unit, *, by_hand: bool = False, step: int | None = None) -> _Pull:
         assert unit.weights is not None
-        step = self._step if step is None else step
-        handle = self._nic.pull(
-            step,
-            unit.uses if step == self._step else 0,
-            unit.index,
-            unit.weights.open,
-            in_place=unit.weights.may_be_shared,
-        )
+        weights = unit.weights
+        use, in_place = unit.uses, weights.may_be_shared
+        if step is None:
+            step = self._step
+        elif step > self._step:
+            use, in_place = 0, weights.may_be_shared_next
+        handle = self._nic.pull(step, use, unit.index, weights.open, in_place=in_place)
         pull = self._pulls[unit.index] = _Pull(handle, unit, step, by_hand)
         return pull
 

@@ -100,6 +100,11 @@ class UnitWeights:
         """Whether the next pull may leave the weights where their sender has them."""
         return not self._was_copied
 
+    @property
+    def may_be_shared_next(self) -> bool:
+        """The same of a pull for the next step, whose graph looks at nothing yet."""
+        return True
+
     def prepare(self, *, wait: bool) -> bool:
         """A pull is about to be asked for; False if there is no room for it, unless we `wait`."""
         return True

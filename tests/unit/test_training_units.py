@@ -164,6 +164,28 @@ def test_pulls_of_the_next_step_begin_while_a_streaming_backward_ends(reshard: b
         assert log.index(("pull", 3, unit)) < log.index(("push", 2, unit))
 
 
+def test_what_is_asked_for_ahead_may_come_in_shared_memory() -> None:
+    """Goal: a unit whose weights were copied in this step may be read in place in the next; else it
+    would be copied for ever. Method: look at what is asked before each commit."""
+    with worker(FakeNetwork(1)) as session:
+        model = make_stack(blocks=3)
+        shard(model)
+        optimizer = luwu.optim.AdamW(model.parameters(), update="streaming")
+        pull, asked = session.nic.pull, []
+
+        def looking(step: int, *rest: Any, in_place: bool) -> Any:
+            asked.append((step - session.step, in_place))
+            return pull(step, *rest, in_place=in_place)
+
+        session.nic.pull = looking
+        for step in range(2):
+            square_loss(model, step, 0, 0).backward()
+            optimizer.step()
+    assert (1, True) in asked
+    assert (1, False) not in asked
+    assert (0, False) in asked  # for backward, after forward copied it
+
+
 def test_unforeseen_use_gives_up_what_was_prefetched() -> None:
     """Goal: when the order changes, the memory bound and the weights hold. Method: a block is
     left out, then used again."""
