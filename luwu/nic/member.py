@@ -127,7 +127,12 @@ class NicMember(Speaker):
             )
             self._actions.append(Refused(text))
         elif self._joined and m.attempt > self._attempt:
-            self._abort(now_ns, m, "a peer was started again")
+            is_same = m.generation == self._generation
+            if is_same and m.step == self._statements.committed:
+                # An abort, or the step was skipped: the answer to our Commit says which.
+                self._uplink.hurry(now_ns)
+            else:
+                self._abort(now_ns, m, "a peer was started again")
         elif self._joined:
             self._uplink.hurry(now_ns)
         elif asked:

@@ -159,3 +159,10 @@ def test_everything_at_once(seed: int) -> None:
     """I1, I2, I3. Goal: restarts, lost connections, cancels and a skipped step in one history.
     More of them: `python -m tests.simulate --seeds N --first S`."""
     run_chaos(seed)
+
+
+def test_a_connection_comes_back_while_a_step_is_skipped() -> None:
+    """I2. Goal: a worker that hears of the attempt after a skipped step by the answer to its Hello,
+    before it hears of the skip, does not go back to that step. Method: a history in which it did,
+    and waited for its weights for ever."""
+    run_chaos(385)
