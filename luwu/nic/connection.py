@@ -277,9 +277,12 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     _in_limits(document, "retry_most_ms", first_ms, _RETRY_MS_MAX, where)
     _in_limits(document, "retry_ps_per_byte", 0, INT64_MAX, where)
     _in_limits(document, "optimizer_nodes", 1, NODE_COUNT_MAX, where)
-    document["more_nodes"] = tuple(document.get("more_nodes", ()))
+    more_nodes = document.get("more_nodes", [])
+    if not isinstance(more_nodes, list):
+        raise ConfigError(f"{where}: more_nodes is {more_nodes!r:.60}, no list of endpoints")
+    document["more_nodes"] = tuple(more_nodes)
     endpoints = [(name, document.get(name)) for name in ("node", "switch")]
-    endpoints += [("more_nodes", endpoint) for endpoint in document["more_nodes"]]
+    endpoints += [("more_nodes", endpoint) for endpoint in more_nodes]
     for name, endpoint in endpoints:
         if endpoint is None and name == "switch":
             continue
