@@ -98,8 +98,8 @@ def test_bytes_are_counted() -> None:
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
 @pytest.mark.parametrize("checkpointing", ["none", "reentrant", "nonreentrant"])
 def test_memory_bound(prefetch_units: int, update: str, checkpointing: str) -> None:
-    """I5. Goal: window, one unit and the root at most; no optimizer state; nothing between steps
-    but the window. The root here is smaller than a block."""
+    """I5. Goal: window, one unit and the root at most, between steps and for the next one too; no
+    optimizer state; nothing arrives ahead of who waits for it. The root is smaller than a block."""
     network = FakeNetwork(1)
     with worker(network, prefetch_units=prefetch_units) as session:
         model = make_gpt(gpt_config(layers=6, checkpointing=checkpointing))
