@@ -48,6 +48,10 @@ class NicMember(Speaker):
     def _ask_for_weights(self, now_ns: int, handle: int) -> None:
         raise NotImplementedError
 
+    def _verdict(self, now_ns: int, m: wire.Verdict) -> None:
+        """How the step that was committed came out."""
+        raise NotImplementedError
+
     # ---------------------------------------------------------------------- what the script asks
 
     def join(
@@ -127,12 +131,13 @@ class NicMember(Speaker):
             )
             self._actions.append(Refused(text))
         elif self._joined and m.attempt > self._attempt:
-            is_same = m.generation == self._generation
-            if is_same and m.step == self._statements.committed:
-                # An abort, or the step was skipped: the answer to our Commit says which.
-                self._uplink.hurry(now_ns)
-            else:
+            skip = m.skip(self._attempt, self._generation)
+            if skip is not None:
+                self._verdict(now_ns, skip)
+            if m.attempt > self._attempt:
                 self._abort(now_ns, m, "a peer was started again")
+            else:
+                self._uplink.hurry(now_ns)
         elif self._joined:
             self._uplink.hurry(now_ns)
         elif asked:

@@ -214,6 +214,22 @@ class Welcome(Message):
     """The state has weights; otherwise rank 0 must `Load` them."""
     push_window_bytes: int
     """Credit: payload bytes a child may have pushed that are not yet received."""
+    began_with_skip: bool = False
+    """The attempt began as `skipped_step` was skipped: only weights that streamed ahead are void.
+    A member of the attempt before it takes this for the verdict, which may have been lost."""
+    skipped_step: int = 0
+    grad_norm: float = 0.0
+    """Of the skipped step. Both are 0 where none was."""
+
+    def skip(self, attempt: int, generation: int) -> Verdict | None:
+        """The verdict that a member missed who stands at an attempt of a generation: how the
+        attempt of this Welcome followed upon it. None: it is of another, or it was an abort."""
+        is_next = (attempt + 1, generation) == (self.attempt, self.generation)
+        if not (is_next and self.began_with_skip):
+            return None
+        stamp = {name: getattr(self, name) for name in Message.__slots__}
+        stamp["step"] = self.skipped_step
+        return Verdict(**stamp, applied=False, grad_norm=self.grad_norm)
 
 
 @message(18)

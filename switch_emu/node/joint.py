@@ -334,10 +334,11 @@ class NodeJoint(NodeMember):
         """Node 0 knows us, and has said what counts."""
         if self._welcomed and (m.generation, m.attempt) <= (self._generation, self._attempt):
             return  # nothing new
-        step = self._steps.get(self._step)
-        is_asking = step is not None and step.is_stated and not step.is_judged
-        if self._welcomed and m.generation == self._generation and is_asking:
-            return  # an abort, or the step was skipped: the answer to what we measured says which
+        skip = m.skip(self._attempt, self._generation)
+        if self._welcomed and skip is not None:
+            self._verdict_came(skip)
+            if m.attempt == self._attempt:
+                return
         if m.attempt <= self._attempt:
             self._give_up(f"{m.attempt} attempts", f"{self._attempt}")
         else:

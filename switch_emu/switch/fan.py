@@ -159,6 +159,18 @@ class Fan:
         if not m.applied:
             self._told = max(self._told, (m.generation, m.attempt))
 
+    def _skip_into(self, generation: int, attempt: int) -> wire.Verdict | None:
+        """The verdict that opened an attempt, if a node said one."""
+        for heard in self._heard:
+            v = heard.verdict
+            if (
+                v is not None
+                and not v.applied
+                and (v.generation, v.attempt) == (generation, attempt)
+            ):
+                return v
+        return None
+
     def _all_received(self, node: int, m: wire.Received) -> list[wire.Message]:
         key = (m.generation, m.attempt, m.verb, m.step)
         nodes = self._received.setdefault(key, set())
@@ -181,6 +193,11 @@ class Fan:
             self._greets, self._told = False, (generation, attempt)
             self._received.clear()
             newest = max(welcomes, key=lambda w: (w.generation, w.attempt))
+            skip = self._skip_into(generation, attempt)
+            if skip is not None:  # it moved a node on that had welcomed us before
+                newest = replace(
+                    newest, began_with_skip=True, skipped_step=skip.step, grad_norm=skip.grad_norm
+                )
             return [
                 replace(
                     newest, generation=generation, attempt=attempt, step=step,

@@ -119,6 +119,9 @@ class SwitchMember(Parent):
         asked = self._uplink.answered("hello")
         if not asked and not (self._joined and m.attempt > self._attempt):
             return  # a parent that is a switch says it unasked when its own parent was replaced
+        skip = m.skip(self._attempt, self._generation)
+        if skip is not None and self._joined:
+            self._judged(skip)
         is_same = m.attempt == self._attempt and m.generation == self._generation
         self._joined, self._loaded = True, m.loaded
         self._epoch, self._generation = m.epoch, m.generation
@@ -128,6 +131,10 @@ class SwitchMember(Parent):
             return
         self._adopt(m.attempt, m.step)
         self._tell_all(self._welcome_child())
+
+    def _judged(self, m: wire.Verdict | wire.Decided) -> None:
+        """How the open step came out."""
+        raise NotImplementedError
 
     def _aborted(self, m: wire.Abort) -> None:
         self._loaded = m.loaded

@@ -24,6 +24,10 @@ class Outcomes:
         if self.skip is not None and self.skip.step >= step:
             self.skip, self.skipped_attempt = None, -1
 
+    def skip_into(self, attempt: int) -> Verdict | None:
+        """The verdict that opened this attempt, if one did."""
+        return self.skip if attempt == self.skipped_attempt + 1 else None
+
     def of(self, step: int) -> list[Message]:
         """What is known of a step."""
         return [m for m in (self.verdict, self.decided) if m is not None and m.step == step]

@@ -42,7 +42,13 @@ class Parent(Speaker):
         )
 
     def _welcome(self, push_window_bytes: int) -> wire.Welcome:
-        return self._ours(wire.Welcome, loaded=self._loaded, push_window_bytes=push_window_bytes)
+        skip = self._outcomes.skip_into(self._attempt)
+        return self._ours(
+            wire.Welcome, loaded=self._loaded, push_window_bytes=push_window_bytes,
+            began_with_skip=skip is not None,
+            skipped_step=0 if skip is None else skip.step,
+            grad_norm=0.0 if skip is None else skip.grad_norm,
+        )  # fmt: skip
 
     def _refuse_child(self, peer: str, error: RefusedError) -> None:
         self._note(f"{self._name}.refused", level="WARNING", peer=peer, text=str(error))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from luwu.base.outstanding import RetryPolicy
+from luwu.wire import messages as wire
 from switch_emu.node.actions import NodeLimits
 from switch_emu.switch.actions import SwitchLimits
 from tests.simulate.chaos import ROUGH, run_chaos
@@ -159,6 +160,34 @@ def test_everything_at_once(seed: int) -> None:
     """I1, I2, I3. Goal: restarts, lost connections, cancels and a skipped step in one history.
     More of them: `python -m tests.simulate --seeds N --first S`."""
     run_chaos(seed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("node_count", [1, 2])
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_a_skip_is_lost_with_the_connection(seed: int, node_count: int, update: str) -> None:
+    """I2. Goal: a switch that hears of the attempt after a skipped step by the answer to its Hello
+    goes on as if it had heard of the skip. Method: its connection breaks as the step is skipped,
+    and the verdict and the decision of that step are lost; no attempt is given up."""
+    layout = make_layout(node_count=node_count)
+    cluster = Cluster(seed, Job(layout, update=update, poison_step=1), Faults(is_ordered=True))
+    send, lost = cluster.world.send, []
+
+    def losing(sender: str, receiver: str, message: object, payload: object) -> None:
+        is_outcome = isinstance(message, wire.Verdict | wire.Decided) and not message.applied
+        if is_outcome and receiver.startswith("switch") and len(lost) < 2 * node_count:
+            lost.append(message)
+            if len(lost) == 1:
+                cluster.reconnect_switch()
+        else:
+            send(sender, receiver, message, payload)  # type: ignore[arg-type]
+
+    cluster.world.send = losing  # type: ignore[method-assign]
+    cluster.run()
+    assert len(lost) == 2 * node_count
+    for worker in cluster.workers:
+        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+        assert worker.aborts_count == 0
 
 
 def test_a_connection_comes_back_while_a_step_is_skipped() -> None:

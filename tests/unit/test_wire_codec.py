@@ -90,8 +90,15 @@ GOLDEN: list[tuple[Message, str]] = [
         "9d 10 01 02 03 04 01 05 06 07 01 02 c4 01 02 a2 61 62",
     ),
     (
-        Welcome(**_COMMON, loaded=True, push_window_bytes=65536),
-        "9b 11 01 02 03 04 01 05 06 07 c3 ce 00 01 00 00",
+        Welcome(
+            **_COMMON,
+            loaded=True,
+            push_window_bytes=65536,
+            began_with_skip=True,
+            skipped_step=3,
+            grad_norm=2.0,
+        ),
+        "9e 11 01 02 03 04 01 05 06 07 c3 ce 00 01 00 00 c3 03 cb 40 00 00 00 00 00 00 00",
     ),
     (Refuse(**_COMMON, text="no"), "9a 12 01 02 03 04 01 05 06 07 a2 6e 6f"),
     (Rejoin(**_COMMON), "99 13 01 02 03 04 01 05 06 07"),
