@@ -64,6 +64,10 @@ class Shell:
         """A connection is there, or there again."""
         return ()
 
+    def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
+        """A connection has ended."""
+        return ()
+
     def do_own(self, action: Any) -> None:
         """Do an action that only this shell knows."""
         raise NotImplementedError
@@ -215,6 +219,7 @@ class Shell:
                 self.recorder.event("peer.up", level="DEBUG", peer=peer)
             case PeerDown(peer, reason):
                 self._children.discard(peer)
+                self.do(self.peer_down(SYSTEM_CLOCK.now_ns(), peer))
                 self.recorder.event("peer.down", level="DEBUG", peer=peer, reason=reason)
             case PeerFailed(peer, error, final):
                 level = "WARNING" if final else "DEBUG"

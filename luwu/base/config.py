@@ -209,7 +209,25 @@ class RunConfig:
         3, whole(0), "N", SERVING, "times a switch or node that died is started again, in all"
     )
     on_worker_loss: str = _key(
-        "stop", one_of("stop"), "stop", TRAINING, "what a lost worker means for the run"
+        "stop",
+        one_of("stop", "wait", "drop"),
+        "stop|wait|drop",
+        SERVING,
+        "a lost worker ends the run; is started again while the others wait; is left out",
+    )
+    drop_after: float = _key(
+        10.0,
+        seconds,
+        "TIME",
+        SERVING,
+        "how long a worker may be away, or later than usual, before it is left out",
+    )
+    workers_min: int = _key(
+        1,
+        whole(1, WORLD_SIZE_MAX),
+        "N",
+        SERVING,
+        "workers without which the job waits, where lost ones are left out",
     )
     run_dir: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", EVERYWHERE, "directory of this run; luwu-runs/<time>-<id> unless given"
@@ -221,9 +239,10 @@ class RunConfig:
         None, path, "FILE", SERVING,
         "write down headers and times of all messages of the switch; luwu trace --replay reads it",
     )  # fmt: skip
-    worker_restarts: int = _key(
-        0, whole(0), "N", ("run",),
-        "times torchrun starts all workers again when one was lost; the step is replayed",
+    worker_restarts: int | None = _key(
+        None, whole(0), "N", TRAINING,
+        "times lost workers are started again: all of them by torchrun where on_worker_loss is "
+        "stop (0), else the lost one alone (wait: 3, drop: 0); the step is replayed",
     )  # fmt: skip
     worker_hosts: int = _key(
         1, whole(1, WORLD_SIZE_MAX), "N", ("run",),

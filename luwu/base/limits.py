@@ -19,7 +19,7 @@ CHUNK_COUNT_MAX: Final = 4 * 1024 * 1024
 WORLD_SIZE_MAX: Final = 1024
 """Ranks in one job; contributor sets are bitmaps of this many bits."""
 
-TEXT_CHARS_MAX: Final = 1000
+TEXT_CHARS_MAX: Final = 940
 """Reasons and refusals; four bytes each and with all other fields they fit a control header."""
 
 ALIGN_ELEMS: Final = 64

@@ -25,6 +25,7 @@ from luwu.launch.network import links_of
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, decide_sizes, state_directory
 from luwu.launch.stopping import stop_requests
+from luwu.launch.worker_loss import check_worker_loss
 from luwu.report.page import write_report
 from luwu.report.table import table_text
 from workers.data_file import check_data_file
@@ -164,6 +165,7 @@ def _check(config: RunConfig) -> None:
     if config.trace is not None and "luwu" not in config.arms:
         raise ConfigError("trace: only luwu records spans; add it to --arms")
     check_trace(config.trace)
+    check_worker_loss(config)
     check_record(config.record)
 
 

@@ -28,6 +28,7 @@ from luwu.launch.serving import (
 from luwu.launch.stopping import stop_requests
 from luwu.launch.supervisor import Supervisor, threads_per_worker
 from luwu.launch.torchrun import Meeting
+from luwu.launch.worker_loss import check_worker_loss, worker_restarts
 from luwu.nic.connection import Connection, join
 
 if TYPE_CHECKING:
@@ -41,9 +42,9 @@ VERB: Final = Verb(
 )
 SERVING_KEYS: Final = (
     "aggregate", "aggregate_scale",
-    "chunk", "dilation", "disk_rate", "duplicate", "durability", "fidelity", "link", "loss",
-    "memory_budget", "no_switch", "reorder", "reshard_after_forward", "restarts", "resume", "seed",
-    "slots", "state", "transport", "tree",
+    "chunk", "dilation", "disk_rate", "drop_after", "duplicate", "durability", "fidelity", "link",
+    "loss", "memory_budget", "no_switch", "reorder", "reshard_after_forward", "restarts", "resume",
+    "seed", "slots", "state", "transport", "tree", "workers_min",
 )  # fmt: skip
 """Keys that belong to whoever started what --join names."""
 RECORD_CHUNKS: Final = 3
@@ -60,6 +61,7 @@ def run(parsed: Parsed) -> int:
         _check_join(resolved)
     _check_hosts(config)
     _check_engine(config)
+    check_worker_loss(config)
     check_trace(config.trace)
     check_record(config.record)
     console = Console(sys.stderr)
@@ -95,7 +97,7 @@ def run(parsed: Parsed) -> int:
                     console.say(f"torchruns of {meeting.hosts} hosts meet at {meeting.endpoint}")
                 supervisor.train(
                     script, workers=workers, connect=connect, on_line=_print, meeting=meeting,
-                    restarts_max=config.worker_restarts,
+                    restarts_max=worker_restarts(config), on_loss=config.on_worker_loss,
                 )  # fmt: skip
                 supervisor.wait()
                 if config.join is None:

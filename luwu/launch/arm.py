@@ -24,6 +24,7 @@ from luwu.launch.overlap import updated_before_last_push_ratio
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, serve, state_directory
 from luwu.launch.supervisor import Supervisor, threads_alone, threads_per_worker
+from luwu.launch.worker_loss import worker_restarts
 
 SCRIPT: Final = ("-m", "workers.train")
 PROGRESS: Final = " train.step "
@@ -106,6 +107,8 @@ def run_arm(
             on_line=lambda line: show_progress(console, name, config, line),
             alone=alone,
             threads=threads,
+            restarts_max=worker_restarts(config) if in_network else 0,
+            on_loss=config.on_worker_loss if in_network else "stop",
         )
         supervisor.wait()
         console.end_live()

@@ -181,7 +181,8 @@ class _Rehearsal(Closing):
     def _say_hello(self, rank: int) -> None:
         hello = wire.Hello(
             **_common(Role.WORKER, rank), protocol=PROTOCOL_VERSION, world_size=CHILDREN,
-            contributors=1 << rank, description_hash=description_hash(b""),
+            contributors=1 << rank, present=1 << rank, roll=0,
+            description_hash=description_hash(b""),
         )  # fmt: skip
         self._say(self._children[rank], PARENT, hello, memoryview(b""))
 
@@ -197,7 +198,9 @@ class _Rehearsal(Closing):
     def _parent_heard(self, peer: str, message: wire.Message) -> None:
         ours = _common(Role.NODE, 0)
         if isinstance(message, wire.Hello):
-            welcome = wire.Welcome(**ours, loaded=True, push_window_bytes=1 << 40)
+            welcome = wire.Welcome(
+                **ours, loaded=True, push_window_bytes=1 << 40, contributors=message.contributors
+            )
             self._say(self._parent, peer, welcome)
         elif isinstance(message, wire.Push):
             receipt = wire.Received(

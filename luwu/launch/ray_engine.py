@@ -31,6 +31,7 @@ from luwu.launch.failures import error_of_code, worker_failure
 from luwu.launch.ray_runner import Runner
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import STATE_DIRECTORY
+from luwu.launch.worker_loss import worker_restarts
 from luwu.nic.connection import read_connection
 
 POLL_S: Final = 0.1
@@ -85,7 +86,7 @@ class RayEngine(Closing):
         config = self._resolved.config
         serving = self._serve()
         connect = self._wait_for_connection(serving)
-        restarts_left = config.worker_restarts
+        restarts_left = worker_restarts(config)
         while True:
             workers = self._start_workers(script, connect)
             try:

@@ -36,6 +36,7 @@ from luwu.launch.network import (
 )
 from luwu.launch.nodes import is_node, kind_of, node_result, node_role
 from luwu.launch.run_directory import RunDirectory
+from luwu.launch.worker_loss import drop_after_s, drops_workers
 
 MIB = 1024 * 1024
 POLL_S: Final = 0.05
@@ -196,6 +197,8 @@ def node_spec(
         "slots": config.slots,
         "groups": list(groups),
         "grace_s": config.grace,
+        "drop_after_s": drop_after_s(config),
+        "ranks_min": config.workers_min if drops_workers(config) else None,
         "disk_bytes_per_s": dilated_disk_rate(config),
         **link_fields(config, node_link(config), role),
         **(retry_fields(node_link(config)) if number else {}),
@@ -247,6 +250,7 @@ def switch_spec(
         "only_forwards": only_forwards,
         "chunk_bytes": chunk_bytes,
         "grace_s": config.grace,
+        "drop_after_s": drop_after_s(config),
         "retry_first_ms": retry_first_ms,
         "retry_most_ms": retry_most_ms,
         "retry_ps_per_byte": retry_ps_per_byte,

@@ -28,6 +28,7 @@ from luwu.base.errors import (
     StateError,
 )
 from luwu.base.json_file import read_json, write_json
+from luwu.launch.agent import SAYS, own_agent_command
 from luwu.launch.allocator import WORKER_TUNABLES
 from luwu.launch.children import Child, DiskBytes, exit_text, kill_marked, stop_all
 from luwu.launch.console import Console, LogFollower
@@ -62,6 +63,8 @@ class WorkerGroup:
     guard: Child
     follower: LogFollower
     on_line: Callable[[str], None]
+    agent: LogFollower
+    """What who starts the workers has to say."""
 
 
 class Supervisor(Closing):
@@ -126,13 +129,14 @@ class Supervisor(Closing):
     def train(
         self, script: Sequence[str], *, workers: int, connect: str | None,
         on_line: Callable[[str], None], alone: bool = False, threads: int | None = None,
-        meeting: Meeting | None = None, restarts_max: int = 0,
+        meeting: Meeting | None = None, restarts_max: int = 0, on_loss: str = "stop",
     ) -> None:  # fmt: skip
         """Start the workers on a script; `alone` starts one process without torchrun.
 
         `workers`: those on this host. `meeting`: where its torchrun meets those of other hosts.
-        `restarts_max`: times all workers are started again because one was lost. `on_line` gets
-        what rank 0 prints, line by line, if it is on this host.
+        `restarts_max`: times workers are started again because one was lost: all, or where
+        `on_loss` is not stop, that one. `on_line` gets what rank 0 prints, line by line, if it is
+        on this host.
         """
         environ = worker_environ(
             self.run,
@@ -144,7 +148,13 @@ class Supervisor(Closing):
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
             for stale in self.run.path.glob(pattern):
                 stale.unlink()
-        starter = None if alone else torchrun_command(self.run, workers, meeting, restarts_max)
+        starter = None
+        if not alone and on_loss == "stop":
+            starter = torchrun_command(self.run, workers, meeting, restarts_max)
+        elif not alone:
+            starter = own_agent_command(
+                self.run, self._prefix, workers=workers, policy=on_loss, restarts=restarts_max
+            )
         commands = [guarded_command(self.run, self.run_id, self._prefix, script, starter)]
         if self.hosts is not None and not alone:
             environ |= self.hosts.environ
@@ -161,8 +171,9 @@ class Supervisor(Closing):
         follower = LogFollower(self.run.log(f"{self._prefix}worker-0"), from_end=True)
         for index, command in enumerate(commands):
             name = f"{self._prefix}torchrun" + (f"-host-{index}" if len(commands) > 1 else "")
+            agent = LogFollower(self.run.log(name), from_end=True)
             guard = Child(name, command, log=self.run.log(name), environ=environ)
-            self._workers.append(WorkerGroup(guard, follower, on_line))
+            self._workers.append(WorkerGroup(guard, follower, on_line, agent))
 
     def _host_command(self, hosts: Hosts, index: int, script: Sequence[str]) -> list[str]:
         """The guard and the torchrun of one host, in its namespace."""
@@ -255,6 +266,9 @@ class Supervisor(Closing):
         for line in groups[0].follower.lines(is_last=codes[0] is not None):
             groups[0].on_line(line)
         for group, code in zip(groups, codes, strict=True):
+            for line in group.agent.lines(is_last=code is not None):
+                if line.startswith(SAYS):
+                    self._console.say(line.removeprefix(SAYS))
             if code:
                 self._raise_role_failure_first()
                 raise worker_failure(self.run, self._prefix, code, group.guard.name)

@@ -198,7 +198,9 @@ class NicCore(NicMember):
             self._heard_leave()
 
     def _verdict(self, now_ns: int, m: wire.Verdict) -> None:
-        if m.step == self._statements.committed and m.step > self._handles.judged:
+        if m.applied and m.attempt > self._attempt:
+            self.stale_count += 1  # of an attempt we were not told of; what we ask is answered
+        elif m.step == self._statements.committed and m.step > self._handles.judged:
             self._judge(now_ns, m, is_void=m.attempt > self._attempt)
 
     def _decided(self, now_ns: int, m: wire.Decided) -> None:

@@ -40,6 +40,8 @@ class NicMember(Speaker):
         self._uplink = Uplink(self._actions, retry or RetryPolicy())
         self._hello: tuple[bytes, str] | None = None
         self._joined = False
+        self._is_left_out = False
+        """The job goes on without us, and we wait to be let in again."""
         self._leaving = False
         self._cancelling: str | None = None
         """Why we asked for the attempt to be given up, until it is."""
@@ -140,6 +142,9 @@ class NicMember(Speaker):
                 self._uplink.hurry(now_ns)
         elif self._joined:
             self._uplink.hurry(now_ns)
+        elif self._is_left_out and m.attempt > self._attempt:
+            self._joined, self._is_left_out = True, False
+            self._abort(now_ns, m, "this rank counts again")
         elif asked:
             self._joined = True
             self._adopt(m)
@@ -149,6 +154,9 @@ class NicMember(Speaker):
         """A new attempt that voids all that is open."""
         if m.attempt <= self._attempt:
             return
+        if not m.contributors & self._contributors:
+            self._leave_out(now_ns, m, text)
+            return
         self._adopt(m)
         self._cancelling = None
         self._uplink.forget()
@@ -157,6 +165,24 @@ class NicMember(Speaker):
         self._actions.append(Aborted(m.step, text, m.loaded))
         self._say_again(now_ns)
         self._statements.restart(now_ns, m.step)
+
+    def _leave_out(self, now_ns: int, m: wire.Abort | wire.Welcome, text: str) -> None:
+        """The job goes on without us: stay in the attempt that is over, and ask to be let in again.
+
+        How our open steps come out, if they do, is no business of ours any more.
+        """
+        committed = self._statements.committed
+        first = m.step if committed is None else min(committed, m.step)
+        self._joined, self._is_left_out = False, True
+        self._cancelling = None
+        self._uplink.forget()
+        self._encodings.forget()
+        self._keepsakes.clear()
+        self._handles.clear(judged=first - 1)
+        self._statements.restart(now_ns, first)
+        self._actions.append(Aborted(first, f"the job goes on without this rank: {text}", m.loaded))
+        self._say_again(now_ns)
+        self._say_hello(now_ns)
 
     def _skip(self, now_ns: int, attempt: int) -> None:
         """A new attempt that voids weights alone: ask for them again under it."""
@@ -197,12 +223,15 @@ class NicMember(Speaker):
         description, description_hash = self._hello
         hello = self._ours(
             wire.Hello, protocol=PROTOCOL_VERSION, world_size=self._world_size,
-            contributors=self._contributors, description_hash=description_hash,
+            contributors=self._contributors, present=self._contributors, roll=0,
+            description_hash=description_hash,
         )  # fmt: skip
         self._uplink.ask(now_ns, "hello", hello, description)
 
     def _say_cancel(self, now_ns: int) -> None:
-        self._uplink.ask(now_ns, "cancel", self._ours(wire.Cancel, text=self._cancelling or ""))
+        self._uplink.ask(
+            now_ns, "cancel", self._ours(wire.Cancel, text=self._cancelling or "", lost=0)
+        )
 
     def _say_leave(self, now_ns: int) -> None:
         leave = self._ours(wire.Leave, contributors=self._contributors)

@@ -180,6 +180,8 @@ _FromWire = Callable[[object], Any]
 
 _OF_NAME: dict[str, tuple[_ToWire, _FromWire]] = {
     "contributors": (_bitmap_to_wire, _bitmap),
+    "present": (_bitmap_to_wire, _bitmap),
+    "lost": (_bitmap_to_wire, _bitmap),
     "dtype": (str, _dtype),
     "Push.dtype": (str, _gradient_dtype),
     "field": (str, _field),

@@ -28,6 +28,7 @@ class Verb(IntEnum):
     PUSH = 3
     LEAVE = 4
     KEEP = 5
+    PRESENT = 6
 
 
 class PayloadRule(IntEnum):

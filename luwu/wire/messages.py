@@ -15,6 +15,7 @@ does nothing twice; announcements that get lost are therefore only late.
     Keep     what only this worker has  Received                            received
     Cancel   give this attempt up       Abort                               abort
     Leave    I am done                  Received                            received
+    Present  whom of mine I hear        Received; maybe Abort               received
     Open     hold a decided version     Opened | Gone                       opened
     Read     a field of one page        Content | Gone                      content came
     Shut     let go of the version      Gone                                gone
@@ -203,6 +204,11 @@ class Hello(Message):
     world_size: int
     contributors: int
     """Bitmap of the ranks this member speaks for."""
+    present: int
+    """Of these, the ones that can be heard."""
+    roll: int
+    """Counts how often that changed, so that what is said late does not undo what was said since;
+    see `Present`."""
     description_hash: str
 
 
@@ -210,6 +216,8 @@ class Hello(Message):
 class Welcome(Message):
     """You are a member; `step` is the next to be computed, `attempt` the one that counts."""
 
+    contributors: int
+    """Bitmap of the ranks that count in this attempt."""
     loaded: bool
     """The state has weights; otherwise rank 0 must `Load` them."""
     push_window_bytes: int
@@ -285,6 +293,8 @@ class Decided(Message):
 class Cancel(Message):
     """Please give up the attempt: what was pushed in this step must not be used."""
 
+    lost: int
+    """Bitmap of ranks that were started again: what they have not sent yet will never come."""
     text: str
 
 
@@ -292,6 +302,8 @@ class Cancel(Message):
 class Abort(Message):
     """`attempt` counts from now; go on with `step`, the first undecided one."""
 
+    contributors: int
+    """As in `Welcome`. A member that is not among them waits to be welcomed again."""
     loaded: bool
     """As in `Welcome`."""
     text: str
@@ -302,6 +314,14 @@ class Leave(Message):
     """The members in `contributors` are done and will say no more."""
 
     contributors: int
+
+
+@message(34)
+class Present(Message):
+    """Which of its ranks a switch can hear; those of a switch below are what that said last."""
+
+    contributors: int
+    roll: int
 
 
 @message(27)
@@ -359,7 +379,7 @@ MESSAGE_TYPES: tuple[type[Message], ...] = (
     Load, Push, Pull, Weights, Received, Read, Content, Keep,
     Propose, Agreed, Confirm, Confirmed,
     Hello, Welcome, Refuse, Rejoin, Begin, Commit, Verdict, Decided, Cancel, Abort, Leave,
-    Open, Opened, Shut, Gone, Measured, Prepared, Resolved,
+    Present, Open, Opened, Shut, Gone, Measured, Prepared, Resolved,
 )  # fmt: skip
 ReaderRequest = Open | Read | Shut
 ReaderAnswer = Opened | Content | Gone

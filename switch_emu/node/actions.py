@@ -27,6 +27,8 @@ class NodeLimits:
     reads_max: int = 4
     push_window_bytes: int = 32 * 1024 * 1024
     """Credit of the child."""
+    ranks_min: int | None = None
+    """The job goes on without ranks that are lost, as long as so many are left; None: it waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,6 +84,9 @@ class NodeCore(NodeGathering):
         elif self._members.of(peer, m.incarnation) is None:
             self._refuse(m, payload)
             self._tell(peer, self._ours(wire.Rejoin))
+        elif isinstance(m, wire.Present):
+            self._tell(peer, self._receipt(m, Verb.PRESENT, m.contributors))
+            self._is_heard(m.contributors, (m.incarnation, m.roll))
         elif m.attempt > self._attempt:
             self._refuse(m, payload)  # nobody can know of it before we do
         elif m.attempt < self._attempt or m.generation != self._generation:
@@ -106,7 +109,7 @@ class NodeCore(NodeGathering):
         elif isinstance(m, wire.Commit):
             self._commit(peer, m, payload)
         elif isinstance(m, wire.Cancel):
-            self._request_abort(m.text)
+            self._request_abort(m.text, is_lost=self._lacks_pieces_of(m.lost))
         elif isinstance(m, wire.Leave):
             self._members.leave(peer)
             self._tell_all(self._receipt(m, Verb.LEAVE))
@@ -124,7 +127,7 @@ class NodeCore(NodeGathering):
     def _came(self, step: Step, chunk: int, number: int) -> None:
         """A contribution to a part came, or what all of them are together is known."""
         part = step.sums.part(chunk, number)
-        if part.contributors == self._members.ranks and not part.complete:
+        if part.contributors == self._members.active and not part.complete:
             self._inspect(step, chunk, number)
         if part.complete and not self._streaming:
             self._fold_next(step, chunk)
@@ -233,7 +236,7 @@ class NodeCore(NodeGathering):
             return
         is_complete = not step.is_applied or len(step.written) == len(self._trainable)
         keeps = step.keeps and self._place.number == 0  # node 0 keeps it for all
-        if is_complete and (not keeps or step.has_kept(self._members.ranks)):
+        if is_complete and (not keeps or step.has_kept(self._members.active)):
             step.preparing = True
             self._prepare(
                 step.number + 1, step.verdict, step.hyper, step.attempt if keeps else None

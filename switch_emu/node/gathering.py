@@ -183,7 +183,7 @@ class NodeGathering(NodeServing):
             self._drop(payload)
             self._tell_all(self._receipt(m, Verb.KEEP, m.contributors))
             return
-        fits = is_one_rank and not m.contributors & ~self._members.ranks
+        fits = is_one_rank and not m.contributors & ~self._members.active
         fits = fits and m.chunk < m.pieces <= KEEP_PIECES_MAX and m.step <= self._step + 1
         if not fits or not self._loaded:
             self._drop(payload)
@@ -223,7 +223,7 @@ class NodeGathering(NodeServing):
         if fold.attempt != self._attempt:
             self._drop(payload)
         else:
-            step, ranks = self._steps[fold.step], self._members.ranks
+            step, ranks = self._steps[fold.step], self._members.active
             total = Contribution(ranks, 0.0, True, "float32", payload, payload_bytes)
             step.folded(fold.chunk, squares, total)
             self.held.hold(payload, payload_bytes, is_raw=False)

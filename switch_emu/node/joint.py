@@ -44,7 +44,7 @@ from switch_emu.node.actions import (
 from switch_emu.node.ballot import Ballot
 from switch_emu.node.membership import Action, NodeMember
 from switch_emu.node.step import Step
-from switch_emu.switch.members import Members, RefusedError
+from switch_emu.switch.members import Members, RefusedError, ranks_text
 
 
 class NodeJoint(NodeMember):
@@ -74,6 +74,12 @@ class NodeJoint(NodeMember):
         self._ahead: wire.Welcome | wire.Abort | None = None
         """What node 0 said counts, until the store has time for it."""
         self._gone = place.number == 0
+        self._present = self._wanted = self._members.ranks
+        """At node 0: ranks that can be heard, and those that are to count in the next attempt."""
+        self._roll = (0, 0)
+        """When that was said: the child's incarnation, and its count."""
+        self._ever_present = 0
+        """Ranks that were heard at some time: others may still be starting."""
 
     def _judge(self, step: Step, norm: float, attempt: int) -> None:
         """The verdict; if it skips the step, under a new attempt."""
@@ -144,6 +150,7 @@ class NodeJoint(NodeMember):
         self._abort_if_asked()
         if self._ahead is not None:
             self._follow(self._ahead)
+        self._count_ranks()
         self._leave_if_done()
 
     def _request_abort(self, text: str, *, is_lost: bool = False) -> None:
@@ -169,6 +176,8 @@ class NodeJoint(NodeMember):
 
     def store_opened(self, facts: StoreFacts) -> list[Action]:
         """The store is open: at the start, or because `OpenStore` asked for it."""
+        if facts.job == self._job and facts.version is not None:  # this run goes on
+            self._ever_present = self._members.ranks
         self._actions.extend(super().store_opened(facts))
         for peer, hello, description in self._early.values():
             self._node_hello(peer, hello, description)
@@ -261,10 +270,13 @@ class NodeJoint(NodeMember):
 
     def _abort(self, text: str) -> None:
         self._abort_text, self._is_lost = None, False
+        if self._members.active != self._wanted:
+            self._members.active = self._wanted
+            self._epoch += 1
         self._raise_attempt(self._attempt + 1)
         self._forget()
         self._tell_aborted(text)
-        self._tell_nodes(self._ours(wire.Abort, loaded=self._loaded, text=text[:1000]))
+        self._tell_nodes(self._abort_child(text))
         for peer in self._unwelcomed:
             self._tell(peer, self._welcome(0))
         self._unwelcomed.clear()
@@ -275,7 +287,37 @@ class NodeJoint(NodeMember):
 
     def _tell_aborted(self, text: str) -> None:
         self._note("node.abort", level="WARNING", step=self._step, attempt=self._attempt, text=text)
-        self._tell_all(self._ours(wire.Abort, loaded=self._loaded, text=text[:1000]))
+        self._tell_all(self._abort_child(text))
+
+    def _is_heard(self, present: int, roll: tuple[int, int]) -> None:
+        """The child says which ranks can be heard; an older word does not undo a later one."""
+        if roll >= self._roll:
+            self._ever_present |= present
+            self._present, self._roll = present, roll
+            self._count_ranks()
+
+    def _count_ranks(self) -> None:
+        """Go on without ranks that are lost, or with those that are back, in a new attempt."""
+        least, ranks = self._limits.ranks_min, self._members.ranks
+        present = (self._present | ~self._ever_present) & ranks
+        is_ours = self._place.number == 0 and self._loaded
+        if least is None or not is_ours or present == self._wanted:
+            return
+        if present.bit_count() < least:
+            self._note("node.too_few", level="WARNING", ranks=ranks_text([present]), least=least)
+            return
+        lost, back = self._wanted & ~present, present & ~self._wanted
+        said = [f"ranks {ranks_text([lost])} are lost"] if lost else []
+        said += [f"ranks {ranks_text([back])} are back"] if back else []
+        self._wanted = present
+        self._request_abort(" and ".join(said), is_lost=self._lacks_pieces_of(lost))
+
+    def _lacks_pieces_of(self, ranks: int) -> bool:
+        """Whether the open step can never be decided, as what these should keep is lost."""
+        step = self._steps.get(self._step)
+        if step is None or not step.is_judged or not step.keeps:
+            return False
+        return bool(ranks & self._members.active & ~step.kept_ranks)
 
     # ---------------------------------------------------------------------- the other nodes
 
@@ -362,6 +404,7 @@ class NodeJoint(NodeMember):
         self._ahead, self._cancelling, self._welcomed = None, None, True
         self._epoch, self._generation = m.epoch, m.generation
         self._uplink.forget(lambda name: name == "hello")
+        self._members.active = m.contributors
         self._raise_attempt(m.attempt)
         self._forget()
         text = m.text if isinstance(m, wire.Abort) else "the optimizer nodes begin a new attempt"
@@ -383,12 +426,13 @@ class NodeJoint(NodeMember):
         assert self._description is not None
         hello = self._ours(
             wire.Hello, protocol=PROTOCOL_VERSION, world_size=self._place.count,
-            contributors=1 << self._place.number, description_hash=self._description.hash,
+            contributors=1 << self._place.number, present=1 << self._place.number, roll=0,
+            description_hash=self._description.hash,
         )  # fmt: skip
         self._uplink.ask(self._now_ns, "hello", hello, self._description_bytes)
 
     def _say_cancel(self) -> None:
-        cancel = self._ours(wire.Cancel, text=self._cancelling or "")
+        cancel = self._ours(wire.Cancel, text=self._cancelling or "", lost=0)
         self._uplink.ask(self._now_ns, "cancel", cancel)
 
 

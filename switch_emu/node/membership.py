@@ -12,6 +12,7 @@ Which attempt counts, and what the nodes decide together: `joint.py`. Pure.
 from __future__ import annotations
 
 from luwu.aggregate import Aggregator, Float32, make_aggregator
+from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.layout import Layout
 from luwu.wire import messages as wire
 from luwu.wire.actions import Drop, Note, Payload, Send
@@ -127,6 +128,10 @@ class NodeMember(Parent):
         """Give the attempt up as soon as that is allowed."""
         raise NotImplementedError
 
+    def _is_heard(self, present: int, roll: tuple[int, int]) -> None:
+        """The child says which ranks can be heard, and when it said so."""
+        raise NotImplementedError
+
     def _owns(self, chunk: int) -> bool:
         return chunk < len(self._layout.chunks) and self._layout.owner(chunk) == self._place.number
 
@@ -161,7 +166,7 @@ class NodeMember(Parent):
         """No store can be made for this job."""
         if self._hello is not None:
             (peer, _, _), self._hello = self._hello, None
-            self._tell(peer, self._ours(wire.Refuse, text=text[:1000]))
+            self._tell(peer, self._ours(wire.Refuse, text=text[:TEXT_CHARS_MAX]))
         return self._take()
 
     # ---------------------------------------------------------------------- the child
@@ -188,6 +193,7 @@ class NodeMember(Parent):
         if replaced:
             self._request_abort("the switch was started again")
         self._tell(peer, self._welcome(self._limits.push_window_bytes))
+        self._is_heard(hello.present, (hello.incarnation, hello.roll))
 
     # ---------------------------------------------------------------------- initial weights
 
@@ -252,7 +258,7 @@ class NodeMember(Parent):
         """Make a version durable as a whole; version 0, the initial weights, has no verdict."""
         prepare = Prepare(
             version=version, attempt=self._attempt, epoch=self._epoch,
-            contributors=self._members.ranks, hyper=hyper or b"",
+            contributors=self._members.active, hyper=hyper or b"",
             applied=verdict is None or verdict.applied,
             grad_norm=0.0 if verdict is None else verdict.grad_norm,
             kept_attempt=kept_attempt,

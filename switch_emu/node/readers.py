@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from luwu.base.limits import READERS_MAX
+from luwu.base.limits import READERS_MAX, TEXT_CHARS_MAX
 from luwu.wire import messages as wire
 from luwu.wire.actions import Drop, Payload, Send
 from switch_emu.node.actions import PinVersion, ReadField, Unpin
@@ -123,5 +123,5 @@ class Readers:
             self._actions.append(Unpin(number))
 
     def _tell_gone(self, peer: str, number: int, text: str) -> None:
-        gone = self._stamped(wire.Gone, reader=number, text=text[:1000])
+        gone = self._stamped(wire.Gone, reader=number, text=text[:TEXT_CHARS_MAX])
         self._actions.append(Send((peer,), gone))

@@ -41,7 +41,7 @@ from switch_emu.store import (
 from switch_emu.store.kept import KeptFiles
 from switch_emu.store.paced import PacedPageStore
 from switch_emu.store.spill import SpillFile
-from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.actions import SwitchLimits, patience_ns
 from switch_emu.switch.capacity import planned_slots, with_slots
 from switch_emu.switch.ranges import SlotRanges, lent_range
 from switch_emu.switch.recorded import make_switch_core, record_file
@@ -77,6 +77,10 @@ class NodeSpec:
     counters: Path | None = None
     """Where what was counted is put, once a second and at the end."""
     grace_s: float = 600.0
+    drop_after_s: float | None = None
+    """Of a switch of its own: how long a worker may be away; None: it is waited for."""
+    ranks_min: int | None = None
+    """The job goes on without lost workers, as long as so many are left; None: it waits."""
     record: Path | None = None
     """Where the node's own switch writes all messages down, without another."""
     arena_bytes: int = 0
@@ -210,6 +214,7 @@ def make_node_shell(
             reads_max=plan.reads_count * 4,
             push_window_bytes=push_window_bytes(spec.link, spec.chunk_bytes, plan.window_bytes),
             raw_bytes_max=spec.arena_bytes // 4 or None,
+            ranks_min=spec.ranks_min,
         ),
     )
     own_switch = None
@@ -350,7 +355,9 @@ def own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:
     if spec.arena_bytes:
         limits = SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.chunk_bytes)
     window_bytes = push_window_bytes(spec.link, spec.chunk_bytes, limits.push_window_bytes)
-    limits = replace(limits, push_window_bytes=window_bytes)
+    limits = replace(
+        limits, push_window_bytes=window_bytes, patience_ns=patience_ns(spec.drop_after_s)
+    )
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=spec.world_size, chunk_bytes=spec.chunk_bytes
     )

@@ -37,7 +37,7 @@ class NodeServing(NodeJoint):
     def _step_of(self, number: int) -> Step:
         if number not in self._steps:
             may_overflow = self.aggregator.may_overflow
-            sums = StepSums(self._members.ranks, self.groups, may_overflow=may_overflow)
+            sums = StepSums(self._members.active, self.groups, may_overflow=may_overflow)
             self._steps[number] = Step(number, self._attempt, sums, self._streaming)
         return self._steps[number]
 

@@ -223,6 +223,9 @@ class NodeShell(Shell):
     def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
         return self.core.reconnected(now_ns) if peer == PARENT else ()
 
+    def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
+        return () if self.own_switch is None else self.own_switch.lost(now_ns, peer)
+
     def do_own(self, action: Any) -> None:
         match action:
             case Sum():

@@ -108,7 +108,7 @@ class Step:
 
     def has_kept(self, ranks: int) -> bool:
         """Whether everything that is to be kept beside the step is put aside."""
-        return not self.keeps or self._kept_ranks == ranks
+        return not self.keeps or self.kept_ranks == ranks
 
     @property
     def keeps(self) -> bool:
@@ -119,7 +119,8 @@ class Step:
             return False  # whoever updates a page with them will say so
 
     @property
-    def _kept_ranks(self) -> int:
+    def kept_ranks(self) -> int:
+        """Ranks all of whose pieces are put aside."""
         complete = 0
         for rank, pieces in self.kept.items():
             complete |= rank if len(pieces) == self.pieces_count[rank] else 0
@@ -181,7 +182,7 @@ class Step:
         if self.parts is None:
             return "commit"
         if self.verdict is not None and self.keeps:
-            missing = self.sums.ranks & ~self._kept_ranks
+            missing = self.sums.ranks & ~self.kept_ranks
             if missing:
                 return f"what ranks {ranks_text([missing])} attached"
         return f"{len(trainable) - len(self.written)} pages to be written"

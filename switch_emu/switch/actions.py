@@ -26,6 +26,11 @@ class Sum:
 Action = Send | Drop | Note | Sum
 
 
+def patience_ns(seconds: float | None) -> int | None:
+    """How long a child may be away, as `SwitchLimits` has it."""
+    return None if seconds is None else int(seconds * 1e9)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchLimits:
     """What a switch may hold."""
@@ -37,6 +42,9 @@ class SwitchLimits:
     """Credit of each child."""
     slots: PoolRange | None = None
     """The fixed slots of protocol fidelity; None: functional, as many as the bytes allow."""
+    patience_ns: int | None = None
+    """How long a child may be away, or later than anybody usually is, before the job goes on
+    without it; None: it is waited for."""
     only_forwards: bool = False
     """Nothing is summed here and no copy shared, as where a parameter server does it all."""
 

@@ -70,7 +70,7 @@ class SwitchAgreeing(SwitchStatements):
         if member.ranks in said:
             return
         said[member.ranks] = statement
-        if len(said) == len(self._members.children):
+        if len(said) == len(self._members.counted):
             self._ask_parent(key, [each for each in said.values() if each])
 
     def _ask_parent(self, key: SlotKey, statements: list[bytes]) -> None:
@@ -80,7 +80,7 @@ class SwitchAgreeing(SwitchStatements):
         except ValueError as exc:
             self._cancel(f"chunk {chunk}: {exc}")
             return
-        ranks = self._members.ranks
+        ranks = self._members.active
         propose = self._ours(wire.Propose, step=step, part=part, chunk=chunk, contributors=ranks)
         self._uplink.ask(self._now_ns, ("propose", *key), propose, folded)
 

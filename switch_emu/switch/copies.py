@@ -38,6 +38,10 @@ class WeightsCopies:
         self.fallback_count = 0
         """Pulls that found their copy gone and had to be fetched once more."""
 
+    def serve(self, child_count: int) -> None:
+        """So many children will ask in the attempt that begins."""
+        self._child_count = child_count
+
     def asked(self, key: CopyKey, peer: str) -> Copy | None:
         """A child asks. The copy to serve it from now, or None: it must be fetched."""
         copy = self._copies.setdefault(key, Copy())

@@ -13,6 +13,7 @@ needs to know which. Pure: an event and a time in, actions out.
     Confirm         asks the parent once                          Confirmed
     Cancel, Keep    hands it on                                                 Abort; Received
     Leave           when all have left, says one                  Received, when the parent knows
+    Present         says whom all of them hear                    Received
     Open, Read      hands them on, of readers that are no children      Opened, Content
 
 All of this is soft state. A new attempt forgets slots and copies; a switch started anew knows no
@@ -92,7 +93,9 @@ class SwitchCore(SwitchHandingOn):
         elif member is None:
             self._refuse(m, payload)
             self._tell(peer, self._ours(wire.Rejoin))
-        elif not self._is_current(peer, m):
+        elif isinstance(m, wire.Present):
+            self._present(peer, member, m)
+        elif not self._is_current(peer, member, m):
             self._refuse(m, payload)
         elif isinstance(m, wire.Push):
             self._push(peer, member, m, payload, payload_bytes)
@@ -111,7 +114,7 @@ class SwitchCore(SwitchHandingOn):
         elif isinstance(m, wire.Confirm):
             self._confirm(peer, m)
         elif isinstance(m, wire.Cancel):
-            self._cancel(f"ranks {ranks_text([member.ranks])}: {m.text}")
+            self._cancel(f"ranks {ranks_text([member.ranks])}: {m.text}", lost=m.lost)
         elif isinstance(m, wire.Leave):
             self._leave(peer, member, m)
         else:
@@ -219,7 +222,7 @@ class SwitchCore(SwitchHandingOn):
         return self._take()
 
     def _push_sum(self, key: SlotKey, payload: Payload | None, payload_bytes: int) -> None:
-        slot, ranks = self.pool[key], self._members.ranks
+        slot, ranks = self.pool[key], self._members.active
         last = slot.contributions[0].last
         is_encoded = any(c.dtype == ENCODED for c in slot.contributions)
         dtype = ENCODED if is_encoded else "float32"
@@ -265,6 +268,8 @@ class SwitchCore(SwitchHandingOn):
     def _forget(self, step: int | None = None) -> None:
         super()._forget(step)
         self._drop_all(self.pool.forget(step))
+        if step is None:
+            self.pool.serve(self._members.active)
 
     def report(self) -> dict[str, Any]:
         """How the slots came out, and what they would take of a real switch (`resources.py`)."""

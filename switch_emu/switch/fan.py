@@ -3,7 +3,7 @@ concerns, K answers folded into the one that the core expects.
 
     what the core says          goes to            what the core hears
     Load, Push, Pull            the chunk's owner  its answer, as it is
-    Keep, Cancel                node 0             its answer, as it is
+    Keep, Cancel, Present       node 0             its answer, as it is
     Hello                       all                Welcome, when all have welcomed us and are at the
                                                    same attempt and step; Refuse of any
     Begin, Leave                all                Received, when it is that of all
@@ -78,7 +78,10 @@ class Fan:
         """The nodes that must hear what the core says."""
         if isinstance(m, wire.Hello):
             self._greets, self._hello = True, (m, payload)
-        if isinstance(m, wire.Keep | wire.Cancel):
+        if isinstance(m, wire.Present) and self._hello is not None:
+            hello, description = self._hello
+            self._hello = (replace(hello, present=m.contributors, roll=m.roll), description)
+        if isinstance(m, wire.Keep | wire.Cancel | wire.Present):
             return (0,)
         if isinstance(m, wire.DataMessage):
             return (m.chunk % len(self._all),)
@@ -192,7 +195,10 @@ class Fan:
                 return []
             self._greets, self._told = False, (generation, attempt)
             self._received.clear()
-            newest = max(welcomes, key=lambda w: (w.generation, w.attempt))
+            newest = max(welcomes, key=_when)
+            said: list[wire.Welcome | wire.Abort] = [*welcomes]
+            said += [heard.abort for heard in self._heard if heard.abort is not None]
+            counted = max(said, key=_when).contributors
             skip = self._skip_into(generation, attempt)
             if skip is not None:  # it moved a node on that had welcomed us before
                 newest = replace(
@@ -200,7 +206,7 @@ class Fan:
                 )
             return [
                 replace(
-                    newest, generation=generation, attempt=attempt, step=step,
+                    newest, generation=generation, attempt=attempt, step=step, contributors=counted,
                     loaded=all(w.loaded for w in welcomes) or step > 0,
                     push_window_bytes=min(w.push_window_bytes for w in welcomes),
                 )
@@ -215,6 +221,10 @@ class Fan:
         self._received.clear()
         loaded = step > 0 or (len(current) == len(aborts) and all(a.loaded for a in current))
         return [replace(current[0], step=step, loaded=loaded)]
+
+
+def _when(m: wire.Welcome | wire.Abort) -> tuple[int, int]:
+    return m.generation, m.attempt
 
 
 def _rejoin(m: wire.Message) -> wire.Rejoin:

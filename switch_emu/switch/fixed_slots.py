@@ -115,7 +115,7 @@ class FixedSlotPool:
 
     def __init__(self, *, ranks: int, pool: PoolRange) -> None:
         self.range = pool
-        self._ranks = ranks
+        self._ranks, self._world_size = ranks, ranks.bit_count()
         self._slots = [(SlotCopy(), SlotCopy()) for _ in range(pool.slot_count)]
         self._open: dict[SlotKey, SlotCopy] = {}
         """Copies that hold something, oldest first."""
@@ -132,12 +132,16 @@ class FixedSlotPool:
     def __len__(self) -> int:
         return len(self._open)
 
+    def serve(self, ranks: int) -> None:
+        """A slot is full with these, in the attempt that begins."""
+        self._ranks = ranks
+
     def learn(self, description: bytes) -> None:
         """What is pushed, and in which order; the same for the whole job."""
         if not self._turns_count:
             job = parse_description(description)
             self._turns, self._turns_count = push_turns(job.layout)
-            aggregator = make_aggregator(job.aggregate, self._ranks.bit_count())
+            aggregator = make_aggregator(job.aggregate, self._world_size)
             elems = self.range.slot_bytes // SUM_BYTES
             self._contribution_bytes_max = aggregator.encoded_bytes(elems)
 

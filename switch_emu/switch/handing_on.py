@@ -49,6 +49,7 @@ class SwitchHandingOn(SwitchAgreeing):
         self._raw.forget(step)
         if step is None:
             self._loads.clear()
+            self.copies.serve(len(self._members.counted))
         self._keeps = {key for key in self._keeps if step is not None and key[0] > step}
 
     def _is_own(self, peer: str, member: Member, m: wire.Push) -> bool:
@@ -189,6 +190,8 @@ class SwitchHandingOn(SwitchAgreeing):
             self._heard_begin(m)
         elif m.verb is Verb.LEAVE:
             self._heard_leave(m)
+        elif m.verb is Verb.PRESENT:
+            self._heard_present(m)
 
     def _drop_all(self, payloads: Iterable[Payload | None]) -> None:
         for payload in payloads:

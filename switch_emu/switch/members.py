@@ -53,6 +53,8 @@ class Members:
             if ranks == 0 or ranks & self.ranks:
                 raise ValueError(f"children must speak for disjoint ranks, got {children}")
             self.ranks |= ranks
+        self.active = self.ranks
+        """Of these, the ones that count in this attempt."""
         self._by_ranks: dict[int, Member] = {}
         self._by_peer: dict[str, Member] = {}
         self.first: Hello | None = None
@@ -65,15 +67,33 @@ class Members:
         return len(self._by_ranks) == len(self.children)
 
     @property
+    def counted(self) -> tuple[int, ...]:
+        """The children any of whose ranks counts, in rank order."""
+        return tuple(ranks for ranks in self.children if ranks & self.active)
+
+    @property
     def all_left(self) -> bool:
-        """Every expected child was in and has left."""
-        return self.complete and all(member.left for member in self._by_ranks.values())
+        """Every child that counts was in and has left."""
+        counted = (self._by_ranks.get(ranks) for ranks in self.counted)
+        return all(member is not None and member.left for member in counted)
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """Connections of all members, in rank order."""
-        present = (self._by_ranks.get(ranks) for ranks in self.children)
+        """Connections of all members that count, in rank order."""
+        present = (self._by_ranks.get(ranks) for ranks in self.counted)
         return tuple(member.peer for member in present if member is not None)
+
+    def counts(self, member: Member) -> bool:
+        """Whether any rank of a member counts in this attempt."""
+        return bool(member.ranks & self.active)
+
+    def is_in(self, ranks: int) -> bool:
+        """Whether a child has said Hello."""
+        return ranks in self._by_ranks
+
+    def member_at(self, peer: str) -> Member | None:
+        """The member behind a connection."""
+        return self._by_peer.get(peer)
 
     def of(self, peer: str, incarnation: int) -> Member | None:
         """The member behind a connection, if this incarnation of it has joined."""
@@ -101,7 +121,7 @@ class Members:
     def missing(self, present: Iterable[int] | None = None) -> str:
         """Ranks of the children not among `present` (default: not in at all), for people."""
         there = set(self._by_ranks if present is None else present)
-        return ranks_text(ranks for ranks in self.children if ranks not in there)
+        return ranks_text(ranks for ranks in self.counted if ranks not in there)
 
     def join(self, peer: str, hello: Hello, description: bytes) -> bool:
         """Take a child in; True if a later start of it replaces one. Raises RefusedError."""

@@ -2,7 +2,8 @@
 
 What a first reader may skip: `core.py` shows the course of a step. The switch says one Hello when
 all its children have said theirs, and one Leave when all have left; in between it hands on what
-opens a new attempt, and forgets what belongs to an older one.
+opens a new attempt, and forgets what belongs to an older one. Where the job goes on without ranks
+that are lost, it says whom it hears (`presence.py`); the node says which ranks count in an attempt.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from luwu.wire.uplink import Uplink
 from switch_emu.switch.actions import Action, SwitchLimits
 from switch_emu.switch.members import Member, RefusedError, ranks_text
 from switch_emu.switch.parent import Parent
+from switch_emu.switch.presence import Presence
 
 
 class SwitchMember(Parent):
@@ -31,13 +33,20 @@ class SwitchMember(Parent):
         self._limits = limits
         self._now_ns = 0
         self._uplink = Uplink(self._actions, retry)
+        self._presence = Presence(self._members.children, limits.patience_ns)
+        self._told_present = self._members.ranks
+        """Whom the parent was told that we hear."""
+        self._roll = 0
+        self._lost = 0
+        """Ranks that were started again since the attempt began."""
         self._joined = False
         self._gone = False
 
     def _forget(self, step: int | None = None) -> None:
         """Forget what a decided step needed; without one, in a new attempt, all of the older."""
         if step is None:
-            self._uplink.forget()
+            self._uplink.forget(lambda name: name == "present")
+            self._lost = 0
             self._outcomes.undo(self._step)
 
     # ---------------------------------------------------------------------- events
@@ -49,15 +58,25 @@ class SwitchMember(Parent):
             self._say_hello()
         return self._take()
 
+    def lost(self, now_ns: int, peer: str) -> list[Action]:
+        """The connection to a child has ended."""
+        self._now_ns = now_ns
+        member = self._members.member_at(peer)
+        if member is not None and not member.left:
+            self._presence.lost(now_ns, member.ranks)
+        return self._take()
+
     def tick(self, now_ns: int) -> list[Action]:
         """Repeat what is due."""
         self._now_ns = now_ns
+        self._call_the_roll()
         self._uplink.tick(now_ns)
         return self._take()
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do; None while nothing waits."""
-        return self._uplink.next_tick_ns()
+        due = (self._uplink.next_tick_ns(), self._presence.next_ns(self._now_ns))
+        return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     @property
     def finished(self) -> bool:
@@ -81,19 +100,54 @@ class SwitchMember(Parent):
 
     def _hello(self, peer: str, m: wire.Hello, description: bytes) -> None:
         try:
+            if self._gone and not m.contributors & self._members.active:
+                raise RefusedError("the job is over: its other ranks have finished the last step")
             replaced = self._members.join(peer, m, description)
         except RefusedError as exc:
             self._refuse_child(peer, exc)
             return
-        if self._joined:
+        self._presence.heard(self._now_ns, m.contributors)
+        self._presence.said(m.contributors, m.present, (m.incarnation, m.roll))
+        if self._joined and not m.contributors & self._members.active:
+            self._call_the_roll()  # it is welcomed with the attempt in which it counts again
+        elif self._joined:
             self._tell(peer, self._welcome_child())
             if replaced:  # what its former start pushed cannot be told from what it will push
-                self._cancel(f"ranks {ranks_text([m.contributors])} were started again")
-        elif self._members.complete and not self._uplink.asks("hello"):
-            self._say_hello()
+                text = f"ranks {ranks_text([m.contributors])} were started again"
+                self._cancel(text, lost=m.contributors)
+        elif not self._uplink.asks("hello"):
+            self._call_the_roll()
 
-    def _is_current(self, peer: str, m: wire.Message) -> bool:
+    def _call_the_roll(self) -> None:
+        """Say Hello once nobody is waited for any more; then, whom we hear, if that changed."""
+        if self._gone or self._uplink.asks("hello"):
+            return
+        if not self._joined:
+            if self._members.complete or self._presence.has_given_up(self._now_ns):
+                self._say_hello()
+            return
+        present = self._presence.present(self._now_ns)
+        if present != self._told_present:
+            self._told_present = present
+            self._roll += 1
+            said = self._ours(wire.Present, contributors=present, roll=self._roll)
+            self._uplink.ask(self._now_ns, "present", said)
+
+    def _present(self, peer: str, member: Member, m: wire.Present) -> None:
+        """A switch below says whom it hears."""
+        self._presence.said(member.ranks, m.contributors, (m.incarnation, m.roll))
+        self._tell(peer, self._receipt(m, Verb.PRESENT, m.contributors))
+        self._call_the_roll()
+
+    def _heard_present(self, m: wire.Received) -> None:
+        if m.contributors == self._told_present:
+            self._uplink.answered("present")
+
+    def _is_current(self, peer: str, member: Member, m: wire.Message) -> bool:
         """Whether a member's message may change anything; tells those that are behind."""
+        if self._joined and not self._members.counts(member):
+            self._tell(peer, self._abort_child(f"ranks {ranks_text([member.ranks])} are not in it"))
+            return False
         if not self._joined or m.attempt > self._attempt or m.generation > self._generation:
             return False  # it will ask again, and by then we know
         if m.attempt == self._attempt and m.generation == self._generation:
@@ -129,7 +183,7 @@ class SwitchMember(Parent):
         if is_same:  # only the connection was lost: nothing else is
             self._uplink.hurry(self._now_ns)
             return
-        self._adopt(m.attempt, m.step)
+        self._adopt(m)
         self._tell_all(self._welcome_child())
 
     def _judged(self, m: wire.Verdict | wire.Decided) -> None:
@@ -139,11 +193,21 @@ class SwitchMember(Parent):
     def _aborted(self, m: wire.Abort) -> None:
         self._loaded = m.loaded
         if m.attempt > self._attempt:
+            former = self._members.peers
             self._epoch, self._generation = m.epoch, m.generation
-            self._adopt(m.attempt, m.step)
-            self._tell_all(self._ours(wire.Abort, loaded=self._loaded, text=m.text))
+            self._adopt(m)
+            for peer in former:  # also to those that do not count any more
+                self._tell(peer, self._abort_child(m.text))
+            for peer in self._members.peers:
+                if peer not in former:
+                    self._tell(peer, self._welcome_child())
 
-    def _adopt(self, attempt: int, step: int) -> None:
+    def _adopt(self, m: wire.Welcome | wire.Abort) -> None:
+        """Another attempt counts, and these ranks in it."""
+        self._members.active = m.contributors & self._members.ranks
+        self._begin_attempt(m.attempt, m.step)
+
+    def _begin_attempt(self, attempt: int, step: int) -> None:
         self._attempt, self._step = attempt, step
         self._forget()
         if self._members.all_left and not self._gone:
@@ -162,9 +226,13 @@ class SwitchMember(Parent):
     def _say_hello(self) -> None:
         first = self._members.first
         assert first is not None
+        self._told_present = self._presence.present(self._now_ns)
+        self._roll += 1
+        self._uplink.answered("present")
         hello = self._ours(
             wire.Hello, protocol=first.protocol, world_size=first.world_size,
-            contributors=self._members.ranks, description_hash=first.description_hash,
+            contributors=self._members.ranks, present=self._told_present, roll=self._roll,
+            description_hash=first.description_hash,
         )  # fmt: skip
         self._uplink.ask(self._now_ns, "hello", hello, self._members.description)
 
@@ -172,6 +240,8 @@ class SwitchMember(Parent):
         leave = self._ours(wire.Leave, contributors=self._members.ranks)
         self._uplink.ask(self._now_ns, "leave", leave)
 
-    def _cancel(self, text: str) -> None:
-        if not self._uplink.asks("cancel"):
-            self._uplink.ask(self._now_ns, "cancel", self._ours(wire.Cancel, text=text[:900]))
+    def _cancel(self, text: str, *, lost: int = 0) -> None:
+        self._lost |= lost
+        if lost or not self._uplink.asks("cancel"):
+            cancel = self._ours(wire.Cancel, text=text[:900], lost=self._lost)
+            self._uplink.ask(self._now_ns, "cancel", cancel)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role, Verb
 from luwu.wire.speaker import Speaker
@@ -45,10 +46,19 @@ class Parent(Speaker):
         skip = self._outcomes.skip_into(self._attempt)
         return self._ours(
             wire.Welcome, loaded=self._loaded, push_window_bytes=push_window_bytes,
+            contributors=self._members.active,
             began_with_skip=skip is not None,
             skipped_step=0 if skip is None else skip.step,
             grad_norm=0.0 if skip is None else skip.grad_norm,
         )  # fmt: skip
+
+    def _abort_child(self, text: str) -> wire.Abort:
+        return self._ours(
+            wire.Abort,
+            loaded=self._loaded,
+            contributors=self._members.active,
+            text=text[:TEXT_CHARS_MAX],
+        )
 
     def _refuse_child(self, peer: str, error: RefusedError) -> None:
         self._note(f"{self._name}.refused", level="WARNING", peer=peer, text=str(error))
@@ -60,8 +70,9 @@ class Parent(Speaker):
         if m.attempt == self._outcomes.skipped_attempt and skip is not None:
             self._tell(peer, skip)
         elif not (isinstance(m, wire.Commit) and self._answer_commit(peer, m.step)):
-            text = f"attempt {m.attempt} is over, {self._attempt} counts"
-            self._tell(peer, self._ours(wire.Abort, loaded=self._loaded, text=text))
+            self._tell(
+                peer, self._abort_child(f"attempt {m.attempt} is over, {self._attempt} counts")
+            )
 
     def _answer_commit(self, peer: str, step: int) -> bool:
         """Say again how a step came out; False if it is not known yet."""

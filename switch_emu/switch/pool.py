@@ -17,6 +17,10 @@ class Pool(Protocol):
     tells_when_summed: bool
     """A child hears `Received` when its chunk is summed and on its way, not when it is held."""
 
+    def serve(self, ranks: int) -> None:
+        """Which ranks make a slot full, in the attempt that begins: all slots are empty."""
+        ...
+
     def learn(self, description: bytes) -> None:
         """The job's description: it says what will be pushed, and comes before the first push."""
         ...

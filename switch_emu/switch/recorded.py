@@ -14,6 +14,7 @@ is a stream of msgpack arrays; a switch that was started again goes on in the sa
     received   a message of `peer`; payload: its length, the bytes of a control message, or nil
     summed     the sum is there that `header`, msgpack of [step, part, chunk, attempt], names
     up         the connection to the parent is back
+    down       the connection of `peer`, a child, has ended
     tick       time to repeat; only ticks that led to something are kept
     said       what the core sent then: [[peer, ...], header], ...
 """
@@ -39,8 +40,8 @@ from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.fixed_slots import PoolRange
 
 SCHEMA: Final = 1
-START, RECEIVED, SUMMED, UP, TICK = "start", "received", "summed", "up", "tick"
-_EVENTS: Final = (RECEIVED, SUMMED, UP, TICK)
+START, RECEIVED, SUMMED, UP, DOWN, TICK = "start", "received", "summed", "up", "down", "tick"
+_EVENTS: Final = (RECEIVED, SUMMED, UP, DOWN, TICK)
 
 
 class RecordedSwitchCore(SwitchCore):
@@ -75,6 +76,9 @@ class RecordedSwitchCore(SwitchCore):
 
     def reconnected(self, now_ns: int) -> list[Action]:
         return self._noted(UP, now_ns, "", b"", None, super().reconnected(now_ns))
+
+    def lost(self, now_ns: int, peer: str) -> list[Action]:
+        return self._noted(DOWN, now_ns, peer, b"", None, super().lost(now_ns, peer))
 
     def tick(self, now_ns: int) -> list[Action]:
         actions = super().tick(now_ns)
@@ -189,6 +193,8 @@ class _Player:
             actions = self._core.summed(now_ns, done, object(), payload)
         elif event == UP:
             actions = self._core.reconnected(now_ns)
+        elif event == DOWN:
+            actions = self._core.lost(now_ns, peer)
         else:
             actions = self._core.tick(now_ns)
         self._sums |= {(*a.key, a.attempt): a for a in actions if isinstance(a, Sum)}

@@ -19,7 +19,7 @@ from luwu.transport.opening import open_transport
 from switch_emu.counting import CountersFile
 from switch_emu.link_report import link_rows
 from switch_emu.linked import linked
-from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.actions import SwitchLimits, patience_ns
 from switch_emu.switch.adding import make_adder
 from switch_emu.switch.capacity import with_slots
 from switch_emu.switch.ranges import SlotRanges, lent_range
@@ -60,6 +60,8 @@ class SwitchSpec:
     counters: Path | None = None
     """Where what was counted is put, once a second and at the end."""
     grace_s: float = 600.0
+    drop_after_s: float | None = None
+    """How long a child may be away before the job goes on without it; None: it is waited for."""
     record: Path | None = None
     """Where all messages are written down (`recorded.py`)."""
     arena_bytes: int = 0
@@ -189,7 +191,10 @@ def _limits(spec: SwitchSpec) -> SwitchLimits:
     if spec.arena_bytes and shares_below:
         limits = SwitchLimits.in_arenas(spec.arena_bytes, len(spec.children), spec.chunk_bytes)
     window_bytes = push_window_bytes(spec.link, spec.chunk_bytes, limits.push_window_bytes)
-    limits = replace(limits, push_window_bytes=window_bytes, only_forwards=spec.only_forwards)
+    limits = replace(
+        limits, push_window_bytes=window_bytes, only_forwards=spec.only_forwards,
+        patience_ns=patience_ns(spec.drop_after_s),
+    )  # fmt: skip
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=len(spec.children),
         chunk_bytes=spec.chunk_bytes,

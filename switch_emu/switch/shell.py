@@ -129,6 +129,9 @@ class SwitchShell(Shell):
             return self.core.reconnected(now_ns)
         return self.core.reconnected(now_ns) if peer == PARENT else ()
 
+    def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
+        return () if peer in self._parents else self.core.lost(now_ns, peer)
+
     def _from_node(
         self, now_ns: int, fan: Fan, peer: str, message: Message, payload: Any, payload_bytes: int
     ) -> None:

@@ -202,6 +202,10 @@ class SlotPool:
         """Hand out what a chunk holds that goes on raw, and close its slot."""
         return self.free(key).contributions if key in self._slots else []
 
+    def serve(self, ranks: int) -> None:
+        """A slot is full with these, in the attempt that begins."""
+        self._ranks = ranks
+
     def learn(self, description: bytes) -> None:
         """Nothing here depends on what is pushed."""
 

@@ -68,11 +68,14 @@ class Bench:
         for rank in range(WORLD):
             hello = self.of(
                 wire.Hello, rank, protocol=PROTOCOL_VERSION, world_size=WORLD,
-                contributors=1 << rank, description_hash=description.hash,
+                contributors=1 << rank, present=1 << rank, roll=0,
+                description_hash=description.hash,
             )  # fmt: skip
             self.deliver(child(rank), hello, description.to_bytes())
         self.take_parent(wire.Hello)
-        self.parent_says(wire.Welcome, loaded=True, push_window_bytes=WINDOW_BYTES)
+        self.parent_says(
+            wire.Welcome, loaded=True, push_window_bytes=WINDOW_BYTES, contributors=ALL
+        )
         self.windows = {m.push_window_bytes for m in self.heard(wire.Welcome)}
 
     # ------------------------------------------------------------------ messages
@@ -348,7 +351,7 @@ class SwitchSuite:
             dtype="float32",
         )  # fmt: skip
         bench.attempt = 1
-        bench.parent_says(wire.Abort, loaded=True, text="asked by the test")
+        bench.parent_says(wire.Abort, loaded=True, contributors=ALL, text="asked by the test")
         assert Payload.live_count == 0
         bench.deliver(child(1), late, Payload(old[1].copy()))
         assert bench.take_parent() == []

@@ -34,6 +34,7 @@ def hello(name: str, aggregate: str) -> tuple[Hello, bytes]:
     described = Description(layout=make_layout(), optimizer="test").aggregated_by(aggregate)
     message = Hello(
         **child(name), protocol=PROTOCOL_VERSION, world_size=3, contributors=CHILDREN[name],
+        present=CHILDREN[name], roll=0,
         description_hash=described.hash,
     )  # fmt: skip
     return message, described.to_bytes()
@@ -59,7 +60,9 @@ def joined(aggregate: str) -> SwitchCore:
     core = SwitchCore(job=1, incarnation=1, children=list(CHILDREN.values()))
     for name in CHILDREN:
         core.received(0, name, *hello(name, aggregate))
-    core.received(0, PARENT, Welcome(**parent(), loaded=True, push_window_bytes=2**20))
+    core.received(
+        0, PARENT, Welcome(**parent(), loaded=True, push_window_bytes=2**20, contributors=0b111)
+    )
     assert core.is_joined
     return core
 

@@ -83,7 +83,7 @@ def test_values_carry_their_units(key: str, text: str, value: object) -> None:
         ("resume", "yes", "neither true nor false"),
         ("max_grad_norm", "nan", "above 0"),
         ("grace", "0s", "fail at once"),
-        ("on_worker_loss", "drop", "not one of stop"),
+        ("on_worker_loss", "forget", "not one of stop"),
         ("stripes", "9", "from 1 to 8"),
     ],
 )

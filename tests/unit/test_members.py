@@ -30,7 +30,7 @@ def hello(rank: int, encoded: bytes | None = None, **changes: Any) -> Hello:
     whole = Hello(
         job=JOB, epoch=0, step=0, attempt=0, role=Role.WORKER, rank=rank, incarnation=5,
         generation=0, protocol=PROTOCOL_VERSION, world_size=2, contributors=1 << rank,
-        description_hash=description_hash(encoded or description()),
+        present=1 << rank, roll=0, description_hash=description_hash(encoded or description()),
     )  # fmt: skip
     return replace(whole, **changes)
 

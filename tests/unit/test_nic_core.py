@@ -24,7 +24,7 @@ def test_a_worker_ahead_of_the_decision_asks_when_it_can_be_answered() -> None:
         return [(pull.step, pull.chunk) for pull in sent if isinstance(pull, Pull)]
 
     core.join(0, b"job", "hash")
-    core.received(1, Welcome(**parent, step=0, loaded=True, push_window_bytes=MIB))
+    core.received(1, Welcome(**parent, step=0, loaded=True, push_window_bytes=MIB, contributors=1))
     assert pulls(core.pull(2, 1, 0, 0, [4])) == [(0, 4)]
     core.commit(3, 0, "h", 1, b"hyper")
     assert pulls(core.pull(4, 2, 1, 0, [4])) == [(1, 4)]

@@ -46,6 +46,7 @@ from luwu.wire.messages import (
     Open,
     Opened,
     Prepared,
+    Present,
     Propose,
     Pull,
     Push,
@@ -86,19 +87,28 @@ GOLDEN: list[tuple[Message, str]] = [
         "9d 05 01 02 03 04 01 05 06 07 08 09 03 c4 02 00 02",
     ),
     (
-        Hello(**_COMMON, protocol=1, world_size=2, contributors=2, description_hash="ab"),
-        "9d 10 01 02 03 04 01 05 06 07 01 02 c4 01 02 a2 61 62",
+        Hello(
+            **_COMMON,
+            protocol=1,
+            world_size=2,
+            contributors=3,
+            present=2,
+            roll=9,
+            description_hash="ab",
+        ),
+        "9f 10 01 02 03 04 01 05 06 07 01 02 c4 01 03 c4 01 02 09 a2 61 62",
     ),
     (
         Welcome(
             **_COMMON,
+            contributors=3,
             loaded=True,
             push_window_bytes=65536,
             began_with_skip=True,
             skipped_step=3,
             grad_norm=2.0,
         ),
-        "9e 11 01 02 03 04 01 05 06 07 c3 ce 00 01 00 00 c3 03 cb 40 00 00 00 00 00 00 00",
+        "9f 11 01 02 03 04 01 05 06 07 c4 01 03 c3 ce 00 01 00 00 c3 03 cb 40 00 00 00 00 00 00 00",
     ),
     (Refuse(**_COMMON, text="no"), "9a 12 01 02 03 04 01 05 06 07 a2 6e 6f"),
     (Rejoin(**_COMMON), "99 13 01 02 03 04 01 05 06 07"),
@@ -118,11 +128,15 @@ GOLDEN: list[tuple[Message, str]] = [
         Decided(**_COMMON, applied=True, grad_norm=0.5),
         "9b 17 01 02 03 04 01 05 06 07 c3 cb 3f e0 00 00 00 00 00 00",
     ),
-    (Cancel(**_COMMON, text="stop"), "9a 18 01 02 03 04 01 05 06 07 a4 73 74 6f 70"),
     (
-        Abort(**_COMMON, loaded=False, text="gone"),
-        "9b 19 01 02 03 04 01 05 06 07 c2 a4 67 6f 6e 65",
+        Cancel(**_COMMON, lost=2, text="stop"),
+        "9b 18 01 02 03 04 01 05 06 07 c4 01 02 a4 73 74 6f 70",
     ),
+    (
+        Abort(**_COMMON, contributors=1, loaded=False, text="gone"),
+        "9c 19 01 02 03 04 01 05 06 07 c4 01 01 c2 a4 67 6f 6e 65",
+    ),
+    (Present(**_COMMON, contributors=1, roll=3), "9b 22 01 02 03 04 01 05 06 07 c4 01 01 03"),
     (Leave(**_COMMON, contributors=3), "9a 1a 01 02 03 04 01 05 06 07 c4 01 03"),
     (
         Read(**_CHUNK, reader=11, field="m", dtype="float32"),
@@ -161,6 +175,8 @@ _STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
     "Role": st.sampled_from(Role),
     "Verb": st.sampled_from(Verb),
     "contributors": st.integers(0, 2**WORLD_SIZE_MAX - 1),
+    "present": st.integers(0, 2**WORLD_SIZE_MAX - 1),
+    "lost": st.integers(0, 2**WORLD_SIZE_MAX - 1),
     "weight": st.floats(0, allow_nan=False, allow_infinity=False),
     "dtype": st.sampled_from(sorted(DTYPE_BYTES)),
     "field": st.text(st.characters(exclude_categories=("Cs",)), max_size=FIELD_CHARS_MAX),
@@ -384,14 +400,19 @@ def test_wrong_counts(message_type: type[Message]) -> None:
         assert f"{message_type.__name__} came with {count} payload frames" in text
 
 
+_WRONG_BITMAPS = [
+    1, "\1", None, b"\0", b"\1\0", b"\1" * (WORLD_SIZE_MAX // 8 + 1), [b"\1"],
+]  # fmt: skip
 _WRONG: dict[str, list[Any]] = {
     "int": [-1, -(2**63), 2**63, 2**64 - 1, 1.0, True, None, "1", b"\1", [1]],
     "float": [1, 0, True, None, "1.0", [1.0]],
     "bool": [0, 1, None, "true", 1.0],
     "str": [1, None, b"text", "x" * (TEXT_CHARS_MAX + 1), ["text"]],
     "Role": [0, 5, -1, 1.0, True, None, "WORKER"],
-    "Verb": [0, 6, -1, 2**63, True, None],
-    "contributors": [1, "\1", None, b"\0", b"\1\0", b"\1" * (WORLD_SIZE_MAX // 8 + 1), [b"\1"]],
+    "Verb": [0, 7, -1, 2**63, True, None],
+    "contributors": _WRONG_BITMAPS,
+    "present": _WRONG_BITMAPS,
+    "lost": _WRONG_BITMAPS,
     "field": [1, None, b"weight", "x" * (FIELD_CHARS_MAX + 1)],
     "dtype": ["", "float64", "int8", "FLOAT32", 1, None, b"float32", "x" * 200],
     "hyper_hash": ["0" * 65, 1, None, b"ab"],

@@ -1,0 +1,170 @@
+"""Starts the workers of this host one by one, and starts a lost one again by itself.
+
+    python -m luwu.launch.agent --workers N --policy wait|drop --restarts K --run-dir DIR
+                                --prefix P COMMAND ...
+
+In torchrun's place, where a lost worker must not end the others: each gets the same variables of
+the environment (RANK, WORLD_SIZE, ...), but for those by which processes of torch.distributed would
+meet, which cannot outlive one of them. A worker that ends well is done. Any other end is a loss:
+
+    wait    it is started again while restarts are left, and then all are stopped
+    drop    it is started again while restarts are left, and then left out; all are stopped when no
+            worker is left
+
+An error that starting again would not mend (exit codes 2, 3, 5) ends a `wait` at once. What
+happens is one line each of our output, which the launcher shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from luwu.base.clock import sleep, unix_ns
+from luwu.base.json_file import write_json
+from luwu.launch.children import exit_text
+from luwu.launch.run_directory import RunDirectory
+
+SAYS: Final = "agent: "
+"""Begins a line of ours."""
+_FINAL_CODES = (2, 3, 5)
+_POLL_S = 0.02
+_STOP_PATIENCE_S = 0.5
+_LOST_CODE = 4
+
+
+@dataclass(slots=True)
+class _Worker:
+    rank: int
+    process: subprocess.Popen[bytes]
+    is_done: bool = False
+    is_lost: bool = False
+
+
+class Agent:
+    """See the module."""
+
+    def __init__(
+        self, command: Sequence[str], *, workers: int, policy: str, restarts: int,
+        run: RunDirectory, prefix: str,
+    ) -> None:  # fmt: skip
+        self._command, self._workers_count = list(command), workers
+        self._policy, self._restarts_left = policy, restarts
+        self._run, self._prefix = run, prefix
+        self._workers = [_Worker(rank, self._start(rank)) for rank in range(workers)]
+
+    def run(self) -> int:
+        """Until all workers are done, lost for good or stopped; the exit code."""
+        while True:
+            for worker in self._workers:
+                if not worker.is_done and not worker.is_lost:
+                    code = self._look(worker)
+                    if code:
+                        self._stop_all()
+                        return code
+            if all(worker.is_done or worker.is_lost for worker in self._workers):
+                return 0
+            sleep(_POLL_S)
+
+    def _look(self, worker: _Worker) -> int:
+        """Look whether it has ended; the exit code of all, if that ends all."""
+        code = worker.process.poll()
+        if code is None:
+            return 0
+        if code == 0:
+            worker.is_done = True
+            return 0
+        how = f"worker {worker.rank} (pid {worker.process.pid}) was lost: {exit_text(code)}"
+        may_mend = code not in _FINAL_CODES
+        if may_mend and self._restarts_left:
+            self._restarts_left -= 1
+            worker.process = self._start(worker.rank)
+            self._say(
+                f"{how}; started again as pid {worker.process.pid}, {self._restarts_left} "
+                "restarts left"
+            )
+            return 0
+        others = [w for w in self._workers if w is not worker and not w.is_lost]
+        if self._policy == "drop" and others:
+            worker.is_lost = True
+            self._say(f"{how}; the others go on without it")
+            return 0
+        if code < 0:
+            self._explain(worker, f"{how}; no restarts are left (--worker-restarts)")
+            return _LOST_CODE
+        return code
+
+    def _explain(self, worker: _Worker, text: str) -> None:
+        """Say why all ended, in the place of a worker that could not."""
+        name = f"{self._prefix}worker-{worker.rank}"
+        document = {
+            "schema": 1, "role": "worker", "rank": worker.rank, "pid": worker.process.pid,
+            "unix_ns": unix_ns(), "type": "WorkerFailed", "message": text,
+            "exit_code": _LOST_CODE, "traceback": text,
+        }  # fmt: skip
+        write_json(self._run.error(name), document)
+
+    def _start(self, rank: int) -> subprocess.Popen[bytes]:
+        environ = {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "GROUP_RANK": "0",
+            "WORLD_SIZE": str(self._workers_count),
+            "LOCAL_WORLD_SIZE": str(self._workers_count),
+        }
+        return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, env=environ)
+
+    def _stop_all(self) -> None:
+        running = [worker.process for worker in self._workers if worker.process.poll() is None]
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        for process in running:
+            try:
+                process.wait(_STOP_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    @staticmethod
+    def _say(text: str) -> None:
+        print(f"{SAYS}{text}", flush=True)
+
+
+def own_agent_command(
+    run: RunDirectory, prefix: str, *, workers: int, policy: str, restarts: int
+) -> list[str]:
+    """The command line of an agent, without that of its workers."""
+    return [
+        sys.executable, "-m", "luwu.launch.agent", "--workers", str(workers), "--policy", policy,
+        "--restarts", str(restarts), "--run-dir", str(run.path), "--prefix", prefix,
+        sys.executable,
+    ]  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Start and watch; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m luwu.launch.agent", allow_abbrev=False)
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--policy", choices=("wait", "drop"), required=True)
+    parser.add_argument("--restarts", type=int, required=True)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--prefix", required=True)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    asked = parser.parse_args(arguments)
+    agent = Agent(
+        asked.command, workers=asked.workers, policy=asked.policy, restarts=asked.restarts,
+        run=RunDirectory(asked.run_dir), prefix=asked.prefix,
+    )  # fmt: skip
+    return agent.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""What a lost worker means for a run: `--on-worker-loss`, in the terms of those who act on it.
+
+stop    torchrun ends all workers; with --worker-restarts it starts all of them again
+wait    the lost one alone is started again, at most --worker-restarts times in all; the others
+        wait, and compute the open step again with it
+drop    after --drop-after the others go on without it; started again (--worker-restarts) it is
+        let in at the next attempt. With fewer than --workers-min left, the job waits
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from luwu.base.config import RunConfig
+from luwu.base.errors import ConfigError
+
+_RESTARTS: Final = {"stop": 0, "wait": 3, "drop": 0}
+
+
+def drops_workers(config: RunConfig) -> bool:
+    """Whether the job goes on without workers that are lost."""
+    return config.on_worker_loss == "drop"
+
+
+def drop_after_s(config: RunConfig) -> float | None:
+    """How long a worker may be away; None: it is waited for."""
+    return config.drop_after if drops_workers(config) else None
+
+
+def worker_restarts(config: RunConfig) -> int:
+    """Times lost workers are started again."""
+    given = config.worker_restarts
+    return _RESTARTS[config.on_worker_loss] if given is None else given
+
+
+def check_worker_loss(config: RunConfig) -> None:
+    """Refuse what cannot be. Raises ConfigError."""
+    policy = config.on_worker_loss
+    if drops_workers(config) and config.workers_min > config.workers:
+        raise ConfigError(
+            f"workers_min: {config.workers_min} is more than the {config.workers} workers there "
+            "are; the job would wait from the first loss on, as with --on-worker-loss wait"
+        )
+    if policy == "stop":
+        return
+    for name, is_given in (
+        ("hosts", config.hosts is not None),
+        ("worker_hosts", config.worker_hosts > 1),
+        ("engine", config.engine != "local"),
+    ):
+        if is_given:
+            raise ConfigError(
+                f"on_worker_loss: {policy} needs the workers of the job to be started by this "
+                f"command, and with --{name.replace('_', '-')} another starts them; use stop"
+            )

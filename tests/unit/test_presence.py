@@ -1,0 +1,115 @@
+"""Whom a switch hears, and who is late: pure, with times that the tests choose."""
+
+from __future__ import annotations
+
+from switch_emu.switch.lateness import Lateness
+from switch_emu.switch.presence import Presence
+
+S = 10**9
+LEFT, RIGHT, PAIR = 0b0001, 0b0010, 0b1100
+
+
+def all_in(patience_ns: int | None = 2 * S) -> Presence:
+    presence = Presence((LEFT, RIGHT, PAIR), patience_ns)
+    for ranks in (LEFT, RIGHT, PAIR):
+        presence.heard(0, ranks)
+        presence.said(ranks, ranks, (1, 0))
+    return presence
+
+
+class TestPresence:
+    def test_a_lost_child_is_missed_after_the_patience(self) -> None:
+        """Goal: not before, and it is said when to look."""
+        presence = all_in()
+        presence.lost(10 * S, RIGHT)
+        assert presence.next_ns(10 * S) == 12 * S
+        assert presence.present(12 * S - 1) == LEFT | RIGHT | PAIR
+        assert presence.present(12 * S) == LEFT | PAIR
+
+    def test_a_child_that_is_back_in_time_was_never_missed(self) -> None:
+        """Goal: a connection that comes back changes nothing."""
+        presence = all_in()
+        presence.lost(10 * S, RIGHT)
+        presence.heard(11 * S, RIGHT)
+        assert presence.present(100 * S) == LEFT | RIGHT | PAIR
+
+    def test_nobody_is_missed_without_a_patience(self) -> None:
+        """Goal: where the job waits, it waits."""
+        presence = all_in(None)
+        presence.lost(0, RIGHT)
+        presence.silent(0, LEFT)
+        assert presence.present(10**6 * S) == LEFT | RIGHT | PAIR
+        assert presence.next_ns(0) is None
+
+    def test_a_silent_child_is_missed_at_once(self) -> None:
+        """Goal: its connection is of no use."""
+        presence = all_in()
+        presence.silent(5 * S, LEFT)
+        assert presence.present(5 * S) == RIGHT | PAIR
+
+    def test_a_switch_says_itself_whom_it_hears(self) -> None:
+        """Goal: its last word counts, not the one that came last."""
+        presence = all_in()
+        presence.said(PAIR, 0b0100, (1, 2))
+        presence.said(PAIR, PAIR, (1, 1))
+        assert presence.present(0) == LEFT | RIGHT | 0b0100
+        presence.said(PAIR, PAIR, (2, 0))  # another start of it
+        assert presence.present(0) == LEFT | RIGHT | PAIR
+
+    def test_each_return_takes_longer(self) -> None:
+        """Goal: a rank that is lost again and again does not make the others compute for nothing:
+        it is in at once the first time, then after the patience, then after twice as long."""
+        presence, now_ns = all_in(), 0
+        for pause_ns in (0, 2 * S, 4 * S, 8 * S):
+            presence.silent(now_ns, RIGHT)
+            presence.heard(now_ns, RIGHT)
+            assert bool(presence.present(now_ns) & RIGHT) == (pause_ns == 0)
+            now_ns += pause_ns
+            assert not presence.present(now_ns - 1) & RIGHT or pause_ns == 0
+            assert presence.present(now_ns) & RIGHT
+
+    def test_a_switch_that_starts_anew_gives_up_who_never_comes(self) -> None:
+        """Goal: it waits from the first Hello on, and not for ever."""
+        presence = Presence((LEFT, RIGHT, PAIR), 2 * S)
+        assert not presence.has_given_up(100 * S)
+        presence.heard(100 * S, LEFT)
+        assert presence.next_ns(100 * S) == 102 * S
+        assert not presence.has_given_up(102 * S - 1)
+        assert presence.has_given_up(102 * S)
+        presence.heard(103 * S, RIGHT)
+        assert presence.has_given_up(103 * S)
+        assert presence.present(103 * S) == LEFT | RIGHT
+
+
+class TestLateness:
+    def test_the_limit_follows_what_is_usual(self) -> None:
+        """Goal: median and six median absolute deviations; a single outlier does not move it."""
+        late = Lateness(1)
+        for step, lateness_ns in enumerate([100, 110, 90, 100, 10**9]):
+            late.came(1000, step, LEFT)
+            late.came(1000, step, RIGHT)
+            late.came(1000 + lateness_ns, step, PAIR)
+            late.complete(step)
+        assert late.usual_ns == 0
+        assert late.limit_ns < 1000
+
+    def test_nobody_is_late_before_somebody_came(self) -> None:
+        """Goal: a deadline counts from the median of those who came."""
+        late = Lateness(50)
+        assert late.deadline_ns(7) is None
+        late.came(1000, 7, LEFT)
+        assert late.deadline_ns(7) == 1050
+        late.came(1100, 7, RIGHT)
+        assert late.deadline_ns(7) == 1100
+        late.forget()
+        assert late.deadline_ns(7) is None
+
+    def test_slow_steps_allow_more(self) -> None:
+        """Goal: where ranks usually are 10 s apart, give or take 1 s, one that is 11 s late is
+        not."""
+        late = Lateness(1)
+        for step in range(20):
+            late.came(0, step, LEFT)
+            late.came((20 + step % 3) * S, step, RIGHT)
+            late.complete(step)
+        assert late.limit_ns > 11 * S
