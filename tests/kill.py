@@ -6,8 +6,9 @@
 switch, node   one run, killed COUNT times: it must go on by itself, each time, and end with the
                digest of a run that nobody disturbed
 switch-NAME    the same for `top`, `left` or `right` of a small tree of switches
-worker         COUNT runs, one kill each: the run must end within seconds with exit code 4 and say
-               which worker was lost to which signal
+worker         the same for the workers in turn, each started again alone (--on-worker-loss wait)
+worker-stop    COUNT runs, one kill each, where a lost worker ends the run: it must end within
+               seconds with exit code 4 and say which worker was lost to which signal
 
 And either way nothing may be left: no process, no socket, no file but those of the run directory.
 A moment is a step and some milliseconds after it. One kill in four comes while the process that
@@ -31,7 +32,9 @@ from luwu.base.errors import LuwuError
 from luwu.testing.cluster import Cluster
 from tests.processes.jobs import SMALL, Outside, text_file
 
-ROLES = ("node", "switch", "worker", "switch-top", "switch-left", "switch-right")
+ROLES = (
+    "node", "switch", "worker", "worker-stop", "switch-top", "switch-left", "switch-right",
+)  # fmt: skip
 WORKERS = 2
 TREE = """
 [top]
@@ -85,6 +88,7 @@ def draw_moments(seed: int, count: int) -> list[Moment]:
 def start(
     directory: Path, name: str, *, steps: int, restarts: int, outside: Outside,
     transport: str = "auto", tree: Path | None = None, more_flags: Sequence[str] = (),
+    workers: int = WORKERS,
 ) -> Cluster:  # fmt: skip
     """A run of the built-in job that takes its time."""
     script = [
@@ -92,7 +96,7 @@ def start(
         "--compute-ms", str(COMPUTE_MS), "--data", str(text_file(directory)), *SMALL,
     ]  # fmt: skip
     flags = [
-        *more_flags, "--workers", str(WORKERS if tree is None else TREE_WORKERS),
+        *more_flags, "--workers", str(workers if tree is None else TREE_WORKERS),
         "--restarts", str(restarts), "--durability", "process",
         "--state", str(directory / f"{name}.state"), "--transport", transport,
     ]  # fmt: skip
@@ -133,10 +137,12 @@ def finish(cluster: Cluster, outside: Outside) -> str:
 
 
 def kill_role(directory: Path, role: str, *, count: int, seed: int, transport: str = "auto") -> str:
-    """Kill the switch or the node in one run, `count` times; its verdict. Raises TakenBadly."""
+    """Kill a role in one run, `count` times; its verdict. Raises TakenBadly."""
     steps = (count + 1) * STEPS_BETWEEN
     digests = []
     tree = None
+    are_workers = role == "worker"
+    flags = ["--on-worker-loss", "wait", "--worker-restarts", str(count)] if are_workers else []
     if role.startswith("switch-"):
         tree = directory / "tree.toml"
         tree.write_text(TREE)
@@ -150,15 +156,17 @@ def kill_role(directory: Path, role: str, *, count: int, seed: int, transport: s
             outside=outside,
             transport=transport,
             tree=tree,
+            more_flags=flags,
         ) as cluster:
-            pid = cluster.wait_for(role)
+            cluster.wait_for(role)
             for number, moment in enumerate(moments, start=1):
+                rank = number % WORKERS if are_workers else 0
                 if moment.step is not None:
                     wait_for_step(cluster, moment.step)
                 sleep(moment.delay_ms / 1e3)
                 killed_ns = SYSTEM_CLOCK.now_ns()
-                pid = cluster.kill(role)
-                new = cluster.wait_for(role, but=pid)
+                pid = cluster.kill(role, rank)
+                new = cluster.wait_for(role, rank, but=pid)
                 waited_ms = (SYSTEM_CLOCK.now_ns() - killed_ns) / 1e6
                 print(
                     f"kill {number} of {count}: {role}, pid {pid}, {moment}; pid {new} follows "
@@ -211,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="luwu-kill-") as name:
         try:
-            if asked.role == "worker":
+            if asked.role == "worker-stop":
                 said = kill_workers(Path(name), count=asked.count, seed=asked.seed)
             else:
                 said = kill_role(

@@ -47,6 +47,8 @@ class PreparedVersion:
     attempt: int
     applied: bool
     grad_norm: float
+    contributors: int
+    """Bitmap of the ranks whose gradients made it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

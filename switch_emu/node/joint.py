@@ -116,7 +116,9 @@ class NodeJoint(NodeMember):
         """A version is durable here, not yet announced."""
         self._is_sealing = False
         p = prepare
-        self._prepared = PreparedVersion(p.version, p.attempt, p.applied, p.grad_norm)
+        self._prepared = PreparedVersion(
+            p.version, p.attempt, p.applied, p.grad_norm, p.contributors
+        )
         if self._ahead is not None:
             self._follow(self._ahead)
         elif self._is_lost:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from luwu.aggregate import Aggregator, Float32, make_aggregator
 from luwu.base.limits import TEXT_CHARS_MAX
+from luwu.base.tree import ranges_text, ranks_of
 from luwu.layout import Layout
 from luwu.wire import messages as wire
 from luwu.wire.actions import Drop, Note, Payload, Send
@@ -271,7 +272,10 @@ class NodeMember(Parent):
         decided = self._ours(wire.Decided, step=number, applied=applied, grad_norm=norm)
         self._outcomes.decided, self._outcomes.verdict = decided, None
         self._tell_all(decided)
-        self._note("node.step", step=number, applied=applied, grad_norm=norm)
+        self._note(
+            "node.step", step=number, applied=applied, grad_norm=norm,
+            ranks=ranges_text(ranks_of(version.contributors)),
+        )  # fmt: skip
 
     def _raise_attempt(self, attempt: int) -> None:
         """Make a new attempt the one that counts; what was written under the older is void."""

@@ -169,7 +169,11 @@ class NodeShell(Shell):
                 None
                 if prepared is None
                 else PreparedVersion(
-                    prepared.version, prepared.attempt, prepared.applied, prepared.grad_norm or 0.0
+                    prepared.version,
+                    prepared.attempt,
+                    prepared.applied,
+                    prepared.grad_norm or 0.0,
+                    sum(1 << each.rank for each in prepared.contributors),
                 )
             )
         if prepared is not None and self._place.count == 1:

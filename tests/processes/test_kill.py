@@ -21,6 +21,8 @@ INTERRUPT_S_MAX = 4.0
         pytest.param("node", "shm", marks=pytest.mark.slow),
         ("node", "tcp"),
         ("switch", "shm"),
+        ("worker", "shm"),
+        pytest.param("worker", "tcp", marks=pytest.mark.slow),
         pytest.param("switch", "ipc", marks=pytest.mark.slow),
     ],
 )
@@ -45,7 +47,7 @@ def test_a_tree_goes_on(role: str, transport: str, capfd: pytest.CaptureFixture[
 
 def test_run_ends_with_its_worker(capfd: pytest.CaptureFixture[str]) -> None:
     """I6, I8. Goal: within seconds, with exit code 4 and the worker and signal in words."""
-    code = kill.main(["--role", "worker", "--count", "1", "--seed", "0"])
+    code = kill.main(["--role", "worker-stop", "--count", "1", "--seed", "0"])
     assert code == 0, capfd.readouterr().out
 
 

@@ -341,7 +341,7 @@ class Node:
         assert action.attempt == self.disk.attempt
         assert all(version == action.version for version, _, _ in self.disk.tentative.values())
         self.disk.prepared = node_actions.PreparedVersion(
-            action.version, action.attempt, action.applied, action.grad_norm
+            action.version, action.attempt, action.applied, action.grad_norm, action.contributors
         )
         return self.core.prepared(action)
 

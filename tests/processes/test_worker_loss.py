@@ -1,0 +1,46 @@
+"""Workers that are lost while a job runs, and that come back: `--on-worker-loss drop`."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import kill
+from tests.processes.jobs import Outside
+
+STEPS = 60
+DROP = ("--on-worker-loss", "drop", "--drop-after", "1s")
+
+
+def steps_of(events: Path) -> list[dict[str, Any]]:
+    """What the node said of each step it decided."""
+    lines = map(json.loads, events.read_text().splitlines())
+    return [line for line in lines if line["name"] == "node.step"]
+
+
+@pytest.mark.parametrize("more", [(), ("--no-switch",)], ids=["switch", "no switch"])
+def test_the_others_go_on(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """I1, I6, I8. Goal: rank 1 is killed, left out, and rank 2, which is killed too and started
+    again, is let in again; the record of each step says who made it, and the run ends well."""
+    outside = Outside(tmp_path / "outside")
+    flags = (*DROP, "--worker-restarts", "1", *more)
+    with kill.start(
+        tmp_path, "run", steps=STEPS, restarts=0, outside=outside, more_flags=flags, workers=3
+    ) as cluster:
+        kill.wait_for_step(cluster, 5)
+        cluster.kill("worker", 2)
+        cluster.wait_for_text("ranks 2 are lost", log="node")
+        cluster.wait_for_text("ranks 2 are back", log="node")
+        second = cluster.kill("worker", 1)
+        assert cluster.wait() == 0, cluster.output
+        assert f"worker 1 (pid {second}) was lost: signal {signal.SIGKILL.name}" in cluster.output
+        assert "the others go on without it" in cluster.output
+        kill.check_clean(cluster, outside)
+        steps = steps_of(cluster.run_directory.events("node"))
+        assert [step["step"] for step in steps] == list(range(STEPS))
+        assert steps[0]["ranks"] == "0-2"
+        assert steps[-1]["ranks"] == "0,2"
