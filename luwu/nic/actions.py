@@ -59,6 +59,8 @@ class Aborted:
     step: int
     text: str
     loaded: bool
+    counts: bool = True
+    """False: the job goes on without this rank, which waits to be let in again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,8 @@ class NicMember(Speaker):
         self._keepsakes.clear()
         self._handles.clear(judged=first - 1)
         self._statements.restart(now_ns, first)
-        self._actions.append(Aborted(first, f"the job goes on without this rank: {text}", m.loaded))
+        text = f"the job goes on without this rank: {text}"
+        self._actions.append(Aborted(first, text, m.loaded, counts=False))
         self._say_again(now_ns)
         self._say_hello(now_ns)
 

@@ -100,8 +100,9 @@ class Nic(Closing):
             retry=retry,
         )  # fmt: skip
         self._told = Told(
-            rank=rank, grace_s=grace_s, recorder=self.recorder, waits_for=self._core.waits_for
-        )
+            rank=rank, grace_s=grace_s, connect_timeout_s=connect_timeout_s,
+            recorder=self.recorder, waits_for=self._core.waits_for,
+        )  # fmt: skip
         self._layout: Layout | None = None
         self._encoder = Encoder(
             aggregate, rank=rank, world_size=world_size, reserve=transport.reserve,
@@ -377,9 +378,11 @@ class Nic(Closing):
             case PeerUp():
                 self._do(self._core.reconnected(SYSTEM_CLOCK.now_ns()))
                 self._told.is_connected, self._told.trouble = True, ""
+                self._told.down_ns = None
                 self._told.notify()
             case PeerDown(_, reason):
                 self._told.trouble = f"the connection to {self._endpoint} is gone: {reason}"
+                self._told.down_ns = SYSTEM_CLOCK.now_ns()
             case PeerFailed(_, error, final):
                 self._told.trouble = str(error)
                 if final:

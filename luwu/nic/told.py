@@ -14,7 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.errors import ConfigError, DeadlineError, LuwuError, StepAborted
+from luwu.base.errors import (
+    ConfigError,
+    ConnectionFailed,
+    DeadlineError,
+    LuwuError,
+    StepAborted,
+)
 from luwu.base.events import Recorder
 from luwu.nic import actions as nic
 from luwu.nic.promises import StepHandle
@@ -27,10 +33,12 @@ class Told:
     """See the module."""
 
     def __init__(
-        self, *, rank: int, grace_s: float, recorder: Recorder, waits_for: Callable[[], str]
-    ) -> None:
+        self, *, rank: int, grace_s: float, connect_timeout_s: float, recorder: Recorder,
+        waits_for: Callable[[], str],
+    ) -> None:  # fmt: skip
         """`waits_for` says what the core waits for, for people."""
         self._rank, self._grace_s = rank, grace_s
+        self._connect_timeout_s = connect_timeout_s
         self._recorder, self._waits_for = recorder, waits_for
         self._changed = threading.Condition()
         self._error: LuwuError | None = None
@@ -46,6 +54,9 @@ class Told:
         self.is_connected = False
         self.trouble = ""
         """With the connection, for people; nothing while there is none."""
+        self.down_ns: int | None = None
+        """Since when the connection is gone."""
+        self._counts = True
 
     # ---------------------------------------------------------------------- training thread
 
@@ -67,6 +78,7 @@ class Told:
                 waited_s = (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
                 if waited_s > limit_s:
                     raise DeadlineError(self._deadline_text(what, waited_s))
+                self._raise_if_over()
                 if waited_s > report_s:
                     report_s += REPORT_EVERY_S
                     self._recorder.event(
@@ -86,6 +98,18 @@ class Told:
             self._abort = None
             self.known_era = self.era
         raise StepAborted(abort.step, abort.text)
+
+    def _raise_if_over(self) -> None:
+        """A rank that was left out, and whose switch is gone, has nothing to wait for."""
+        if self._counts or self.down_ns is None:
+            return
+        gone_s = (SYSTEM_CLOCK.now_ns() - self.down_ns) / 1e9
+        if gone_s > self._connect_timeout_s:
+            raise ConnectionFailed(
+                f"worker {self._rank} was left out, and the job has ended without it or is gone "
+                f"({self.trouble}, for {gone_s:.0f} s); look into the log of the switch why it was "
+                "left out, or allow more with --drop-after"
+            )
 
     def new_step(self, step: int) -> StepHandle:
         """A handle for a step that is about to be committed."""
@@ -109,8 +133,9 @@ class Told:
                     settled = self._steps.pop(step, None)
                     if settled is not None:
                         settled.outcome, settled.is_settled = (applied, grad_norm), True
-                case nic.Aborted(step, _, loaded):
+                case nic.Aborted(step, _, loaded, counts):
                     self.era += 1
+                    self._counts = counts
                     self._abort, self._aborted_step = action, step
                     self.joined = nic.Joined(step, loaded)
                     # Those before were decided; how they came out is being asked for.

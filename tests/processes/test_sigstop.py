@@ -1,0 +1,84 @@
+"""A process that stops doing anything: the others stay within their memory, and go on with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.launch.children import private_bytes
+from luwu.testing.cluster import Cluster
+from tests import kill
+from tests.processes.jobs import Outside
+
+STEPS = 40
+BUDGET_BYTES = 64 * 1024 * 1024
+FLAGS = ("--memory-budget", f"{BUDGET_BYTES}B")
+GROWTH_BYTES_MAX = BUDGET_BYTES // 10
+"""More than a process held while all ran: a tenth of the budget."""
+
+
+def watch_others(cluster: Cluster, stopped: int, seconds: float) -> dict[str, int]:
+    """How much each other process grew at most in so many seconds, in bytes."""
+    pids = {
+        f"{each.role} {each.rank}": each.pid for each in cluster.processes() if each.pid != stopped
+    }
+    first = {name: private_bytes(pid) or 0 for name, pid in pids.items()}
+    grown = dict.fromkeys(pids, 0)
+    end_ns = SYSTEM_CLOCK.now_ns() + int(seconds * 1e9)
+    while SYSTEM_CLOCK.now_ns() < end_ns:
+        sleep(0.2)
+        for name, pid in pids.items():
+            grown[name] = max(grown[name], (private_bytes(pid) or 0) - first[name])
+    return grown
+
+
+@pytest.mark.parametrize(
+    ("role", "rank", "seconds", "transport"),
+    [
+        ("worker", 1, 4.0, "shm"),
+        ("switch", 0, 4.0, "tcp"),
+        pytest.param("worker", 0, 120.0, "tcp", marks=pytest.mark.slow),
+        pytest.param("worker", 1, 120.0, "shm", marks=pytest.mark.slow),
+        pytest.param("switch", 0, 30.0, "shm", marks=pytest.mark.slow),
+        pytest.param("node", 0, 30.0, "tcp", marks=pytest.mark.slow),
+    ],
+)
+def test_sigstop(tmp_path: Path, role: str, rank: int, seconds: float, transport: str) -> None:
+    """I3, I5, I6. Goal: nobody grows while a process is stopped, and after SIGCONT the run goes on
+    and ends with the digest of a run in which nothing happened."""
+    digests = []
+    for name in ("quiet", "stopped"):
+        outside = Outside(tmp_path / f"{name}.tmp")
+        with kill.start(
+            tmp_path, name, steps=STEPS, restarts=0, outside=outside, transport=transport,
+            more_flags=FLAGS,
+        ) as cluster:  # fmt: skip
+            if name == "stopped":
+                kill.wait_for_step(cluster, 5)
+                pid = cluster.kill(role, rank, signal.SIGSTOP)
+                grown = watch_others(cluster, pid, seconds)
+                os.kill(pid, signal.SIGCONT)
+                assert max(grown.values()) <= GROWTH_BYTES_MAX, grown
+            digests.append(kill.finish(cluster, outside))
+    assert digests[0] == digests[1]
+
+
+def test_sigstop_of_a_worker_that_is_left_out(tmp_path: Path) -> None:
+    """I1, I6. Goal: a worker that hangs, with a connection that looks well, is named, left out,
+    and let in again when it goes on."""
+    outside = Outside(tmp_path / "outside")
+    flags = (*FLAGS, "--on-worker-loss", "drop", "--drop-after", "1s")
+    with kill.start(
+        tmp_path, "run", steps=80, restarts=0, outside=outside, more_flags=flags, workers=3
+    ) as cluster:
+        kill.wait_for_step(cluster, 5)
+        pid = cluster.kill("worker", 1, signal.SIGSTOP)
+        cluster.wait_for_text("switch.late", log="switch")
+        cluster.wait_for_text("ranks 1 are lost", log="node")
+        os.kill(pid, signal.SIGCONT)
+        cluster.wait_for_text("ranks 1 are back", log="node")
+        kill.finish(cluster, outside)
