@@ -296,3 +296,15 @@ def test_hosts_run(tmp_path: Path) -> None:
         assert row["over_bound"] == pytest.approx(row["seconds_median"] / row["bound_seconds"])
     assert set(document["claims"]) == set(document["claims_meaning"])
     assert picture.read_text().count("<rect") == 1
+
+
+def test_faults_runs(tmp_path: Path) -> None:
+    """I3. Goal: networks that lose, repeat and reorder end with the weights of one that does not.
+    The program itself compares them."""
+    document = run_smoke(tmp_path, "faults", label="emulated")
+    kinds = {row["faults"]: row for row in document["rows"]}
+    assert set(kinds) == {"none", "loss 1 %", "loss 10 %", "repeated and reordered"}
+    assert kinds["loss 10 %"]["dropped_count"] > 0
+    assert kinds["repeated and reordered"]["repeated_count"] > 0
+    assert kinds["none"]["dropped_count"] == kinds["none"]["repeated_count"] == 0
+    assert set(document["claims"]) == set(document["claims_meaning"])
