@@ -52,146 +52,170 @@ class Bug:
     breaks: str
     """What the change does, in words."""
     file: str
-    old: str
-    new: str
+    edits: tuple[tuple[str, str], ...]
+    """Exact old text, which stands there once, and new text."""
     found_by: tuple[str, ...]
     """Arguments of the interpreter."""
 
-    def plant(self, tree: Path) -> None:
-        """Change the copy. Raises ConfigError unless the old text stands there exactly once."""
-        path = tree / self.file
-        text = path.read_text()
-        if (count := text.count(self.old)) != 1:
-            raise ConfigError(
-                f"planted bug {self.name!r}: its old text stands {count} times in {self.file}, "
-                "expected once; the program was changed, so change tests/planted.py as well"
-            )
-        path.write_text(text.replace(self.old, self.new))
+    def planted(self, text: str) -> str:
+        """The file with the bug in it. Raises ConfigError unless each old text is there once."""
+        for old, new in self.edits:
+            if (count := text.count(old)) != 1:
+                raise ConfigError(
+                    f"planted bug {self.name!r}: {old!r} stands {count} times in {self.file}, "
+                    "expected once; the program was changed, so change tests/planted.py as well"
+                )
+            text = text.replace(old, new)
+        compile(text, self.file, "exec")  # what cannot be read fails for another reason
+        return text
 
+    def plant(self, tree: Path) -> None:
+        """Change the copy. Raises ConfigError, SyntaxError."""
+        path = tree / self.file
+        path.write_text(self.planted(path.read_text()))
+
+
+FLUSH_DATA = """            for side in sorted(self._dirty):
+                self._sides[side].flush()
+            self._dirty.clear()
+"""
+FLUSH_TWICE = """def _flush_twice(fd: int) -> None:
+    try:
+        os.fdatasync(fd)
+    except OSError:
+        os.fdatasync(fd)
+
+
+"""
 
 BUGS = (
     Bug(
         "skip fdatasync",
         "a flush of the store does nothing",
         "switch_emu/store/direct_io.py",
-        "            os.fdatasync(self._fd)\n",
-        "",
+        (("os.fdatasync(self._fd)\n", "pass\n"),),
         IMAGES,
     ),
     Bug(
         "manifest before data",
         "pages are flushed only after the superblock says that they are prepared",
         "switch_emu/store/file.py",
-        """            for side in sorted(self._dirty):
-                self._sides[side].flush()
-            self._dirty.clear()
-            failpoint("store.after_data_flush")
-            failpoint("store.before_manifest")
-            self._meta.write(copy_offset(self._geometry.table, place, 0), manifest)
-            failpoint("store.between_manifests")
-            self._meta.write(copy_offset(self._geometry.table, place, 1), manifest)
-            failpoint("store.after_manifest")
-            self._prepared_ref = ref
-            self._write_superblock()
-""",
-        """            failpoint("store.before_manifest")
-            self._meta.write(copy_offset(self._geometry.table, place, 0), manifest)
-            failpoint("store.between_manifests")
-            self._meta.write(copy_offset(self._geometry.table, place, 1), manifest)
-            failpoint("store.after_manifest")
-            self._prepared_ref = ref
-            self._write_superblock()
-            for side in sorted(self._dirty):
-                self._sides[side].flush()
-            self._dirty.clear()
-            failpoint("store.after_data_flush")
-""",
+        (
+            (FLUSH_DATA, ""),
+            (
+                '            failpoint("store.after_prepared")\n',
+                FLUSH_DATA + '            failpoint("store.after_prepared")\n',
+            ),
+        ),
         IMAGES,
     ),
     Bug(
         "retry fsync",
         "a flush that failed is made again; the second succeeds, with the data gone",
         "switch_emu/store/direct_io.py",
-        "            os.fdatasync(self._fd)\n",
-        "            try:\n"
-        "                os.fdatasync(self._fd)\n"
-        "            except OSError:\n"
-        "                os.fdatasync(self._fd)\n",
-        HISTORIES,
+        (
+            ("os.fdatasync(self._fd)\n", "_flush_twice(self._fd)\n"),
+            ("class IoCounter:\n", FLUSH_TWICE + "class IoCounter:\n"),
+        ),
+        tests("tests/unit/test_store_power_cut.py", "-k", "failed_flush"),
     ),
     Bug(
         "accept duplicate",
         "a contribution that comes again is added again",
         "switch_emu/switch/slots.py",
-        "    if not merge(slot.contributors, contribution.contributors):\n        return False\n",
-        "    merge(slot.contributors, contribution.contributors)\n",
+        (
+            (
+                "    if not merge(slot.contributors, contribution.contributors):\n"
+                "        return False\n",
+                "    merge(slot.contributors, contribution.contributors)\n",
+            ),
+        ),
         HISTORIES,
     ),
     Bug(
         "ignore incarnation",
         "a rank that was started again goes on with what its former start had pushed",
         "switch_emu/switch/members.py",
-        "        return former is not None and former.incarnation < hello.incarnation\n",
-        "        return False\n",
+        (
+            (
+                "        return former is not None and former.incarnation < hello.incarnation\n",
+                "        return False\n",
+            ),
+        ),
         HISTORIES,
     ),
     Bug(
         "sum in arrival order",
         "contributions are added as they came, not by rank",
         "switch_emu/switch/slots.py",
-        "    return sorted(contributions, key=lambda c: c.contributors & -c.contributors)\n",
-        "    return list(contributions)\n",
+        (
+            (
+                "return sorted(contributions, key=lambda c: c.contributors & -c.contributors)\n",
+                "return list(contributions)\n",
+            ),
+        ),
         HISTORIES,
     ),
     Bug(
         "reuse slot early",
         "a slot is given to the next chunk before the parent has its sum",
         "switch_emu/switch/fixed_slots.py",
-        "(self.is_summed and self.slot is None and not self.behind)\n",
-        "self.is_summed\n",
+        (
+            (
+                "(self.is_summed and self.slot is None and not self.behind)\n",
+                "self.is_summed\n",
+            ),
+        ),
         SLOTS,
     ),
     Bug(
         "skip checksum",
         "what is read from a page is not compared with its checksum",
         "switch_emu/store/file.py",
-        "        if found != expected:\n            field =",
-        "        if not found:\n            field =",
+        (
+            (
+                "        if found != expected:\n            field =",
+                "        if not found:\n            field =",
+            ),
+        ),
         HISTORIES,
     ),
     Bug(
         "ack before decide",
         "workers are told that a step is decided when its decision is being written",
         "switch_emu/node/joint.py",
-        "        self._actions.append(Decide(self._prepared.version, self._prepared.attempt))\n",
-        "        self._actions.append(Decide(self._prepared.version, self._prepared.attempt))\n"
-        "        if self._prepared.version > 0:\n"
-        "            self._announce_decided(self._prepared)\n",
+        (
+            (
+                "        self._actions.append("
+                "Decide(self._prepared.version, self._prepared.attempt))\n",
+                "        self._actions.append("
+                "Decide(self._prepared.version, self._prepared.attempt))\n"
+                "        if self._prepared.version > 0:\n"
+                "            self._announce_decided(self._prepared)\n",
+            ),
+        ),
         HISTORIES,
     ),
     Bug(
         "one superblock copy",
         "the second copy of the superblock, and of the counters, is not written",
         "switch_emu/store/ring.py",
-        "        for copy in range(2):\n",
-        "        for copy in range(1):\n",
+        (("        for copy in range(2):\n", "        for copy in range(1):\n"),),
         IMAGES,
     ),
     Bug(
         "no directory sync",
         "the directory in which a store was made is not flushed after the rename",
         "switch_emu/store/directory.py",
-        "        flush_directory(path.parent)\n",
-        "",
+        (("        flush_directory(path.parent)\n", ""),),
         tests("tests/unit/test_store_crash.py", "-k", "maker_flushes_in_the_right_order"),
     ),
     Bug(
         "forget cursor",
-        "a step is decided before all ranks' cursors lie beside it: what they attach is where the "
-        "cursor of a rank's data is kept",
+        "a step is decided before all ranks' cursors lie beside it: what a rank attaches is where "
+        "the cursor of its data is kept",
         "switch_emu/node/core.py",
-        "        if is_complete and (not keeps or step.has_kept(self._members.ranks)):\n",
-        "        if is_complete:\n",
+        (("(not keeps or step.has_kept(", "(True or step.has_kept("),),
         HISTORIES,
     ),
 )

@@ -87,6 +87,16 @@ class DeviceFile:
             for start in range(0, len(data), BLOCK_BYTES)
         ]
 
+    def put_right(self, offset: int, block: bytes) -> None:
+        """Make a block what it should be, whatever is still to come to it."""
+        self.certain[offset : offset + len(block)] = block
+        self.seen[offset : offset + len(block)] = block
+        for number, (start, data) in enumerate(self.pending):
+            at = offset - start
+            if 0 <= at < len(data):
+                right = data[:at] + block + data[at + len(block) :]
+                self.pending[number] = (start, right)
+
     def drop_cache(self) -> None:
         """What is clean is read from the device again."""
         self.seen[:] = self.certain
@@ -193,9 +203,7 @@ class Device:
     def repair(self) -> None:
         """Put back what should be there; nothing is armed any more."""
         for (name, offset), block in self._right.items():
-            file = self.files[name]
-            file.certain[offset : offset + len(block)] = block
-            file.seen[offset : offset + len(block)] = block
+            self.files[name].put_right(offset, block)
         self._right.clear()
         self.armed.clear()
         self.struck.clear()

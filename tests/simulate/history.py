@@ -117,6 +117,10 @@ class Simulation(Cluster):
                 raise
             raise AssertionError(f"O4: {exc}: {self._waits_for()}") from None
         self.oracles.at_the_end()
+        for process in (*self.workers, *self.nodes):
+            if process.alive and not self._is_only_goodbye:
+                held = process.account.count_now
+                assert held == 0, f"O5: {process.name} holds {held} payloads when all is done"
 
     @property
     def _is_finished(self) -> bool:
@@ -149,6 +153,8 @@ class Simulation(Cluster):
             zombie.kill()
         for process in (*self.workers, *self.switches.values(), *self.nodes):
             self._end_stall(process)
+            if process in self._left:  # its successor was still to start
+                self._replace(process)
             self._start_again(process)
 
     def _waits_for(self) -> str:

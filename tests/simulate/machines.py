@@ -154,7 +154,7 @@ class Node(Process):
             facts = self.disk.open()
             self.core = NodeCore(
                 job=JOB,
-                incarnation=self.disk.generation,
+                incarnation=self.disk.starts,
                 ranks=(1 << self._job.world_size) - 1,
                 place=node_actions.NodePlace(number=self._number, count=len(self._disks)),
                 limits=self._job.node_limits,

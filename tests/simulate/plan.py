@@ -15,7 +15,7 @@ from tests.simulate import faults as f
 from tests.simulate.device import KINDS as DISK_KINDS
 from tests.simulate.faults import Fault
 from tests.simulate.hostile import KINDS as HOSTILE_KINDS
-from tests.simulate.job import Job, make_layout
+from tests.simulate.job import SMALL_NODE, Job, make_layout
 from tests.simulate.trees import TREES
 
 FAULTS_MS = 3000
@@ -41,8 +41,10 @@ class Options:
     absent_unit: int | None = None
     pulls_ahead: bool = False
     keeps: bool = False
-    slot_bytes_max: int = 10_000_000
-    copies_bytes_max: int = 10_000_000
+    slot_bytes_max: int = 500_000
+    copies_bytes_max: int = 500_000
+    sum_bytes_max: int = 500_000
+    """Of gradients in the RAM of a node: what is beyond is spilled."""
     slot_count: int | None = None
     aggregate: str = "float32"
     tree: str | None = None
@@ -66,6 +68,7 @@ class Options:
                 slot_bytes_max=self.slot_bytes_max, copies_bytes_max=self.copies_bytes_max,
                 push_window_bytes=60_000,
             ),
+            node_limits=replace(SMALL_NODE, sum_bytes_max=self.sum_bytes_max),
             slot_count=self.slot_count,
             aggregate=self.aggregate,
             switches=tree,
@@ -128,8 +131,9 @@ def make_options(random: Random) -> Options:
         absent_unit=absent_unit,
         pulls_ahead=random.random() < 0.3,
         keeps=random.random() < 0.4,
-        slot_bytes_max=150_000 if random.random() < 0.25 else 10_000_000,
-        copies_bytes_max=50_000 if random.random() < 0.2 else 10_000_000,
+        slot_bytes_max=150_000 if random.random() < 0.25 else 500_000,
+        copies_bytes_max=50_000 if random.random() < 0.2 else 500_000,
+        sum_bytes_max=50_000 if random.random() < 0.2 else 500_000,
         slot_count=random.choice((1, 2, 5)) if random.random() < 0.25 else None,
         aggregate=random.choice(specs) if random.random() < 0.1 else "float32",
         tree=random.choice(sorted(TREES)) if random.random() < 0.15 else None,

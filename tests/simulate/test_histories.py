@@ -197,3 +197,10 @@ def test_an_abort_after_a_skipped_step_reaches_everybody() -> None:
     )
     options = Options(world_size=4, units=3, node_count=3, steps=4, poison_step=2, keeps=True)
     run_history(History(3240, options, faults))
+
+
+def test_gradients_of_a_stranger_that_calls_itself_a_node_are_let_go() -> None:
+    """I5. Goal: what nobody asked for takes no memory. A node once kept the payload of data that
+    came with the role of another node."""
+    faults = (Hostile(at_ms=93, who="node 5", kind="stranger", count=30),)
+    run_history(History(20163, Options(world_size=1, node_count=2, steps=1), faults))
