@@ -204,3 +204,15 @@ def test_gradients_of_a_stranger_that_calls_itself_a_node_are_let_go() -> None:
     came with the role of another node."""
     faults = (Hostile(at_ms=93, who="node 5", kind="stranger", count=30),)
     run_history(History(20163, Options(world_size=1, node_count=2, steps=1), faults))
+
+
+def test_a_worker_that_is_started_again_as_a_step_is_skipped() -> None:
+    """I6. Goal: it goes on with the others: the switch asks for the attempt to be given up although
+    a skip came between (`test_a_cancel_outlives_the_skip_of_a_step`)."""
+    faults = (
+        Crash(at_ms=7, for_ms=50, who="node 5"),
+        Stall(at_ms=135, for_ms=50, who="node 4"),
+        Crash(at_ms=231, for_ms=5, who="worker 5"),
+        Crash(at_ms=293, for_ms=5, who="worker 2"),
+    )
+    run_history(History(40280, Options(steps=3, poison_step=1, keeps=True), faults))
