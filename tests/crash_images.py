@@ -358,7 +358,7 @@ def main() -> int:
     processes = options.processes or os.cpu_count() or 1
     with ProcessPoolExecutor(processes) as pool:
         while images_count < options.count:
-            seeds = list(itertools.islice(stories, 4 * processes))
+            seeds = list(itertools.islice(stories, processes))
             for seed, result in zip(seeds, pool.map(try_story, seeds), strict=True):
                 images_count += result.images_count
                 violations_count += len(result.violations)

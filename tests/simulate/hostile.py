@@ -19,6 +19,7 @@ from typing import Any
 from luwu.wire import messages as wire
 from luwu.wire.kinds import PayloadRule, Role, Verb
 from luwu.wire.messages import MESSAGE_TYPES, Message
+from tests.simulate.world import STRANGERS
 
 KINDS = ("stranger", "replay", "stale", "absurd")
 
@@ -51,7 +52,7 @@ class Attacker:
         """(sender, message, payload) of something hostile; None while too little was heard."""
         if not self._heard or self._hello is None or receiver not in self._last:
             return None
-        stranger = f"stranger-{self._random.randrange(3)}"
+        stranger = self._random.choice(STRANGERS)
         if kind == "stranger":
             return stranger, *self._made_up(self._random.choice(_MAY_SAY))
         if kind == "replay":

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from luwu.base.errors import RemoteProtocolError
 from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Message
 
@@ -141,6 +142,9 @@ class Process:
 
 Handler = Callable[[str, Message, Any], None]
 
+STRANGERS = ("stranger-0", "stranger-1", "stranger-2")
+"""Connections that nobody knows; what they say may be unreadable."""
+
 
 class World:
     """The clock, the queue of events and the network between named processes."""
@@ -233,7 +237,12 @@ class World:
     def _hand_over(
         handler: Handler, process: Process | None, sender: str, header: bytes, carried: Any
     ) -> None:
-        message = _decoded(header, 0 if carried is None else 1)
+        try:
+            message = _decoded(header, 0 if carried is None else 1)
+        except RemoteProtocolError:
+            if started_as(sender) in STRANGERS:
+                return  # as a shell does: refused before any core sees it
+            raise
         is_data = message.IS_DATA and carried is not None
         if is_data and isinstance(carried, bytes):
             carried = np.frombuffer(carried, np.uint8)
