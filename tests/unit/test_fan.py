@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from luwu.wire import messages as wire
@@ -11,31 +12,36 @@ from switch_emu.switch.fan import Fan
 STAMP: dict[str, Any] = {
     "job": 7, "epoch": 0, "role": Role.NODE, "rank": 0, "incarnation": 1, "generation": 1,
 }  # fmt: skip
+BLANK: dict[str, Any] = {"int": 0, "bool": False, "float": 0.0, "str": ""}
 
 
-def welcome(attempt: int, step: int) -> wire.Welcome:
-    return wire.Welcome(**STAMP, attempt=attempt, step=step, loaded=True, push_window_bytes=9)
+def said(kind: type[Any], attempt: int, step: int, **values: Any) -> Any:
+    """A message; what the fan does not look at is blank."""
+    given = {**STAMP, "attempt": attempt, "step": step, **values}
+    blank = {each.name: BLANK.get(str(each.type)) for each in fields(kind)}
+    return kind(**blank | given)
 
 
-def skip(attempt: int, step: int) -> wire.Verdict:
-    return wire.Verdict(**STAMP, attempt=attempt, step=step, applied=False, grad_norm=0.0)
+def welcome(attempt: int, step: int) -> Any:
+    return said(wire.Welcome, attempt, step, loaded=True, push_window_bytes=9)
 
 
-def decided(attempt: int, step: int) -> wire.Decided:
-    return wire.Decided(**STAMP, attempt=attempt, step=step, applied=False, grad_norm=0.0)
+def skip(attempt: int, step: int) -> Any:
+    return said(wire.Verdict, attempt, step, applied=False)
 
 
-def abort(attempt: int, step: int) -> wire.Abort:
-    return wire.Abort(**STAMP, attempt=attempt, step=step, loaded=True, text="asked")
+def decided(attempt: int, step: int) -> Any:
+    return said(wire.Decided, attempt, step, applied=False)
+
+
+def abort(attempt: int, step: int) -> Any:
+    return said(wire.Abort, attempt, step, loaded=True)
 
 
 def greeted() -> Fan:
     """Two nodes have welcomed us, at attempt 1 and step 0."""
     fan = Fan(2)
-    hello = wire.Hello(
-        **STAMP | {"role": Role.SWITCH}, attempt=0, step=0, protocol=1, world_size=1,
-        contributors=1, description_hash="x",
-    )  # fmt: skip
+    hello = said(wire.Hello, 0, 0, role=Role.SWITCH, contributors=1)
     fan.up(hello, b"")
     assert fan.down(0, welcome(1, 0)) == []
     assert len(fan.down(1, welcome(1, 0))) == 1
