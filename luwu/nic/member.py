@@ -40,7 +40,7 @@ class NicMember(Speaker):
         self._uplink = Uplink(self._actions, retry or RetryPolicy())
         self._hello: tuple[bytes, str] | None = None
         self._joined = False
-        self._is_left_out = False
+        self.is_left_out = False
         """The job goes on without us, and we wait to be let in again."""
         self._leaving = False
         self._cancelling: str | None = None
@@ -142,8 +142,8 @@ class NicMember(Speaker):
                 self._uplink.hurry(now_ns)
         elif self._joined:
             self._uplink.hurry(now_ns)
-        elif self._is_left_out and m.attempt > self._attempt:
-            self._joined, self._is_left_out = True, False
+        elif self.is_left_out and m.attempt > self._attempt:
+            self._joined, self.is_left_out = True, False
             self._abort(now_ns, m, "this rank counts again")
         elif asked:
             self._joined = True
@@ -173,7 +173,7 @@ class NicMember(Speaker):
         """
         committed = self._statements.committed
         first = m.step if committed is None else min(committed, m.step)
-        self._joined, self._is_left_out = False, True
+        self._joined, self.is_left_out = False, True
         self._cancelling = None
         self._uplink.forget()
         self._encodings.forget()

@@ -75,7 +75,7 @@ class NodeCore(NodeGathering):
         m, self._now_ns = message, now_ns
         if peer == PARENT:
             self._from_first(m)
-        elif m.role is Role.NODE and self._place.count > 1:
+        elif m.role is Role.NODE and self._place.count > 1 and not m.IS_DATA:
             self._from_node(peer, m, payload)
         elif isinstance(m, wire.ReaderRequest):
             self.readers.received(now_ns, peer, m, loaded=self._loaded)

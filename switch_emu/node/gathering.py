@@ -24,6 +24,7 @@ from switch_emu.node.membership import Action
 from switch_emu.node.serving import NodeServing
 from switch_emu.node.step import Step
 from switch_emu.node.sums import fits
+from switch_emu.switch.members import ranks_text
 from switch_emu.switch.slots import Contribution, OverlapError
 
 
@@ -88,14 +89,18 @@ class NodeGathering(NodeServing):
         self.duplicates["others" if peer is None else self._members.name_of(peer)] += 1
 
     def _takes(self, m: wire.Push, payload: Payload | None, payload_bytes: int) -> bool:
-        """Whether a gradient is of an open step, and of our layout."""
+        """Whether a gradient is of an open step, of our layout and of ranks of the job."""
         if not self._loaded or not self._step <= m.step <= self._step + 1:
             return False
         has_payload = payload is not None
         is_ours = fits(self._layout, self.aggregator, m, payload_bytes, has_payload=has_payload)
-        if is_ours and self._owns(m.chunk):
+        is_of_ranks = m.contributors and not m.contributors & ~self._members.ranks
+        if is_ours and is_of_ranks and self._owns(m.chunk):
             return True
-        misfit = {"chunk": m.chunk, "dtype": m.dtype, "bytes": payload_bytes}
+        misfit = {
+            "chunk": m.chunk, "dtype": m.dtype, "bytes": payload_bytes,
+            "ranks": ranks_text([m.contributors]),
+        }  # fmt: skip
         self._note("node.misfit", level="WARNING", **misfit)
         return False
 

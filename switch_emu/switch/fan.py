@@ -71,6 +71,8 @@ class Fan:
         """The core has said Hello and was not welcomed yet."""
         self._told = (-1, -1)
         """(generation, attempt) that the core knows."""
+        self._judged_step = -1
+        """Of the last verdict that the core was told, unless its attempt was given up since."""
 
     # ---------------------------------------------------------------------- upwards
 
@@ -145,6 +147,7 @@ class Fan:
         if any(v is None or (v.generation, v.attempt, v.step) != same for v in said):
             return []
         self._skipped(m)
+        self._judged_step = m.step
         return [m]
 
     def _decided(self, m: wire.Decided) -> list[wire.Message]:
@@ -152,7 +155,10 @@ class Fan:
         if any(d is None or d.step != m.step for d in said):
             return []
         newest = max((d for d in said if d is not None), key=lambda d: (d.generation, d.attempt))
-        self._skipped(newest)
+        if m.step != self._judged_step:
+            # Else the core knows how the step came out, and takes no attempt from it: what is said
+            # again is stamped with the attempt of now, which may have come by an abort since.
+            self._skipped(newest)
         for key in [key for key in self._received if key[3] < m.step]:
             del self._received[key]
         return [newest]
@@ -193,6 +199,8 @@ class Fan:
             welcomes = [heard.welcome for heard in self._heard if heard.welcome is not None]
             if len(welcomes) < len(self._all):
                 return []
+            if self._told != (generation, attempt):  # else only the connection was lost
+                self._judged_step = -1
             self._greets, self._told = False, (generation, attempt)
             self._received.clear()
             newest = max(welcomes, key=_when)
@@ -217,7 +225,7 @@ class Fan:
             return [_rejoin(current[0])]
         if attempt <= self._told[1] or not current:
             return []
-        self._told = (generation, attempt)
+        self._told, self._judged_step = (generation, attempt), -1
         self._received.clear()
         loaded = step > 0 or (len(current) == len(aborts) and all(a.loaded for a in current))
         return [replace(current[0], step=step, loaded=loaded)]

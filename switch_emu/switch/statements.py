@@ -156,9 +156,13 @@ class SwitchStatements(SwitchMember):
         if m.attempt > self._attempt and not m.applied:  # weights that streamed ahead are void
             hyper = self._commits.of(m.step).payload
             skipped_attempt = self._attempt
+            cancel = self._uplink.answer("cancel")
             self._begin_attempt(m.attempt, m.step)
             self._outcomes.skipped_attempt = skipped_attempt
             self._say_commit("commit", m.step, hyper=hyper)
+            if cancel is not None and isinstance(cancel.message, wire.Cancel):
+                said = cancel.message  # a skip gives up less than was asked for
+                self._cancel(said.text, lost=said.lost)
         verdict = self._ours(wire.Verdict, step=m.step, applied=m.applied, grad_norm=m.grad_norm)
         self._outcomes.verdict = verdict
         if not m.applied:

@@ -1,6 +1,9 @@
-"""Chaotic histories by the thousand: `python -m tests.simulate --seeds N [--first S] [--slots N]`.
+"""Histories by the thousand: `python -m tests.simulate --seeds N [--first S] [--slots N]`.
 
-Each is a pure function of its seed. A seed that fails is printed with the command that replays it.
+Each is a pure function of its seed (`plan.py`, `history.py`). A seed that fails is printed with its
+options, its faults and the command that replays it, and then made smaller: the smallest history
+that still fails comes out as a test to be pasted. Last line: `N trials, V violations`; exit code 0
+or 1. `--chaos` runs the older histories of restarts and lost connections on a rough network.
 """
 
 from __future__ import annotations
@@ -9,19 +12,66 @@ import argparse
 import functools
 import sys
 import traceback
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 
 from luwu.base.clock import SYSTEM_CLOCK
 from tests.simulate.chaos import run_chaos
+from tests.simulate.history import run_history
+from tests.simulate.plan import History, make_history
+from tests.simulate.shrink import Shrinker
+
+SHRUNK_MAX = 3
+"""Failing seeds that are made smaller; of more, only the seeds are of interest."""
 
 
-def run_one(seed: int, slot_count: int | None) -> tuple[int, str]:
-    """Run one history; (seed, traceback), empty if all went well."""
+@dataclass(frozen=True)
+class Outcome:
+    """How one history came out."""
+
+    seed: int
+    trace: str = ""
+    """Empty if all went well."""
+    faults: dict[str, int] = field(default_factory=dict)
+    """Faults that struck, by kind."""
+    virtual_s: float = 0.0
+
+
+def run_one(seed: int, slot_count: int | None, *, is_chaos: bool) -> Outcome:
+    """Run the history of one seed."""
     try:
-        run_chaos(seed, slot_count)
+        if is_chaos:
+            cluster = run_chaos(seed, slot_count)
+            return Outcome(seed, virtual_s=cluster.world.now_ns / 1e9)
+        simulation = run_history(make_history(seed, slot_count))
     except Exception:
-        return seed, traceback.format_exc()
-    return seed, ""
+        return Outcome(seed, traceback.format_exc())
+    return Outcome(seed, "", simulation.counts, simulation.world.now_ns / 1e9)
+
+
+def fails(history: History) -> bool:
+    """Whether a history goes wrong, in whatever way."""
+    try:
+        run_history(history)
+    except Exception:
+        return True
+    return False
+
+
+def report(outcome: Outcome, slot_count: int | None, *, is_chaos: bool, shrinks: bool) -> None:
+    """Say what failed, how to see it again, and what is left of it."""
+    more = " --chaos" if is_chaos else ""
+    more += "" if slot_count is None else f" --slots {slot_count}"
+    print(f"{outcome.trace}seed {outcome.seed} failed; to replay it:")
+    print(f"    python -m tests.simulate --seeds 1 --first {outcome.seed}{more}", flush=True)
+    if is_chaos:
+        return
+    history = make_history(outcome.seed, slot_count)
+    print(f"\n{history.text()}\n", flush=True)
+    if shrinks:
+        smallest = Shrinker(fails).shrink(history)
+        print(f"the smallest history found that still fails:\n\n{smallest.text()}\n", flush=True)
 
 
 def main() -> int:
@@ -31,23 +81,36 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--processes", type=int, default=None, help="default: one a CPU")
     parser.add_argument("--slots", type=int, default=None, help="protocol fidelity, with so many")
+    parser.add_argument("--chaos", action="store_true", help="the older histories")
+    parser.add_argument("--no-shrink", action="store_true", help="print failing seeds as they are")
+    parser.add_argument("--stop-at-first", action="store_true", help="end with the first failure")
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
-    one = functools.partial(run_one, slot_count=options.slots)
-    slots = "" if options.slots is None else f" --slots {options.slots}"
+    one = functools.partial(run_one, slot_count=options.slots, is_chaos=options.chaos)
     start_ns = SYSTEM_CLOCK.now_ns()
-    failed_count = 0
+    failed_count, virtual_s = 0, 0.0
+    struck: Counter[str] = Counter()
     with ProcessPoolExecutor(options.processes) as pool:
-        for seed, trace in pool.map(one, seeds, chunksize=8):
-            if trace:
+        for outcome in pool.map(one, seeds, chunksize=8):
+            struck.update(outcome.faults)
+            virtual_s += outcome.virtual_s
+            if outcome.trace:
                 failed_count += 1
-                print(f"{trace}seed {seed} failed; to replay it:")
-                print(f"    python -m tests.simulate --seeds 1 --first {seed}{slots}", flush=True)
+                report(
+                    outcome, options.slots, is_chaos=options.chaos,
+                    shrinks=failed_count <= SHRUNK_MAX and not options.no_shrink,
+                )  # fmt: skip
+                if options.stop_at_first:
+                    pool.shutdown(cancel_futures=True)
+                    break
     elapsed_s = (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
+    if struck:
+        print("faults: " + ", ".join(f"{count} {kind}" for kind, count in struck.most_common()))
     print(
         f"{len(seeds)} histories in {elapsed_s:.1f} s: {len(seeds) / elapsed_s:.1f} per second, "
-        f"{failed_count} failed"
+        f"{virtual_s:.0f} virtual s"
     )
+    print(f"{len(seeds)} trials, {failed_count} violations")
     return 1 if failed_count else 0
 
 

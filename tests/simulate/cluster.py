@@ -10,8 +10,10 @@ import hashlib
 
 import numpy as np
 
+from luwu.base.tree import Place
+from tests.simulate.disk import Disk
 from tests.simulate.job import Job, kept, reference
-from tests.simulate.machines import Disk, Node, Switch
+from tests.simulate.machines import Node, Switch
 from tests.simulate.worker import Worker
 from tests.simulate.world import Faults, Payload, World
 
@@ -23,21 +25,27 @@ class Cluster:
         Payload.live_count = 0
         self.seed, self.job = seed, job
         self.world = World(seed, faults)
-        self.disks = [Disk() for _ in range(job.layout.node_count)]
-        self.nodes = [Node(self.world, job, self.disks, n) for n in range(len(self.disks))]
-        self.switches = {
-            place.name: Switch(self.world, job, place, incarnation=1) for place in job.tree
-        }
-        self.workers = [
-            Worker(self.world, job, rank, job.tree.leaf_of(rank).process)
-            for rank in range(job.world_size)
-        ]
+        self.disks = self.make_disks(job, job.layout.node_count)
+        self.nodes = [self.make_node(number) for number in range(len(self.disks))]
+        self.switches = {place.name: self.make_switch(place, 1) for place in job.tree}
+        self.workers = [self.make_worker(rank) for rank in range(job.world_size)]
         self._ticks()
+
+    def make_disks(self, job: Job, count: int) -> list[Disk]:
+        return [Disk(job, number, count) for number in range(count)]
+
+    def make_node(self, number: int) -> Node:
+        return Node(self.world, self.job, self.disks, number)
+
+    def make_switch(self, place: Place, incarnation: int) -> Switch:
+        return Switch(self.world, self.job, place, incarnation=incarnation)
+
+    def make_worker(self, rank: int) -> Worker:
+        return Worker(self.world, self.job, rank, self.job.tree.leaf_of(rank).process)
 
     def _ticks(self) -> None:
         for process in (*self.workers, *self.switches.values(), *self.nodes):
-            if process.alive:
-                process.tick()
+            process.enter(process.tick)
         self.world.at(10_000_000, self._ticks)
 
     @property
@@ -52,8 +60,7 @@ class Cluster:
         incarnation = self.world.now_ns + 2
 
         def start() -> None:
-            new = Switch(self.world, self.job, former.place, incarnation=incarnation)
-            self.switches[former.place.name] = new
+            self.switches[former.place.name] = self.make_switch(former.place, incarnation)
 
         self.world.at(30_000_000, start)
 
@@ -63,7 +70,7 @@ class Cluster:
 
         def start() -> None:
             if not self.nodes[number].alive:
-                self.nodes[number] = Node(self.world, self.job, self.disks, number)
+                self.nodes[number] = self.make_node(number)
 
         self.world.at(30_000_000, start)
 
@@ -75,11 +82,7 @@ class Cluster:
 
     def reconnect(self, rank: int) -> None:
         """A worker's connection is lost; it comes back under another name."""
-        worker = self.workers[rank]
-        self.world.silence(worker.name)
-        worker.name += "'"
-        self.world.listen(worker.name, worker._received)
-        worker._do(worker.core.reconnected(self.world.now_ns))
+        self.workers[rank].reconnected()
 
     def reconnect_switch(self, name: str | None = None) -> None:
         """A switch's connection to its parent is lost and comes back under another name."""
@@ -89,8 +92,7 @@ class Cluster:
 
     def cancel(self, rank: int) -> None:
         """A rank asks for the attempt to be given up."""
-        worker = self.workers[rank]
-        worker._do(worker.core.cancel(self.world.now_ns, "asked by the test"))
+        self.workers[rank].cancel("asked by the test")
 
     def run(self) -> None:
         """Finish the job and check it: I1, I3 and that every worker saw the right weights."""

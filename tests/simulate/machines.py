@@ -6,8 +6,8 @@ files; the cores are the same objects.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from luwu.aggregate.interface import ENCODED
 from luwu.base.tree import NODE, Place
 from luwu.wire.actions import PARENT, Drop, Note, Send
-from luwu.wire.messages import Message
+from luwu.wire.messages import Message, Refuse, Rejoin, Welcome
 from switch_emu.node import actions as node_actions
 from switch_emu.node.core import NodeCore
 from switch_emu.switch.actions import Sum
@@ -23,8 +23,13 @@ from switch_emu.switch.aggregate import sum_in_order
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.fan import Fan
 from switch_emu.switch.tree_order import Group, combined, nested
+from tests.simulate.device import ProcessEnded
+from tests.simulate.disk import Disk, DiskFailed
 from tests.simulate.job import JOB, Job, apply_update
-from tests.simulate.world import Payload, World, drop, payload_bytes
+from tests.simulate.world import Payload, Process, World, drop, payload_bytes
+
+HANDSHAKE = (Welcome, Refuse, Rejoin)
+"""What is said only in answer, on the connection that asked."""
 
 
 def node_name(number: int) -> str:
@@ -32,18 +37,20 @@ def node_name(number: int) -> str:
     return f"node-{number}" if number else "node"
 
 
-class Switch:
+class Switch(Process):
     """A SwitchCore; its sums take a little time. Before several nodes stands a fan."""
 
     def __init__(self, world: World, job: Job, place: Place, *, incarnation: int) -> None:
+        super().__init__(world, place.process)
         tree = job.tree
-        self.name, self._world, self.place = place.process, world, place
+        self.place = place
         self._parents = [tree.parent_process(place)]
         if place.parent == NODE:
             self._parents = [node_name(number) for number in range(job.layout.node_count)]
-        self.parent_side = self.name
-        """The name by which its parents know it."""
-        self.alive = True
+        self.parent_side = self.name if incarnation == 1 else f"{self.name}.{incarnation}"
+        """The name by which its parents know it: that of its connections, which end with it."""
+        self.is_superseded = False
+        """Another has its place, and its children: what it says to them reaches nobody."""
         self.fan = Fan(len(self._parents)) if len(self._parents) > 1 else None
         self.core = SwitchCore(
             job=JOB,
@@ -53,16 +60,24 @@ class Switch:
             limits=job.limits,
             retry=job.retry,
         )
-        world.listen(self.name, self._received)
+        for name in {self.name, self.parent_side}:
+            world.listen(name, self._received, self)
 
-    def kill(self) -> None:
-        self.alive = False
-        self._world.silence(self.name)
+    def supersede(self) -> None:
+        """Another process takes the place; this one may still have something to say upwards."""
+        self.is_superseded = True
+        self._world.silence(self)
+        self.parent_side = f"{self.name}.zombie"
+        self._world.listen(self.parent_side, self._received, self)
+
+    def child_lost(self, name: str) -> None:
+        """The connection of a child has ended."""
+        self._do(self.core.lost(self._world.now_ns, name))
 
     def reconnected(self) -> None:
         """The connections to the nodes are lost, and come back under another name."""
         self.parent_side += "'"
-        self._world.listen(self.parent_side, self._received)
+        self._world.listen(self.parent_side, self._received, self)
         for number in range(len(self._parents)):
             if self.fan is not None:
                 self.fan.reconnected(number)
@@ -94,17 +109,15 @@ class Switch:
                     for peer in peers:
                         if peer == PARENT:
                             self._up(message, payload)
-                        else:
+                        elif not self.is_superseded:
                             self._world.send(self.name, peer, message, payload)
                 case Drop(payload):
                     drop(payload)
                 case Sum():
                     values = [p.read().copy() for p in action.payloads]  # type: ignore[attr-defined]
-                    self._world.soon(lambda action=action, values=values: self._sum(action, values))
+                    self.later(lambda action=action, values=values: self._sum(action, values))
 
     def _sum(self, action: Sum, values: list[Any]) -> None:
-        if not self.alive:
-            return
         if ENCODED in action.dtypes:
             parts = [memoryview(v).cast("B") for v in values]
             total = np.empty(self.core.aggregator.combined_bytes(parts), np.uint8)
@@ -112,83 +125,81 @@ class Switch:
         else:
             total = np.empty_like(values[0])
             sum_in_order([memoryview(v) for v in values], action.dtypes, total)
-        payload = Payload(total)
+        payload = Payload(total, self.account)
         self._do(self.core.summed(self._world.now_ns, action, payload, total.nbytes))
 
 
-@dataclass
-class Disk:
-    """What survives a node: two sides of every page, and the records beside them."""
-
-    description: bytes | None = None
-    generation: int = 0
-    attempt: int = 0
-    version: int | None = None
-    applied: bool = True
-    pages: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
-    """Decided: chunk -> (version, weights, momentum)."""
-    tentative: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
-    prepared: node_actions.PreparedVersion | None = None
-    """A version whose pages are the tentative ones."""
-    ledger: dict[int, int] = field(default_factory=dict)
-    """Version -> contributors: I1's record, one a decided step."""
-    decided_attempt: dict[int, int] = field(default_factory=dict)
-    """Version -> the attempt under which it was made."""
-    put_aside: dict[tuple[int, int], dict[tuple[int, int], bytes]] = field(default_factory=dict)
-    """(version, attempt) -> (rank, piece) -> bytes that are to be kept beside the version."""
-    kept: dict[int, dict[tuple[int, int], bytes]] = field(default_factory=dict)
-    """Decided: the same by version."""
-
-
-class Node:
+class Node(Process):
     """A NodeCore, a pipeline that takes random time, and a disk."""
 
-    def __init__(self, world: World, job: Job, disks: list[Disk], number: int = 0) -> None:
-        self.name, self._world, self._job = node_name(number), world, job
-        self._number, self._disks = number, disks
-        disk = self.disk = disks[number]
-        self.alive = True
-        disk.generation += 1
-        self.first_side = f"{self.name}.{disk.generation}"
+    def __init__(
+        self, world: World, job: Job, disks: list[Disk], number: int = 0,
+        on_failed: Callable[[Node], None] = lambda node: None,
+    ) -> None:  # fmt: skip
+        super().__init__(world, node_name(number))
+        self._job, self._number, self._disks = job, number, disks
+        self.disk = disks[number]
+        self.failed = ""
+        """Why it stopped by itself: an injected fault of its disk."""
+        self.is_superseded = False
+        """Another has its disk. It can still speak, but nobody connects to it any more."""
+        self._on_failed = on_failed
+        self.dies_for_ms, self.dies_by_power_cut = 30, False
+        """How long it is gone if it ends inside its store, and whether that is a power cut."""
+        self.first_side = f"{self.name}.{self.disk.starts + 1}"
         """The name by which node 0 knows it: that of a connection, which ends with the process."""
-        if number == 0 or disk.prepared is None:  # what node 0 has not decided is not decided
-            disk.tentative.clear()
-            disk.prepared = None
-        self._sealed: dict[tuple[int, int], bytes] = {}
-        """What is kept beside the version that is prepared."""
-        self.core = NodeCore(
-            job=JOB,
-            incarnation=disk.generation,
-            ranks=(1 << job.world_size) - 1,
-            place=node_actions.NodePlace(number=number, count=len(disks)),
-            limits=job.node_limits,
-            groups=job.tree.groups,
-            retry=job.retry,
-        )
-        world.listen(self.name, self._received)
-        world.listen(self.first_side, self._received)
-        self.tick()
-        if disk.description is not None:
-            self._do(self.core.store_opened(self._facts()))
+        self.disk_stalls_until_ns = 0
+        for name in (self.name, self.first_side):
+            world.listen(name, self._received, self)
+        self.enter(self._start)
 
-    def _facts(self) -> node_actions.StoreFacts:
-        disk = self.disk
-        disk.attempt += self._number == 0
-        assert disk.description is not None
-        return node_actions.StoreFacts(
-            description=disk.description,
-            generation=disk.generation,
-            attempt=disk.attempt,
-            epoch=0,
-            job=JOB,
-            version=disk.version,
-            applied=disk.applied,
-            prepared=disk.prepared,
-        )
+    def _start(self) -> None:
+        with self._stopping():
+            facts = self.disk.open()
+            self.core = NodeCore(
+                job=JOB,
+                incarnation=self.disk.starts,
+                ranks=(1 << self._job.world_size) - 1,
+                place=node_actions.NodePlace(number=self._number, count=len(self._disks)),
+                limits=self._job.node_limits,
+                groups=self._job.tree.groups,
+                retry=self._job.retry,
+            )
+            self.tick()
+            if facts is not None:
+                self._do(self.core.store_opened(facts))
+
+    @contextlib.contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """An error of the disk ends the process, and so does the end of it inside the store."""
+        try:
+            yield
+        except (DiskFailed, ProcessEnded) as exc:
+            self.failed = f"{type(exc).__name__}: {exc}"
+            self.kill()
+            self._on_failed(self)
+
+    def enter(self, do: Callable[[], None]) -> None:
+        def guarded() -> None:
+            with self._stopping():
+                do()
+
+        super().enter(guarded)
 
     def kill(self) -> None:
-        self.alive = False
-        self._world.silence(self.name)
+        super().kill()
+        if not self.is_superseded:
+            self.disk.killed()
+
+    @property
+    def number(self) -> int:
+        return self._number
+
+    def supersede(self) -> None:
+        """Another process takes the disk; this one may still have something to say."""
+        self.disk.killed()
+        self.is_superseded = True
+        self._world.silence(self)
 
     def tick(self) -> None:
         self._do(self.core.tick(self._world.now_ns))
@@ -196,44 +207,46 @@ class Node:
     def reconnected(self) -> None:
         """The connection to node 0 is lost, and comes back under another name."""
         self.first_side += "'"
-        self._world.listen(self.first_side, self._received)
+        self._world.listen(self.first_side, self._received, self)
         self._do(self.core.reconnected(self._world.now_ns))
 
     def _received(self, sender: str, message: Message, payload: Any) -> None:
-        if not self.alive:
-            return  # it listened under more than one name
         nbytes = payload_bytes(payload)
         peer = PARENT if self._number and sender == node_name(0) else sender
         self._do(self.core.received(self._world.now_ns, peer, message, payload, nbytes))
 
-    def _later(self, do: Any) -> None:
-        self._world.soon(lambda: self._do(do()) if self.alive else None)
+    def _later(self, do: Any, more_ns: int = 0) -> None:
+        """Work of the pipeline: it takes a while, longer while the disk stalls."""
+        more_ns += max(0, self.disk_stalls_until_ns - self._world.now_ns)
+        delay_ns = more_ns + self._world.random.randrange(1, 2_000_000)
+        self._world.at(delay_ns, lambda: self.enter(lambda: self._do(do())))
+
+    def _send(self, peers: tuple[str, ...], message: Message, payload: Any) -> None:
+        for peer in peers:
+            if self.is_superseded and isinstance(message, HANDSHAKE):
+                continue  # an answer on a connection that its successor has now
+            if peer == PARENT:
+                self._world.send(self.first_side, node_name(0), message, payload)
+            else:
+                self._world.send(self.name, peer, message, payload)
 
     def _do(self, actions: list[Any]) -> None:
-        disk = self.disk
         for action in actions:
             match action:
                 case Send(peers, message, payload):
-                    for peer in peers:
-                        if peer == PARENT:
-                            self._world.send(self.first_side, node_name(0), message, payload)
-                        else:
-                            self._world.send(self.name, peer, message, payload)
+                    self._send(peers, message, payload)
                 case Drop(payload):
                     drop(payload)
-                case Note() | node_actions.Spill():
+                case Note():
                     pass
+                case node_actions.Spill(payload):
+                    payload.leave_memory()  # type: ignore[attr-defined]
+                case node_actions.RecordAttempt() | node_actions.Discard():
+                    self._disk_at_once(action)
                 case node_actions.OpenStore(description):
-                    disk.description = description
-                    self._later(lambda: self.core.store_opened(self._facts()))
+                    self._later(lambda d=description: self.core.store_opened(self.disk.make(d)))
                 case node_actions.LoadPage():
                     self._later(lambda a=action: self._load(a))
-                case node_actions.RecordAttempt(attempt):
-                    assert attempt > disk.attempt, "an attempt went back"
-                    disk.attempt = attempt
-                case node_actions.Discard():
-                    disk.tentative.clear()
-                    disk.prepared = None
                 case node_actions.Fold():
                     self._later(lambda a=action: self._fold(a))
                 case node_actions.Inspect():
@@ -245,18 +258,31 @@ class Node:
                 case node_actions.KeepPiece():
                     self._later(lambda a=action: self._keep(a))
                 case node_actions.Prepare():
-                    prepare = functools.partial(self._later, lambda a=action: self._prepare(a))
-                    self._world.at(self._job.prepare_ns, prepare)
+                    self._later(lambda a=action: self._prepare(a), self._job.prepare_ns)
                 case node_actions.Decide():
                     self._later(lambda a=action: self._decide(a))
                 case _:
-                    raise AssertionError(f"unknown action {action}")
+                    raise AssertionError(f"{self.name}: unexpected {action}")
+
+    def _disk_at_once(self, action: node_actions.RecordAttempt | node_actions.Discard) -> None:
+        if self.is_superseded:
+            raise DiskFailed("the disk is another's")
+        if isinstance(action, node_actions.Discard):
+            self.disk.discard(action.attempt)
+        else:
+            self.disk.record_attempt(action.attempt)
+
+    @property
+    def _owned(self) -> Disk:
+        """The disk, as long as it is this process's."""
+        if self.is_superseded:
+            raise DiskFailed("the disk is another's")
+        return self.disk
 
     def _load(self, action: node_actions.LoadPage) -> Any:
         values = action.payload.read().copy()  # type: ignore[attr-defined]
         action.payload.drop()  # type: ignore[attr-defined]
-        if action.attempt == self.disk.attempt:
-            self._write(action.chunk, 0, values, np.zeros_like(values))
+        self._write(action.chunk, 0, action.attempt, values, np.zeros_like(values))
         return self.core.page_loaded(action)
 
     def _total(self, chunk: int, contributions: Any) -> Any:
@@ -294,55 +320,41 @@ class Node:
         total = self._total(action.chunk, action.contributions)
         if action.total is not None:
             total = action.total.payload.read() + total  # type: ignore[union-attr]
-        return self.core.folded(action, self._squares(total), Payload(total), total.nbytes)
+        return self.core.folded(
+            action, self._squares(total), Payload(total, self.account), total.nbytes
+        )
 
     def _update(self, action: node_actions.Update) -> Any:
         total = self._total(action.chunk, action.contributions)
-        _, weights, momentum = self.disk.pages[action.chunk]
+        weights, momentum = self._owned.read(action.chunk, action.step)
         grad = total / np.float32(action.divisor)
         new, momentum = apply_update(weights, momentum, grad, 1.0)
-        published = Payload(new) if action.publish else None
-        self._world.soon(lambda: self._written(action, new, momentum))
+        published = Payload(new, self.account) if action.publish else None
+        self._later(lambda: self._written(action, new, momentum))
         return self.core.updated(action, self._squares(total), published)
 
-    def _written(self, action: node_actions.Update, weights: Any, momentum: Any) -> None:
-        if self.alive:
-            if action.attempt == self.disk.attempt:
-                self._write(action.chunk, action.step + 1, weights, momentum)
-            self._do(self.core.written(action))
+    def _written(self, action: node_actions.Update, weights: Any, momentum: Any) -> Any:
+        self._write(action.chunk, action.step + 1, action.attempt, weights, momentum)
+        return self.core.written(action)
 
-    def _write(self, chunk: int, version: int, weights: Any, momentum: Any) -> None:
-        """As the store does: only what it owns, and not while a version is prepared."""
+    def _write(self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any) -> None:
         assert self._job.layout.owner(chunk) == self._number
-        assert self.disk.prepared is None, "a page was written beside a prepared version"
-        assert version == (0 if self.disk.version is None else self.disk.version + 1)
-        self.disk.tentative[chunk] = (version, weights, momentum)
+        self._owned.write(chunk, version, attempt, weights, momentum)
 
     def _read(self, action: node_actions.ReadWeights) -> Any:
-        disk = self.disk
-        version = disk.version if action.version is None else action.version
-        side = disk.tentative if version == (disk.version or 0) + 1 else disk.pages
-        if action.chunk not in side or (side is disk.pages and version != disk.version):
-            return self.core.weights_read(action, None)
-        return self.core.weights_read(action, Payload(side[action.chunk][1]))
+        weights = self._owned.read_weights(action.chunk, action.version)
+        payload = None if weights is None else Payload(weights, self.account)
+        return self.core.weights_read(action, payload)
 
     def _keep(self, action: node_actions.KeepPiece) -> Any:
-        place = self.disk.put_aside.setdefault((action.step + 1, action.attempt), {})
+        place = self._owned.put_aside.setdefault((action.step + 1, action.attempt), {})
         rank = action.ranks.bit_length() - 1
         assert (rank, action.piece) not in place, "a piece was put aside twice"
         place[rank, action.piece] = action.payload.read().tobytes()  # type: ignore[attr-defined]
         return self.core.piece_kept(action)
 
     def _prepare(self, action: node_actions.Prepare) -> Any:
-        if action.kept_attempt is not None:
-            self._sealed = self.disk.put_aside[action.version, action.kept_attempt]
-        if not action.applied:
-            assert not self.disk.tentative, "a skipped step must discard its pages first"
-        assert action.attempt == self.disk.attempt
-        assert all(version == action.version for version, _, _ in self.disk.tentative.values())
-        self.disk.prepared = node_actions.PreparedVersion(
-            action.version, action.attempt, action.applied, action.grad_norm, action.contributors
-        )
+        self._owned.prepare(action)
         return self.core.prepared(action)
 
     def _is_joint(self, action: node_actions.Decide) -> bool:
@@ -354,16 +366,7 @@ class Node:
         return all(p is not None and (p.version, p.attempt) == made for p in prepared)
 
     def _decide(self, action: node_actions.Decide) -> Any:
-        disk = self.disk
-        assert action.version not in disk.ledger, "a step was decided twice"
+        disk = self._owned
         assert self._is_joint(action), f"{self.name} decided version {action.version} alone"
-        disk.prepared = None
-        disk.decided_attempt[action.version] = action.attempt
-        disk.applied = action.version - 1 != self._job.poison_step
-        disk.pages.update(disk.tentative)
-        disk.tentative.clear()
-        disk.version = action.version
-        disk.kept[action.version] = self._sealed
-        self._sealed = {}
-        disk.ledger[action.version] = (1 << self._job.world_size) - 1
+        disk.decide(action.version, action.attempt)
         return self.core.decided(action)

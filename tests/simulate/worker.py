@@ -13,19 +13,38 @@ from luwu.nic.core import NicCore
 from luwu.wire.actions import Drop, Send
 from luwu.wire.messages import Message
 from tests.simulate.job import JOB, Job, encoded, gradient, initial, kept
-from tests.simulate.world import Payload, World, drop
+from tests.simulate.world import Payload, Process, World, drop
 
 
-class Worker:
+class Watch:
+    """Hears what a worker does; the oracles are such (`oracles.py`)."""
+
+    def pushed(self, worker: Worker, step: int) -> None:
+        """It pushes gradients of a step."""
+
+    def used(self, worker: Worker, step: int, weights: dict[int, Any]) -> None:
+        """It computes with these weights, which it was told it may."""
+
+    def settled(self, worker: Worker, told: nic.Settled) -> None:
+        """It was told that a step is decided."""
+
+
+class Worker(Process):
     """A NicCore and the job it runs, as a generator that waits for handles."""
 
-    def __init__(self, world: World, job: Job, rank: int, parent: str) -> None:
-        self.name = f"worker-{rank}"
-        self.alive = True
-        self._world, self._job, self._rank, self._parent = world, job, rank, parent
+    def __init__(
+        self, world: World, job: Job, rank: int, parent: str, start: int = 0,
+        watch: Watch | None = None,
+    ) -> None:  # fmt: skip
+        """`start` counts the starts of this rank; each computes gradients of its own."""
+        super().__init__(world, f"worker-{rank}#{start}" if start else f"worker-{rank}")
+        self.start = start
+        self._job, self._rank, self._parent = job, rank, parent
+        self._watch = watch or Watch()
         self.core = NicCore(
-            job=JOB, rank=rank, world_size=job.world_size, incarnation=100 + rank, retry=job.retry
-        )
+            job=JOB, rank=rank, world_size=job.world_size, incarnation=100 + rank + 1000 * start,
+            retry=job.retry,
+        )  # fmt: skip
         self._handle = 0
         self._ahead: dict[int, int] = {}
         """Pulls of the next step, by unit."""
@@ -40,14 +59,34 @@ class Worker:
         self.refused: str | None = None
         self._script: Generator[Any, None, None] | None = self._main()
         self._wanted: Any = None
-        world.listen(self.name, self._received)
-        world.soon(self._start)
+        world.listen(self.name, self._received, self)
+        self.later(self._join)
+
+    @property
+    def rank(self) -> int:
+        return self._rank
 
     @property
     def finished(self) -> bool:
         return self._script is None
 
-    def _start(self) -> None:
+    @property
+    def only_leaves(self) -> bool:
+        """It is joining, to find that all is done, or leaving: it has nothing more to compute."""
+        return self._wanted in ("joined", "left")
+
+    def reconnected(self) -> None:
+        """The connection to the parent is lost, and comes back under another name."""
+        self._world.silence(self.name)
+        self.name += "'"
+        self._world.listen(self.name, self._received, self)
+        self._do(self.core.reconnected(self._now))
+
+    def cancel(self, text: str) -> None:
+        """Ask for the attempt to be given up."""
+        self._do(self.core.cancel(self._now, text))
+
+    def _join(self) -> None:
         description = self._job.description
         join = self.core.join(
             self._world.now_ns, description.to_bytes(), description.hash, self._job.aggregator
@@ -78,6 +117,7 @@ class Worker:
                     self._facts = action
                 case nic.Settled(step):
                     self.settled[step] = action
+                    self._watch.settled(self, action)
                 case nic.Aborted():
                     self._facts = action
                     self.aborts_count += 1
@@ -103,10 +143,10 @@ class Worker:
             self._do(do())
             self._advance()
 
-        self._world.soon(then)
+        self.later(then)
 
     def _encoded(self, action: nic.Encode, data: memoryview) -> list[nic.Action]:
-        payload = Payload(np.frombuffer(data, np.uint8))
+        payload = Payload(np.frombuffer(data, np.uint8), self.account)
         return self.core.encoded(self._now, action, payload, data.nbytes)
 
     def _throw(self, error: StepAborted) -> None:
@@ -152,7 +192,8 @@ class Worker:
                     committed = step
                     step += 1
                 self._keep(committed)
-                yield ("settled", self._job.steps - 1)
+                if committed >= 0:  # else the last step was decided before we came
+                    yield ("settled", committed)
                 break
             except StepAborted:
                 self._forget_ahead()
@@ -171,7 +212,7 @@ class Worker:
         gradients = [
             nic.Gradient(
                 chunk=chunk.index,
-                payload=Payload(initial(self._job.layout, chunk.index)),
+                payload=Payload(initial(self._job.layout, chunk.index), self.account),
                 payload_bytes=chunk.sum_bytes,
                 dtype="float32",
             )
@@ -218,6 +259,8 @@ class Worker:
                 yield handle
                 seen.update(self._filled.pop(handle))
             use += 1
+            self._watch.used(self, step, seen)
+            self._watch.pushed(self, step)
             if is_streaming and not self._job.begins_early:
                 self._do(self.core.begin(self._world.now_ns, step, "h", self._job.hyper))
             pushes: list[int] = []
@@ -239,14 +282,14 @@ class Worker:
     def _push(self, step: int, part: int, unit: int, weights: dict[int, Any]) -> int:
         gradients = []
         for chunk in self._job.layout.trainable_chunks(unit):
-            values = gradient(weights[chunk], self._rank, step, chunk, part)
+            values = gradient(weights[chunk], self._rank, step, chunk, part, self.start)
             if step == self._job.poison_step and self._rank == 0 and unit == 1:
                 values[3] = np.nan
             absent = self._job.is_absent(self._rank, step, chunk)
             gradients.append(
                 nic.Gradient(
                     chunk=chunk,
-                    payload=None if absent else Payload(values),
+                    payload=None if absent else Payload(values, self.account),
                     payload_bytes=0 if absent else values.nbytes,
                     dtype="float32",
                 )

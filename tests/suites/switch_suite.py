@@ -361,6 +361,23 @@ class SwitchSuite:
         np.testing.assert_array_equal(values, in_rank_order(new))
         assert push.attempt == 1
 
+    def test_a_cancel_outlives_the_skip_of_a_step(self) -> None:
+        """I6. Goal: what a child asked for while a step was being skipped is asked for again under
+        the new attempt: the skip gives up weights, not what was pushed.
+        Method: a rank is started again, so the switch cancels; the skip comes before the abort. It
+        once forgot, and the rank was told of the skip, which says nothing to it, for ever."""
+        bench = self.bench()
+        hello = bench.core._members.first
+        assert hello is not None
+        later = replace(hello, incarnation=500, rank=0, contributors=1)
+        bench.deliver(child(0), later, bench.core._members.description)
+        assert [m.attempt for m, _ in bench.take_parent(wire.Cancel)] == [0]
+        bench.attempt = 1
+        bench.parent_says(wire.Verdict, applied=False, grad_norm=0.0)
+        [(cancel, _)] = bench.take_parent(wire.Cancel)
+        assert cancel.attempt == 1
+        assert "ranks 0 were started again" in cancel.text
+
     def test_a_switch_started_again_knows_nobody(self) -> None:
         """I1. Goal: it holds nothing of what its children say and asks them to join again."""
         bench = self.bench()

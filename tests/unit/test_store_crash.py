@@ -1,8 +1,8 @@
 """Processes that die inside the store: what the next opening finds.
 
-Three ways, each sharper than the last: a copy of the directory at every failpoint (what any kill
-leaves behind); real processes that are killed there; and a power cut, which keeps an arbitrary part
-of what was not flushed, sector by sector.
+Two ways: a copy of the directory at every failpoint (what any kill leaves behind), and real
+processes that are killed there. Power cuts, which keep an arbitrary part of what was not flushed:
+`test_store_power_cut.py`.
 """
 
 from __future__ import annotations
@@ -13,24 +13,21 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from luwu.base.errors import ConfigError, PageCorruptError
+from luwu.base.errors import ConfigError
 from luwu.base.failpoints import failpoint
 from switch_emu.store import DecidedStep, FilePageStore
 from switch_emu.store import directory as directory_module
 from switch_emu.store import file as file_module
-from switch_emu.store.direct_io import BlockFile
 from tests.suites.store_suite import contents, record, small_config, take_step, write_pages
 
 ROOT = Path(__file__).resolve().parents[2]
-SECTOR_BYTES = 512
 
 ABORTED_ATTEMPT = 1
 """The attempt that the story aborts after it was prepared."""
@@ -280,144 +277,3 @@ def test_a_maker_flushes_in_the_right_order(
 
     assert calls[-3:] == [".store.creating", "rename", tmp_path.name]
     assert set(calls[:-3]) >= {"CONFIG", "LOCK", "meta.dat", "side0.dat", "side1.dat"}
-
-
-class PowerCut:
-    """Remembers what each file holds for certain, and every sector written since its last flush."""
-
-    def __init__(self, path: Path) -> None:
-        self.certain = {file.name: bytearray(file.read_bytes()) for file in path.iterdir()}
-        self.pending: list[tuple[str, int, bytes]] = []
-
-    def note_write(self, name: str, offset: int, data: bytes) -> None:
-        """A write that a power cut may undo in part."""
-        for start in range(0, len(data), SECTOR_BYTES):
-            self.pending.append((name, offset + start, data[start : start + SECTOR_BYTES]))
-
-    def note_flush(self, name: str) -> None:
-        """All writes to this file are certain from now on."""
-        for written, offset, data in self.pending:
-            if written == name:
-                self.certain[name][offset : offset + len(data)] = data
-        self.pending = [item for item in self.pending if item[0] != name]
-
-    def image(self, path: Path, kept: Callable[[], bool]) -> None:
-        """A directory as it may look after the cut: each pending sector is kept or not."""
-        path.mkdir()
-        files = {name: bytearray(data) for name, data in self.certain.items()}
-        for name, offset, data in self.pending:
-            if kept():
-                files[name][offset : offset + len(data)] = data
-        for name, content in files.items():
-            (path / name).write_bytes(content)
-
-
-@pytest.fixture
-def cut_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], PowerCut]]:
-    """Start watching the writes and flushes of a store."""
-
-    def start(path: Path) -> PowerCut:
-        cut = PowerCut(path)
-        write, flush = BlockFile.write, BlockFile.flush
-
-        def noted_write(file: BlockFile, offset: int, data: memoryview) -> None:
-            write(file, offset, data)
-            whole = -(-len(data) // SECTOR_BYTES) * SECTOR_BYTES
-            cut.note_write(file.name, offset, bytes(data).ljust(whole, b"\0"))
-
-        def noted_flush(file: BlockFile) -> None:
-            flush(file)
-            if file._synced:
-                cut.note_flush(file.name)
-
-        monkeypatch.setattr(BlockFile, "write", noted_write)
-        monkeypatch.setattr(BlockFile, "flush", noted_flush)
-        return cut
-
-    yield start
-    monkeypatch.undo()
-
-
-def power_cuts(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cut_of: Callable[[Path], PowerCut],
-    *,
-    durability: str,
-) -> tuple[list[tuple[str, Path, Known]], Expected]:
-    """Images of power cuts at every failpoint of the story: nothing and a random part is kept."""
-    path = tmp_path / "store"
-    store = FilePageStore.create(path, small_config(), durability=durability)  # type: ignore[arg-type]
-    cut = cut_of(path)
-    rng = np.random.default_rng(11)
-    image_numbers = count()
-
-    def take_images(place: str) -> list[Path]:
-        images = [tmp_path / f"cut-{next(image_numbers)}" for _ in range(2)]
-        for image, share in zip(images, (0.0, 0.6), strict=True):
-            cut.image(image, lambda share=share: rng.random() < share)  # type: ignore[misc]
-        return images
-
-    watch = Watch(store, take_images)
-    monkeypatch.setattr(file_module, "failpoint", watch)
-    expected: Expected = {}
-    with store:
-        story(store, expected, watch)
-    monkeypatch.undo()
-    return watch.images, expected
-
-
-def test_a_power_cut_leaves_a_whole_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_of: Callable[[Path], PowerCut]
-) -> None:
-    """P2. Goal: at level `step`, no cut loses a decided step or mixes two, seed 11.
-    Method: at every failpoint keep a random part of the sectors not yet flushed."""
-    images, expected = power_cuts(tmp_path, monkeypatch, cut_of, durability="step")
-    assert len(images) > 200
-    for _, image, known in images:
-        check_image(image, expected, known)
-
-
-def test_the_power_cuts_would_find_a_missing_flush(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_of: Callable[[Path], PowerCut]
-) -> None:
-    """Goal: the test above can fail, and a level without flushes never serves wrong bytes.
-    Method: the same cuts at level `process`: many lose something, and every loss is noticed."""
-    images, expected = power_cuts(tmp_path, monkeypatch, cut_of, durability="process")
-    lost_count = noticed_count = 0
-    for _, image, known in images[::5]:
-        try:
-            check_image(image, expected, known)
-        except PageCorruptError:
-            noticed_count += 1
-        except AssertionError:
-            lost_count += 1  # an older version than announced, whole
-    assert noticed_count > 0
-    assert lost_count > 0
-
-
-def test_opening_makes_durable_what_it_found(
-    tmp_path: Path, cut_of: Callable[[Path], PowerCut]
-) -> None:
-    """P2. Goal: what a killed process left in the page cache is decided after `open` for good.
-    Method: a story without flushes, then open at level `step` and cut the power."""
-    path = tmp_path / "store"
-    store = FilePageStore.create(path, small_config(), durability="process")
-    cut = cut_of(path)
-    expected: Expected = {}
-    with store:
-        story(store, expected, lambda place: None)
-        write_pages(store, range(7), 6, 2)
-        store.prepare(DecidedStep(version=6, attempt=2))
-        expected[6] = contents(store, 6)
-    promised: dict[int, Known] = {}
-    for version in (5, 6):
-        with FilePageStore.open(path) as store:
-            known = Known.of(store)
-            assert known.decided == version
-            cut.image(tmp_path / f"cut-{version}", lambda: False)
-            promised[version] = known
-            if version == 5:
-                store.decide(6, 2)
-    for version, known in promised.items():
-        assert check_image(tmp_path / f"cut-{version}", expected, known) == version

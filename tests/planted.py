@@ -1,0 +1,305 @@
+"""Can the suite fail? `python -m tests.planted`: twelve known bugs, each of which it must find.
+
+Oracle O7. A *planted bug* is a small change of the program, exact old text to exact new text, such
+as people really make: a flush left out, a checksum not looked at, a repetition taken in twice. Each
+is made in a copy of the tree; then the part of the suite that is there for it runs in that copy and
+must fail. The same parts must pass in a copy without any change, or failing would mean nothing.
+
+    python -m tests.planted              all twelve
+    python -m tests.planted --only 5     the bug with that number
+
+A table, then `N trials, V violations`: a violation is a bug that nobody found, or a part of the
+suite that fails without one. Exit code 0 or 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("luwu", "switch_emu", "workers", "tests", "pyproject.toml")
+LIMIT_S = 900
+
+IMAGES = ("-m", "tests.crash_images", "--count", "2500", "--processes", "1")
+HISTORIES = (
+    "-m", "tests.simulate", "--seeds", "240", "--processes", "1", "--no-shrink", "--stop-at-first",
+)  # fmt: skip
+SLOTS = (*HISTORIES[:3], "120", *HISTORIES[4:], "--slots", "2")
+
+
+def tests(*names: str) -> tuple[str, ...]:
+    """A part of the suite, by the names of tests."""
+    return ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *names)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A change of one file, and what must fail then."""
+
+    name: str
+    breaks: str
+    """What the change does, in words."""
+    file: str
+    edits: tuple[tuple[str, str], ...]
+    """Exact old text, which stands there once, and new text."""
+    found_by: tuple[str, ...]
+    """Arguments of the interpreter."""
+
+    def planted(self, text: str) -> str:
+        """The file with the bug in it. Raises ConfigError unless each old text is there once."""
+        for old, new in self.edits:
+            if (count := text.count(old)) != 1:
+                raise ConfigError(
+                    f"planted bug {self.name!r}: {old!r} stands {count} times in {self.file}, "
+                    "expected once; the program was changed, so change tests/planted.py as well"
+                )
+            text = text.replace(old, new)
+        compile(text, self.file, "exec")  # what cannot be read fails for another reason
+        return text
+
+    def plant(self, tree: Path) -> None:
+        """Change the copy. Raises ConfigError, SyntaxError."""
+        path = tree / self.file
+        path.write_text(self.planted(path.read_text()))
+
+
+FLUSH_DATA = """            for side in sorted(self._dirty):
+                self._sides[side].flush()
+            self._dirty.clear()
+"""
+FLUSH_TWICE = """def _flush_twice(fd: int) -> None:
+    try:
+        os.fdatasync(fd)
+    except OSError:
+        os.fdatasync(fd)
+
+
+"""
+
+BUGS = (
+    Bug(
+        "skip fdatasync",
+        "a flush of the store does nothing",
+        "switch_emu/store/direct_io.py",
+        (("os.fdatasync(self._fd)\n", "pass\n"),),
+        IMAGES,
+    ),
+    Bug(
+        "manifest before data",
+        "pages are flushed only after the superblock says that they are prepared",
+        "switch_emu/store/file.py",
+        (
+            (FLUSH_DATA, ""),
+            (
+                '            failpoint("store.after_prepared")\n',
+                FLUSH_DATA + '            failpoint("store.after_prepared")\n',
+            ),
+        ),
+        IMAGES,
+    ),
+    Bug(
+        "retry fsync",
+        "a flush that failed is made again; the second succeeds, with the data gone",
+        "switch_emu/store/direct_io.py",
+        (
+            ("os.fdatasync(self._fd)\n", "_flush_twice(self._fd)\n"),
+            ("class IoCounter:\n", FLUSH_TWICE + "class IoCounter:\n"),
+        ),
+        tests("tests/unit/test_store_power_cut.py", "-k", "failed_flush"),
+    ),
+    Bug(
+        "accept duplicate",
+        "a contribution that comes again is added again",
+        "switch_emu/switch/slots.py",
+        (
+            (
+                "    if not merge(slot.contributors, contribution.contributors):\n"
+                "        return False\n",
+                "    merge(slot.contributors, contribution.contributors)\n",
+            ),
+        ),
+        HISTORIES,
+    ),
+    Bug(
+        "ignore incarnation",
+        "a rank that was started again goes on with what its former start had pushed",
+        "switch_emu/switch/members.py",
+        (
+            (
+                "        return former is not None and former.incarnation < hello.incarnation\n",
+                "        return False\n",
+            ),
+        ),
+        HISTORIES,
+    ),
+    Bug(
+        "sum in arrival order",
+        "contributions are added as they came, not by rank",
+        "switch_emu/switch/slots.py",
+        (
+            (
+                "return sorted(contributions, key=lambda c: c.contributors & -c.contributors)\n",
+                "return list(contributions)\n",
+            ),
+        ),
+        HISTORIES,
+    ),
+    Bug(
+        "reuse slot early",
+        "a slot is given to the next chunk before the parent has its sum",
+        "switch_emu/switch/fixed_slots.py",
+        (
+            (
+                "(self.is_summed and self.slot is None and not self.behind)\n",
+                "self.is_summed\n",
+            ),
+        ),
+        SLOTS,
+    ),
+    Bug(
+        "skip checksum",
+        "what is read from a page is not compared with its checksum",
+        "switch_emu/store/file.py",
+        (
+            (
+                "        if found != expected:\n            field =",
+                "        if not found:\n            field =",
+            ),
+        ),
+        HISTORIES,
+    ),
+    Bug(
+        "ack before decide",
+        "workers are told that a step is decided when its decision is being written",
+        "switch_emu/node/joint.py",
+        (
+            (
+                "        self._actions.append("
+                "Decide(self._prepared.version, self._prepared.attempt))\n",
+                "        self._actions.append("
+                "Decide(self._prepared.version, self._prepared.attempt))\n"
+                "        if self._prepared.version > 0:\n"
+                "            self._announce_decided(self._prepared)\n",
+            ),
+        ),
+        HISTORIES,
+    ),
+    Bug(
+        "one superblock copy",
+        "the second copy of the superblock, and of the counters, is not written",
+        "switch_emu/store/ring.py",
+        (("        for copy in range(2):\n", "        for copy in range(1):\n"),),
+        IMAGES,
+    ),
+    Bug(
+        "no directory sync",
+        "the directory in which a store was made is not flushed after the rename",
+        "switch_emu/store/directory.py",
+        (("        flush_directory(path.parent)\n", ""),),
+        tests("tests/unit/test_store_crash.py", "-k", "maker_flushes_in_the_right_order"),
+    ),
+    Bug(
+        "forget cursor",
+        "a step is decided before all ranks' cursors lie beside it: what a rank attaches is where "
+        "the cursor of its data is kept",
+        "switch_emu/node/core.py",
+        (("(not keeps or step.has_kept(", "(True or step.has_kept("),),
+        HISTORIES,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a part of the suite came out in a copy."""
+
+    returncode: int
+    seconds: float
+    tail: str
+
+    @property
+    def said(self) -> str:
+        """The last line but those of no news."""
+        lines = [line.strip() for line in self.tail.splitlines() if "Error" in line]
+        return (lines or self.tail.strip().splitlines() or [""])[-1][:100]
+
+
+def copy_tree(target: Path) -> Path:
+    """The parts of the project that the suite needs."""
+    skipped = shutil.ignore_patterns("__pycache__", "luwu-runs", "luwu-state", ".pytest_cache")
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, target / name, ignore=skipped)
+        else:
+            shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+def run_in(tree: Path, arguments: Sequence[str]) -> Run:
+    """A part of the suite in a copy of the tree, and nothing of the project from elsewhere."""
+    start_ns = SYSTEM_CLOCK.now_ns()
+    result = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    seconds = (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
+    return Run(result.returncode, seconds, (result.stdout + result.stderr)[-4000:])
+
+
+def try_bug(bug: Bug | None, arguments: Sequence[str]) -> Run:
+    """Plant a bug, or none, in a copy of the tree, and run a part of the suite there."""
+    with tempfile.TemporaryDirectory(prefix="luwu-planted-") as place:
+        tree = copy_tree(Path(place))
+        if bug is not None:
+            bug.plant(tree)
+        return run_in(tree, arguments)
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.planted", description=__doc__)
+    parser.add_argument("--only", type=int, default=None, help="the number of one bug, from 1")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="default: one a CPU")
+    options = parser.parse_args()
+    if options.only is not None and not 1 <= options.only <= len(BUGS):
+        parser.error(f"--only {options.only}: the bugs are numbered from 1 to {len(BUGS)}")
+    bugs = BUGS if options.only is None else (BUGS[options.only - 1],)
+    parts = list(dict.fromkeys(bug.found_by for bug in bugs))
+    with ThreadPoolExecutor(options.processes) as pool:
+        clean = pool.map(lambda part: try_bug(None, part), parts)
+        runs = pool.map(lambda bug: try_bug(bug, bug.found_by), bugs)
+        violations_count = 0
+        for part, run in zip(parts, clean, strict=True):
+            if run.returncode != 0:
+                violations_count += 1
+                print(f"python {' '.join(part)} fails without any bug:\n{run.tail}", flush=True)
+        print(f"{'bug':22} {'found':6} {'s':>6}  by")
+        for bug, run in zip(bugs, runs, strict=True):
+            is_found = run.returncode == 1
+            violations_count += not is_found
+            verdict = "yes" if is_found else f"NO ({run.returncode})"
+            print(f"{bug.name:22} {verdict:6} {run.seconds:6.1f}  {run.said}", flush=True)
+            print(f"{'':37}  ({bug.breaks})")
+    print(f"{len(bugs)} trials, {violations_count} violations")
+    return 1 if violations_count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

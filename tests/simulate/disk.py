@@ -1,0 +1,395 @@
+"""What survives a node of a simulated cluster: a dictionary, or the real page store on a device.
+
+Both answer to the same calls, which are those of the node's shell. `Disk` keeps everything, always;
+`StoredDisk` runs `FilePageStore` on a simulated device (`device.py`), which power cuts tear and
+faults damage. Beside the state stands what the oracles want to know of every decided version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from luwu.base.errors import LuwuError
+from luwu.base.tree import ranks_of
+from luwu.wire.description import parse_description
+from switch_emu.node import actions as node_actions
+from switch_emu.store import (
+    Contributor,
+    DecidedStep,
+    Field,
+    FilePageStore,
+    PageKind,
+    StaleAttempt,
+    StoreConfig,
+    VersionMissing,
+)
+from tests.simulate.device import Device, busy
+from tests.simulate.job import JOB, Job
+
+Pieces = dict[tuple[int, int], bytes]
+"""(rank, piece) -> bytes that are to be kept beside a version."""
+
+
+class DiskFailed(Exception):
+    """An injected fault stopped the store: the node must end, and may be started again."""
+
+
+@dataclass
+class Disk:
+    """Two sides of every page, and the records beside them; nothing is ever lost."""
+
+    job: Job
+    number: int
+    count: int
+    starts: int = 0
+    """Of processes that used it."""
+    description: bytes | None = None
+    attempt: int = 0
+    version: int | None = None
+    applied: bool = True
+    pages: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
+    """Decided: chunk -> (version, weights, momentum)."""
+    tentative: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
+    prepared: node_actions.PreparedVersion | None = None
+    """A version whose pages are the tentative ones."""
+    ledger: dict[int, int] = field(default_factory=dict)
+    """Version -> contributors: I1's record, one a decided step."""
+    decided_attempt: dict[int, int] = field(default_factory=dict)
+    """Version -> the attempt under which it was made."""
+    put_aside: dict[tuple[int, int], Pieces] = field(default_factory=dict)
+    """(version, attempt) -> what is to be kept beside it."""
+    kept: dict[int, Pieces] = field(default_factory=dict)
+    """Decided: the same by version."""
+    on_decided: Callable[[int, int], None] = lambda number, version: None
+    """Told of every version as it is decided here."""
+    _sealed: Pieces = field(default_factory=dict)
+    """What is kept beside the version that is prepared."""
+    _contributors: int = 0
+    """Of the version that is prepared."""
+
+    @property
+    def generation(self) -> int:
+        """Openings."""
+        return self.starts
+
+    # ---------------------------------------------------------------------- processes
+
+    def open(self) -> node_actions.StoreFacts | None:
+        """A process starts on it; None: no store was made yet."""
+        self.starts += 1
+        if self.number == 0 or self.prepared is None:  # what node 0 has not decided is not decided
+            self.tentative.clear()
+            self.prepared = None
+            self._sealed = {}
+        return None if self.description is None else self._facts()
+
+    def make(self, description: bytes) -> node_actions.StoreFacts:
+        """Make the store of a job, and open it."""
+        self.description = description
+        return self._facts()
+
+    def _facts(self) -> node_actions.StoreFacts:
+        assert self.description is not None
+        self.attempt += self.number == 0
+        return node_actions.StoreFacts(
+            description=self.description, generation=self.generation, attempt=self.attempt,
+            epoch=0, job=JOB, version=self.version, applied=self.applied, prepared=self.prepared,
+        )  # fmt: skip
+
+    def killed(self) -> None:
+        """The process is no more; its last calls are done."""
+
+    def power_cut(self) -> None:
+        """The same, and what was not flushed is not certain; here, everything is."""
+        self.killed()
+
+    # ---------------------------------------------------------------------- pages
+
+    def record_attempt(self, attempt: int) -> None:
+        assert attempt > self.attempt, "an attempt went back"
+        self.attempt = attempt
+
+    def discard(self, attempt: int) -> None:
+        """Forget what was made under attempts before this one."""
+        self.tentative.clear()
+        self.prepared = None
+
+    def write(self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any) -> None:
+        """A page of the version being made; of an older attempt: nothing is written."""
+        if attempt != self.attempt:
+            return
+        assert self.prepared is None, "a page was written beside a prepared version"
+        assert version == (0 if self.version is None else self.version + 1)
+        self.tentative[chunk] = (version, weights, momentum)
+
+    def read(self, chunk: int, version: int) -> tuple[Any, Any]:
+        """(weights, momentum) of the decided version."""
+        found, weights, momentum = self.pages[chunk]
+        assert found <= version == self.version, "an update read another version"
+        return weights, momentum
+
+    def read_weights(self, chunk: int, version: int | None) -> Any | None:
+        """Weights of a version, decided (None: whichever that is) or made; None if it has gone."""
+        version = self.version if version is None else version
+        side = self.tentative if version == (self.version or 0) + 1 else self.pages
+        if chunk not in side or (side is self.pages and version != self.version):
+            return None
+        return side[chunk][1]
+
+    # ---------------------------------------------------------------------- versions
+
+    def prepare(self, action: node_actions.Prepare) -> None:
+        self._note_prepare(action)
+        assert action.attempt == self.attempt
+        assert all(found == action.version for found, _, _ in self.tentative.values())
+        if not action.applied:
+            assert not self.tentative, "a skipped step must discard its pages first"
+        self.prepared = node_actions.PreparedVersion(
+            action.version, action.attempt, action.applied, action.grad_norm, action.contributors
+        )
+
+    def _note_prepare(self, action: node_actions.Prepare) -> None:
+        self._contributors = action.contributors
+        aside = action.kept_attempt is not None
+        found = self.put_aside.get((action.version, action.kept_attempt or 0), {})
+        self._sealed = dict(found) if aside else {}
+
+    def decide(self, version: int, attempt: int) -> None:
+        assert self.prepared is not None
+        self.applied = self.prepared.applied
+        self.prepared = None
+        self.pages.update(self.tentative)
+        self.tentative.clear()
+        self.version = version
+        self._note_decided(version, attempt, self._contributors)
+
+    def _note_decided(self, version: int, attempt: int, contributors: int) -> None:
+        assert version not in self.ledger, "O3: a step was decided twice"
+        self.decided_attempt[version] = attempt
+        self.kept[version], self._sealed = self._sealed, {}
+        self.ledger[version] = contributors
+        self.on_decided(self.number, version)
+
+    # ---------------------------------------------------------------------- for the oracles
+
+    def made(self) -> node_actions.PreparedVersion | None:
+        """What is prepared now."""
+        return self.prepared
+
+    def decided_weights(self) -> dict[int, Any]:
+        """Of all chunks; the decided version."""
+        return {chunk: weights for chunk, (_, weights, _) in self.pages.items()}
+
+    def made_weights(self) -> dict[int, Any]:
+        """Of all chunks; the version that is prepared, or the decided one."""
+        weights = self.decided_weights()
+        if self.prepared is not None:
+            weights |= {chunk: found for chunk, (_, found, _) in self.tentative.items()}
+        return weights
+
+
+class StoredDisk(Disk):
+    """The real page store on a simulated device; `device.simulated()` must be on."""
+
+    def __init__(self, job: Job, number: int, count: int, random: Random) -> None:
+        super().__init__(job, number, count)
+        self.device = Device(f"{job.world_size}-{number}-{random.getrandbits(48):x}", random)
+        self._store: FilePageStore | None = None
+        self._owned = [c for c in job.layout.chunks if job.layout.owner(c.index) == number]
+
+    @property
+    def generation(self) -> int:
+        """Openings of the store; before it is made, of processes."""
+        return self.starts if self._store is None else self._store.generation
+
+    # ---------------------------------------------------------------------- processes
+
+    def open(self) -> node_actions.StoreFacts | None:
+        self.starts += 1
+        return None if self.device.config is None else self._opened()
+
+    def make(self, description: bytes) -> node_actions.StoreFacts:
+        self.device.make(self._config(description))
+        return self._opened()
+
+    def _opened(self) -> node_actions.StoreFacts:
+        """As `NodeShell._open` does."""
+        with self._calling():
+            store = self._store = self.device.open()
+            prepared = store.prepared
+            if self.number == 0:
+                if prepared is not None and self.count == 1:
+                    store.decide(prepared.version, prepared.attempt)
+                store.record_attempt(store.attempt + 1)
+                if store.prepared is not None:
+                    store.abort(store.attempt - 1)
+            decided, prepared = store.decided, store.prepared
+        self._follow()
+        assert store.attempt >= self.attempt, "P5: the recorded attempt went back"
+        self.attempt = store.attempt
+        self.prepared = None
+        if prepared is not None:
+            self.prepared = node_actions.PreparedVersion(
+                prepared.version, prepared.attempt, prepared.applied, prepared.grad_norm or 0.0,
+                sum(1 << each.rank for each in prepared.contributors),
+            )  # fmt: skip
+        return node_actions.StoreFacts(
+            description=store.config.description, generation=store.generation,
+            attempt=store.attempt, epoch=0, job=JOB,
+            version=None if decided is None else decided.version,
+            applied=decided is None or decided.applied, prepared=self.prepared,
+        )  # fmt: skip
+
+    def _follow(self) -> None:
+        """Take note of what the store is decided at: I2, never older than what was promised."""
+        assert self._store is not None
+        decided = self._store.decided
+        found = -1 if decided is None else decided.version
+        known = -1 if self.version is None else self.version
+        assert found in (known, known + 1), f"I2: decided at {found}, promised was {known}"
+        if decided is not None and found == known + 1:
+            self.version, self.applied = found, decided.applied
+            ranks = sum(1 << each.rank for each in decided.contributors)
+            self._note_decided(found, decided.attempt, ranks)
+
+    def killed(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def power_cut(self) -> None:
+        self.killed()
+        self.device.power_cut()
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        """A call into the store: what an injected fault makes of it is no error of ours."""
+        try:
+            with busy(self.device):
+                yield
+        except LuwuError as exc:
+            if not self.device.struck:
+                raise
+            raise DiskFailed(f"{self.device.path.name}: {exc}") from exc
+
+    # ---------------------------------------------------------------------- pages
+
+    def record_attempt(self, attempt: int) -> None:
+        assert attempt > self.attempt, "an attempt went back"
+        with self._calling():
+            self._now.record_attempt(attempt)
+        self.attempt = attempt
+
+    def discard(self, attempt: int) -> None:
+        with self._calling():
+            self._now.abort(attempt - 1)
+        self.prepared = None
+
+    def write(self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any) -> None:
+        page = self.job.layout.page(chunk)
+        kind = self._now.config.kind(page)
+        record = bytearray(kind.record_bytes)
+        for name, values in (("weight", weights), ("momentum", momentum)):
+            if name == "weight" or self.job.layout.chunks[chunk].trainable:
+                start, stop = kind.range(name)
+                record[start:stop] = values.tobytes()
+        with self._calling(), contextlib.suppress(StaleAttempt):
+            self._now.write(page, version, attempt, record)
+
+    def read(self, chunk: int, version: int) -> tuple[Any, Any]:
+        page = self.job.layout.page(chunk)
+        kind = self._now.config.kind(page)
+        record = bytearray(kind.record_bytes)
+        with self._calling():
+            self._now.read(page, version, memoryview(record))
+        arrays = []
+        for name in ("weight", "momentum"):
+            start, stop = kind.range(name)
+            arrays.append(np.frombuffer(record[start:stop], np.float32))
+        return arrays[0], arrays[1]
+
+    def read_weights(self, chunk: int, version: int | None) -> Any | None:
+        weights = np.empty(self.job.layout.chunks[chunk].elems, np.float32)
+        with self._calling():
+            store = self._now
+            if version is None:
+                assert store.decided is not None
+                version = store.decided.version
+            page = self.job.layout.page(chunk)
+            try:
+                store.read_field(page, version, "weight", weights.view(np.uint8).data)
+            except VersionMissing:
+                return None
+        return weights
+
+    # ---------------------------------------------------------------------- versions
+
+    def prepare(self, action: node_actions.Prepare) -> None:
+        self._note_prepare(action)
+        ranks = ranks_of(action.contributors)
+        step = DecidedStep(
+            version=action.version, attempt=action.attempt, epoch=action.epoch, job=JOB,
+            generation=self._now.generation,
+            contributors=tuple(Contributor(rank, 0, action.version) for rank in ranks),
+            hyper=action.hyper, applied=action.applied, grad_norm=action.grad_norm,
+        )  # fmt: skip
+        with self._calling():
+            self._now.prepare(step)
+        self.prepared = node_actions.PreparedVersion(
+            action.version, action.attempt, action.applied, action.grad_norm, action.contributors
+        )
+
+    def decide(self, version: int, attempt: int) -> None:
+        with self._calling():
+            self._now.decide(version, attempt)
+        self.prepared = None
+        self._follow()
+
+    # ---------------------------------------------------------------------- for the oracles
+
+    def decided_weights(self) -> dict[int, Any]:
+        return self._weights(self.version)
+
+    def made_weights(self) -> dict[int, Any]:
+        return self._weights(self.version if self.prepared is None else self.prepared.version)
+
+    def _weights(self, version: int | None) -> dict[int, Any]:
+        """Of all chunks that can be read: what an injected fault damaged is not served."""
+        found: dict[int, Any] = {}
+        for chunk in self._owned if self._store is not None and version is not None else ():
+            with contextlib.suppress(DiskFailed):
+                weights = self.read_weights(chunk.index, version)
+                if weights is not None:
+                    found[chunk.index] = weights
+        return found
+
+    @property
+    def _now(self) -> FilePageStore:
+        if self._store is None:
+            raise DiskFailed("the process was replaced: the store is another's")
+        return self._store
+
+    def _config(self, description: bytes) -> StoreConfig:
+        layout = parse_description(description).layout
+        kinds: dict[tuple[bool, int], int] = {}
+        built: list[PageKind] = []
+        for chunk in self._owned:
+            key = (chunk.trainable, chunk.elems)
+            if key not in kinds:
+                kinds[key] = len(built)
+                names = ("weight", "momentum") if chunk.trainable else ("weight",)
+                fields = tuple(Field(name, "float32", chunk.elems) for name in names)
+                built.append(PageKind(f"kind-{len(built)}", fields))
+        return StoreConfig(
+            kinds=tuple(built),
+            page_kinds=tuple(kinds[c.trainable, c.elems] for c in self._owned),
+            page_elems=tuple(c.elems for c in self._owned),
+            optimizer="test", chunk_bytes=layout.chunk_bytes, layout_hash="simulated",
+            description=description, store_uuid=f"{1 + self.number:032x}",
+        )  # fmt: skip

@@ -1,0 +1,240 @@
+"""What must hold in every simulated history: O1 to O6, each checked where it could first be seen.
+
+O1  a state that is opened again is never older than what any worker was told is decided
+O2  decided weights are those of a plain loop that replays the ledger
+O3  every decided step holds each rank once: what it holds is explained by *one* start of each rank
+O4  when faults end, the job finishes within a bound (`history.py`)
+O5  the payloads that a process holds stay within its limits (`world.Account`)
+O6  weights that a worker computes with are those of the version it asked for, decided or, until
+    then, as made under its attempt
+
+Each start of a rank pushes other gradients (`job.gradient`), so O2, O3 and O6 are one question: is
+there one start for each rank such that a plain loop has these bits? A *candidate* is such a choice
+for one version, made under one attempt; what is seen of that version strikes candidates out, and
+when none is left, something was added twice, left out, mixed, or changed on the way. The ledger of
+a decided version strikes out all that name other ranks than it does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from luwu.base.tree import ranks_of
+from luwu.nic import actions as nic
+from tests.simulate.disk import Disk
+from tests.simulate.job import Job, apply_update, gradient, initial, kept, sum_of
+from tests.simulate.worker import Watch, Worker
+
+
+class Candidate:
+    """One explanation of a version: the one before it, and which start of each rank pushed.
+
+    A rank whose start is None is not in the step.
+    """
+
+    def __init__(
+        self, job: Job, before: Candidate | None, step: int, starts: Sequence[int | None]
+    ) -> None:  # fmt: skip
+        self._job, self._before, self._step, self._starts = job, before, step, starts
+        self._pages: dict[int, tuple[Any, Any]] = {}
+        self.is_struck = False
+
+    @property
+    def is_possible(self) -> bool:
+        """Neither it nor what it follows from was struck out."""
+        return not self.is_struck and (self._before is None or self._before.is_possible)
+
+    @property
+    def contributors(self) -> int:
+        """Bitmap of the ranks that are in the step."""
+        return sum(1 << rank for rank, start in enumerate(self._starts) if start is not None)
+
+    def page(self, chunk: int) -> tuple[Any, Any]:
+        """(weights, momentum), computed when first asked for."""
+        if chunk not in self._pages:
+            self._pages[chunk] = self._made(chunk)
+        return self._pages[chunk]
+
+    def _made(self, chunk: int) -> tuple[Any, Any]:
+        job, step = self._job, self._step
+        if self._before is None:
+            weights = initial(job.layout, chunk)
+            return weights, np.zeros_like(weights)
+        weights, momentum = self._before.page(chunk)
+        if step == job.poison_step or not job.layout.chunks[chunk].trainable:
+            return weights, momentum
+        total = None
+        for part in range(job.backwards):
+            pushed = {
+                rank: gradient(weights, rank, step, chunk, part, start)
+                for rank, start in enumerate(self._starts)
+                if start is not None and not job.is_absent(rank, step, chunk)
+            }
+            of_part = sum_of(job, pushed)
+            if of_part is not None:
+                total = of_part if total is None else total + of_part
+        if total is None:
+            return weights, momentum
+        count = np.float32(self.contributors.bit_count())
+        return apply_update(weights, momentum, total / count, 1.0)
+
+    def __repr__(self) -> str:
+        return f"starts {tuple(self._starts)}"
+
+
+class Oracles(Watch):
+    """See the module; `disks` are those of the nodes, by number."""
+
+    def __init__(self, job: Job, disks: Sequence[Disk]) -> None:
+        self._job, self._disks = job, disks
+        self.may_be_left_out = job.node_limits.ranks_min is not None
+        """A step may be made without some ranks, if the ledger says so."""
+        self._first = [Candidate(job, None, -1, ())]
+        self._made: dict[tuple[int, int], list[Candidate]] = {}
+        """(version, attempt) -> what may explain it."""
+        self._pushed: dict[tuple[int, int], set[int]] = defaultdict(set)
+        """(step, rank) -> starts that pushed gradients of it."""
+        self._chosen_from: dict[tuple[int, int], tuple[tuple[int | None, ...], ...]] = {}
+        self.told = -1
+        """The last step that any worker was told is decided."""
+
+    # ---------------------------------------------------------------------- what workers do
+
+    def pushed(self, worker: Worker, step: int) -> None:
+        self._pushed[step, worker.rank].add(worker.start)
+
+    def settled(self, worker: Worker, told: nic.Settled) -> None:
+        decided = self._disks[0].version
+        assert told.step < (decided or 0), (
+            f"O1: {worker.name} was told that step {told.step} is decided, the state is at version "
+            f"{decided}"
+        )
+        assert told.applied == (told.step != self._job.poison_step), (
+            f"O2: {worker.name} was told that step {told.step} was applied: {told.applied}"
+        )
+        self.told = max(self.told, told.step)
+
+    def used(self, worker: Worker, step: int, weights: dict[int, Any]) -> None:
+        attempt = worker.core._attempt
+        decided = self._disks[0].decided_attempt.get(step, attempt)
+        made = decided if decided <= attempt else attempt
+        self._check("O6", f"{worker.name} in step {step}", step, made, weights)
+
+    # ---------------------------------------------------------------------- what disks hold
+
+    def decided(self, number: int, version: int) -> None:
+        """A disk has decided a version."""
+        disk = self._disks[number]
+        attempt = disk.decided_attempt[version]
+        if version > 0:
+            self._check_ledger(disk.ledger[version], version, attempt)
+            self._check_kept(disk, version)
+        first = self._disks[0].decided_attempt.get(version, attempt)
+        assert attempt == first, f"I2: version {version} was decided under two attempts"
+        if number == 0:
+            for other in self._disks[1:]:  # node 0 decides what all have prepared
+                weights = other.made_weights()
+                self._check("O2", f"node {other.number}, prepared", version, attempt, weights)
+        self._check("O2", f"node {number}, decided", version, attempt, disk.decided_weights())
+
+    def _check_ledger(self, ledger: int, version: int, attempt: int) -> None:
+        """It names ranks, and they are those of the sums."""
+        everyone = (1 << self._job.world_size) - 1
+        assert ledger, f"O3: version {version} is made by nobody"
+        assert not ledger & ~everyone, f"O3: version {version} is made by {ledger:#b}"
+        assert self.may_be_left_out or ledger == everyone, f"O3: version {version}: {ledger:#b}"
+        for candidate in self._candidates(version, attempt):
+            if candidate.contributors != ledger:
+                candidate.is_struck = True
+
+    def _check_kept(self, disk: Disk, version: int) -> None:
+        """Beside every version lies what each rank keeps: where the cursors of its data are."""
+        expected = {
+            (rank, piece): data
+            for rank in ranks_of(disk.ledger[version])
+            for piece, data in enumerate(kept(rank, version - 1))
+        }
+        if self._job.keeps and disk.number == 0:
+            found = disk.kept[version]
+            assert found == expected, (
+                f"O3: beside version {version} lies {sorted(found)}, expected {sorted(expected)}"
+            )
+
+    def opened(self, number: int) -> None:
+        """A node has opened its disk again."""
+        disk = self._disks[number]
+        found = -1 if disk.version is None else disk.version
+        promised = self.told + (number == 0)  # another may still have to follow node 0
+        assert self.told < 0 or found >= promised, (
+            f"O1: node {number} opened version {found}; step {self.told} was told to be decided"
+        )
+
+    def at_the_end(self) -> str:
+        """The job is done: the ledger is complete, and the digest that of the plain loop."""
+        job, weights = self._job, {}
+        for disk in self._disks:
+            where = f"node {disk.number}"
+            assert disk.version == job.steps, f"O2: {where} is at version {disk.version}"
+            assert set(disk.ledger) == set(range(job.steps + 1)), f"O3: {where}: {disk.ledger}"
+            assert disk.decided_attempt == self._disks[0].decided_attempt, f"I2: {where}"
+            weights |= disk.decided_weights()
+        assert len(weights) == len(job.layout.chunks), "O2: pages are missing"
+        last = self._candidates(job.steps, self._disks[0].decided_attempt[job.steps])
+        digests = {_digest(weights[c.index] for c in job.layout.chunks)}
+        expected = {_digest(c.page(i.index)[0] for i in job.layout.chunks) for c in last}
+        assert digests <= expected, f"O2: {digests} is none of {expected}"
+        return digests.pop()
+
+    # ---------------------------------------------------------------------- candidates
+
+    def _check(
+        self, oracle: str, where: str, version: int, attempt: int, weights: dict[int, Any]
+    ) -> None:
+        candidates = self._candidates(version, attempt)
+        for chunk, found in weights.items():
+            for candidate in candidates:
+                if not np.array_equal(candidate.page(chunk)[0], found):
+                    candidate.is_struck = True
+            left = [each for each in candidates if each.is_possible]
+            assert left, (
+                f"{oracle}: {where}: chunk {chunk} of version {version} (attempt {attempt}) is "
+                f"explained by none of {candidates}"
+            )
+            candidates = left
+
+    def _candidates(self, version: int, attempt: int) -> list[Candidate]:
+        """What may explain a version that was made under an attempt."""
+        if version == 0:
+            return self._first
+        key, step = (version, attempt), version - 1
+        ranks = range(self._job.world_size)
+        nobody: tuple[None, ...] = (None,) if self.may_be_left_out else ()
+        starts = tuple((*sorted(self._pushed[step, rank]), *nobody) for rank in ranks)
+        if key not in self._made:
+            self._made[key] = []
+        if self._chosen_from.get(key) != starts:  # somebody else has pushed since
+            known = {tuple(each._starts) for each in self._made[key]}
+            self._chosen_from[key] = starts
+            before = self._first
+            if step:
+                before = self._candidates(step, self._disks[0].decided_attempt[step])
+            self._made[key] += [
+                Candidate(self._job, each, step, chosen)
+                for each in before
+                for chosen in itertools.product(*starts)
+                if chosen not in known
+            ]
+        return [each for each in self._made[key] if each.is_possible]
+
+
+def _digest(arrays: Iterable[Any]) -> str:
+    whole = hashlib.sha256()
+    for array in arrays:
+        whole.update(array.tobytes())
+    return whole.hexdigest()

@@ -1,0 +1,279 @@
+"""A history as a value: options of its job, and the list of its faults, both drawn from one seed.
+
+Each history enables a part of the kinds of faults only (swarm testing): what always happens
+together hides what happens alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from luwu.base.seeds import derive
+from switch_emu.switch.actions import SwitchLimits
+from tests.simulate import faults as f
+from tests.simulate.device import KINDS as DISK_KINDS
+from tests.simulate.faults import Fault
+from tests.simulate.hostile import KINDS as HOSTILE_KINDS
+from tests.simulate.job import SMALL_NODE, Job, make_layout
+from tests.simulate.trees import TREES
+
+FAULTS_MS = 3000
+"""Faults begin within this; a job of five steps takes one to three seconds."""
+CALM_IS_FASTER = 4
+"""How much sooner a job is done where the network loses nothing."""
+HEALED_MS = 5000
+"""No fault lasts longer than this: then the second phase begins, and the job must finish."""
+PATIENCE_MS = 400
+"""Where lost ranks are left out. A rough network takes longer now and then: so are ranks that only
+wait for an answer."""
+FINISH_MS = 60_000
+"""Virtual time that the second phase may take (O4)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The job of a history, in words that can be made simpler one by one."""
+
+    world_size: int = 2
+    units: int = 2
+    frozen: bool = False
+    node_count: int = 1
+    steps: int = 5
+    update: str = "streaming"
+    backwards: int = 1
+    poison_step: int | None = None
+    absent_unit: int | None = None
+    pulls_ahead: bool = False
+    keeps: bool = False
+    slot_bytes_max: int = 500_000
+    copies_bytes_max: int = 500_000
+    sum_bytes_max: int = 500_000
+    """Of gradients in the RAM of a node: what is beyond is spilled."""
+    slot_count: int | None = None
+    aggregate: str = "float32"
+    tree: str | None = None
+    stored: bool = False
+    """Nodes run the real page store on simulated devices."""
+    drops: bool = False
+    """The job goes on without ranks that are lost."""
+    ranks_min: int = 1
+    """As long as so many are left."""
+
+    def job(self) -> Job:
+        """What the cluster trains."""
+        tree = None if self.tree is None else TREES[self.tree]
+        return Job(
+            make_layout(units=self.units, frozen=self.frozen, node_count=self.node_count),
+            world_size=self.world_size if tree is None else tree.workers,
+            steps=self.steps,
+            update=self.update,
+            backwards=self.backwards if self.update == "at_step" else 1,
+            poison_step=self.poison_step,
+            absent_unit=self.absent_unit,
+            pulls_ahead=self.pulls_ahead,
+            keeps=self.keeps,
+            switch_limits=SwitchLimits(
+                slot_bytes_max=self.slot_bytes_max, copies_bytes_max=self.copies_bytes_max,
+                push_window_bytes=60_000,
+                patience_ns=PATIENCE_MS * 1_000_000 if self.drops else None,
+            ),
+            node_limits=replace(
+                SMALL_NODE, sum_bytes_max=self.sum_bytes_max,
+                ranks_min=self.ranks_min if self.drops else None,
+            ),
+            slot_count=self.slot_count,
+            aggregate=self.aggregate,
+            switches=tree,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class History:
+    """What happens; with a seed for the order of all that is not said."""
+
+    seed: int
+    options: Options
+    faults: tuple[Fault, ...]
+
+    def text(self) -> str:
+        """As a test that can be pasted."""
+        options = ", ".join(
+            f"{name}={value!r}"
+            for name, value in vars(self.options).items()
+            if value != getattr(Options(), name)
+        )
+        lines = [f"        {fault!r}," for fault in self.faults]
+        return "\n".join(
+            [
+                f"def test_history_{self.seed}() -> None:",
+                '    """O1 to O6. Goal: what this history showed does not come back."""',
+                "    faults = (",
+                *lines,
+                "    )",
+                f"    run_history(History({self.seed}, Options({options}), faults))",
+            ]
+        )
+
+
+def make_history(seed: int, slot_count: int | None = None) -> History:
+    """The history of a seed; with so many slots, in protocol fidelity."""
+    options = make_options(Random(derive(seed, "options")))
+    if slot_count is not None:
+        options = replace(options, slot_count=slot_count)
+    return History(seed, options, make_faults(Random(derive(seed, "faults")), options))
+
+
+def make_options(random: Random) -> Options:
+    """A job drawn at random."""
+    update = random.choice(("streaming", "streaming", "at_step"))
+    # An aggregator that measures first sends most messages: rare, or histories are slow.
+    specs = ("shared-exponent", "fixed-scale:1048576.0")
+    poison_step = random.choice((1, 2)) if random.random() < 0.2 else None
+    # What poisons a step is pushed for unit 1, so that one is not absent too.
+    absent_unit = 1 if poison_step is None and random.random() < 0.15 else None
+    return Options(
+        world_size=random.choice((1, 2, 2, 3, 4)),
+        units=random.choice((2, 2, 3)),
+        frozen=random.random() < 0.3,
+        node_count=random.choice((1, 1, 1, 2, 3)),
+        steps=random.choice((3, 4, 5)),
+        update=update,
+        backwards=random.choice((1, 1, 2)) if update == "at_step" else 1,
+        poison_step=poison_step,
+        absent_unit=absent_unit,
+        pulls_ahead=random.random() < 0.3,
+        keeps=random.random() < 0.4,
+        slot_bytes_max=150_000 if random.random() < 0.25 else 500_000,
+        copies_bytes_max=50_000 if random.random() < 0.2 else 500_000,
+        sum_bytes_max=50_000 if random.random() < 0.2 else 500_000,
+        slot_count=random.choice((1, 2, 5)) if random.random() < 0.25 else None,
+        aggregate=random.choice(specs) if random.random() < 0.1 else "float32",
+        tree=random.choice(sorted(TREES)) if random.random() < 0.15 else None,
+        stored=random.random() < 0.6,
+        drops=random.random() < 0.25,
+    )
+
+
+def make_faults(random: Random, options: Options) -> tuple[Fault, ...]:
+    """Up to ten faults of some kinds, by time; half of all histories have a rough network."""
+    enabled = random.sample(_KINDS, random.randrange(1, 6))
+    found = [random.choice(enabled)(random) for _ in range(random.randrange(1, 11))]
+    if random.random() < 0.5:  # nothing is lost: the job is soon done, so faults come sooner
+        found = [replace(fault, at_ms=fault.at_ms // CALM_IS_FASTER) for fault in found]
+    else:
+        found.append(
+            f.Noise(
+                at_ms=0, for_ms=HEALED_MS, drop_percent=random.choice((1, 5, 10)),
+                repeat_percent=random.choice((0, 10)), delay_ms=random.choice((5, 30)),
+            )
+        )  # fmt: skip
+    found = [fault for fault in found if _is_in_scope(fault, options)]
+    return tuple(sorted(found, key=lambda fault: fault.at_ms))
+
+
+def _is_in_scope(fault: Fault, options: Options) -> bool:
+    """Whether the system promises to take it."""
+    if isinstance(fault, f.DiskFault | f.DieInStore) and fault_needs_store(fault):
+        return options.stored
+    return True
+
+
+def fault_needs_store(fault: Fault) -> bool:
+    """Whether only the real store can have it."""
+    return not (isinstance(fault, f.DiskFault) and fault.kind == "stall")
+
+
+def _when(random: Random) -> int:
+    return random.randrange(FAULTS_MS)
+
+
+def _long(random: Random) -> int:
+    return random.choice((5, 50, 200, 1000))
+
+
+def _anyone(random: Random) -> str:
+    return f"{random.choice(('worker', 'switch', 'node'))} {random.randrange(6)}"
+
+
+def _node(random: Random) -> str:
+    return f"node {random.randrange(3)}"
+
+
+def _noise(random: Random) -> Fault:
+    return f.Noise(
+        at_ms=_when(random), for_ms=_long(random), drop_percent=random.choice((0, 10, 50)),
+        repeat_percent=random.choice((0, 20, 90)), flip_percent=random.choice((0, 0, 20)),
+        delay_ms=random.choice((1, 30, 150)),
+    )  # fmt: skip
+
+
+def _partition(random: Random) -> Fault:
+    pairs = [("worker", "switch"), ("switch", "node"), ("switch", "switch"), ("node", "node")]
+    sides = list(random.choice(pairs))
+    random.shuffle(sides)
+    sender, receiver = (f"{side} {random.randrange(6)}" for side in sides)
+    return f.Partition(
+        at_ms=_when(random), for_ms=_long(random), sender=sender, receiver=receiver,
+        two_way=random.random() < 0.5,
+    )  # fmt: skip
+
+
+def _crash(random: Random) -> Fault:
+    return f.Crash(at_ms=_when(random), for_ms=_long(random), who=_anyone(random))
+
+
+def _crash_worker(random: Random) -> Fault:
+    who = f"worker {random.randrange(6)}"
+    return f.Crash(at_ms=_when(random), for_ms=_long(random), who=who)
+
+
+def _power_cut(random: Random) -> Fault:
+    return f.PowerCut(at_ms=_when(random), for_ms=_long(random), who=_node(random))
+
+
+def _blackout(random: Random) -> Fault:
+    return f.Blackout(at_ms=_when(random), for_ms=_long(random))
+
+
+def _die_in_store(random: Random) -> Fault:
+    return f.DieInStore(
+        at_ms=_when(random), for_ms=_long(random), who=_node(random),
+        failpoints=random.randrange(40), power_cut=random.random() < 0.7,
+    )  # fmt: skip
+
+
+def _stall(random: Random) -> Fault:
+    return f.Stall(at_ms=_when(random), for_ms=_long(random), who=_anyone(random))
+
+
+def _zombie(random: Random) -> Fault:
+    return f.Zombie(at_ms=_when(random), for_ms=_long(random), who=_anyone(random))
+
+
+def _reconnect(random: Random) -> Fault:
+    return f.Reconnect(at_ms=_when(random), who=_anyone(random))
+
+
+def _cancel(random: Random) -> Fault:
+    return f.Cancel(at_ms=_when(random), who=f"worker {random.randrange(6)}")
+
+
+def _disk(random: Random) -> Fault:
+    kind = random.choice((*DISK_KINDS, "stall"))
+    return f.DiskFault(at_ms=_when(random), for_ms=_long(random), who=_node(random), kind=kind)
+
+
+def _hostile(random: Random) -> Fault:
+    who = f"{random.choice(('switch', 'node'))} {random.randrange(6)}"
+    return f.Hostile(
+        at_ms=_when(random), who=who, kind=random.choice(HOSTILE_KINDS),
+        count=random.choice((1, 5, 30)),
+    )  # fmt: skip
+
+
+_KINDS = (
+    _noise, _partition, _crash, _crash_worker, _power_cut, _blackout, _die_in_store, _stall,
+    _zombie, _reconnect, _cancel, _disk, _hostile,
+)  # fmt: skip
+"""One function a kind of fault."""

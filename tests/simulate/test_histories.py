@@ -1,0 +1,218 @@
+"""Histories from seeds: O1 to O6 hold, whatever happens; a seed replays; what fails is shrunk.
+
+More of them: `python -m tests.simulate --seeds N --first S`. Histories that once failed stand
+below, as shrinking left them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulate.faults import (
+    Blackout,
+    Cancel,
+    Crash,
+    DieInStore,
+    DiskFault,
+    Fault,
+    Hostile,
+    Lasting,
+    Noise,
+    Partition,
+    PowerCut,
+    Reconnect,
+    Stall,
+    Zombie,
+)
+from tests.simulate.history import Simulation, run_history
+from tests.simulate.plan import History, Options, make_history
+from tests.simulate.shrink import Shrinker
+from tests.simulate.worker import Worker
+
+HUNDREDS = 3
+
+
+@pytest.mark.parametrize("seed", range(HUNDREDS))
+def test_a_hundred_histories(seed: int) -> None:
+    """O1 to O6. Goal: no plan of faults breaks what holds, and all jobs finish. A failure names
+    its history: `python -m tests.simulate --first S --seeds 1` replays it and makes it smaller."""
+    for each in range(100 * seed, 100 * (seed + 1)):
+        try:
+            run_history(make_history(each))
+        except AssertionError as exc:
+            raise AssertionError(f"history {each}: {exc}") from exc
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_hundred_histories_of_few_slots(seed: int) -> None:
+    """O1 to O6. Goal: the same in protocol fidelity, ten times ten histories."""
+    for each in range(10_000 + 3 * seed, 10_003 + 3 * seed):
+        run_history(make_history(each, slot_count=1 + seed % 3))
+
+
+def log_of(seed: int) -> list[tuple[int, str, str, str]]:
+    """Everything that was sent in a history: when, by whom, to whom, what."""
+    history = make_history(seed)
+    found: list[tuple[int, str, str, str]] = []
+
+    class Logged(Simulation):
+        def __init__(self, history: History) -> None:
+            super().__init__(history)
+            hear = self.world.eavesdropper
+
+            def heard(sender: str, receiver: str, message: object, payload: object) -> None:
+                found.append((self.world.now_ns, sender, receiver, repr(message)))
+                if hear is not None:
+                    hear(sender, receiver, message, payload)  # type: ignore[arg-type]
+
+            self.world.eavesdropper = heard
+
+    run_history(history, Logged)
+    return found
+
+
+def test_a_seed_replays_its_history() -> None:
+    """Goal: a seed says everything. Method: all messages of two runs, word for word."""
+    first = log_of(7)
+    assert len(first) > 100
+    assert log_of(7) == first
+    assert log_of(8) != first
+
+
+EVERY_KIND: tuple[Fault, ...] = (
+    Noise(at_ms=0, for_ms=900, drop_percent=20, repeat_percent=20, flip_percent=5, delay_ms=30),
+    Partition(at_ms=120, for_ms=200, sender="worker 0", receiver="switch 0", two_way=True),
+    Partition(at_ms=120, for_ms=200, sender="node 0", receiver="switch 0", two_way=False),
+    Crash(at_ms=150, for_ms=50, who="worker 1"),
+    Crash(at_ms=150, for_ms=50, who="switch 0"),
+    Crash(at_ms=150, for_ms=50, who="node 0"),
+    PowerCut(at_ms=150, for_ms=50, who="node 0"),
+    Blackout(at_ms=150, for_ms=50),
+    DieInStore(at_ms=100, for_ms=50, who="node 0", failpoints=9, power_cut=True),
+    Stall(at_ms=120, for_ms=200, who="node 0"),
+    Stall(at_ms=120, for_ms=200, who="worker 1"),
+    Zombie(at_ms=120, for_ms=100, who="worker 1"),
+    Zombie(at_ms=120, for_ms=100, who="switch 0"),
+    Zombie(at_ms=120, for_ms=100, who="node 0"),
+    Reconnect(at_ms=120, who="worker 1"),
+    Reconnect(at_ms=120, who="switch 0"),
+    Cancel(at_ms=120, who="worker 0"),
+    *(
+        DiskFault(at_ms=60, for_ms=100, who="node 0", kind=kind)
+        for kind in ("eio_write", "enospc", "eio_flush", "lost", "misdirected", "rot", "stall")
+    ),
+    *(
+        Hostile(at_ms=150, who=who, kind=kind, count=30)
+        for who in ("switch 0", "node 0")
+        for kind in ("stranger", "replay", "stale", "absurd")
+    ),
+)
+
+
+@pytest.mark.parametrize("fault", EVERY_KIND, ids=repr)
+def test_every_kind_of_fault_alone(fault: Fault) -> None:
+    """O1 to O6. Goal: each kind strikes a job that is under way, alone, and is survived; one that
+    must show does. Method: two workers and a real store; count what struck."""
+    faults = (fault,)
+    simulation = run_history(History(5, Options(stored=True, steps=6), faults))
+    assert simulation.counts[type(fault).__name__] == 1
+    workers: list[Worker] = simulation.workers
+    aborts = sum(worker.aborts_count for worker in workers)
+    starts = sum(worker.start for worker in workers)
+    if isinstance(fault, Crash | PowerCut | Blackout | Cancel):
+        assert aborts + starts > 0
+    if isinstance(fault, Noise):
+        assert simulation.world.flipped_count > 0
+    if isinstance(fault, DieInStore):
+        assert simulation.disks[0].starts == 2
+    if isinstance(fault, DiskFault) and fault.kind in ("eio_write", "enospc", "eio_flush"):
+        assert simulation.counts["failed by its disk"] == 1
+
+
+@pytest.mark.parametrize("kind", ["lost", "misdirected"])
+def test_a_page_that_was_not_written_is_found(kind: str) -> None:
+    """P3, O6. Goal: what a lying device leaves is noticed when it is read, and never served.
+    Method: three lies; the node must stop over one, and the job end with the right bits."""
+    faults = tuple(
+        DiskFault(at_ms=60 + 40 * number, for_ms=0, who="node 0", kind=kind) for number in range(3)
+    )
+    simulation = run_history(History(1, Options(stored=True, steps=6), faults))
+    assert simulation.counts["failed by its disk"] >= 1
+
+
+def test_a_flip_that_nobody_notices_is_found() -> None:
+    """Goal: the oracles see a single flipped bit of a gradient or of weights, so what carries them
+    must not let one pass (design note 0026). Method: a world without checksums."""
+
+    class Unchecked(Simulation):
+        def __init__(self, history: History) -> None:
+            super().__init__(history)
+            self.world.flips_pass = True
+
+    noise = Noise(at_ms=50, for_ms=500, flip_percent=10)
+    with pytest.raises(AssertionError, match=r"explained by none|not equal"):
+        run_history(History(3, Options(), (noise,)), Unchecked)
+
+
+def test_shrinking_leaves_what_matters() -> None:
+    """Goal: of a long plan and a large job remain the faults without which all is well, and the
+    least job. Method: a history "fails" if it has a crash of a switch and anything of a node."""
+
+    def fails(history: History) -> bool:
+        whos = [f"{type(f).__name__} {getattr(f, 'who', '')}" for f in history.faults]
+        crash = any(who.startswith("Crash switch") for who in whos)
+        return crash and any("node" in who for who in whos) and history.options.steps >= 2
+
+    history = next(h for h in map(make_history, range(10_000)) if fails(h) and len(h.faults) > 6)
+    smallest = Shrinker(fails).shrink(history)
+    assert fails(smallest)
+    assert len(smallest.faults) == 2
+    assert smallest.options == Options(world_size=1, steps=2)
+    assert all(f.for_ms <= 50 for f in smallest.faults if isinstance(f, Lasting))
+    names: dict[str, object] = {}
+    assert smallest.text().startswith(f"def test_history_{history.seed}() -> None:")
+    assert all(type(f).__name__ in smallest.text() for f in smallest.faults), names
+
+
+# -------------------------------------------------------------------------- what once failed
+
+
+def test_a_push_for_ranks_that_are_not_of_the_job() -> None:
+    """I5. Goal: a gradient of ranks that the job does not have is nobody's, at a node too: it once
+    kept the sum of its chunk from ever being complete."""
+    faults = (
+        Noise(at_ms=0, for_ms=1250, drop_percent=5, delay_ms=30),
+        Hostile(at_ms=657, who="node 0", kind="absurd", count=30),
+    )
+    run_history(History(502, Options(world_size=1, steps=2), faults))
+
+
+def test_an_abort_after_a_skipped_step_reaches_everybody() -> None:
+    """I6. Goal: what `tests/unit/test_fan.py` shows of one fan, in a whole cluster: nodes go on
+    after a step that was skipped and an attempt that was given up right behind it."""
+    faults = (
+        Noise(at_ms=0, for_ms=5000, drop_percent=5, delay_ms=30),
+        Cancel(at_ms=1210, who="worker 0"),
+        Cancel(at_ms=2463, who="worker 3"),
+    )
+    options = Options(world_size=4, units=3, node_count=3, steps=4, poison_step=2, keeps=True)
+    run_history(History(3240, options, faults))
+
+
+def test_gradients_of_a_stranger_that_calls_itself_a_node_are_let_go() -> None:
+    """I5. Goal: what nobody asked for takes no memory. A node once kept the payload of data that
+    came with the role of another node."""
+    faults = (Hostile(at_ms=93, who="node 5", kind="stranger", count=30),)
+    run_history(History(20163, Options(world_size=1, node_count=2, steps=1), faults))
+
+
+def test_a_worker_that_is_started_again_as_a_step_is_skipped() -> None:
+    """I6. Goal: it goes on with the others: the switch asks for the attempt to be given up although
+    a skip came between (`test_a_cancel_outlives_the_skip_of_a_step`)."""
+    faults = (
+        Crash(at_ms=7, for_ms=50, who="node 5"),
+        Stall(at_ms=135, for_ms=50, who="node 4"),
+        Crash(at_ms=231, for_ms=5, who="worker 5"),
+        Crash(at_ms=293, for_ms=5, who="worker 2"),
+    )
+    run_history(History(40280, Options(steps=3, poison_step=1, keeps=True), faults))
