@@ -18,8 +18,8 @@ FIELDS: dict[str, Any] = {
     "epoch": 0, "field": "weight", "fits": True, "generation": 0, "grad_norm": 0.0,
     "hyper_hash": "", "in_place": False, "incarnation": 5, "job": 1, "last": True, "loaded": True,
     "part": 0, "parts": 1, "pieces": 1, "protocol": 1, "push_window_bytes": 1, "rank": 0,
-    "raw": False, "reader": 1, "role": Role.WORKER, "step": 0, "text": "", "verb": Verb.PUSH, "version": 0,
-    "weight": 1.0, "world_size": 2, "applied": True,
+    "raw": False, "reader": 1, "role": Role.WORKER, "step": 0, "text": "", "verb": Verb.PUSH,
+    "version": 0, "weight": 1.0, "world_size": 2, "applied": True,
 }  # fmt: skip
 
 
