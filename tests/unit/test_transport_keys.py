@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import socket
 import stat
-import threading
 from pathlib import Path
 
 import pytest
@@ -42,6 +41,7 @@ from tests.suites.transport_waits import (
     up,
 )
 from tests.unit.key_directories import WithKeys, make_keys, security, take_back
+from tests.unit.tap import Tap
 from tests.unit.transports import QUICK, TCP, AtTcp, Raw
 
 
@@ -351,7 +351,7 @@ class TestTheWire(WithKeys):
         listener = make(name="switch", accepts=("worker",), timing=timing)
         where = parse(listener.listen(TCP))
         assert isinstance(where, TcpEndpoint)
-        with _Tap(where.address) as tap:
+        with Tap(where.address) as tap:
             dialler = make(name="worker-0")
             through = parse(tap.endpoint)
             assert isinstance(through, TcpEndpoint)
@@ -372,7 +372,7 @@ class TestTheWire(WithKeys):
         listener = make(name="switch", accepts=("worker",))
         where = parse(listener.listen(TCP))
         assert isinstance(where, TcpEndpoint)
-        with _Tap(where.address) as tap:
+        with Tap(where.address) as tap:
             dialler = make(name="worker-0")
             through = parse(tap.endpoint)
             assert isinstance(through, TcpEndpoint)
@@ -387,63 +387,6 @@ class TestTheWire(WithKeys):
             again.sendall(recorded)
             assert "It was not let in" in refused(listener)
         nobody_came(listener)
-
-
-class _Tap:
-    """A relay that keeps what the first side sends, and may flip a bit of it."""
-
-    def __init__(self, target: str) -> None:
-        host, port = target.removeprefix("tcp://").split(":")
-        self._target = (host, int(port))
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
-        self.seen = bytearray()
-        self.flip = False
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def __enter__(self) -> _Tap:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        for each in self._open:
-            try:
-                each.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-        for thread in self._threads[1:]:
-            thread.join()
-        for each in (*self._open, self._server):
-            each.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._server.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self._target)
-            self._open += [near, far]
-            for one, other, is_ours in ((near, far, True), (far, near, False)):
-                self._threads.append(
-                    threading.Thread(target=self._hand_on, args=(one, other, is_ours))
-                )
-                self._threads[-1].start()
-
-    def _hand_on(self, one: socket.socket, other: socket.socket, is_ours: bool) -> None:
-        try:
-            while data := bytearray(one.recv(65536)):
-                if is_ours and self.flip:
-                    data[-1] ^= 1
-                if is_ours:
-                    self.seen += data
-                other.sendall(data)
-            other.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
 
 
 class TestDowngrade:
