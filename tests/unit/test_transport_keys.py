@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import stat
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import zmq
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import AccessRefused, ConfigError, KeysFailed
 from luwu.base.keys import ALLOWED, Identity, read_allowed, write_allowed
+from luwu.base.limits import PAYLOAD_BYTES_MAX
 from luwu.transport import (
     LISTENER,
     PeerDown,
@@ -32,6 +35,7 @@ from luwu.transport.stripes import LINK_ID_BYTES, Announced, announcement
 from tests.suites.transport_suite import TransportSuite, random_bytes
 from tests.suites.transport_waits import (
     DEADLINE_NS,
+    MIB,
     Make,
     down,
     failed,
@@ -42,7 +46,13 @@ from tests.suites.transport_waits import (
 )
 from tests.unit.key_directories import WithKeys, make_keys, security, take_back
 from tests.unit.tap import Tap
-from tests.unit.transports import QUICK, TCP, AtTcp, Raw
+from tests.unit.transports import QUICK, TCP, AtTcp, Raw, open_files
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 class TestTcpWithKeys(WithKeys, AtTcp, TransportSuite):
@@ -486,6 +496,63 @@ class TestConnectionLimits(WithKeys):
         third.dial("parent", where)
         assert "one more connection with the key of 'worker-0'; 2 may be open" in refused(listener)
         still_works(make, listener, where)
+
+    def test_a_flood_disturbs_nobody(self, make: Make) -> None:
+        """Goal: while 400 connections come and go, some silent, some with garbage, messages of a
+        peer all arrive, in order; afterwards no descriptor of them is left."""
+        limits = ConnectionLimits(unmet_of_address=20)
+        listener = make(accepts=("worker",), limits=limits)
+        where = parse(listener.listen(TCP))
+        assert isinstance(where, TcpEndpoint)
+        friend = make(name="worker-0")
+        friend.dial("parent", str(where))
+        meet(listener, friend)
+        friend.send("parent", b"first", [bytes(100_000)])  # pyzmq opens files of its own for it
+        message(listener)
+        before = open_files()
+        strangers: deque[socket.socket] = deque(maxlen=40)
+        for number in range(400):
+            if len(strangers) == strangers.maxlen:
+                strangers.popleft().close()
+            strangers.append(socket.create_connection((where.host, where.port)))
+            if number % 3 == 0:
+                strangers[-1].sendall(random_bytes(number, "garbage", 200))
+            if number % 10 == 0:
+                friend.send("parent", str(number).encode(), [bytes(100_000)])
+                assert message(listener).header == str(number).encode()
+        for each in strangers:
+            each.close()
+        until_ns = SYSTEM_CLOCK.now_ns() + DEADLINE_NS
+        while open_files() > before:
+            assert SYSTEM_CLOCK.now_ns() < until_ns, f"{open_files()} files, {before} before"
+            heard = listener.receive(10_000_000)
+            assert heard is None or isinstance(heard, PeerFailed), heard
+        friend.send("parent", b"last")
+        assert message(listener).header == b"last"
+
+    @pytest.mark.parametrize("claimed_bytes", [2**62, PAYLOAD_BYTES_MAX + 1])
+    def test_a_frame_that_is_too_large_is_refused_before_it_is_held(
+        self, make: Make, claimed_bytes: int
+    ) -> None:
+        """Goal: who says in the handshake that so many bytes follow is thrown out at once, and no
+        memory was taken for them. Method: ZMTP by hand, up to the length of the first frame."""
+        listener = make(accepts=("worker",))
+        where = parse(listener.listen(TCP))
+        assert isinstance(where, TcpEndpoint)
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(15 + 1 + 31)
+        assert len(greeting) == 64
+        before_bytes = resident_bytes()
+        with socket.create_connection((where.host, where.port)) as stranger:
+            stranger.settimeout(DEADLINE_NS / 1e9)
+            stranger.sendall(greeting + b"\x06" + claimed_bytes.to_bytes(8, "big") + bytes(1000))
+            assert "It was not let in" in str(failed(listener).error)
+            try:
+                while stranger.recv(1000):
+                    pass
+            except ConnectionResetError:
+                pass
+        assert resident_bytes() - before_bytes < 16 * MIB
+        still_works(make, listener, str(where))
 
     def test_only_our_own_connections_are_ever_ended(self) -> None:
         """Goal: a descriptor that is another connection's by now is left alone."""
