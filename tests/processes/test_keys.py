@@ -44,12 +44,15 @@ def connection_of(cluster: Cluster) -> Connection:
     return found
 
 
+@pytest.mark.feature("intruders while a job trains")
+@pytest.mark.feature("connections with keys")
 def test_intruders_are_refused_and_nobody_notices(capfd: pytest.CaptureFixture[str]) -> None:
     """I3, I7. Goal: two of each kind are refused and logged, and the digest is the quiet run's."""
     code = send_intruders(["--count", "24", "--steps", "45", "--seed", "5"])
     assert code == 0, capfd.readouterr().out
 
 
+@pytest.mark.feature("a key that is taken back in mid-run")
 def test_a_key_is_taken_back_in_mid_run(tmp_path: Path) -> None:
     """Goal: within seconds its connection ends, and it gets no other; the rest trains on to the
     end, with no step replayed. Method: a reader is connected while its key is revoked."""
