@@ -6,6 +6,7 @@ import itertools
 import os
 import socket
 import stat
+import threading
 from collections import deque
 from pathlib import Path
 
@@ -483,6 +484,28 @@ class TestConnectionLimits(WithKeys):
         for each in (*silent, one_more):
             each.close()
         still_works(make, listener, str(where))
+
+    def test_who_says_nothing_is_thrown_out_in_time(self, make: Make) -> None:
+        """Goal: the handshake has a limit. Method: say nothing; the other side hangs up."""
+        listener = make(accepts=("worker",))  # QUICK: 300 ms
+        where = parse(listener.listen(TCP))
+        assert isinstance(where, TcpEndpoint)
+        with socket.create_connection((where.host, where.port)) as silent:
+            silent.settimeout(DEADLINE_NS / 1e9)
+            while silent.recv(1000):
+                pass
+        assert ZeroMqTiming().handshake_ms == 5_000
+
+    def test_nothing_is_left(self, make: Make) -> None:
+        """T6. Goal: after `close` the handler's thread and sockets are gone too."""
+        make(accepts=("worker",)).close()
+        before = (threading.active_count(), open_files())
+        listener, dialler = make(accepts=("worker",)), make(name="worker-0")
+        dialler.dial("parent", listener.listen(TCP))
+        meet(listener, dialler)
+        listener.close()
+        dialler.close()
+        assert (threading.active_count(), open_files()) == before
 
     def test_one_key_has_so_many(self, make: Make, keys: Path) -> None:
         limits = ConnectionLimits(of_key=2)
