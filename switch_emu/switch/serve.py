@@ -91,6 +91,14 @@ class SwitchSpec:
         """Where it listens, and what it dials."""
         return (self.listen, *((self.workers_at,) if self.workers_at else ()), self.parent)
 
+    @property
+    def lets_in(self) -> tuple[str, ...]:
+        """Roles of the keys that may connect; none where nobody comes over tcp."""
+        comes_by_tcp = any(
+            each.startswith("tcp://") for each in (self.listen, self.workers_at or "")
+        )
+        return (*self.link_roles, "reader") if comes_by_tcp else ()
+
 
 def serve_switch(
     spec: SwitchSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool],
@@ -150,7 +158,7 @@ def _open(spec: SwitchSpec) -> Transport:
         *spec.endpoints,
         arena_bytes=spec.arena_bytes,
         insecure=spec.insecure,
-        security=open_security(spec.keys, spec.key_name, *spec.link_roles, "reader"),
+        security=open_security(spec.keys, spec.key_name, *spec.lets_in),
         stripes=spec.stripes,
         peers_count=len(spec.children) + 1 + len(spec.more_parents),
     )

@@ -19,7 +19,7 @@ from luwu.testing.cluster import Cluster
 from luwu.transport import PeerDown, PeerFailed, PeerUp, ZeroMqTransport
 from luwu.transport.curve import Security
 from tests.intruders.__main__ import main as send_intruders
-from tests.kill import finish, start, wait_for_step
+from tests.kill import TREE, finish, start, wait_for_step
 from tests.processes.jobs import Outside
 from tests.unit.key_directories import make_keys
 
@@ -124,6 +124,41 @@ def test_who_joins_without_the_right_key_is_told(
     ) as cluster:  # fmt: skip
         assert cluster.wait(60) == 2, cluster.output
         assert text in cluster.output
+
+
+@pytest.mark.slow
+@pytest.mark.feature("connections with keys")
+def test_a_tree_and_two_nodes_have_keys(tmp_path: Path) -> None:
+    """I3. Goal: every link of a tree over tcp with two nodes has keys, each process its own, and the
+    weights are those of the same job without any."""
+    names = {
+        "node": "node", "node-1": "node", "switch-top": "switch", "switch-left": "switch",
+        "switch-right": "switch", "worker-0": "worker", "worker-1": "worker", "worker-2": "worker",
+    }  # fmt: skip
+    keys = make_keys(tmp_path / "keys", names)
+    (tmp_path / "tree.toml").write_text(TREE)
+    digests = []
+    for name, flags in (("keys", ["--keys", str(keys)]), ("open", [])):
+        outside = Outside(tmp_path / f"{name}.tmp")
+        with start(
+            tmp_path, name, steps=4, restarts=0, outside=outside, transport="tcp",
+            tree=tmp_path / "tree.toml", more_flags=[*flags, "--optimizer-nodes", "2"],
+        ) as cluster:  # fmt: skip
+            digests.append(finish(cluster, outside))
+            seen = {
+                role: re.findall(
+                    r'"key":"([\w-]+)"', cluster.run_directory.events(role).read_text()
+                )
+                for role in ("node", "node-1", "switch-top")
+            }
+        if name == "keys":
+            assert {role: sorted({*found}) for role, found in seen.items()} == {
+                "node": ["node-1", "switch-top"], "node-1": ["switch-top"],
+                "switch-top": ["switch-left", "switch-right"],
+            }  # fmt: skip
+        else:
+            assert seen == {"node": [], "node-1": [], "switch-top": []}
+    assert digests[0] == digests[1]
 
 
 def test_files_of_a_run_are_this_users_alone(tmp_path: Path) -> None:
