@@ -129,8 +129,8 @@ def test_who_joins_without_the_right_key_is_told(
 @pytest.mark.slow
 @pytest.mark.feature("connections with keys")
 def test_a_tree_and_two_nodes_have_keys(tmp_path: Path) -> None:
-    """I3. Goal: every link of a tree over tcp with two nodes has keys, each process its own, and the
-    weights are those of the same job without any."""
+    """I3. Goal: every link of a tree over tcp with two nodes has keys, each process its own, and
+    the weights are those of the same job without any."""
     names = {
         "node": "node", "node-1": "node", "switch-top": "switch", "switch-left": "switch",
         "switch-right": "switch", "worker-0": "worker", "worker-1": "worker", "worker-2": "worker",

@@ -26,6 +26,7 @@ from luwu.base.keys import (
     write_allowed,
 )
 from luwu.commands.main import main
+from luwu.nic.open import own_security
 from luwu.transport.curve import new_key_pair, open_security, public_of
 from tests.unit.key_directories import make_keys
 
@@ -221,6 +222,28 @@ class TestSecrets:
         with pytest.raises(ConfigError, match="63 characters are no public key") as caught:
             parse_key("a" * 63, "there")
         assert "aaaa" not in str(caught.value)
+
+    def test_whose_key_a_process_uses(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Goal: LUWU_KEYS and LUWU_KEY_NAME say it, for workers and for who only reads."""
+        directory = make_keys(tmp_path / "keys")
+        tcp = "tcp://127.0.0.1:1"
+        monkeypatch.delenv("LUWU_KEYS", raising=False)
+        monkeypatch.delenv("LUWU_KEY_NAME", raising=False)
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+        assert own_security(tcp, 0) is None
+        monkeypatch.setenv("LUWU_KEYS", str(directory))
+        assert own_security("shm:///tmp/x", 0) is None, "nothing there has keys"
+        names = [own_security(tcp, 1), own_security(tcp)]
+        assert [each.own.name for each in names if each is not None] == ["worker-1", "reader"]
+        monkeypatch.setenv("LUWU_KEY_NAME", "worker-{local_rank}")
+        monkeypatch.setenv("LOCAL_RANK", "0")
+        found = own_security(tcp, 5)
+        assert found is not None
+        assert found.own.name == "worker-0"
+        with pytest.raises(ConfigError, match="is no name of a key"):
+            own_security(tcp)  # a reader has no rank to put in
 
     def test_names_of_workers(self) -> None:
         assert worker_name(None, rank=3, local_rank=1) == "worker-3"
