@@ -186,12 +186,18 @@ def check_secure(endpoint: TcpEndpoint, *, insecure: bool, own_key: bool, verb: 
             f"{endpoint} names no public key, and this process has keys: what answers there could "
             f"be anybody. Copy the whole line that luwu up printed, or leave --keys out"
         )
-    if not endpoint.is_loopback and not insecure:
+    if endpoint.is_loopback or insecure:
+        return
+    if verb == "dial":
         raise ConfigError(
-            f"{endpoint} is reached over a network, and nothing says who may {verb} it. Make keys "
-            f"with luwu keys init and give --keys DIR, listen on 127.0.0.1, or pass --insecure on "
-            f"a network you trust."
+            f"{endpoint} is reached over a network and names no public key. Copy the whole line "
+            f"that luwu up printed there: with --keys DIR it has a key, with --insecure it says so."
         )
+    raise ConfigError(
+        f"{endpoint} is reached over a network, and nothing says who may connect. Make keys "
+        f"with luwu keys init and give --keys DIR, listen on 127.0.0.1, or pass --insecure on "
+        f"a network you trust."
+    )
 
 
 def advertised(advertise: str, bound: TcpEndpoint) -> TcpEndpoint:

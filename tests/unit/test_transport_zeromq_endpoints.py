@@ -23,7 +23,7 @@ class TestWhereToListen(OverZeroMq):
         """Goal: refused before anything is open, with the flags to use, listening and dialling."""
         with pytest.raises(ConfigError, match=r"luwu keys init and give --keys.*--insecure"):
             make().listen("tcp://192.0.2.1:0")
-        with pytest.raises(ConfigError, match=r"who may dial it.*--keys.*--insecure"):
+        with pytest.raises(ConfigError, match=r"names no public key.*--keys.*--insecure"):
             make().dial("parent", "tcp://192.0.2.1:5")
         with pytest.raises(ConfigError, match="is not an address of this machine"):
             make(insecure=True).listen("tcp://192.0.2.1:0")
