@@ -101,7 +101,7 @@ class Arrivals:
 
     def there(self, fd: int) -> Arrived | None:
         """Both ends of a connection that has just spoken, for `end`; None if that is not known."""
-        return self._arrived.get(fd) or self._look(fd)
+        return self._look(fd) or self._arrived.get(fd)
 
     def end(self, fd: int, arrived: Arrived | None = None) -> bool:
         """End the connection that had these ends when we met it; False if it is gone already.
@@ -118,6 +118,14 @@ class Arrivals:
             with suppress(OSError):
                 copy.shutdown(socket.SHUT_RDWR)
         return True
+
+    def is_unix(self, fd: int) -> bool:
+        """Whether it is a Unix socket, for sure."""
+        copy = _copy(fd)
+        if copy is None:
+            return False
+        with copy:
+            return copy.family == socket.AF_UNIX
 
     def is_foreign(self, fd: int) -> bool:
         """Whether another user (root aside) is at the other end of a Unix socket."""

@@ -133,11 +133,16 @@ class Listener:
 
     def expel(self) -> None:
         """End the connections of those who may not be here any more."""
-        zap = self._hub.zap
-        assert zap is not None
+        hub = self._hub
+        assert hub.zap is not None
         for route in self._routes.values():
-            if route.key and zap.identity_of(route.key) is None:
-                self._hub.arrivals.end(route.fd, route.arrived)
+            if route.lane is None or not route.key or hub.zap.identity_of(route.key) is not None:
+                continue
+            if not hub.arrivals.end(route.fd, route.arrived):
+                # It is over, or its descriptor is not what we met: hear it no more.
+                hub.detach(route.lane)
+                hub.received.append(PeerDown(route.lane.peer, LOST))
+                route.lane = None
 
     def take(self) -> bool:
         """Read one message into `Hub.received`; False if there was none."""
@@ -236,7 +241,9 @@ class Listener:
         if self._hub.arrivals.is_foreign(fd):
             return "is a process of another user"
         if not key:
-            return None
+            # libzmq let it in without asking, which it does where it finds nobody to ask.
+            is_open = self._hub.zap is None or self._hub.arrivals.is_unix(fd)
+            return None if is_open else "has no key, and was let in by mistake"
         if identity is None:
             return "has a key that was taken back while it connected"
         limit = self._hub.arrivals.limits.of_key

@@ -293,6 +293,25 @@ class TestTheHandler(WithKeys):
         second.dial("parent", where)
         assert not isinstance(second.receive(500_000_000), PeerUp)
 
+    def test_who_was_let_in_without_a_question_is_not_listened_to(
+        self, make: Make, keys: Path
+    ) -> None:
+        """Goal: fail closed once more. Method: the handler is closed under a listener, as a mistake
+        of ours might do; libzmq then lets every key in, and the listener hears none of them."""
+        listener = make(name="switch", accepts=("worker",))
+        assert isinstance(listener, ZeroMqTransport)
+        where = listener.listen(TCP)
+        assert listener.zap is not None
+        listener.zap.close()
+        listener.zap.check_alive = lambda: None  # type: ignore[method-assign]
+        listener.zap.close = lambda: None  # type: ignore[method-assign]
+        stranger = make(name="worker-0", accepts=())
+        stranger.dial("parent", where)
+        up(stranger)
+        stranger.send("parent", b"let me in")
+        assert "was let in by mistake" in refused(listener)
+        nobody_came(listener)
+
     def test_its_silence_is_noticed(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         """Goal: a thread that lives and does nothing stops us too. Method: its sign of life is
         taken away, and time passes by a clock of ours."""
