@@ -13,6 +13,7 @@ import pytest
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.keys import read_secret
 from luwu.commands.main import main as luwu_main
+from luwu.commands.status import status
 from luwu.nic.connection import Connection, read_connection
 from luwu.nic.reader import StateReader
 from luwu.testing.cluster import Cluster
@@ -62,6 +63,9 @@ def test_a_key_is_taken_back_in_mid_run(tmp_path: Path) -> None:
         wait_for_step(cluster, 2)
         connection = connection_of(cluster)
         assert connection.switch is not None
+        said = status(cluster.run_directory)["security"]
+        assert said.startswith("keys: connections are encrypted")
+        assert f"security: {said}" in cluster.output
         own = Security(own=read_secret(keys, "reader"))
         with StateReader(
             ZeroMqTransport(security=own), endpoint=connection.switch, job=connection.job
