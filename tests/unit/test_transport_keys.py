@@ -17,6 +17,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import AccessRefused, ConfigError, KeysFailed
 from luwu.base.keys import ALLOWED, Identity, read_allowed, write_allowed
 from luwu.base.limits import PAYLOAD_BYTES_MAX
+from luwu.commands import doctor
 from luwu.transport import (
     LISTENER,
     PeerDown,
@@ -478,8 +479,16 @@ class TestTheLibrary:
             check_curve()
         assert curve_library() == "none"
 
-    def test_what_does_the_cryptography_is_known(self) -> None:
+    @pytest.mark.parametrize("library", ["libsodium", "libzmq's own (tweetnacl)"])
+    def test_the_doctor_says_what_does_the_cryptography(
+        self, library: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Goal: what is slow is a finding with advice; what this machine has is one of the two."""
         assert curve_library() in ("libsodium", "libzmq's own (tweetnacl)")
+        monkeypatch.setattr("luwu.transport.curve.curve_library", lambda: library)
+        found = doctor._keys()
+        assert (found.name, found.text) == ("keys", f"CURVE by {library}")
+        assert bool(found.advice) == (library != "libsodium")
 
 
 class TestConnectionLimits(WithKeys):
