@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--until-eof", action="store_true")
     parser.add_argument("--slots", type=int, default=POOL_SLOTS, metavar="N")
     asked = parser.parse_args(arguments)
+    os.umask(0o077)  # sockets, pages, events and results are this user's alone
     if asked.jobs:
         if asked.slots < 1:
             parser.error(f"--slots: {asked.slots} is not a whole number of at least 1")

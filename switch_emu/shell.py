@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.errors import RemoteProtocolError
+from luwu.base.errors import AccessRefused, RemoteProtocolError
 from luwu.base.events import Recorder
 from luwu.transport.interface import (
     Delivery,
@@ -25,7 +25,9 @@ from luwu.transport.interface import (
 )
 from luwu.wire.actions import PARENT, Drop, Note, Send
 from luwu.wire.codec import decode, encode
-from luwu.wire.messages import Message
+from luwu.wire.kinds import Role
+from luwu.wire.messages import Hello, Message, Refuse
+from switch_emu.admission import Admission, Sparingly
 from switch_emu.counting import CountersFile, Counts, LinkCount, LinkCounts, SlotCounts
 from switch_emu.linked import LinkedTransport
 from switch_emu.payload import Payload
@@ -51,6 +53,10 @@ class Shell:
         self._report_ns = self._progress_ns + 15 * 10**9
         self._children: set[str] = set()
         """Connections to us that are up."""
+        self._admission = Admission()
+        self._refusals = Sparingly()
+        self._strange: set[str] = set()
+        """Connections with keys that spoke before they joined: told of once."""
 
     # ---------------------------------------------------------------------- for subclasses
 
@@ -212,15 +218,21 @@ class Shell:
             case Delivery():
                 self._progress_ns = SYSTEM_CLOCK.now_ns()
                 self._delivered(item)
-            case PeerUp(peer):
+            case PeerUp(peer, identity):
                 if peer != PARENT:
                     self._children.add(peer)
+                self._admission.up(peer, identity)
                 self.do(self.peer_up(SYSTEM_CLOCK.now_ns(), peer))
-                self.recorder.event("peer.up", level="DEBUG", peer=peer)
+                key = self._admission.name_of(peer)
+                self.recorder.event("peer.up", level="DEBUG", peer=peer, key=key)
             case PeerDown(peer, reason):
                 self._children.discard(peer)
                 self.do(self.peer_down(SYSTEM_CLOCK.now_ns(), peer))
+                self._strange.discard(peer)
+                self._admission.down(peer)
                 self.recorder.event("peer.down", level="DEBUG", peer=peer, reason=reason)
+            case PeerFailed(peer, AccessRefused() as error, False):
+                self._tell_refused(peer, str(error))
             case PeerFailed(peer, error, final):
                 level = "WARNING" if final else "DEBUG"
                 self.recorder.event("peer.failed", level=level, peer=peer, text=str(error))
@@ -236,13 +248,44 @@ class Shell:
             self.recorder.event("peer.garbage", level="WARNING", peer=peer, text=str(exc))
             return
         now_ns = SYSTEM_CLOCK.now_ns()
+        if not self._may_say(peer, message):
+            delivery.release()
+            return
         if message.IS_DATA and buffers:
             payload = Payload(buffers[0], delivery.release, is_shared=delivery.is_shared)
             self.do(self.received(now_ns, peer, message, payload, payload.nbytes))
             return
         data = bytes(buffers[0]) if buffers else None
         delivery.release()
-        self.do(self.received(now_ns, peer, message, data, 0))
+        actions = self.received(now_ns, peer, message, data, 0)
+        if isinstance(message, Hello) and not _refuses(actions, peer):
+            self._admission.joined(peer, message)
+        self.do(actions)
+
+    def _may_say(self, peer: str, message: Message) -> bool:
+        """Whether the key of a connection allows this; who may not is told, and it is logged."""
+        fault = self._admission.fault(peer, message)
+        if not fault:
+            is_strange = not isinstance(message, Hello) and not self._admission.has_claimed(peer)
+            if is_strange and message.role is not Role.READER and peer not in self._strange:
+                self._strange.add(peer)
+                said = type(message).__name__
+                self._tell_refused(peer, f"it says {said} and has not joined: asked to join first")
+            return True
+        self._tell_refused(peer, fault)
+        if isinstance(message, Hello):
+            text = f"{fault}; use the key and the rank that this worker was given"
+            self.send((peer,), refusal_of(message, text), None)
+        return False
+
+    def _tell_refused(self, peer: str, text: str) -> None:
+        """Log a refusal; in a flood of them, the first ones."""
+        may_say, left_out = self._refusals.may_say(SYSTEM_CLOCK.now_ns())
+        if left_out:
+            self.recorder.event("peers.refused", level="WARNING", untold_count=left_out)
+        if may_say:
+            key = self._admission.name_of(peer)
+            self.recorder.event("peer.refused", level="WARNING", peer=peer, key=key, text=text)
 
     def _reap(self) -> None:
         for _ in range(len(self._sending)):
@@ -260,3 +303,19 @@ class Shell:
             "waits", level="WARNING", what=self.waits_for(),
             quiet_s=(now_ns - self._progress_ns) / 1e9,
         )  # fmt: skip
+
+
+def _refuses(actions: Sequence[Any], peer: str) -> bool:
+    """Whether a core's answer to a Hello is that this can be no member."""
+    return any(
+        isinstance(each, Send) and isinstance(each.message, Refuse) and peer in each.peers
+        for each in actions
+    )
+
+
+def refusal_of(m: Message, text: str) -> Refuse:
+    """What to answer to a message whose key does not allow it."""
+    return Refuse(
+        job=m.job, epoch=m.epoch, step=m.step, attempt=m.attempt, role=Role.SWITCH, rank=0,
+        incarnation=0, generation=m.generation, text=text[:1000],
+    )  # fmt: skip

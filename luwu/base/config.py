@@ -269,9 +269,17 @@ class RunConfig:
         "local", one_of("local", "ray"), "local|ray", ("run",),
         "who places and watches the processes: this command, or Ray (extra luwu[ray])",
     )  # fmt: skip
+    keys: Path | None = _key(  # noqa: RUF009 - it makes a field
+        None, path, "DIR", ("run", "up", "keys"),
+        "directory of keys: tcp connections are encrypted, and only its keys are let in",
+    )  # fmt: skip
+    key_name: str | None = _key(
+        None, words, "NAME", ("run", "up"),
+        "which key is ours; node, switch and worker-{rank} unless given, and {local_rank} is known",
+    )  # fmt: skip
     insecure: bool = _key(
         False, boolean, "true|false", ("run", "up"),
-        "listen off loopback, on a network you trust; of run, with --engine ray",
+        "off loopback without keys, on a network you trust; of run, with --engine ray",
     )  # fmt: skip
     connect_timeout: float = _key(
         60.0, seconds, "TIME", EVERYWHERE, "how long to wait for a process or a connection file"

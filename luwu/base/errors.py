@@ -2,6 +2,8 @@
 
     ConfigError           the user's input, found before anything starts       exit code 2
     ConnectionFailed      a peer cannot be reached or refused us for good      exit code 3
+      AccessRefused       somebody without the right key was not let in
+      KeysFailed          nobody can say any more who may connect; we stop
     WorkerFailed          a worker process ended with an error                 exit code 4
     StateError            the state directory is unusable; the node stops      exit code 5
       PageCorruptError    bytes on disk are not those that were written
@@ -39,6 +41,14 @@ class ConnectionFailed(LuwuError):
     """A peer cannot be reached, or refused us for good."""
 
     exit_code = 3
+
+
+class AccessRefused(ConnectionFailed):
+    """Somebody without the right key, or with too many connections, was not let in."""
+
+
+class KeysFailed(ConnectionFailed):
+    """What says who may connect does not work any more: stop, rather than let anybody in."""
 
 
 class RemoteProtocolError(LuwuError):

@@ -147,6 +147,7 @@ def examine(disk: Path) -> Iterator[Finding]:
         ("disk", lambda: _disk(disk)),
         ("tcp", lambda: _listens("tcp", "tcp://127.0.0.1:0")),
         ("ipc", lambda: _listens("ipc", "ipc://auto")),
+        ("keys", _keys),
     ]
     for name, check in checks:
         try:
@@ -237,6 +238,17 @@ def _disk(folder: Path) -> Finding:
     if free < FREE_DISK_WANTED_BYTES:
         return Finding("disk", text, "less than 1 GiB is free; the state takes 24 B a parameter")
     return Finding("disk", text)
+
+
+def _keys() -> Finding:
+    from luwu.transport.curve import check_curve, curve_library
+
+    check_curve()
+    library = curve_library()
+    if library != "libsodium":
+        advice = "connections with keys will be slow: install pyzmq from its own wheels"
+        return Finding("keys", f"CURVE by {library}", advice)
+    return Finding("keys", "CURVE by libsodium")
 
 
 def _listens(name: str, endpoint: str) -> Finding:

@@ -29,6 +29,7 @@ VERBS: Final = {
     "trace": "make a run's timeline, or say how busy its engines were",
     "export": "write a state as safetensors: weights, optimizer, and what import needs",
     "import": "make a state from an export, or from weights in safetensors",
+    "keys": "make and take back the keys of who may connect",
     "config": "show every key, its value and who set it",
 }
 

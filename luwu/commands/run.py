@@ -16,6 +16,7 @@ from luwu.commands.flags import Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record, check_trace, write_trace
 from luwu.launch.console import Console
 from luwu.launch.nodes import fold_nodes
+from luwu.launch.roles import key_environ
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import (
     STATE_DIRECTORY,
@@ -78,6 +79,7 @@ def run(parsed: Parsed) -> int:
             should_stop=should_stop,
             connect_timeout_s=config.connect_timeout,
         )
+        supervisor.worker_environ = key_environ(config)
         disk: DiskFloors | None = None
         meeting: Meeting | None = None
         try:

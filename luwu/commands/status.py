@@ -18,6 +18,7 @@ from luwu.launch.children import is_alive, private_bytes
 from luwu.launch.console import tail
 from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.stopping import stop_requests
+from luwu.nic.connection import read_connection
 from luwu.report.prometheus import serve_metrics
 
 POLL_S: Final = 0.2
@@ -66,6 +67,7 @@ def status(found: RunDirectory) -> dict[str, Any]:
     """What is known of a run now."""
     entries = [entry for path in _process_files(found) for entry in _entries(path)]
     outcome = read_json(found.file("outcome.json"))
+    connection = read_connection(found.connect_file)
     processes = [
         {
             "role": entry.role,
@@ -82,6 +84,7 @@ def status(found: RunDirectory) -> dict[str, Any]:
         "run": str(found.path),
         "state": _state(processes, outcome),
         "outcome": outcome,
+        "security": None if connection is None else connection.security,
         "processes": processes,
         "progress": progress(found),
         "counters": counters(found),
@@ -107,6 +110,8 @@ def progress(found: RunDirectory) -> dict[str, str] | None:
 def status_text(document: dict[str, Any]) -> str:
     """The same for people."""
     lines = [f"run     {document['run']}", f"state   {document['state']}"]
+    if document["security"] is not None:
+        lines.append(f"security  {document['security']}")
     width = max([7, *(len(each["role"]) for each in document["processes"])])
     for each in document["processes"]:
         memory = "gone" if not each["alive"] else format_bytes(each["memory_bytes"] or 0)

@@ -137,10 +137,12 @@ def _start(
         tree = one_switch(node.world_size)
         endpoint = add_switch(
             supervisor, config, node, tree, tree.root, parent=node.node,
-            listen=config.bind or LOOPBACK, more_parents=node.more_nodes,
+            listen=config.bind or LOOPBACK, more_parents=node.more_nodes, key_name=config.key_name,
         )  # fmt: skip
-        stripes = stripes_of(config, node)
-        connection = replace(node, switch=endpoint, stripes=stripes, more_nodes=())
+        connection = replace(
+            node, switch=endpoint, stripes=stripes_of(config, node), more_nodes=(),
+            insecure=config.insecure,
+        )  # fmt: skip
         write_connection(directory.connect_file, connection)
         return connection
     return start_node(supervisor, resolved, number, console, should_stop)
@@ -159,6 +161,8 @@ def _say_how_to_join(
         console.say(f"node    {endpoint}")
     if connection.switch is not None:
         console.say(f"switch  {connection.switch}")
+    if role is not None:
+        console.say(f"security: {connection.security}")
     if role == "node" and not config.no_switch:
         file = run_directory.file(node_file(number))
         console.say(f"file    {file} (mode 600)")
@@ -229,6 +233,11 @@ def _check(config: RunConfig, role: str | None, name: str | None) -> None:
         raise ConfigError(
             "the switch must be told of its node: --join FILE|URL as luwu up --role node printed "
             "it, or the same --run-dir for both"
+        )
+    if role is None and config.key_name is not None:
+        raise ConfigError(
+            "key_name: switch and node each have their own key, called by their names; leave "
+            "--key-name out, or start them one by one with --role"
         )
     if role is None and config.bind is not None and config.tree is not None:
         raise ConfigError(

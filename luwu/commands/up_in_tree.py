@@ -110,13 +110,14 @@ def start_in_tree(
     asked = replace(parent, arena_bytes=arena_bytes)
     endpoint = add_switch(
         supervisor, config, asked, tree, place, parent=parent.endpoint, listen=listen,
-        more_parents=parent.more_nodes,
+        more_parents=parent.more_nodes, key_name=config.key_name,
     )  # fmt: skip
     connection = replace(
         asked,
         switch=endpoint,
         more_nodes=(),
         stripes=stripes_of(config, parent),
+        insecure=config.insecure,
         leaves=(leaf_of(place, endpoint),) if place.workers else (),
     )
     file = directory.file(switch_file(name))
@@ -124,6 +125,7 @@ def start_in_tree(
     console.say(f"job     {connection.job}, {connection.world_size} workers")
     console.say(f"parent  {place.parent} at {parent.endpoint}")
     console.say(f"switch  {endpoint}")
+    console.say(f"security: {connection.security}")
     console.say(f"file    {file} (mode 600)")
     for child in tree.below(place):
         start = f"luwu up --role switch --tree {config.tree} --name {child.name}"

@@ -57,7 +57,8 @@ def start_node(
     for line in sizes.lines:
         console.say(line)
     if state is not None and count > 1:
-        state.mkdir(parents=True, exist_ok=True)
+        state.parent.mkdir(parents=True, exist_ok=True)
+        state.mkdir(mode=0o700, exist_ok=True)
     job = (config.job or new_job()) if before is None else before.job
     spec = node_spec(
         config,
@@ -72,6 +73,7 @@ def start_node(
         groups=() if config.tree is None else tree_of(config).groups,
         number=number,
         first=None if before is None else before.node,
+        key_name=config.key_name,
     )
     endpoint = supervisor.add_role(node_role(number), spec)
     if before is None:

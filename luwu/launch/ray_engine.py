@@ -29,6 +29,7 @@ from luwu.base.errors import (
 from luwu.launch.console import Console
 from luwu.launch.failures import error_of_code, worker_failure
 from luwu.launch.ray_runner import Runner
+from luwu.launch.roles import key_environ
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import STATE_DIRECTORY
 from luwu.launch.worker_loss import worker_restarts
@@ -37,7 +38,7 @@ from luwu.nic.connection import read_connection
 POLL_S: Final = 0.1
 ENDING_S: Final = 60.0
 STOP_S: Final = 10.0
-NOT_OF_UP: Final = ("run_dir", "state", "join", "transport", "bind", "insecure")
+NOT_OF_UP: Final = ("run_dir", "state", "join", "transport", "bind", "insecure", "key_name")
 """Keys of `luwu up` that we set ourselves."""
 
 
@@ -166,7 +167,8 @@ class RayEngine(Closing):
             sleep(POLL_S)
 
     def _start_workers(self, script: Sequence[str], connect: str) -> list[Placed]:
-        count = self._resolved.config.workers
+        config = self._resolved.config
+        count = config.workers
         threads = int(_environ()["OMP_NUM_THREADS"])
         self._console.say(f"{count} workers, {threads} compute threads each (OMP_NUM_THREADS)")
         named = list(script)
@@ -177,7 +179,8 @@ class RayEngine(Closing):
             worker = self._place(f"worker {rank}", threads)
             folder = self._ask(worker, worker.actor.folder.remote())
             environ = {
-                **_environ(), "LUWU_CONNECT": connect, "RANK": str(rank), "WORLD_SIZE": str(count),
+                **_environ(), **key_environ(config), "LUWU_CONNECT": connect,
+                "RANK": str(rank), "WORLD_SIZE": str(count),
                 "LUWU_EVENTS": f"{folder}/events", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             }  # fmt: skip
             starting = worker.actor.start.remote(

@@ -169,6 +169,7 @@ def node_spec(
     config: RunConfig, run: RunDirectory, *, job: int, listen: str, memory_budget_bytes: int,
     chunk_bytes: int, state: Path | None, arena_bytes: int = 0, advertise: str | None = None,
     groups: Sequence[int] = (), number: int = 0, first: str | None = None,
+    key_name: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `NodeSpec`, as JSON takes them; `state` and the budget are this node's own."""
     role = node_role(number)
@@ -178,6 +179,7 @@ def node_spec(
         "listen": listen,
         "advertise": advertise,
         "insecure": config.insecure,
+        **key_fields(config, key_name or role, listen, first or ""),
         "state": None if state is None else str(state.absolute()),
         "durability": config.durability,
         "memory_budget_bytes": memory_budget_bytes,
@@ -205,6 +207,23 @@ def node_spec(
     }
 
 
+def key_fields(config: RunConfig, name: str, *endpoints: str) -> dict[str, str | None]:
+    """Which key a role has, if any of its connections is one that has keys."""
+    is_tcp = any(endpoint.startswith("tcp://") for endpoint in endpoints)
+    directory = config.keys if is_tcp else None
+    return {"keys": None if directory is None else str(directory.absolute()), "key_name": name}
+
+
+def key_environ(config: RunConfig) -> dict[str, str]:
+    """Where workers find their keys, and by which names."""
+    found = {}
+    if config.keys is not None:
+        found["LUWU_KEYS"] = str(config.keys.absolute())
+    if config.key_name is not None:
+        found["LUWU_KEY_NAME"] = config.key_name
+    return found
+
+
 def record_of(config: RunConfig, place: Place) -> str | None:
     """Where a switch writes what it hears and says; in a tree each has a file of its own."""
     file = config.record
@@ -221,6 +240,7 @@ def switch_spec(
     advertise: str | None = None, workers_at: str | None = None,
     retry_first_ms: int = 0, retry_most_ms: int = 0, retry_ps_per_byte: int = 0,
     slot_bytes: int = 0, only_forwards: bool = False, more_parents: Sequence[str] = (),
+    key_name: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `SwitchSpec`, as JSON takes them; `slot_bytes`: memory of slots, at least."""
     children, roles = tree.children(place), tree.roles_below(place)
@@ -237,6 +257,7 @@ def switch_spec(
         "parent": parent,
         "more_parents": list(more_parents),
         "insecure": config.insecure,
+        **key_fields(config, key_name or place.process, listen, workers_at or "", parent),
         "slot_bytes_max": slot_bytes_max,
         "copies_bytes_max": max(256 * MIB, 4 * chunk_bytes),
         "events": str(run.events(place.process)),

@@ -134,8 +134,10 @@ class RunDirectory:
 
     def _make_folders(self) -> None:
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, exist_ok=True)  # logs and events are nobody else's
             for folder in _FOLDERS:
-                (self.path / folder).mkdir(parents=True, exist_ok=True)
+                (self.path / folder).mkdir(mode=0o700, exist_ok=True)
         except OSError as exc:
             raise ConfigError(
                 f"cannot make the run directory {self.path}: {exc.strerror}; "

@@ -254,7 +254,10 @@ def _probe(
     connection: Connection, endpoint: str, timeout_s: float, look: Callable[[], None]
 ) -> None:
     with open_transport(
-        endpoint, arena_bytes=connection.arena_bytes, stripes=connection.stripes_of(endpoint)
+        endpoint,
+        arena_bytes=connection.arena_bytes,
+        insecure=connection.insecure,
+        stripes=connection.stripes_of(endpoint),
     ) as transport:
         transport.dial(PARENT, endpoint)
         await_answer(

@@ -147,7 +147,8 @@ def serve(
         )
     tree = tree_of(config) if hosts is None else hosts.plan.tree
     if hosts is not None:
-        transport, config = "tcp", replace(config, insecure=True)  # nobody else is in there
+        transport = "tcp"
+        config = replace(config, insecure=True, keys=None)  # nobody else is in there
     endpoints = _Endpoints(config, transport, tree, supervisor, hosts)
     arena_bytes = 0
     if endpoints.are_shared:
@@ -170,6 +171,8 @@ def serve(
             supervisor, config, connection, endpoints, nodes[1:], only_forwards
         )
     write_connection(run.connect_file, connection)
+    if hosts is None:
+        say(f"security: {connection.security}")
     return connection
 
 
@@ -181,7 +184,8 @@ def add_nodes(
     count = config.optimizer_nodes
     if count > 1:
         assert state is not None
-        state.mkdir(parents=True, exist_ok=True)
+        state.parent.mkdir(parents=True, exist_ok=True)
+        state.mkdir(mode=0o700, exist_ok=True)
     endpoints: list[str] = []
     for number in range(count):
         role = node_role(number)
@@ -293,7 +297,7 @@ def _add_switches(
 def add_switch(
     supervisor: Starter, config: RunConfig, connection: Connection, tree: Tree, place: Place, *,
     parent: str, listen: str, workers_at: str | None = None, more_parents: Sequence[str] = (),
-    only_forwards: bool = False,
+    only_forwards: bool = False, key_name: str | None = None,
 ) -> str:  # fmt: skip
     """Start a switch below the endpoint `parent`; where it listens."""
     above = node_link(config) if place.parent == NODE else links_of(config).switch
@@ -314,6 +318,7 @@ def add_switch(
         **retry_fields(above),
         slot_bytes=_slot_bytes(config, connection, len(tree.children(place))),
         only_forwards=only_forwards,
+        key_name=key_name,
     )
     return supervisor.add_role(place.process, spec)
 
@@ -433,6 +438,7 @@ def connection_of(
         **retry_fields(node_link(config)),
         tree="" if config.tree is None else groups_text(tree_of(config)),
         optimizer_nodes=config.optimizer_nodes,
+        insecure=config.insecure,
     )
 
 

@@ -81,6 +81,8 @@ class Supervisor(Closing):
         """Holds the sockets; removed at the end, by the roles if we are killed."""
         self.hosts: Hosts | None = None
         """Where the processes run; None: here."""
+        self.worker_environ: dict[str, str] = {}
+        """What workers find in their environment besides what all do."""
         self._console = console
         self._restarts_left = restarts_max
         self._should_stop = should_stop
@@ -144,7 +146,7 @@ class Supervisor(Closing):
             connect=connect,
             threads=threads or threads_per_worker(1 if alone else workers),
         )
-        environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "1"
+        environ |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1", **self.worker_environ}
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
             for stale in self.run.path.glob(pattern):
                 stale.unlink()

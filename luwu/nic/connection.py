@@ -5,7 +5,10 @@
      "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600,
      "arena_bytes": 0, "stripes": 1, "retry_first_ms": 0, "retry_most_ms": 0,
      "retry_ps_per_byte": 0, "aggregate": "float32", "tree": "", "leaves": [],
-     "optimizer_nodes": 1, "more_nodes": []}
+     "optimizer_nodes": 1, "more_nodes": [], "insecure": false}
+
+An endpoint with a key, `tcp://KEY@HOST:PORT`, is encrypted and pins the public key of who listens
+there. A tcp endpoint off loopback without one is refused unless `insecure` says that it was meant.
 
 `switch` is null where workers talk to the node itself. In a tree of switches it is the one below
 the node, `tree` says which ranks each switch sums, and `leaves` where the workers connect:
@@ -96,6 +99,20 @@ class Connection:
         """How patient who dials the endpoint must be; None: as usual."""
         return retry_policy(self.retry_first_ms, self.retry_most_ms, self.retry_ps_per_byte)
 
+    insecure: bool = False
+    """Whoever started it said that connections may leave this machine without keys."""
+
+    @property
+    def security(self) -> str:
+        """What protects the way into the job, in words."""
+        if not self.endpoint.startswith("tcp://"):
+            return "sockets and memory of this user on this machine"
+        if "@" in self.endpoint:
+            return "keys: connections are encrypted, and only keys that are allowed are let in"
+        if self.insecure:
+            return "NONE (--insecure): whoever is on the network may read, join and disturb the job"
+        return "this machine alone, any user of it; --keys DIR lets in only who has a key"
+
     tree: str = ""
     """Which ranks each switch sums (`luwu.base.tree.groups_text`); empty: all, in one switch."""
     leaves: tuple[Leaf, ...] = ()
@@ -145,6 +162,8 @@ class Connection:
         for name in ("retry_first_ms", "retry_most_ms", "retry_ps_per_byte"):
             if getattr(self, name):
                 asked[name] = getattr(self, name)
+        if self.insecure:
+            asked["insecure"] = "true"
         if self.aggregate != FLOAT32:
             asked["aggregate"] = self.aggregate
         if self.reshard_after_forward is not None:
@@ -293,6 +312,8 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
         raise ConfigError(f"{where}: aggregate is {aggregate!r:.60}, no aggregator's name")
     if document.get("reshard_after_forward") not in (None, True, False):
         raise ConfigError(f"{where}: reshard_after_forward is neither true, false nor null")
+    if not isinstance(document.get("insecure", False), bool):
+        raise ConfigError(f"{where}: insecure is {document['insecure']!r:.40}, no true or false")
     for name in ("connect_timeout_s", "grace_s"):
         value = document.get(name, 1.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:

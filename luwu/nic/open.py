@@ -7,9 +7,11 @@ from pathlib import Path
 
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
+from luwu.base.keys import check_name, worker_name
 from luwu.nic.connection import Connection, join
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic
+from luwu.transport.curve import Security, open_security
 from luwu.transport.opening import open_transport
 
 WAIT_S = 60.0
@@ -36,15 +38,18 @@ def open_nic(rank: int, world_size: int) -> Nic:
             f"start luwu up with --workers {world_size}, or that many workers"
         )
     endpoint = connection.endpoint_of(rank)
+    security = own_security(endpoint, rank)
     events = os.environ.get("LUWU_EVENTS", "")
     path = Path(events) / f"worker-{rank}.jsonl" if events else None
     nic = Nic(
         open_transport(
             endpoint,
             arena_bytes=connection.arena_bytes,
+            insecure=connection.insecure,
+            security=security,
             stripes=connection.stripes_of(endpoint),
         ),
-        make_reader=lambda: make_reader(connection, endpoint),
+        make_reader=lambda: make_reader(connection, endpoint, rank),
         endpoint=endpoint,
         job=connection.job,
         rank=rank,
@@ -67,11 +72,35 @@ def open_nic(rank: int, world_size: int) -> Nic:
     return nic
 
 
-def make_reader(connection: Connection, endpoint: str | None = None) -> StateReader:
-    """A reader of this job, not open yet; `endpoint`: a worker's own. Raises ConfigError."""
+def own_security(endpoint: str, rank: int | None = None) -> Security | None:
+    """Our key, as LUWU_KEYS and LUWU_KEY_NAME say; None where no key is used.
+
+    Without a rank this is a reader: its key is called `reader` unless said otherwise. Raises
+    ConfigError.
+    """
+    directory, name = os.environ.get("LUWU_KEYS", ""), os.environ.get("LUWU_KEY_NAME")
+    if not directory or not endpoint.startswith("tcp://"):
+        return None
+    if rank is None:
+        name = check_name(name or "reader")
+    else:
+        local_rank = int(os.environ.get("LOCAL_RANK") or rank)
+        name = worker_name(name, rank=rank, local_rank=local_rank)
+    return open_security(Path(directory).expanduser(), name)
+
+
+def make_reader(
+    connection: Connection, endpoint: str | None = None, rank: int | None = None
+) -> StateReader:
+    """A reader of this job, not open yet; `endpoint`, `rank`: a worker's. Raises ConfigError."""
     endpoint = endpoint or connection.endpoint
     return StateReader(
-        open_transport(endpoint, stripes=connection.stripes_of(endpoint)),
+        open_transport(
+            endpoint,
+            insecure=connection.insecure,
+            security=own_security(endpoint, rank),
+            stripes=connection.stripes_of(endpoint),
+        ),
         endpoint=endpoint,
         job=connection.job,
         connect_timeout_s=connection.connect_timeout_s,

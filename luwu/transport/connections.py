@@ -24,12 +24,16 @@ from typing import Any, Protocol
 
 import zmq
 
-from luwu.base.errors import RemoteProtocolError
-from luwu.transport.endpoints import Endpoint
+from luwu.base.errors import AccessRefused, LuwuError, RemoteProtocolError
+from luwu.base.keys import KEY_HEX_CHARS, Identity
+from luwu.transport.arrivals import Arrivals, Arrived
+from luwu.transport.curve import Security
+from luwu.transport.endpoints import Endpoint, TcpEndpoint
 from luwu.transport.interface import LISTENER, PeerDown, PeerFailed, PeerUp, Received
 from luwu.transport.lanes import Lane, Way, delivery_of
 from luwu.transport.monitor import LISTEN_EVENTS, LOST, SocketMonitor, stranger_error
-from luwu.transport.sockets import ZeroMqTiming, new_router, prepare, read_frames
+from luwu.transport.sockets import ZeroMqTiming, new_router, prepare_bind, read_frames
+from luwu.transport.zap import ZapHandler
 
 _PASSED_OVER_COUNT = 64
 """A turn may be skipped when another connection ends (measured), hence not 2."""
@@ -41,7 +45,7 @@ _OWN_ROUTING_ID_BYTES = 5  # a zero and a number: what libzmq gives to those who
 class Greeted(PeerUp):
     """The PeerUp of a connection that began with a greeting."""
 
-    greeting: bytes
+    greeting: bytes = b""
 
 
 class Hub(Protocol):
@@ -49,6 +53,11 @@ class Hub(Protocol):
 
     context: zmq.Context[Any]
     timing: ZeroMqTiming
+    security: Security | None
+    """Our key, where connections over tcp have keys."""
+    zap: ZapHandler | None
+    """Says whose keys they are, where we listen."""
+    arrivals: Arrivals
     credit_bytes: int
     header_bytes_max: int
     greeting_bytes: int
@@ -84,6 +93,11 @@ class _Route:
 
     routing_id: bytes
     lane: Lane | None
+    fd: int = -1
+    arrived: Arrived | None = None
+    """Where it comes from, so that it can be ended."""
+    key: bytes = b""
+    """Its public key, where it has one."""
     others_heard: Counter[bytes] = field(default_factory=Counter)
     """Messages of others since the connection ended and its last message was read."""
 
@@ -109,11 +123,26 @@ class Listener:
 
     def bind(self, endpoint: Endpoint) -> str:
         """Listen at one more endpoint; returns it with the port chosen. Raises zmq.ZMQError."""
-        prepare(self._socket, endpoint, self._hub.timing)
-        self._socket.bind(str(endpoint))
+        prepare_bind(self._socket, endpoint, self._hub.timing, self._hub.security)
+        self._socket.bind(endpoint.address)
         bound = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        if isinstance(endpoint, TcpEndpoint):
+            self._hub.arrivals.listens_at(int(bound.rpartition(":")[2]))
         self._endpoints.append(bound)
         return bound
+
+    def expel(self) -> None:
+        """End the connections of those who may not be here any more."""
+        hub = self._hub
+        assert hub.zap is not None
+        for route in self._routes.values():
+            if route.lane is None or not route.key or hub.zap.identity_of(route.key) is not None:
+                continue
+            if not hub.arrivals.end(route.fd, route.arrived):
+                # It is over, or its descriptor is not what we met: hear it no more.
+                hub.detach(route.lane)
+                hub.received.append(PeerDown(route.lane.peer, LOST))
+                route.lane = None
 
     def take(self) -> bool:
         """Read one message into `Hub.received`; False if there was none."""
@@ -122,6 +151,8 @@ class Listener:
             for route in tuple(self._ending):
                 self._end(route)
             for _, fault in self._unmet_ends:
+                if self._hub.zap is not None and fault == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    continue  # the handler tells of it, and why
                 error = stranger_error(fault, ", ".join(self._endpoints))
                 self._hub.received.append(PeerFailed(LISTENER, error, final=False))
             self._unmet_ends.clear()
@@ -154,14 +185,19 @@ class Listener:
         self._read_monitor()
         hub = self._hub
         fault = _stranger_fault(routing_id, frames, frames_count, hub.greeting_bytes)
+        fd = _descriptor(frames[-1])
+        key, identity = self._key_of(frames[-1])
+        is_unwelcome = fault is None
+        fault = fault or self._unwelcome(fd, key, identity)
         peer = f"p-{routing_id[1:].hex()}"
         lane = None
         if fault is None:
             way = Way(self._socket, routing_id)
             lane = Lane(peer, (way,), hub.credit_bytes, hub.header_bytes_max)
-        route = self._routes[routing_id] = _Route(routing_id, lane)
+        arrived = hub.arrivals.there(fd) if key else None
+        route = self._routes[routing_id] = _Route(routing_id, lane, fd, arrived, key)
         over: _Route | None = route
-        fd = _descriptor(frames[-1])
+        hub.arrivals.met(fd)
         if fd >= 0 and self._is_alive(routing_id):
             holder = self._by_fd.get(fd)
             if fd not in self._by_fd:
@@ -176,13 +212,44 @@ class Listener:
         if lane is not None:
             hub.attach(lane)
             greeting = frames[1].bytes
-            hub.received.append(Greeted(peer, greeting) if greeting else PeerUp(peer))
+            up = Greeted(peer, identity, greeting) if greeting else PeerUp(peer, identity)
+            hub.received.append(up)
         else:
-            error = RemoteProtocolError(
+            kind: type[LuwuError] = AccessRefused if is_unwelcome else RemoteProtocolError
+            error = kind(
                 f"something at {', '.join(self._endpoints)} {fault}. It is not of this run, and is "
                 f"not listened to; stop it, or correct the address it uses."
             )
             hub.received.append(PeerFailed(LISTENER, error, final=False))
+            if key:
+                hub.arrivals.end(fd, arrived)
+
+    def _key_of(self, frame: zmq.Frame) -> tuple[bytes, Identity | None]:
+        """The public key of a connection, and whose it is; (b"", None) if it has none."""
+        zap = self._hub.zap
+        try:
+            text = str(frame.get("User-Id")) if zap is not None else ""
+        except zmq.ZMQError:  # a Unix socket, which has no keys
+            return b"", None
+        if zap is None or len(text) != KEY_HEX_CHARS:
+            return b"", None
+        key = bytes.fromhex(text)
+        return key, zap.identity_of(key)
+
+    def _unwelcome(self, fd: int, key: bytes, identity: Identity | None) -> str | None:
+        """Why a connection may not be here though it speaks as ours do; None if it may."""
+        if self._hub.arrivals.is_foreign(fd):
+            return "is a process of another user"
+        if not key:
+            # libzmq let it in without asking, which it does where it finds nobody to ask.
+            is_open = self._hub.zap is None or self._hub.arrivals.is_unix(fd)
+            return None if is_open else "has no key, and was let in by mistake"
+        if identity is None:
+            return "has a key that was taken back while it connected"
+        limit = self._hub.arrivals.limits.of_key
+        if sum(route.key == key for route in self._routes.values()) >= limit:
+            return f"is one more connection with the key of {identity.name!r}; {limit} may be open"
+        return None
 
     def _is_alive(self, routing_id: bytes) -> bool:
         # A send looks at most once a millisecond for connections that ended, this does each time.
@@ -200,7 +267,9 @@ class Listener:
                     self._ended_early.remove(value)
                 else:
                     self._by_fd[value] = self._early.pop(value, None)
+                self._note_arrival(value)
             elif event == zmq.EVENT_DISCONNECTED:
+                self._hub.arrivals.ended(value)
                 if value in self._by_fd:
                     route = self._by_fd.pop(value)
                 else:
@@ -214,6 +283,15 @@ class Listener:
                 self._handshake_fault = 0
             else:
                 self._handshake_fault = event  # the end of its connection follows
+
+    def _note_arrival(self, fd: int) -> None:
+        """A connection was accepted, and may be one too many."""
+        why = self._hub.arrivals.came(fd)
+        if self._by_fd.get(fd) is not None:
+            self._hub.arrivals.met(fd)  # it spoke before the monitor told of it
+        if why:
+            error = AccessRefused(f"{why}. Somebody floods {', '.join(self._endpoints)}.")
+            self._hub.received.append(PeerFailed(LISTENER, error, final=False))
 
     def _begin_end(self, route: _Route) -> None:
         """The connection is over; its last messages may still be in the socket."""

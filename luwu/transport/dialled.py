@@ -9,7 +9,7 @@ from luwu.transport.endpoints import Endpoint
 from luwu.transport.interface import PeerUp
 from luwu.transport.lanes import Lane, Way, delivery_of
 from luwu.transport.monitor import DIAL_EVENTS, DialStory, SocketMonitor
-from luwu.transport.sockets import new_socket, prepare, read_frames
+from luwu.transport.sockets import new_socket, prepare_connect, read_frames
 
 
 class Dialled:
@@ -73,11 +73,11 @@ class Dialled:
         self._socket.reconnect_ivl = timing.reconnect_ms
         self._socket.reconnect_ivl_max = timing.reconnect_ms_max
         self._socket.connect_timeout = timing.handshake_ms
-        prepare(self._socket, self._endpoint, timing)
+        prepare_connect(self._socket, self._endpoint, timing, self._hub.security)
         self._monitor = SocketMonitor(self._hub.context, self._socket, DIAL_EVENTS)
         self._hub.watch(self._socket, lambda: self._hub.readable(self))
         self._hub.watch(self._monitor.socket, self._read_monitor)
-        self._socket.connect(str(self._endpoint))
+        self._socket.connect(self._endpoint.address)
         if self._greeting:
             self._socket.send(self._greeting, zmq.NOBLOCK)
 

@@ -1,8 +1,9 @@
 """Endpoints as users write them, checked before a socket sees them.
 
-    tcp://HOST:PORT    port 0 when listening: the system chooses
-    ipc://PATH         a Unix socket; ipc://auto: a private directory of ours, removed at close
-    shm://PATH         the same for a transport over shared memory, with a second one at PATH.fd
+    tcp://HOST:PORT        port 0 when listening: the system chooses
+    tcp://KEY@HOST:PORT    the same where who listens has that public key: nothing else is believed
+    ipc://PATH             a Unix socket; ipc://auto: a private directory of ours, removed at close
+    shm://PATH             the same for a transport over shared memory, with a second at PATH.fd
 
 libzmq would take an ipc path over from a live process without a word, and a host that does not
 resolve would be tried for ever; both are found here.
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import ClassVar, Final, TypeAlias
 
 from luwu.base.errors import ConfigError, ConnectionFailed
+from luwu.base.keys import key_text, parse_key
 
 IPC_PATH_BYTES_MAX: Final = 107
 """sockaddr_un holds 108 bytes with the final zero."""
@@ -38,15 +40,27 @@ _AUTO_PARENT_BYTES_MAX = IPC_PATH_BYTES_MAX - len(
 
 @dataclass(frozen=True, slots=True)
 class TcpEndpoint:
-    """tcp://HOST:PORT; an IPv6 address stands in brackets in the text, not here."""
+    """tcp://KEY@HOST:PORT; an IPv6 address stands in brackets in the text, not here."""
 
     host: str
     port: int
+    key: bytes | None = None
+    """Public key of who listens; None: nothing is encrypted."""
     is_tcp: ClassVar[bool] = True
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp://{host}:{self.port}"
+        at = "" if self.key is None else f"{key_text(self.key)}@"
+        return f"tcp://{at}{self.where}"
+
+    @property
+    def where(self) -> str:
+        """HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """As libzmq takes it."""
+        return f"tcp://{self.where}"
 
     @property
     def is_loopback(self) -> bool:
@@ -79,6 +93,11 @@ class IpcEndpoint:
     def __str__(self) -> str:
         return f"ipc://{self.path}"
 
+    @property
+    def address(self) -> str:
+        """As libzmq takes it."""
+        return str(self)
+
 
 Endpoint: TypeAlias = TcpEndpoint | IpcEndpoint
 
@@ -87,11 +106,13 @@ def parse(endpoint: str) -> Endpoint:
     """The parts of an endpoint. Raises ConfigError."""
     scheme, separator, rest = endpoint.partition("://")
     if scheme == "tcp" and separator:
-        host, colon, port = rest.rpartition(":")
+        before, at, after = rest.rpartition("@")
+        key = parse_key(before, endpoint) if at else None
+        host, colon, port = after.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
         if host and colon and port.isdecimal() and int(port) < 65536:
-            return TcpEndpoint(host, int(port))
+            return TcpEndpoint(host, int(port), key)
     elif scheme == "ipc" and rest:
         path = Path(rest)
         if len(os.fsencode(path)) > IPC_PATH_BYTES_MAX:
@@ -130,30 +151,59 @@ def address_of(endpoint: TcpEndpoint) -> str:
     return str(found[0][4][0])
 
 
-def listening_endpoint(endpoint: TcpEndpoint, *, insecure: bool, advertise: bool) -> TcpEndpoint:
-    """What to bind, numeric. Raises ConfigError where listening would be unsafe or unreachable."""
+def listening_endpoint(endpoint: TcpEndpoint, *, own_key: bytes | None) -> TcpEndpoint:
+    """What to bind, numeric, with our key. Raises ConfigError where nobody could reach us."""
     if endpoint.is_wildcard:
-        bound = TcpEndpoint("0.0.0.0" if endpoint.host == "*" else endpoint.host, endpoint.port)
-    else:
-        try:
-            bound = TcpEndpoint(address_of(endpoint), endpoint.port)
-        except ConnectionFailed as exc:
-            raise ConfigError(str(exc)) from exc
-    if not bound.is_loopback and not insecure:
         raise ConfigError(
-            f"{endpoint} can be reached from other machines, and connections carry no keys yet. "
-            f"Listen on 127.0.0.1, or pass --insecure on a network you trust."
+            f"{endpoint} means every address of this machine, also those that nobody meant to open "
+            f"it at. Name one, such as that of the network the workers are in."
         )
-    if endpoint.is_wildcard and not advertise:
+    if endpoint.key not in (None, own_key):
         raise ConfigError(
-            f"{endpoint} means every address of this machine, so nobody knows which one to dial. "
-            f"Say which with advertise."
+            f"{endpoint} names a key that is not ours; give the --keys and --key-name it was made "
+            f"with, or leave the key out of where to listen"
         )
-    return bound
+    try:
+        return TcpEndpoint(address_of(endpoint), endpoint.port, own_key)
+    except ConnectionFailed as exc:
+        raise ConfigError(str(exc)) from exc
+
+
+def check_secure(endpoint: TcpEndpoint, *, insecure: bool, own_key: bool, verb: str) -> None:
+    """Off loopback nothing passes without keys, unless somebody said that it may.
+
+    `own_key`: this process has a key; `verb`: listen or dial. Raises ConfigError.
+    """
+    if endpoint.key is not None and not own_key:
+        raise ConfigError(
+            f"{endpoint} is encrypted, and this process has no key of its own; give --keys DIR "
+            f"(LUWU_KEYS) with the secret file that luwu keys made for it"
+        )
+    if endpoint.key is not None:
+        return
+    if verb == "dial" and own_key:
+        raise ConfigError(
+            f"{endpoint} names no public key, and this process has keys: what answers there could "
+            f"be anybody. Copy the whole line that luwu up printed, or leave --keys out"
+        )
+    if endpoint.is_loopback or insecure:
+        return
+    if verb == "dial":
+        raise ConfigError(
+            f"{endpoint} is reached over a network and names no public key. Copy the whole line "
+            f"that luwu up printed there: with --keys DIR it has a key, with --insecure it says so."
+        )
+    raise ConfigError(
+        f"{endpoint} is reached over a network, and nothing says who may connect. Make keys "
+        f"with luwu keys init and give --keys DIR, listen on 127.0.0.1, or pass --insecure on "
+        f"a network you trust."
+    )
 
 
 def advertised(advertise: str, bound: TcpEndpoint) -> TcpEndpoint:
     """`advertise` (HOST, HOST:PORT or tcp://HOST:PORT), with the bound port where it has none."""
+    if "@" in advertise:
+        raise ConfigError(f"advertise {advertise!r}: our own key is added to it; leave that out")
     text = advertise.removeprefix("tcp://")
     has_port = text.rpartition(":")[2].isdecimal() and (text.count(":") == 1 or "]:" in text)
     if not has_port:
@@ -163,7 +213,7 @@ def advertised(advertise: str, bound: TcpEndpoint) -> TcpEndpoint:
     assert isinstance(endpoint, TcpEndpoint)
     if endpoint.is_wildcard:
         raise ConfigError(f"advertise {advertise!r}: nobody can dial that; give one address")
-    return endpoint if endpoint.port else TcpEndpoint(endpoint.host, bound.port)
+    return TcpEndpoint(endpoint.host, endpoint.port or bound.port, bound.key)
 
 
 def bind_error(endpoint: Endpoint, code: int, text: str) -> ConfigError:

@@ -15,6 +15,7 @@ Invariants; the conformance suite cites them by number:
 
     T1  `peer` is what the transport knows, never what a message claims. A listener names its peers
         itself ("p-" and hexadecimal digits); a dialled peer bears the name given to `dial`.
+        Where connections have keys, PeerUp also says whose key a listener's peer has.
     T2  Messages of one connection arrive whole, once, in order, or not at all; every connection has
         its own PeerUp and PeerDown, and no message of a connection passes its PeerUp or PeerDown.
     T3  `send` never blocks. What is queued to one peer is bounded by credit, in bytes.
@@ -35,6 +36,7 @@ from typing import Final, Protocol, TypeAlias
 
 from luwu.base.closing import Closing
 from luwu.base.errors import LuwuError
+from luwu.base.keys import Identity
 from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX
 
 BUFFERS_COUNT_MAX: Final = 2
@@ -109,6 +111,8 @@ class PeerUp:
     """A connection to `peer` exists."""
 
     peer: str
+    identity: Identity | None = None
+    """Whose key it proved to have; None: the connection has no keys, or we dialled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +200,7 @@ class Transport(Closing):
     def receive(self, timeout_ns: int | None) -> Received | None:
         """The next message or event; None after `timeout_ns` or a `wake`; None means no limit.
 
+        Raises KeysFailed where nobody can say any more who may connect.
         It may return None earlier, when peers gave buffers back and handles became done.
         """
 

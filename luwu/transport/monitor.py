@@ -30,7 +30,7 @@ from typing import Any
 
 import zmq
 
-from luwu.base.errors import ConnectionFailed, LuwuError
+from luwu.base.errors import AccessRefused, ConnectionFailed, LuwuError
 from luwu.transport.interface import PeerDown, PeerFailed, PeerUp
 
 LOST = "the connection ended: the process exited or was stopped, or the network broke"
@@ -148,7 +148,8 @@ class DialStory:
             )
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             return self._final(
-                f"{where} is encrypted and we came without a key; give --join connect.json."
+                f"{where} is encrypted and we came without a key, or with another key for it than "
+                f"it has. Give --join connect.json, or the whole URL that luwu up printed now."
             )
         elif event == zmq.EVENT_DISCONNECTED:
             if self._phase is _Phase.GREETING:
@@ -182,4 +183,5 @@ def stranger_error(event: int, endpoints: str) -> LuwuError:
             "and ended without a word of ours: another program, a port scan, or a process of this "
             "run that died at once"
         )
-    return ConnectionFailed(f"something connected to {endpoints} {what}. It was not let in.")
+    kind = AccessRefused if event else ConnectionFailed
+    return kind(f"something connected to {endpoints} {what}. It was not let in.")

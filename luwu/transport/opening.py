@@ -6,6 +6,8 @@ import os
 from typing import Final
 
 from luwu.base.errors import ConfigError
+from luwu.transport.arrivals import ConnectionLimits
+from luwu.transport.curve import Security
 from luwu.transport.interface import Transport
 from luwu.transport.mixed import SHARED_SCHEME, MixedTransport
 from luwu.transport.shm import ShmTransport
@@ -13,6 +15,10 @@ from luwu.transport.striped import StripedTransport
 
 IO_THREADS_MAX: Final = 4
 """Four threads that only copy come to what most hosts' memory gives."""
+
+EACH_CONNECTION_TIMES: Final = 4
+"""A peer, its reader, and the last start of both, which we may not know to be over."""
+STRANGERS_COUNT: Final = 256
 
 _CREDIT_BYTES = 1 << 50
 """What is sent by reference is bounded by the arenas it lies in, not per peer."""
@@ -22,11 +28,13 @@ def open_transport(
     *endpoints: str,
     arena_bytes: int = 0,
     insecure: bool = False,
+    security: Security | None = None,
     stripes: int = 1,
     peers_count: int = 1,
 ) -> Transport:
     """A transport for endpoints to listen at or to dial. Raises ConfigError.
 
+    `security`: the key that tcp connections must have; unused where there are none.
     `arena_bytes`: shared memory for what is sent from here, where the endpoint is shm://.
     `stripes`: connections to each peer, where it is not; `peers_count`: how many peers at most.
     """
@@ -39,7 +47,14 @@ def open_transport(
             )
         return ShmTransport(arena_bytes=arena_bytes, credit_bytes=_CREDIT_BYTES)
     io_threads = io_threads_for(peers_count * stripes, len(os.sched_getaffinity(0)))
-    wired = StripedTransport(stripes=stripes, insecure=insecure, io_threads=io_threads)
+    connections_count = EACH_CONNECTION_TIMES * peers_count * stripes + STRANGERS_COUNT
+    wired = StripedTransport(
+        stripes=stripes,
+        insecure=insecure,
+        security=security,
+        limits=ConnectionLimits(total=max(ConnectionLimits().total, connections_count)),
+        io_threads=io_threads,
+    )
     if not shared_count:
         return wired
     try:

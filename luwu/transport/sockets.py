@@ -11,7 +11,8 @@ import zmq
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX
-from luwu.transport.endpoints import Endpoint
+from luwu.transport.curve import Security, dial_keyed, leave_open, serve_keyed
+from luwu.transport.endpoints import Endpoint, TcpEndpoint
 from luwu.transport.interface import BUFFERS_COUNT_MAX
 
 LOOPBACK_SEND_BYTES: Final = 512 * 1024
@@ -91,6 +92,28 @@ def prepare(socket: zmq.Socket[Any], endpoint: Endpoint, timing: ZeroMqTiming) -
     socket.heartbeat_ivl = timing.heartbeat_ms if endpoint.is_tcp else 0
     socket.heartbeat_timeout = timing.heartbeat_timeout_ms
     socket.heartbeat_ttl = timing.heartbeat_timeout_ms
+
+
+def prepare_bind(
+    socket: zmq.Socket[Any], endpoint: Endpoint, timing: ZeroMqTiming, security: Security | None
+) -> None:
+    """Set what depends on the endpoint that is bound next; one with a key shows it."""
+    prepare(socket, endpoint, timing)
+    if isinstance(endpoint, TcpEndpoint) and endpoint.key is not None:
+        assert security is not None
+        serve_keyed(socket, security)
+    else:
+        leave_open(socket)
+
+
+def prepare_connect(
+    socket: zmq.Socket[Any], endpoint: Endpoint, timing: ZeroMqTiming, security: Security | None
+) -> None:
+    """Set what depends on the endpoint that is connected; one with a key must prove to have it."""
+    prepare(socket, endpoint, timing)
+    if isinstance(endpoint, TcpEndpoint) and endpoint.key is not None:
+        assert security is not None
+        dial_keyed(socket, security, endpoint.key)
 
 
 def read_frames(socket: zmq.Socket[Any]) -> tuple[list[zmq.Frame], int] | None:

@@ -17,6 +17,8 @@ from typing import Any
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
 from luwu.base.limits import STRIPES_MAX
+from luwu.transport.arrivals import ConnectionLimits
+from luwu.transport.curve import Security
 from luwu.transport.interface import (
     CREDIT_BYTES_DEFAULT,
     Buffer,
@@ -41,6 +43,8 @@ class StripedTransport(Transport):
         stripes: int = 1,
         credit_bytes: int = CREDIT_BYTES_DEFAULT,
         insecure: bool = False,
+        security: Security | None = None,
+        limits: ConnectionLimits | None = None,
         io_threads: int = 1,
         timing: ZeroMqTiming | None = None,
     ) -> None:
@@ -49,6 +53,8 @@ class StripedTransport(Transport):
         self._inner = ZeroMqTransport(
             credit_bytes=credit_bytes,
             insecure=insecure,
+            security=security,
+            limits=limits,
             io_threads=io_threads,
             timing=timing,
             greeting_bytes=ANNOUNCEMENT_BYTES,

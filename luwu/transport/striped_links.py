@@ -149,9 +149,13 @@ class Links:
         link, index = self._by_id.get(announced.link_id), announced.index
         if link is None:
             link = self._new("", announced.link_id, [None] * announced.count, endpoint=None)
+            link.identity = heard.identity
             self._by_id[announced.link_id] = link
         elif len(link.names) != announced.count or link.names[index] is not None:
             self._refuse("announced a connection that is there already")
+            return
+        elif link.identity != heard.identity:
+            self._refuse("announced a connection of a link that another key began")
             return
         link.names[index] = heard.peer
         if index == 0:
@@ -171,7 +175,7 @@ class Links:
         link.is_up, link.is_late, link.deadline_ns = True, False, None
         self.timed.discard(link)
         self._up[link.peer] = link
-        self.ready.append(PeerUp(link.peer))
+        self.ready.append(PeerUp(link.peer, link.identity))
         try:
             lanes = [self._inner.lane(name) for name in link.names if name is not None]
         except PeerGone:  # one has ended in the meantime

@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import astuple, dataclass
 from typing import Final
 
+from luwu.base.keys import Identity
 from luwu.base.limits import STRIPES_MAX
 from luwu.transport.interface import LISTENER, Delivery
 from luwu.transport.lanes import TURN_BYTES, Lane
@@ -112,6 +113,8 @@ class Link:
     messages: InOrder
     endpoint: str | None
     """Where we dial it; None: it dials us."""
+    identity: Identity | None = None
+    """Whose key it has, if it dials us with keys: the same on each stripe."""
     met_count: int = 0
     is_up: bool = False
     lane: Lane | None = None

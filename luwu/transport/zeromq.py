@@ -16,21 +16,25 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import zmq
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.errors import ConfigError
+from luwu.base.errors import AccessRefused, ConfigError
 from luwu.base.limits import CONTROL_HEADER_BYTES_MAX
 from luwu.transport import endpoints
+from luwu.transport.arrivals import Arrivals, ConnectionLimits
 from luwu.transport.connections import Listener, Side
 from luwu.transport.credits import anonymous_memory, check_limit
+from luwu.transport.curve import Security, check_libzmq
 from luwu.transport.dialled import Dialled
 from luwu.transport.interface import (
     CREDIT_BYTES_DEFAULT,
+    LISTENER,
     Buffer,
     Counters,
+    PeerFailed,
     Received,
     SendHandle,
     Transport,
@@ -38,9 +42,7 @@ from luwu.transport.interface import (
 )
 from luwu.transport.lanes import Lane, gone
 from luwu.transport.sockets import ZeroMqTiming
-
-LIBZMQ_VERSION_MIN: Final = (4, 3, 3)
-"""Before it, a peer could crash a listener without a key (CVE-2020-15166)."""
+from luwu.transport.zap import ZapHandler
 
 _TAKES_UNTIL_POLL = 32
 """Messages read in a row before monitors and `wake` are looked at."""
@@ -54,14 +56,29 @@ class ZeroMqTransport(Transport):
         *,
         credit_bytes: int = CREDIT_BYTES_DEFAULT,
         insecure: bool = False,
+        security: Security | None = None,
         io_threads: int = 1,
         timing: ZeroMqTiming | None = None,
+        limits: ConnectionLimits | None = None,
         header_bytes_max: int = CONTROL_HEADER_BYTES_MAX,
         greeting_bytes: int = 0,
     ) -> None:
-        """`header_bytes_max` is larger only for a transport that wraps headers in its own, and
-        `greeting_bytes` above 0 only for one that takes connections with greetings (`Greeted`)."""
+        """`security`: connections over tcp have keys; `insecure`: they may go off loopback without.
+
+        `header_bytes_max` is larger only for a transport that wraps headers in its own, and
+        `greeting_bytes` above 0 only for one that takes connections with greetings (`Greeted`).
+        Raises ConfigError.
+        """
         check_libzmq()
+        if insecure and security is not None:
+            raise ConfigError(
+                "keys and --insecure contradict each other: with keys nothing insecure is let in; "
+                "leave one of them out"
+            )
+        self.security = security
+        self.zap: ZapHandler | None = None
+        self.arrivals = Arrivals(limits or ConnectionLimits())
+        self._zap_version = 0
         self.greeting_bytes = greeting_bytes
         self.header_bytes_max = header_bytes_max
         self.credit_bytes = check_limit(credit_bytes)
@@ -85,7 +102,7 @@ class ZeroMqTransport(Transport):
         self._closed = False
 
     def listen(self, endpoint: str, *, advertise: str | None = None) -> str:
-        """Accept peers; see `Transport.listen`. Off loopback only with `insecure`."""
+        """Accept peers; see `Transport.listen`. Off loopback only with keys, or `insecure`."""
         if endpoint == "ipc://auto":
             private = endpoints.private_ipc_endpoint()
             try:
@@ -97,13 +114,14 @@ class ZeroMqTransport(Transport):
         if isinstance(wanted, endpoints.IpcEndpoint):
             endpoints.clear_stale_socket(wanted)
             return self._bind(wanted)
-        bound = endpoints.listening_endpoint(
-            wanted, insecure=self._insecure, advertise=advertise is not None
-        )
+        own_key = None if self.security is None else self.security.public
+        bound = endpoints.listening_endpoint(wanted, own_key=own_key)
+        self._check_secure(bound, "listen")
         if advertise is not None:
             endpoints.advertised(advertise, bound)  # before anything is open
-        chosen = endpoints.parse(self._bind(bound))
-        assert isinstance(chosen, endpoints.TcpEndpoint)
+        address = endpoints.parse(self._bind(bound))
+        assert isinstance(address, endpoints.TcpEndpoint)
+        chosen = endpoints.TcpEndpoint(address.host, address.port, own_key)
         return str(chosen if advertise is None else endpoints.advertised(advertise, chosen))
 
     def dial(self, peer: str, endpoint: str, *, greeting: bytes = b"") -> None:
@@ -117,6 +135,7 @@ class ZeroMqTransport(Transport):
                     f"{endpoint} cannot be dialled; give the address and port that it listens at"
                 )
             endpoints.address_of(target)  # libzmq would try an unknown host for ever, in silence
+            self._check_secure(target, "dial")
         # The name goes to libzmq, which looks it up again at each attempt: addresses move.
         self._dialled[peer] = Dialled(self, peer, target, greeting=greeting)
 
@@ -147,6 +166,8 @@ class ZeroMqTransport(Transport):
         until_ns = None if timeout_ns is None else SYSTEM_CLOCK.now_ns() + timeout_ns
         last_round = False
         while True:
+            if self.zap is not None:
+                self._look_at_keys(self.zap)
             self._take_messages()
             if self.received:
                 return self.received.popleft()
@@ -189,6 +210,8 @@ class ZeroMqTransport(Transport):
             dialled.close()
         if self._listener is not None:
             self._listener.close()
+        if self.zap is not None:
+            self.zap.close()
         self.context.term()  # waits for libzmq's threads
         self._lanes.clear()
         self.received.clear()
@@ -230,6 +253,9 @@ class ZeroMqTransport(Transport):
             self._departed.add(lane.counters)
 
     def _bind(self, endpoint: endpoints.Endpoint) -> str:
+        if getattr(endpoint, "key", None) is not None and self.zap is None:
+            assert self.security is not None
+            self.zap = ZapHandler(self.context, self.security, self.wake)  # before any socket
         if self._listener is None:
             self._listener = Listener(self)
         try:
@@ -239,6 +265,22 @@ class ZeroMqTransport(Transport):
         if isinstance(endpoint, endpoints.IpcEndpoint):
             self._ipc.append(endpoint)
         return bound
+
+    def _check_secure(self, endpoint: endpoints.TcpEndpoint, verb: str) -> None:
+        endpoints.check_secure(
+            endpoint, insecure=self._insecure, own_key=self.security is not None, verb=verb
+        )
+
+    def _look_at_keys(self, zap: ZapHandler) -> None:
+        """Say who was refused, and end connections whose keys were taken back."""
+        zap.check_alive()
+        while zap.refused:
+            error = AccessRefused(f"{zap.refused.popleft()}.")
+            self.received.append(PeerFailed(LISTENER, error, final=False))
+        if zap.version != self._zap_version:
+            self._zap_version = zap.version
+            assert self._listener is not None
+            self._listener.expel()
 
     def _stopped(self, peer: str) -> Dialled:
         dialled = self._dialled[peer]
@@ -267,14 +309,3 @@ class ZeroMqTransport(Transport):
                 self._woken = True
             elif socket in self._calls:  # an earlier call may have closed it
                 self._calls[socket]()
-
-
-def check_libzmq() -> None:
-    """Refuse a libzmq with known holes. Raises ConfigError."""
-    found = zmq.zmq_version_info()
-    if found < LIBZMQ_VERSION_MIN:
-        raise ConfigError(
-            f"libzmq {'.'.join(map(str, found))} is older than "
-            f"{'.'.join(map(str, LIBZMQ_VERSION_MIN))} and can be crashed from outside; "
-            f"upgrade pyzmq"
-        )

@@ -17,6 +17,7 @@ from luwu.base.links import LinkPair, push_window_bytes
 from luwu.base.outstanding import retry_policy
 from luwu.base.quantities import format_bytes
 from luwu.layout import Chunk
+from luwu.transport.curve import open_security
 from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport
 from luwu.wire.actions import PARENT
@@ -73,6 +74,9 @@ class NodeSpec:
     resume: bool = False
     advertise: str | None = None
     insecure: bool = False
+    keys: Path | None = None
+    """Directory of keys, where connections over tcp have keys; `key_name`: which is ours."""
+    key_name: str = ""
     events: Path | None = None
     counters: Path | None = None
     """Where what was counted is put, once a second and at the end."""
@@ -107,6 +111,12 @@ class NodeSpec:
     """When they repeat what it did not answer, where its link is emulated; 0: as usual."""
     retry_most_ms: int = 0
     retry_ps_per_byte: int = 0
+
+    @property
+    def lets_in(self) -> tuple[str, ...]:
+        """Roles of the keys that may connect: no worker's, where a switch stands before it."""
+        children = ("switch",) if self.has_switch else ("worker", "reader")
+        return (*children, "node") if self.count > 1 else children
 
     @property
     def place(self) -> NodePlace:
@@ -166,6 +176,7 @@ def serve_node(
             spec.listen,
             arena_bytes=arena_bytes,
             insecure=spec.insecure,
+            security=open_security(spec.keys, spec.key_name, *spec.lets_in),
             stripes=spec.stripes,
             peers_count=(1 if spec.has_switch else spec.world_size) + spec.count - 1,
         )

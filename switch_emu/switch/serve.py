@@ -13,6 +13,7 @@ from luwu.base.json_file import write_json
 from luwu.base.links import LinkPair, push_window_bytes
 from luwu.base.outstanding import retry_policy
 from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
+from luwu.transport.curve import open_security
 from luwu.transport.interface import Transport
 from luwu.transport.mixed import SHARED_SCHEME
 from luwu.transport.opening import open_transport
@@ -54,6 +55,9 @@ class SwitchSpec:
     """Where its account of the run is written at the end."""
     advertise: str | None = None
     insecure: bool = False
+    keys: Path | None = None
+    """Directory of keys, where connections over tcp have keys; `key_name`: which is ours."""
+    key_name: str = ""
     slot_bytes_max: int = 256 * _MIB
     copies_bytes_max: int = 256 * _MIB
     events: Path | None = None
@@ -88,6 +92,14 @@ class SwitchSpec:
     def endpoints(self) -> tuple[str, ...]:
         """Where it listens, and what it dials."""
         return (self.listen, *((self.workers_at,) if self.workers_at else ()), self.parent)
+
+    @property
+    def lets_in(self) -> tuple[str, ...]:
+        """Roles of the keys that may connect; none where nobody comes over tcp."""
+        comes_by_tcp = any(
+            each.startswith("tcp://") for each in (self.listen, self.workers_at or "")
+        )
+        return (*self.link_roles, "reader") if comes_by_tcp else ()
 
 
 def serve_switch(
@@ -148,6 +160,7 @@ def _open(spec: SwitchSpec) -> Transport:
         *spec.endpoints,
         arena_bytes=spec.arena_bytes,
         insecure=spec.insecure,
+        security=open_security(spec.keys, spec.key_name, *spec.lets_in),
         stripes=spec.stripes,
         peers_count=len(spec.children) + 1 + len(spec.more_parents),
     )

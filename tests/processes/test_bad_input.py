@@ -131,8 +131,23 @@ TYPED = [
     ),
     pytest.param(
         ["up", "--bind", "tcp://0.0.0.0:0"],
-        [r"0\.0\.0\.0.*--insecure"],
+        [r"0\.0\.0\.0:0 means every address of this machine"],
+        id="every-address",
+    ),
+    pytest.param(
+        ["up", "--bind", "tcp://192.0.2.1:0"],
+        [r"tcp://192\.0\.2\.1:0 is reached over a network.*luwu keys init.*--keys.*--insecure"],
         id="off-loopback",
+    ),
+    pytest.param(
+        ["up", "--bind", "tcp://127.0.0.1:0", "--keys", "no-such"],
+        [r"keys: cannot open .*no-such: No such file.*luwu keys init"],
+        id="no-keys",
+    ),
+    pytest.param(
+        ["up", "--bind", "tcp://127.0.0.1:0", "--key-name", "x"],
+        [r"key_name: switch and node each have their own key"],
+        id="key-of-both",
     ),
 ]  # fmt: skip
 

@@ -158,12 +158,15 @@ def test_readme_quick_start(shell: Terminal) -> None:
 def test_readme_two_machines(shell: Terminal) -> None:
     serve, join = block("sh", "serve"), block("sh", "join")
     old, _, new = serve.how.split(" ")[1].partition("=")
-    (line,) = serve.lines
+    *before, line = serve.lines
+    for each in before:
+        succeed(shell.start(*words_of(each)))
     serving = shell.start(*words_of(line.replace(old, new)))
     url = serving.wait_for(r"^or      luwu run --join '(\S+)' SCRIPT$")[1]
     (line,) = join.lines
     shown = re.search(r"'(tcp://\S+)'", line)
     assert shown is not None
+    assert re.sub(r"//\w+@", "//KEY@", url).startswith("tcp://KEY@")
     names = re.findall(r"(\w+)=", shown[1])
     assert names == [name for name in re.findall(r"(\w+)=", url) if name in names]
     succeed(shell.start(*words_of(line.replace(shown[1], url)), *join.smaller))

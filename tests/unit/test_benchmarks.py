@@ -89,6 +89,15 @@ def test_step_runs(tmp_path: Path, arm: str) -> None:
     assert (row["disk_bytes"] is not None) == arm.startswith("luwu")
 
 
+def test_keys_runs(tmp_path: Path) -> None:
+    """Goal: both arms are measured in each case, what was sent arrived, and ratios are of them."""
+    document = run_smoke(tmp_path, "keys")
+    cases = {(row["case"], row["arm"]) for row in document["rows"]}
+    assert cases == {(c, a) for c in ("stream", "round", "connect") for a in ("keys", "open")}
+    assert set(document["claims"]) == set(document["claims_meaning"])
+    assert document["curve_library"] in ("libsodium", "libzmq's own (tweetnacl)")
+
+
 def test_link_runs(tmp_path: Path) -> None:
     """Goal: every rate, delay and loss is measured, and no link is no wrapper."""
     document = run_smoke(tmp_path, "link")

@@ -110,7 +110,8 @@ def test_a_host_may_be_written_with_or_without_a_port(where: str, endpoint: str)
         (["--peer", "h", "--disk", "."], "different jobs"),
         (["--peer", "h", "--streams", "1,1"], "names a number twice"),
         (["--peer", "h", "--streams", "9"], "from 1 to 8"),
-        (["--listen", "0.0.0.0:0"], "pass --insecure"),
+        (["--listen", "192.0.2.1:0"], "pass --insecure"),
+        (["--listen", "0.0.0.0:0"], "means every address of this machine"),
     ],
 )
 def test_bad_network_questions_to_the_doctor_are_refused(

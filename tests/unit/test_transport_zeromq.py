@@ -123,7 +123,7 @@ class TestManyConnections(OverZeroMq):
                 leaver.dial("parent", where)
                 up(leaver)
                 leaver.send("parent", b"last words")
-            until_true(lambda n=free_count: len(os.listdir("/proc/self/fd")) == n)
+            until_true(lambda n=free_count: len(os.listdir("/proc/self/fd")) <= n)
             dialler = make()
             dialler.dial("parent", where)
             up(dialler)

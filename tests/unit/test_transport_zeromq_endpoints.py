@@ -18,21 +18,28 @@ from tests.unit.transports import OverZeroMq, listening_process
 
 
 class TestWhereToListen(OverZeroMq):
-    def test_a_routable_address_needs_insecure(self, make: Make) -> None:
-        """Goal: refused before anything is open, with the flag to use; wildcards need a name."""
-        for endpoint in ("tcp://192.0.2.1:0", "tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0"):
-            with pytest.raises(ConfigError, match="--insecure"):
-                make().listen(endpoint)
-        with pytest.raises(ConfigError, match="Say which with advertise"):
-            make(insecure=True).listen("tcp://0.0.0.0:0")
+    @pytest.mark.feature("tcp off loopback without keys")
+    def test_a_routable_address_needs_keys_or_insecure(self, make: Make) -> None:
+        """Goal: refused before anything is open, with the flags to use, listening and dialling."""
+        with pytest.raises(ConfigError, match=r"luwu keys init and give --keys.*--insecure"):
+            make().listen("tcp://192.0.2.1:0")
+        with pytest.raises(ConfigError, match=r"names no public key.*--keys.*--insecure"):
+            make().dial("parent", "tcp://192.0.2.1:5")
         with pytest.raises(ConfigError, match="is not an address of this machine"):
             make(insecure=True).listen("tcp://192.0.2.1:0")
 
+    @pytest.mark.feature("listening at every address")
+    @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0"])
+    def test_every_address_at_once_is_refused(self, make: Make, endpoint: str) -> None:
+        """Goal: who listens says where, though nothing is secured and an address is advertised."""
+        with pytest.raises(ConfigError, match="means every address of this machine"):
+            make(insecure=True).listen(endpoint, advertise="127.0.0.1")
+
     @pytest.mark.parametrize("advertise", ["127.0.0.1", "tcp://127.0.0.1:0", "localhost"])
     def test_what_is_advertised_can_be_dialled(self, make: Make, advertise: str) -> None:
-        """Goal: a wildcard listens on every address, and returns the one that was advertised."""
-        listener, dialler = make(insecure=True), make()
-        where = listener.listen("tcp://0.0.0.0:0", advertise=advertise)
+        """Goal: what is returned is what was advertised, with the port where it has none."""
+        listener, dialler = make(), make()
+        where = listener.listen("tcp://127.0.0.1:0", advertise=advertise)
         assert where.startswith("tcp://" + advertise.removeprefix("tcp://").split(":")[0] + ":")
         dialler.dial("parent", where)
         up(listener)

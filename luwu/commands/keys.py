@@ -1,0 +1,135 @@
+"""`luwu keys`: make, add, take back and list the keys of a job.
+
+    luwu keys init --keys DIR --workers 4     keys of a node, a switch and four workers
+    luwu keys add NAME --keys DIR --role worker
+    luwu keys revoke NAME --keys DIR          its connections end within a second
+    luwu keys list --keys DIR
+
+The directory is made where the listeners run: its `allowed.json` says whom they let in. To another
+machine goes the one file that its process needs, DIR/NAME.secret, in a directory of mode 0700.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.keys import (
+    ALLOWED,
+    SECRET_SUFFIX,
+    Identity,
+    check_name,
+    check_role,
+    key_text,
+    make_directory,
+    read_allowed,
+    remove_secret,
+    write_allowed,
+    write_secret,
+)
+from luwu.base.limits import NODE_COUNT_MAX, WORLD_SIZE_MAX
+from luwu.base.locked import locked
+from luwu.base.parsers import whole
+from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+from luwu.transport.curve import new_key_pair
+
+VERB: Final = Verb(
+    name="keys",
+    usage="luwu keys init|add|revoke|list [NAME] --keys DIR",
+    text=(
+        "Make the keys of a job, and say whose may connect. Keys are called after the process\n"
+        "that has them: node, switch, worker-0, ...; a running job follows at once."
+    ),
+    flags=(
+        Flag(name="workers", shape="N", text="of init: keys of so many workers (2)"),
+        Flag(name="optimizer_nodes", shape="N", text="of init: and of so many nodes (1)"),
+        Flag(name="role", shape="worker|reader|switch|node", text="of add: what the key is for"),
+    ),
+    rest="two",
+)
+DEFAULT_DIRECTORY: Final = Path("luwu-keys")
+
+
+def run(parsed: Parsed) -> int:
+    """Run the verb; the exit code."""
+    resolved = resolve_parsed(VERB, parsed)
+    directory = resolved.config.keys or DEFAULT_DIRECTORY
+    does = {"init": _init, "add": _add, "revoke": _revoke, "list": _list}
+    verb, name = (*parsed.rest, "", "")[:2]
+    if verb not in does:
+        raise ConfigError(f"{verb!r} is not one of {', '.join(does)}; usage: {VERB.usage}")
+    if bool(name) != (verb in ("add", "revoke")):
+        missing = "needs the name of a key" if not name else f"takes no name, got {name!r}"
+        raise ConfigError(f"luwu keys {verb} {missing}; usage: {VERB.usage}")
+    for flag, owner in (("workers", "init"), ("optimizer_nodes", "init"), ("role", "add")):
+        if flag in parsed.flags and verb != owner:
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} belongs to luwu keys {owner}; leave it out"
+            )
+    does[verb](directory, name, parsed)
+    return 0
+
+
+def _init(directory: Path, name: str, parsed: Parsed) -> None:
+    workers = whole(1, WORLD_SIZE_MAX)(parsed.flags.get("workers", "2"), "--workers")
+    nodes = whole(1, NODE_COUNT_MAX)(parsed.flags.get("optimizer_nodes", "1"), "--optimizer-nodes")
+    make_directory(directory)
+    if (directory / ALLOWED).exists():
+        raise ConfigError(
+            f"{directory} has keys already; luwu keys add NAME makes one more, and another "
+            "directory starts anew"
+        )
+    wanted = [Identity("node", "node"), Identity("switch", "switch")]
+    wanted += [Identity(f"node-{number}", "node") for number in range(1, nodes)]
+    wanted += [Identity(f"worker-{rank}", "worker") for rank in range(workers)]
+    allowed = {}
+    for identity in wanted:
+        public, secret = new_key_pair()
+        write_secret(directory, identity.name, secret)
+        allowed[public] = identity
+    write_allowed(directory, allowed)
+    print(f"{len(wanted)} keys in {directory} (mode 700): node, switch, worker-0 ...")
+    print(f"start   luwu up --keys {directory} --bind tcp://ADDRESS:0")
+    print(f"copy    {directory}/NAME{SECRET_SUFFIX} to where NAME runs, and nothing else")
+
+
+def _add(directory: Path, name: str, parsed: Parsed) -> None:
+    if "role" not in parsed.flags:
+        raise ConfigError(f"luwu keys add {name}: say what it is for with --role")
+    identity = Identity(check_name(name), check_role(parsed.flags["role"]))
+    with locked(directory):
+        allowed = read_allowed(directory)
+        if identity.name in {each.name for each in allowed.values()}:
+            raise ConfigError(
+                f"{identity.name} has a key already; luwu keys revoke {name} first, or choose "
+                "another name"
+            )
+        public, secret = new_key_pair()
+        remove_secret(directory, name)  # of one that was taken back
+        write_secret(directory, name, secret)
+        write_allowed(directory, {**allowed, public: identity})
+    print(f"{name}: a {identity.role}'s key in {directory}/{name}{SECRET_SUFFIX} (mode 600)")
+
+
+def _revoke(directory: Path, name: str, parsed: Parsed) -> None:
+    with locked(directory):
+        allowed = read_allowed(directory)
+        left = {key: each for key, each in allowed.items() if each.name != name}
+        if len(left) == len(allowed):
+            known = ", ".join(each.name for each in allowed.values()) or "none"
+            raise ConfigError(f"{directory} has no key {name!r}; it has {known}")
+        write_allowed(directory, left)
+        remove_secret(directory, name)
+    print(
+        f"{name} may not connect any more, and running listeners that use {directory} end its "
+        "connections now; listeners elsewhere must be told in their own directory"
+    )
+
+
+def _list(directory: Path, name: str, parsed: Parsed) -> None:
+    for key, identity in read_allowed(directory).items():
+        secret = directory / f"{identity.name}{SECRET_SUFFIX}"
+        here = "secret here" if os.access(secret, os.R_OK) else "secret elsewhere"
+        print(f"{identity.name:<16} {identity.role:<8} {key_text(key)}  {here}")

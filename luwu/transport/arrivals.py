@@ -1,0 +1,172 @@
+"""Connections to our listener as the kernel knows them: from where, whose, how many; ending one.
+
+libzmq neither counts connections nor ends a single one. It tells of each by its file descriptor,
+which may be another's by the time we look. So we look at a copy, and believe it only where both of
+its ends are what they should be: our side is an endpoint that we listen at, the other side is the
+address that it had when we met it.
+
+    too many that have said nothing      of one address, or in all: the new one is ended
+    too many in all, or with one key     the new one is ended
+    a Unix socket of another user        is not listened to, should the modes of files let it in
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """How many connections a listener takes."""
+
+    total: int = 4096
+    """At a time, in all; the limit of open files bounds it too."""
+    of_key: int = 40
+    """With one key: stripes of a worker and of its reader, and those of its last start."""
+    unmet: int = 512
+    """That have not said who they are, in all; they have the handshake's time for it."""
+    unmet_of_address: int = 128
+    """The same from one address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Both ends of a connection."""
+
+    here: object
+    there: object
+
+    @property
+    def address(self) -> str:
+        """Where it comes from, without its port."""
+        return str(self.there[0]) if isinstance(self.there, tuple) else "this machine"
+
+
+class Arrivals:
+    """What is known of the connections to one listener, by file descriptor."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._ports: set[int] = set()
+        self._arrived: dict[int, Arrived] = {}
+        self._unmet: dict[int, str] = {}
+        self._unmet_of: Counter[str] = Counter()
+
+    def listens_at(self, port: int) -> None:
+        """Only connections to our ports are ever looked at."""
+        self._ports.add(port)
+
+    def came(self, fd: int) -> str:
+        """A connection was accepted; why it was ended at once, or nothing."""
+        self.ended(fd)
+        arrived = self._look(fd)
+        if arrived is None:
+            return ""  # it has gone again; or a Unix socket, whose user is looked at when it speaks
+        address = arrived.address
+        why = ""
+        if len(self._arrived) >= self.limits.total:
+            why = f"{self.limits.total} connections are there already"
+        elif len(self._unmet) >= self.limits.unmet:
+            why = f"{self.limits.unmet} connections have not said who they are"
+        elif self._unmet_of[address] >= self.limits.unmet_of_address:
+            why = f"{self._unmet_of[address]} connections from there have not said who they are"
+        self._arrived[fd] = arrived
+        self._unmet[fd] = address
+        self._unmet_of[address] += 1
+        if why:
+            self.end(fd)
+            return f"a connection from {address} was ended: {why}"
+        return ""
+
+    def met(self, fd: int) -> None:
+        """It has said who it is."""
+        address = self._unmet.pop(fd, None)
+        if address is not None:
+            self._unmet_of[address] -= 1
+            if not self._unmet_of[address]:
+                del self._unmet_of[address]
+
+    def ended(self, fd: int) -> None:
+        """It is over."""
+        self.met(fd)
+        self._arrived.pop(fd, None)
+
+    def there(self, fd: int) -> Arrived | None:
+        """Both ends of a connection that has just spoken, for `end`; None if that is not known."""
+        return self._look(fd) or self._arrived.get(fd)
+
+    def end(self, fd: int, arrived: Arrived | None = None) -> bool:
+        """End the connection that had these ends when we met it; False if it is gone already.
+
+        libzmq notices as it does when the other side ends it.
+        """
+        arrived = arrived or self._arrived.get(fd)
+        copy = _copy(fd)
+        if copy is None or arrived is None:
+            return False
+        with copy:
+            if _ends_of(copy) != arrived:
+                return False
+            with suppress(OSError):
+                copy.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def is_unix(self, fd: int) -> bool:
+        """Whether it is a Unix socket, for sure."""
+        copy = _copy(fd)
+        if copy is None:
+            return False
+        with copy:
+            return copy.family == socket.AF_UNIX
+
+    def is_foreign(self, fd: int) -> bool:
+        """Whether another user (root aside) is at the other end of a Unix socket."""
+        copy = _copy(fd)
+        if copy is None:
+            return False
+        with copy:
+            if copy.family != socket.AF_UNIX:
+                return False
+            try:
+                found = copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            except OSError:
+                return False
+        return _CREDENTIALS.unpack(found)[1] not in (os.geteuid(), 0)
+
+    def _look(self, fd: int) -> Arrived | None:
+        copy = _copy(fd)
+        if copy is None:
+            return None
+        with copy:
+            arrived = _ends_of(copy)
+        if arrived is None or not isinstance(arrived.here, tuple):
+            return None
+        return arrived if arrived.here[1] in self._ports else None
+
+
+def _copy(fd: int) -> socket.socket | None:
+    """The same connection under a number of our own; None if it is no socket (any more)."""
+    try:
+        copied = os.dup(fd)
+    except OSError:
+        return None
+    try:
+        return socket.socket(fileno=copied)
+    except OSError:
+        os.close(copied)
+        return None
+
+
+def _ends_of(connection: socket.socket) -> Arrived | None:
+    try:
+        return Arrived(connection.getsockname(), connection.getpeername())
+    except OSError:
+        return None

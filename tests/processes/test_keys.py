@@ -1,0 +1,210 @@
+"""Jobs of real processes whose connections have keys: joining, revoking in mid-run, and the end of
+who decides."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.keys import read_secret
+from luwu.commands.main import main as luwu_main
+from luwu.commands.status import status
+from luwu.nic.connection import Connection, read_connection
+from luwu.nic.reader import StateReader
+from luwu.testing.cluster import Cluster
+from luwu.transport import PeerDown, PeerFailed, PeerUp, ZeroMqTransport
+from luwu.transport.curve import Security
+from tests.intruders.__main__ import main as send_intruders
+from tests.kill import TREE, finish, start, wait_for_step
+from tests.processes.jobs import Outside
+from tests.unit.key_directories import make_keys
+
+STEPS = 30
+
+
+def keyed_run(
+    directory: Path, keys: Path, *, name: str = "run", steps: int = STEPS
+) -> tuple[Cluster, Outside]:
+    """A small job over tcp with keys."""
+    outside = Outside(directory / f"{name}.tmp")
+    flags = ["--keys", str(keys)]
+    return start(
+        directory, name, steps=steps, restarts=0, outside=outside, transport="tcp", more_flags=flags
+    ), outside
+
+
+def connection_of(cluster: Cluster) -> Connection:
+    found = read_connection(cluster.run_directory.connect_file)
+    assert found is not None
+    assert found.switch is not None
+    return found
+
+
+@pytest.mark.feature("intruders while a job trains")
+@pytest.mark.feature("connections with keys")
+def test_intruders_are_refused_and_nobody_notices(capfd: pytest.CaptureFixture[str]) -> None:
+    """I3, I7. Goal: two of each kind are refused and logged, and the digest is the quiet run's."""
+    code = send_intruders(["--count", "24", "--steps", "45", "--seed", "5"])
+    assert code == 0, capfd.readouterr().out
+
+
+@pytest.mark.feature("a key that is taken back in mid-run")
+def test_a_key_is_taken_back_in_mid_run(tmp_path: Path) -> None:
+    """Goal: within seconds its connection ends, and it gets no other; the rest trains on to the
+    end, with no step replayed. Method: a reader is connected while its key is revoked."""
+    keys = make_keys(tmp_path / "keys")
+    cluster, outside = keyed_run(tmp_path, keys)
+    with cluster:
+        wait_for_step(cluster, 2)
+        connection = connection_of(cluster)
+        assert connection.switch is not None
+        said = status(cluster.run_directory)["security"]
+        assert said.startswith("keys: connections are encrypted")
+        assert f"security: {said}" in cluster.output
+        own = Security(own=read_secret(keys, "reader"))
+        with StateReader(
+            ZeroMqTransport(security=own), endpoint=connection.switch, job=connection.job
+        ) as reader:
+            reader.open()  # it may read what a worker's neighbour may read
+            assert reader.version >= 2
+        with ZeroMqTransport(security=own) as transport:
+            transport.dial("switch", connection.switch)
+            assert isinstance(transport.receive(10 * 10**9), PeerUp)
+            asked_ns = SYSTEM_CLOCK.now_ns()
+            assert luwu_main(["keys", "revoke", "reader", "--keys", str(keys)]) == 0
+            heard = transport.receive(10 * 10**9)
+            assert isinstance(heard, PeerDown), heard
+            assert SYSTEM_CLOCK.now_ns() - asked_ns < 5 * 10**9
+            heard = transport.receive(10 * 10**9)
+            assert isinstance(heard, PeerFailed), heard
+            assert heard.final
+            assert "refused our key" in str(heard.error)
+        finish(cluster, outside)
+        events = cluster.run_directory.events("node").read_text()
+        assert '"node.abort"' not in events
+        assert events.count('"name":"node.step"') == STEPS
+        refusals = cluster.run_directory.events("switch").read_text()
+        assert re.search(r'"peer\.refused".*its key \w+\.\.\. is not in .*allowed\.json', refusals)
+
+
+def test_the_end_of_the_handler_ends_the_run(tmp_path: Path) -> None:
+    """I6, I7. Goal: exit code 3 with the reason in words, not a switch that lets anybody in.
+    Method: a failpoint ends the handler's thread at the second key it is asked about."""
+    keys = make_keys(tmp_path / "keys")
+    outside = Outside(tmp_path / "run.tmp")
+    flags = ["--keys", str(keys), "--workers", "2", "--transport", "tcp", "--durability", "none"]
+    environ = {**outside.environ, "LUWU_FAILPOINTS": "zap.request=raise@2"}
+    script = ["-m", "workers.train", "--arm", "luwu", "--steps", "5", "--layers", "2"]
+    with Cluster.run(tmp_path, *script, flags=flags, environ=environ) as cluster:
+        assert cluster.wait(60) == 3, cluster.output
+        assert "the handler that says which keys may connect has ended" in cluster.output
+        assert cluster.wait_until_clean() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--keys", "keys", "--key-name", "worker-7"], "has no key 'worker-7'"),
+        ([], "is encrypted, and this process has no key of its own"),
+    ],
+)
+def test_who_joins_without_the_right_key_is_told(
+    tmp_path: Path, flags: list[str], text: str
+) -> None:
+    """Goal: a worker that has no key, or not the one it names, ends with what to do, and soon."""
+    make_keys(tmp_path / "keys")
+    key = "ab" * 32
+    url = f"tcp://{key}@127.0.0.1:1?job=1&world_size=1&chunk_bytes=1048576"
+    script = tmp_path / "join.py"
+    script.write_text("from luwu.nic.open import open_nic\nopen_nic(0, 1)\n")
+    with Cluster(
+        tmp_path, ["run", "--run-dir", str(tmp_path / "run"), "--join", url, *flags, str(script)],
+        environ=Outside(tmp_path / "tmp").environ,
+    ) as cluster:  # fmt: skip
+        assert cluster.wait(60) == 2, cluster.output
+        assert text in cluster.output
+
+
+@pytest.mark.slow
+@pytest.mark.feature("connections with keys")
+def test_a_tree_and_two_nodes_have_keys(tmp_path: Path) -> None:
+    """I3. Goal: every link of a tree over tcp with two nodes has keys, each process its own, and
+    the weights are those of the same job without any."""
+    names = {
+        "node": "node", "node-1": "node", "switch-top": "switch", "switch-left": "switch",
+        "switch-right": "switch", "worker-0": "worker", "worker-1": "worker", "worker-2": "worker",
+    }  # fmt: skip
+    keys = make_keys(tmp_path / "keys", names)
+    (tmp_path / "tree.toml").write_text(TREE)
+    digests = []
+    for name, flags in (("keys", ["--keys", str(keys)]), ("open", [])):
+        outside = Outside(tmp_path / f"{name}.tmp")
+        with start(
+            tmp_path, name, steps=4, restarts=0, outside=outside, transport="tcp",
+            tree=tmp_path / "tree.toml", more_flags=[*flags, "--optimizer-nodes", "2"],
+        ) as cluster:  # fmt: skip
+            digests.append(finish(cluster, outside))
+            seen = {
+                role: re.findall(
+                    r'"key":"([\w-]+)"', cluster.run_directory.events(role).read_text()
+                )
+                for role in ("node", "node-1", "switch-top")
+            }
+        if name == "keys":
+            assert {role: sorted({*found}) for role, found in seen.items()} == {
+                "node": ["node-1", "switch-top"], "node-1": ["switch-top"],
+                "switch-top": ["switch-left", "switch-right"],
+            }  # fmt: skip
+        else:
+            assert seen == {"node": [], "node-1": [], "switch-top": []}
+    assert digests[0] == digests[1]
+
+
+def test_files_of_a_run_are_this_users_alone(tmp_path: Path) -> None:
+    """Goal: with the usual umask, nobody else can look into the run directory, the state or the
+    directory of the sockets, and no file that switch and node made is open to others."""
+    before = os.umask(0o022)
+    outside = Outside(tmp_path / "run.tmp")
+    try:
+        cluster = start(tmp_path, "run", steps=4, restarts=0, outside=outside)
+    finally:
+        os.umask(before)
+    with cluster:
+        wait_for_step(cluster, 1)
+        run, state = cluster.run_directory.path, tmp_path / "run.state"
+        sockets = [path for path in Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp").glob(
+            f"luwu-run-{cluster.pid}-*")]  # fmt: skip
+        assert sockets
+        for directory in (run, state, *sockets):
+            assert stat.S_IMODE(directory.stat().st_mode) == 0o700, directory
+        ours = [path for each in (state, *sockets) for path in each.rglob("*")]
+        ours += [path for name in ("node", "switch") for path in run.glob(f"*/{name}*.json*")]
+        ours = [path for path in ours if run / "logs" not in path.parents]
+        assert len(ours) > 8, ours
+        assert [path for path in ours if stat.S_IMODE(path.lstat().st_mode) & 0o077] == []
+        assert stat.S_IMODE((run / "connect.json").stat().st_mode) == 0o600
+        finish(cluster, outside)
+
+
+def test_no_secret_is_in_what_a_run_leaves(tmp_path: Path) -> None:
+    """Goal: not in logs, events, roles, results or what was printed, in text or in bytes."""
+    keys = make_keys(tmp_path / "keys")
+    cluster, outside = keyed_run(tmp_path, keys, steps=6)
+    with cluster:
+        finish(cluster, outside)
+    secrets = [path.read_text().strip() for path in keys.glob("*.secret")]
+    assert len(secrets) == 5
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and keys not in path.parents]
+    assert any(path.name == "switch.jsonl" for path in files)
+    for path in files:
+        content = path.read_bytes()
+        for secret in secrets:
+            assert secret.encode() not in content, path
+            assert bytes.fromhex(secret) not in content, path
+    shown = (tmp_path / "run" / "events" / "switch.jsonl").read_text()
+    assert '"key":"worker-0"' in shown, "the log says whose key it was"

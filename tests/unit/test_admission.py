@@ -1,0 +1,159 @@
+"""What a key allows: roles, and the rank that a worker claims when it joins."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from luwu.base.keys import Identity
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Role, Verb
+from switch_emu.admission import Admission, Sparingly
+
+WORKER_ROLES = (Role.WORKER, Role.READER)
+FIELDS: dict[str, Any] = {
+    "attempt": 0, "chunk": 0, "contributors": 1, "description_hash": "", "dtype": "float32",
+    "epoch": 0, "field": "weight", "fits": True, "generation": 0, "grad_norm": 0.0,
+    "hyper_hash": "", "in_place": False, "incarnation": 5, "job": 1, "last": True, "loaded": True,
+    "part": 0, "parts": 1, "pieces": 1, "protocol": 1, "push_window_bytes": 1, "rank": 0,
+    "raw": False, "reader": 1, "role": Role.WORKER, "step": 0, "text": "", "verb": Verb.PUSH,
+    "version": 0, "weight": 1.0, "world_size": 2, "applied": True,
+}  # fmt: skip
+
+
+def said(kind: type[wire.Message], **fields: Any) -> Any:
+    """A message with these fields, and some value in every other."""
+    return kind(**{each.name: FIELDS[each.name] for each in dataclasses.fields(kind)} | fields)
+
+
+def hello(rank: int, incarnation: int = 5, **fields: Any) -> wire.Hello:
+    """A worker's Hello."""
+    given = {"rank": rank, "contributors": 1 << rank, "incarnation": incarnation}
+    return said(wire.Hello, **(given | fields))
+
+
+@pytest.fixture
+def admission() -> Admission:
+    """Two workers are connected, and a third key; the first has joined as rank 0."""
+    made = Admission()
+    for number, name in enumerate(("a", "b", "spare")):
+        made.up(f"p-{number}", Identity(name, "worker"))
+    join(made, "p-0", hello(0))
+    return made
+
+
+def join(admission: Admission, peer: str, message: wire.Hello) -> None:
+    assert admission.fault(peer, message) == ""
+    admission.joined(peer, message)
+
+
+def test_who_has_no_key_is_not_judged() -> None:
+    """Goal: Unix sockets and shared memory are as they were."""
+    admission = Admission()
+    admission.up("p-0", None)
+    for kind in wire.MESSAGE_TYPES:
+        assert admission.fault("p-0", said(kind, role=Role.NODE)) == ""
+    admission.joined("p-0", hello(0))
+    assert admission.has_claimed("p-0")
+
+
+@pytest.mark.parametrize("kind", wire.MESSAGE_TYPES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    ("key", "may_be"),
+    [
+        ("worker", WORKER_ROLES),
+        ("reader", (Role.READER,)),
+        ("switch", (Role.SWITCH, Role.READER)),
+        ("node", (Role.NODE,)),
+    ],
+)
+def test_a_key_speaks_for_its_role(
+    kind: type[wire.Message], key: str, may_be: tuple[Role, ...]
+) -> None:
+    """Goal: every kind of message as every role: only the key's own; and a reader only reads."""
+    admission = Admission()
+    admission.up("p-0", Identity("x", key))
+    is_request = issubclass(kind, wire.Open | wire.Read | wire.Shut)
+    for role in Role:
+        is_allowed = role in may_be and (role is Role.READER) == is_request
+        fault = admission.fault("p-0", said(kind, role=role))
+        assert (fault == "") == is_allowed, (role, fault)
+
+
+@pytest.mark.feature("a rank of another key")
+def test_a_rank_is_its_holders_while_it_lives(admission: Admission) -> None:
+    """Goal: another key cannot have it, however late its start; once the connection is gone it can,
+    for launchers give ranks anew."""
+    fault = admission.fault("p-2", hello(0, incarnation=99))
+    assert (
+        fault == "ranks 0 are those of 'a', which is connected; the key of 'spare' cannot have them"
+    )
+    admission.down("p-0")
+    join(admission, "p-2", hello(0, incarnation=99))
+    admission.up("p-3", Identity("a", "worker"))
+    assert "are those of 'spare'" in admission.fault("p-3", hello(0, incarnation=100))
+
+
+def test_a_later_start_of_the_same_key_replaces_it(admission: Admission) -> None:
+    admission.up("p-3", Identity("a", "worker"))
+    join(admission, "p-3", hello(0, incarnation=6))
+    assert admission.has_claimed("p-3")
+    assert not admission.has_claimed("p-0")
+    admission.down("p-0")
+    assert "are those of 'a'" in admission.fault("p-2", hello(0, incarnation=7))
+
+
+def test_one_start_has_one_rank(admission: Admission) -> None:
+    """Goal: a key does not collect ranks; started again it may have another."""
+    fault = admission.fault("p-0", hello(1))
+    assert fault == (
+        "the key of 'a' speaks for ranks 0, and asks for 1 without having been started again; "
+        "give each worker its own key"
+    )
+    admission.up("p-3", Identity("a", "worker"))
+    join(admission, "p-3", hello(1, incarnation=6))
+    join(admission, "p-1", hello(0, incarnation=7))
+
+
+def test_what_was_refused_claims_nothing(admission: Admission) -> None:
+    """Goal: a Hello that the core refuses does not keep the right one out. Method: it is judged,
+    and `joined` is not called."""
+    assert admission.fault("p-1", hello(1)) == ""
+    assert admission.fault("p-2", hello(1)) == ""
+
+
+def test_a_workers_key_is_one_worker(admission: Admission) -> None:
+    assert "is that of one worker" in admission.fault("p-1", hello(1, contributors=0b110))
+    assert "is that of one worker" in admission.fault("p-1", hello(1, contributors=0b100))
+
+
+@pytest.mark.parametrize("kind", wire.MESSAGE_TYPES, ids=lambda kind: kind.__name__)
+def test_no_message_speaks_for_another_rank(admission: Admission, kind: type[wire.Message]) -> None:
+    """Goal: rank and contributors of every kind are those that were claimed."""
+    if issubclass(kind, wire.Open | wire.Read | wire.Shut | wire.Hello):
+        return  # of readers, and where ranks are claimed
+    own = {"rank": 0, "contributors": 1} if "contributors" in kind.__dataclass_fields__ else {}
+    assert admission.fault("p-0", said(kind, **own)) == ""
+    assert f"says {kind.__name__} for 1" in admission.fault("p-0", said(kind, rank=1))
+    if own:
+        fault = admission.fault("p-0", said(kind, contributors=0b11))
+        assert fault == f"'a' speaks for ranks 0, and says {kind.__name__} for 1"
+
+
+def test_a_switch_speaks_for_those_below_it() -> None:
+    admission = Admission()
+    admission.up("p-0", Identity("s", "switch"))
+    greeting = hello(0, role=Role.SWITCH, contributors=0b110)
+    join(admission, "p-0", greeting)
+    assert admission.fault("p-0", said(wire.Push, role=Role.SWITCH, contributors=0b100)) == ""
+    assert admission.fault("p-0", said(wire.Push, role=Role.SWITCH, contributors=0b001)) != ""
+
+
+def test_a_flood_is_told_of_in_part() -> None:
+    """Goal: what was left out is counted, and the next window speaks again."""
+    sparingly = Sparingly(most=2, window_ns=10)
+    assert [sparingly.may_say(100)[0] for _ in range(5)] == [True, True, False, False, False]
+    assert sparingly.may_say(110) == (True, 3)
+    assert sparingly.may_say(120) == (True, 0)

@@ -1,0 +1,646 @@
+"""Connections with keys: who is let in, what a refusal looks like, what others can read."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import stat
+import threading
+from collections import deque
+from pathlib import Path
+
+import pytest
+import zmq
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import AccessRefused, ConfigError, KeysFailed
+from luwu.base.keys import ALLOWED, Identity, read_allowed, write_allowed
+from luwu.base.limits import PAYLOAD_BYTES_MAX
+from luwu.commands import doctor
+from luwu.transport import (
+    LISTENER,
+    PeerDown,
+    PeerFailed,
+    PeerUp,
+    StripedTransport,
+    Transport,
+    ZeroMqTiming,
+    ZeroMqTransport,
+)
+from luwu.transport import zap as zap_module
+from luwu.transport.arrivals import Arrivals, ConnectionLimits
+from luwu.transport.curve import check_curve, curve_library, new_key_pair
+from luwu.transport.endpoints import TcpEndpoint, check_secure, parse
+from luwu.transport.opening import open_transport
+from luwu.transport.stripes import LINK_ID_BYTES, Announced, announcement
+from tests.suites.transport_suite import TransportSuite, random_bytes
+from tests.suites.transport_waits import (
+    DEADLINE_NS,
+    MIB,
+    Make,
+    down,
+    failed,
+    meet,
+    message,
+    next_of,
+    up,
+)
+from tests.unit.key_directories import WithKeys, make_keys, security, take_back
+from tests.unit.tap import Tap
+from tests.unit.transports import QUICK, TCP, AtTcp, Raw, open_files
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+class TestTcpWithKeys(WithKeys, AtTcp, TransportSuite):
+    """The suite over encrypted tcp."""
+
+
+class TestStripesWithKeys(WithKeys, AtTcp, TransportSuite):
+    """The suite over three encrypted connections."""
+
+    stripes = 3
+
+
+def refused(listener: Transport) -> str:
+    """Wait for a refusal; its text."""
+    event = failed(listener)
+    assert isinstance(event.error, AccessRefused), event
+    assert (event.peer, event.final) == (LISTENER, False)
+    return str(event.error)
+
+
+def nobody_came(listener: Transport, wait_ns: int = 100_000_000) -> None:
+    """Nothing but refusals arrives for a while."""
+    until_ns = SYSTEM_CLOCK.now_ns() + wait_ns
+    while SYSTEM_CLOCK.now_ns() < until_ns:
+        heard = listener.receive(10_000_000)
+        assert heard is None or isinstance(heard, PeerFailed), heard
+
+
+def still_works(make: Make, listener: Transport, where: str) -> None:
+    """Somebody with the right key gets in."""
+    with make(name="worker-1") as friend:
+        friend.dial("parent", where)
+        meet(listener, friend)
+        friend.send("parent", b"h")
+        assert message(listener).header == b"h"
+    down(listener)
+
+
+class TestWhoIsLetIn(WithKeys):
+    @pytest.fixture
+    def listener(self, make: Make) -> Transport:
+        return make(name="switch", accepts=("worker",))
+
+    @pytest.fixture
+    def where(self, listener: Transport) -> str:
+        return listener.listen(TCP)
+
+    def test_a_key_is_told_with_the_peer(self, make: Make, listener: Transport, where: str) -> None:
+        """T1. Goal: who listens learns whose key it is; who dials pinned a key and learns none."""
+        dialler = make(name="worker-0")
+        dialler.dial("parent", where)
+        there = next_of(dialler, PeerUp)
+        here = next_of(listener, PeerUp)
+        assert isinstance(here, PeerUp)
+        assert isinstance(there, PeerUp)
+        assert (here.identity, there.identity) == (Identity("worker-0", "worker"), None)
+
+    @pytest.mark.parametrize("kind", ["null", "plain", "wrong server key"])
+    def test_no_key_and_other_security_are_refused(
+        self, make: Make, listener: Transport, where: str, raw: Raw, kind: str
+    ) -> None:
+        """Goal: refused in the handshake and told; no byte of theirs becomes a message."""
+        target = parse(where)
+        assert isinstance(target, TcpEndpoint)
+        public, secret = zmq.curve_keypair()
+        other, _ = zmq.curve_keypair()
+        options: dict[str, dict[str, object]] = {
+            "null": {},
+            "plain": {"plain_username": b"worker-0", "plain_password": b"x"},
+            "wrong server key": {
+                "curve_serverkey": other, "curve_publickey": public, "curve_secretkey": secret,
+            },
+        }  # fmt: skip
+        stranger = raw(zmq.DEALER, **options[kind])
+        stranger.connect(target.address)
+        stranger.send(b"")
+        stranger.send(b"hello")
+        assert "It was not let in" in refused(listener)
+        stranger.close()
+        nobody_came(listener)
+        still_works(make, listener, where)
+
+    @pytest.mark.parametrize(
+        ("name", "why"),
+        [
+            ("unknown", "is not in"),
+            ("revoked", "is not in"),
+            ("node", "its key is that of 'node', a node; let in here are worker"),
+            ("reader", "a reader; let in here are worker"),
+        ],
+    )
+    def test_keys_that_are_not_allowed_are_refused(
+        self, make: Make, keys: Path, listener: Transport, where: str, tmp_path: Path,
+        name: str, why: str,
+    ) -> None:  # fmt: skip
+        """Goal: told by name and reason here; told to the other side for good."""
+        if name == "unknown":
+            own = security(make_keys(tmp_path / "other", {"worker-0": "worker"}), "worker-0")
+        elif name == "revoked":
+            own = security(keys, "worker-0")
+            take_back(keys, "worker-0")
+        else:
+            own = security(keys, name)
+        with ZeroMqTransport(security=own, timing=QUICK) as stranger:
+            stranger.dial("parent", where)
+            text = refused(listener)
+            assert why in text
+            if name in ("unknown", "revoked"):
+                assert str(keys / ALLOWED) in text
+            while not (event := failed(stranger)).final:
+                pass
+            assert "refused our key" in str(event.error)
+        nobody_came(listener)
+        still_works(make, listener, where)
+
+    def test_the_server_key_is_pinned(self, make: Make, where: str) -> None:
+        """Goal: who dials gives its messages to nobody who lacks the key of the endpoint."""
+        target = parse(where)
+        assert isinstance(target, TcpEndpoint)
+        public, _ = new_key_pair()
+        dialler = make(name="worker-0")
+        dialler.dial("parent", str(TcpEndpoint(target.host, target.port, public)))
+        event = failed(dialler)
+        assert event.peer == "parent"
+        assert "not this run" in str(event.error) or "another key" in str(event.error)
+
+    def test_a_stripe_of_another_key_is_no_stripe(self, keys: Path) -> None:
+        """Goal: nobody joins a link that another key began, though it knew the link's number."""
+        with (
+            StripedTransport(security=security(keys, "switch", "worker"), timing=QUICK) as listener,
+            ZeroMqTransport(security=security(keys, "worker-0"), timing=QUICK) as first,
+            ZeroMqTransport(security=security(keys, "worker-1"), timing=QUICK) as other,
+        ):
+            where = listener.listen(TCP)
+            link_id = bytes(LINK_ID_BYTES)
+            first.dial("parent", where, greeting=announcement(Announced(link_id, 0, 2)))
+            up(first)
+            assert listener.receive(100_000_000) is None
+            other.dial("parent", where, greeting=announcement(Announced(link_id, 1, 2)))
+            assert "another key began" in str(failed(listener).error)
+
+
+class TestRevocation(WithKeys):
+    def test_one_connection_ends_and_no_other(self, make: Make, keys: Path) -> None:
+        """Goal: within seconds; the peer is told why and the others do not notice."""
+        listener = make(name="switch", accepts=("worker",))
+        where = listener.listen(TCP)
+        peers = {}
+        for name in ("worker-0", "worker-1"):
+            peers[name] = make(name=name)
+            peers[name].dial("parent", where)
+        names = {}
+        while len(names) < 2:
+            event = next_of(listener, PeerUp)
+            assert isinstance(event, PeerUp)
+            assert event.identity is not None
+            names[event.identity.name] = event.peer
+        for transport in peers.values():
+            up(transport)
+        started_ns = SYSTEM_CLOCK.now_ns()
+
+        take_back(keys, "worker-0")
+
+        assert down(listener) == names["worker-0"]
+        assert SYSTEM_CLOCK.now_ns() - started_ns < 3 * 10**9
+        down(peers["worker-0"])
+        while not failed(peers["worker-0"]).final:
+            pass
+        peers["worker-1"].send("parent", b"still here", [bytes(100_000)])
+        while not isinstance(heard := listener.receive(DEADLINE_NS), PeerDown):
+            if heard is not None and not isinstance(heard, PeerFailed):
+                break
+        assert heard is not None
+        assert heard.peer == names["worker-1"]
+
+    def test_a_key_that_was_made_anew_opens_no_old_door(self, make: Make, keys: Path) -> None:
+        """Goal: connections belong to keys, not to names."""
+        listener = make(name="switch", accepts=("worker",))
+        dialler = make(name="worker-0")
+        dialler.dial("parent", listener.listen(TCP))
+        meet(listener, dialler)
+        allowed = read_allowed(keys)
+        public, _ = new_key_pair()
+        rows = {key: each for key, each in allowed.items() if each.name != "worker-0"}
+        write_allowed(keys, {**rows, public: Identity("worker-0", "worker")})
+        down(listener)
+
+    @pytest.mark.parametrize("damage", ["gone", "garbage", "readable by others"])
+    def test_a_list_that_cannot_be_read_lets_nobody_in(
+        self, make: Make, keys: Path, damage: str
+    ) -> None:
+        """Goal: fail closed for who comes, and no panic for who is in; mended, it works again."""
+        listener = make(name="switch", accepts=("worker",))
+        where = listener.listen(TCP)
+        inside, outside = make(name="worker-0"), make(name="worker-1")
+        inside.dial("parent", where)
+        meet(listener, inside)
+        file = keys / ALLOWED
+        text = file.read_text()
+        if damage == "gone":
+            file.unlink()
+        elif damage == "garbage":
+            file.write_text("{")
+        else:
+            file.write_text(text + "\n")
+            file.chmod(0o644)
+        assert "everybody who comes is refused from now on" in refused(listener)
+        outside.dial("parent", where)
+        assert "nobody is let in" in refused(listener)
+        inside.send("parent", b"h")
+        assert message(listener).header == b"h"
+        file.unlink(missing_ok=True)
+        file.touch(mode=0o600)
+        file.write_text(text)
+        meet(listener, outside)
+
+
+class TestTheHandler(WithKeys):
+    def test_its_end_stops_us_and_lets_nobody_in(
+        self, make: Make, keys: Path, raw: Raw, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Goal: KeysFailed out of `receive`, and afterwards not even the right key gets in: an
+        unanswered question is no yes. Method: the next question makes the thread fail."""
+
+        def fail(self: object, request: list[bytes]) -> list[bytes]:
+            raise MemoryError("planted")
+
+        listener = make(name="switch", accepts=("worker",))
+        where = listener.listen(TCP)
+        monkeypatch.setattr(zap_module.ZapHandler, "_answer", fail)
+        first = make(name="worker-0")
+        first.dial("parent", where)
+        with pytest.raises(KeysFailed, match=r"which keys may connect has ended.*planted"):
+            while True:
+                listener.receive(DEADLINE_NS)
+        second = make(name="worker-1")
+        second.dial("parent", where)
+        assert not isinstance(second.receive(500_000_000), PeerUp)
+
+    def test_who_was_let_in_without_a_question_is_not_listened_to(
+        self, make: Make, keys: Path
+    ) -> None:
+        """Goal: fail closed once more. Method: the handler is closed under a listener, as a mistake
+        of ours might do; libzmq then lets every key in, and the listener hears none of them."""
+        listener = make(name="switch", accepts=("worker",))
+        assert isinstance(listener, ZeroMqTransport)
+        where = listener.listen(TCP)
+        assert listener.zap is not None
+        listener.zap.close()
+        listener.zap.check_alive = lambda: None  # type: ignore[method-assign]
+        listener.zap.close = lambda: None  # type: ignore[method-assign]
+        stranger = make(name="worker-0", accepts=())
+        stranger.dial("parent", where)
+        up(stranger)
+        stranger.send("parent", b"let me in")
+        assert "was let in by mistake" in refused(listener)
+        nobody_came(listener)
+
+    def test_its_silence_is_noticed(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Goal: a thread that lives and does nothing stops us too. Method: its sign of life is
+        taken away, and time passes by a clock of ours."""
+
+        class Clock:
+            now = SYSTEM_CLOCK.now_ns()
+
+            def now_ns(self) -> int:
+                return self.now
+
+        clock = Clock()
+        listener = make(name="switch", accepts=("worker",))
+        assert isinstance(listener, ZeroMqTransport)
+        listener.listen(TCP)
+        zap = listener.zap
+        assert zap is not None
+        monkeypatch.setattr(zap_module, "SYSTEM_CLOCK", clock)
+        clock.now += 10**12  # we were stopped for long: that is no silence of the handler's
+        zap._beat_ns = 0
+        zap.check_alive()
+        with pytest.raises(KeysFailed, match="does not answer"):
+            for _ in range(20):
+                clock.now += 200_000_000
+                zap._beat_ns = 0
+                zap.check_alive()
+
+    def test_it_is_bound_before_anything_listens(
+        self, keys: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Goal: where the handler cannot start, no port is open."""
+        listener = make(name="switch", accepts=("worker",))
+        (keys / ALLOWED).unlink()
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        with pytest.raises(ConfigError, match="nobody may connect"):
+            listener.listen(f"tcp://127.0.0.1:{port}")
+        with pytest.raises(OSError):  # noqa: PT011 - whatever the system calls it
+            socket.create_connection(("127.0.0.1", port), timeout=1)
+
+    @pytest.mark.parametrize(
+        "request_frames",
+        [
+            [],
+            [b"1.0"],
+            [b"1.0", b"1", b"", b"127.0.0.1", b"", b"NULL"],
+            [b"1.0", b"1", b"", b"127.0.0.1", b"", b"PLAIN", b"worker-0", b"x"],
+            [b"1.0", b"1", b"", b"127.0.0.1", b"", b"CURVE"],
+            [b"1.0", b"1", b"", b"127.0.0.1", b"", b"CURVE", b"short"],
+            [b"1.0", b"1", b"other", b"127.0.0.1", b"", b"CURVE", bytes(32)],
+            [b"1.0", b"1", b"", b"\xff\xfe", b"", b"CURVE", bytes(32), bytes(32)],
+        ],
+    )
+    def test_what_makes_no_sense_is_a_no(self, make: Make, request_frames: list[bytes]) -> None:
+        listener = make(name="switch", accepts=("worker",))
+        assert isinstance(listener, ZeroMqTransport)
+        listener.listen(TCP)
+        assert listener.zap is not None
+        assert listener.zap._answer(request_frames)[2] == b"400"
+
+
+class TestTheWire(WithKeys):
+    def test_what_passes_is_unreadable_and_cannot_be_changed(self, make: Make) -> None:
+        """Goal: a pattern of weights is not in what a relay sees; a flipped bit ends the connection
+        and no message comes of it. libzmq reads no further, so its heartbeat ends it."""
+        pattern = random_bytes(7, "weights", 4096)
+        timing = ZeroMqTiming(heartbeat_ms=200, heartbeat_timeout_ms=1_000)
+        listener = make(name="switch", accepts=("worker",), timing=timing)
+        where = parse(listener.listen(TCP))
+        assert isinstance(where, TcpEndpoint)
+        with Tap(where.address) as tap:
+            dialler = make(name="worker-0")
+            through = parse(tap.endpoint)
+            assert isinstance(through, TcpEndpoint)
+            dialler.dial("parent", str(TcpEndpoint(through.host, through.port, where.key)))
+            meet(listener, dialler)
+            dialler.send("parent", b"header-in-clear", [pattern * 20])
+            assert bytes(message(listener).buffers[0]) == pattern * 20
+            assert len(tap.seen) > 20 * len(pattern)
+            assert pattern[:32] not in tap.seen
+            assert b"header-in-clear" not in tap.seen
+            tap.flip = True
+            dialler.send("parent", b"h", [pattern])
+            down(listener)  # which a message before it would make fail
+
+    def test_recorded_bytes_cannot_be_said_again(self, make: Make) -> None:
+        """Goal: a whole recorded session, handshake and all, is refused: each connection has keys
+        of its own."""
+        listener = make(name="switch", accepts=("worker",))
+        where = parse(listener.listen(TCP))
+        assert isinstance(where, TcpEndpoint)
+        with Tap(where.address) as tap:
+            dialler = make(name="worker-0")
+            through = parse(tap.endpoint)
+            assert isinstance(through, TcpEndpoint)
+            dialler.dial("parent", str(TcpEndpoint(through.host, through.port, where.key)))
+            meet(listener, dialler)
+            dialler.send("parent", b"h", [b"x" * 1000])
+            message(listener)
+            recorded = bytes(tap.seen)
+            dialler.close()
+            down(listener)
+        with socket.create_connection((where.host, where.port)) as again:
+            again.sendall(recorded)
+            assert "It was not let in" in refused(listener)
+        nobody_came(listener)
+
+
+class TestDowngrade:
+    @pytest.mark.parametrize(
+        ("verb", "has_key", "is_loopback", "insecure", "endpoint_has_key"),
+        [
+            each
+            for each in itertools.product(
+                ("listen", "dial"), *([(False, True)] * 4)  # type: ignore[list-item]
+            )
+            if not (each[0] == "listen" and each[4] != each[1])  # it shows the key it has
+        ],
+    )  # fmt: skip
+    def test_every_combination(
+        self, verb: str, has_key: bool, is_loopback: bool, insecure: bool, endpoint_has_key: bool
+    ) -> None:
+        """Goal: bytes leave the machine in clear only where --insecure says so, and a process with
+        keys never talks to one without. Method: the rule said in another way than the code says."""
+        endpoint = TcpEndpoint(
+            "127.0.0.1" if is_loopback else "10.0.0.5", 7, bytes(32) if endpoint_has_key else None
+        )
+        if has_key or endpoint_has_key:
+            is_allowed = has_key and endpoint_has_key
+        else:
+            is_allowed = is_loopback or insecure
+        if is_allowed:
+            check_secure(endpoint, insecure=insecure, own_key=has_key, verb=verb)
+        else:
+            with pytest.raises(ConfigError, match="--keys"):
+                check_secure(endpoint, insecure=insecure, own_key=has_key, verb=verb)
+
+    def test_keys_and_insecure_contradict(self, tmp_path: Path) -> None:
+        own = security(make_keys(tmp_path / "keys"), "switch")
+        with pytest.raises(ConfigError, match="contradict each other"):
+            open_transport(TCP, insecure=True, security=own)
+
+    def test_an_endpoint_with_a_key_of_others_is_not_listened_at(self, tmp_path: Path) -> None:
+        own = security(make_keys(tmp_path / "keys"), "switch", "worker")
+        public, _ = new_key_pair()
+        with (
+            open_transport(TCP, security=own) as transport,
+            pytest.raises(ConfigError, match="names a key that is not ours"),
+        ):
+            transport.listen(str(TcpEndpoint("127.0.0.1", 0, public)))
+
+    def test_a_role_started_again_listens_where_it_was(self, tmp_path: Path) -> None:
+        """Goal: what `listen` returned can be listened at: the next start is given it."""
+        own = security(make_keys(tmp_path / "keys"), "switch", "worker")
+        with open_transport(TCP, security=own) as transport:
+            where = transport.listen(TCP)
+        with open_transport(TCP, security=own) as transport:
+            assert transport.listen(where) == where
+
+
+class TestTheLibrary:
+    def test_one_without_curve_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(zmq, "has", lambda name: name != "curve")
+        with pytest.raises(ConfigError, match="built without CURVE"):
+            check_curve()
+        assert curve_library() == "none"
+
+    @pytest.mark.parametrize("library", ["libsodium", "libzmq's own (tweetnacl)"])
+    def test_the_doctor_says_what_does_the_cryptography(
+        self, library: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Goal: what is slow is a finding with advice; what this machine has is one of the two."""
+        assert curve_library() in ("libsodium", "libzmq's own (tweetnacl)")
+        monkeypatch.setattr("luwu.transport.curve.curve_library", lambda: library)
+        found = doctor._keys()
+        assert (found.name, found.text) == ("keys", f"CURVE by {library}")
+        assert bool(found.advice) == (library != "libsodium")
+
+
+class TestConnectionLimits(WithKeys):
+    def test_strangers_that_say_nothing_are_few(self, make: Make) -> None:
+        """Goal: beyond the limit each new connection is ended, and told; who has a key and speaks
+        gets in when the others have gone."""
+        limits = ConnectionLimits(unmet_of_address=3)
+        timing = ZeroMqTiming(reconnect_ms=10, reconnect_ms_max=50, handshake_ms=60_000)
+        listener = make(accepts=("worker",), limits=limits, timing=timing)
+        where = parse(listener.listen(TCP))
+        assert isinstance(where, TcpEndpoint)
+        silent = []
+        for _ in range(3):
+            silent.append(socket.create_connection((where.host, where.port)))
+        assert listener.receive(200_000_000) is None
+        one_more = socket.create_connection((where.host, where.port))
+        one_more.settimeout(10)
+        assert "3 connections from there have not said who they are" in refused(listener)
+        while one_more.recv(1000):  # what libzmq says before it hears anything
+            pass
+        for each in (*silent, one_more):
+            each.close()
+        still_works(make, listener, str(where))
+
+    def test_who_says_nothing_is_thrown_out_in_time(self, make: Make) -> None:
+        """Goal: the handshake has a limit. Method: say nothing; the other side hangs up."""
+        listener = make(accepts=("worker",))  # QUICK: 300 ms
+        where = parse(listener.listen(TCP))
+        assert isinstance(where, TcpEndpoint)
+        with socket.create_connection((where.host, where.port)) as silent:
+            silent.settimeout(DEADLINE_NS / 1e9)
+            while silent.recv(1000):
+                pass
+        assert ZeroMqTiming().handshake_ms == 5_000
+
+    def test_nothing_is_left(self, make: Make) -> None:
+        """T6. Goal: after `close` the handler's thread and sockets are gone too."""
+        make(accepts=("worker",)).close()
+        before = (threading.active_count(), open_files())
+        listener, dialler = make(accepts=("worker",)), make(name="worker-0")
+        dialler.dial("parent", listener.listen(TCP))
+        meet(listener, dialler)
+        listener.close()
+        dialler.close()
+        assert (threading.active_count(), open_files()) == before
+
+    def test_one_key_has_so_many(self, make: Make, keys: Path) -> None:
+        limits = ConnectionLimits(of_key=2)
+        listener = make(accepts=("worker",), limits=limits)
+        where = listener.listen(TCP)
+        for _ in range(2):
+            dialler = make(name="worker-0")
+            dialler.dial("parent", where)
+            meet(listener, dialler)
+        third = make(name="worker-0")
+        third.dial("parent", where)
+        assert "one more connection with the key of 'worker-0'; 2 may be open" in refused(listener)
+        still_works(make, listener, where)
+
+    def test_a_flood_disturbs_nobody(self, make: Make) -> None:
+        """Goal: while 400 connections come and go, some silent, some with garbage, messages of a
+        peer all arrive, in order; afterwards no descriptor of them is left."""
+        limits = ConnectionLimits(unmet_of_address=20)
+        listener = make(accepts=("worker",), limits=limits)
+        where = parse(listener.listen(TCP))
+        assert isinstance(where, TcpEndpoint)
+        friend = make(name="worker-0")
+        friend.dial("parent", str(where))
+        meet(listener, friend)
+        friend.send("parent", b"first", [bytes(100_000)])  # pyzmq opens files of its own for it
+        message(listener)
+        before = open_files()
+        strangers: deque[socket.socket] = deque(maxlen=40)
+        for number in range(400):
+            if len(strangers) == strangers.maxlen:
+                strangers.popleft().close()
+            strangers.append(socket.create_connection((where.host, where.port)))
+            if number % 3 == 0:
+                strangers[-1].sendall(random_bytes(number, "garbage", 200))
+            if number % 10 == 0:
+                friend.send("parent", str(number).encode(), [bytes(100_000)])
+                assert message(listener).header == str(number).encode()
+        for each in strangers:
+            each.close()
+        until_ns = SYSTEM_CLOCK.now_ns() + DEADLINE_NS
+        while open_files() > before:
+            assert SYSTEM_CLOCK.now_ns() < until_ns, f"{open_files()} files, {before} before"
+            heard = listener.receive(10_000_000)
+            assert heard is None or isinstance(heard, PeerFailed), heard
+        friend.send("parent", b"last")
+        assert message(listener).header == b"last"
+
+    @pytest.mark.parametrize("claimed_bytes", [2**62, PAYLOAD_BYTES_MAX + 1])
+    def test_a_frame_that_is_too_large_is_refused_before_it_is_held(
+        self, make: Make, claimed_bytes: int
+    ) -> None:
+        """Goal: who says in the handshake that so many bytes follow is thrown out at once, and no
+        memory was taken for them. Method: ZMTP by hand, up to the length of the first frame."""
+        listener = make(accepts=("worker",))
+        where = parse(listener.listen(TCP))
+        assert isinstance(where, TcpEndpoint)
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(15 + 1 + 31)
+        assert len(greeting) == 64
+        before_bytes = resident_bytes()
+        with socket.create_connection((where.host, where.port)) as stranger:
+            stranger.settimeout(DEADLINE_NS / 1e9)
+            stranger.sendall(greeting + b"\x06" + claimed_bytes.to_bytes(8, "big") + bytes(1000))
+            assert "It was not let in" in str(failed(listener).error)
+            try:
+                while stranger.recv(1000):
+                    pass
+            except ConnectionResetError:
+                pass
+        assert resident_bytes() - before_bytes < 16 * MIB
+        still_works(make, listener, str(where))
+
+    def test_only_our_own_connections_are_ever_ended(self) -> None:
+        """Goal: a descriptor that is another connection's by now is left alone."""
+        arrivals = Arrivals(ConnectionLimits())
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as near,
+        ):
+            far, _ = server.accept()
+            with far:
+                assert not arrivals.end(far.fileno())  # not a port of ours
+                arrivals.listens_at(server.getsockname()[1])
+                known = arrivals.there(far.fileno())
+                assert known is not None
+                assert not arrivals.end(near.fileno(), known)
+                assert not arrivals.end(server.fileno(), known)
+                assert not arrivals.end(1 << 20, known)
+                near.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    near.recv(1)
+                assert arrivals.end(far.fileno(), known)
+                assert near.recv(1) == b""
+
+    def test_the_user_of_a_unix_socket_is_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Goal: we and root may come, nobody else. Method: we become another user to the check."""
+        arrivals = Arrivals(ConnectionLimits())
+        one, other = socket.socketpair()
+        with one, other:
+            assert not arrivals.is_foreign(one.fileno())
+            uid = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[4:8]
+            me = int.from_bytes(uid, "little")
+            monkeypatch.setattr("os.geteuid", lambda: me + 1)
+            assert arrivals.is_foreign(one.fileno()) == (me != 0)
+
+
+def test_the_socket_of_a_listener_is_private(tmp_path: Path) -> None:
+    """Goal: where we choose the place of a Unix socket, nobody else may look into it."""
+    with ZeroMqTransport() as transport:
+        path = Path(transport.listen("ipc://auto").removeprefix("ipc://"))
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
