@@ -8,6 +8,7 @@ ends, whoever is down is started again, and the job must finish within a bound o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -307,12 +308,19 @@ class Simulation(Cluster):
 
     def attack(self, who: str, kind: str, count: int) -> None:
         """Let a peer say what it should not."""
-        receiver = self.process(who).name
+        process = self.process(who)
+        assert isinstance(process, Switch | Node)
         for _ in range(count):
-            said = self._attacker.say(kind, receiver)
-            if said is not None:
-                sender, message, payload = said
-                self.world.send(sender, receiver, message, payload)
+            said = self._attacker.say(kind, process.name)
+            if said is None:
+                continue
+            sender, message, payload = said
+            if kind != "stale":
+                self.world.send(sender, process.name, message, payload)
+            elif (
+                process.alive and process.core._members.complete
+            ):  # at once: its successor knows nobody
+                process.enter(functools.partial(process._received, sender, message, payload))
 
     # ---------------------------------------------------------------------- successors
 

@@ -2,7 +2,8 @@
 
     stranger    messages of every type, with fields near the truth, on a connection nobody knows
     replay      what others said before, word for word, on such a connection
-    stale       Hello of a member's earlier start, of a wrong job, of wrong ranks
+    stale       Hello of a member's earlier start, of a wrong job, of wrong ranks, to a parent that
+                knows its children: one that was just started believes the first that comes
     absurd      out-of-range fields on the connection of a member, which it is believed to be
 
 None of it may change anything: a history with them ends as one without. What a member may do that
