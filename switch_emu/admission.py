@@ -128,7 +128,8 @@ class Admission:
         claim = self._by_name.get(identity.name)
         if claim is None or claim.peer != peer:
             return ""  # the core answers Rejoin
-        said = getattr(m, "contributors", 0) | (1 << m.rank if m.role is Role.WORKER else 0)
+        said = getattr(m, "contributors", 0) | getattr(m, "lost", 0)
+        said |= 1 << m.rank if m.role is Role.WORKER else 0
         if said & ~claim.ranks:
             return (
                 f"{identity.name!r} speaks for ranks {ranks_text([claim.ranks])}, and says "

@@ -15,6 +15,7 @@ suite that fails without one. Exit code 0 or 1.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import shutil
 import subprocess
@@ -66,7 +67,7 @@ class Bug:
                     "expected once; the program was changed, so change tests/planted.py as well"
                 )
             text = text.replace(old, new)
-        compile(text, self.file, "exec")  # what cannot be read fails for another reason
+        ast.parse(text, self.file)  # what cannot be read fails for another reason
         return text
 
     def plant(self, tree: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_page_that_was_not_written_is_found(kind: str) -> None:
 
 def test_a_flip_that_nobody_notices_is_found() -> None:
     """Goal: the oracles see a single flipped bit of a gradient or of weights, so what carries them
-    must not let one pass (design note 0026). Method: a world without checksums."""
+    must not let one pass (design note 0028). Method: a world without checksums."""
 
     class Unchecked(Simulation):
         def __init__(self, history: History) -> None:

@@ -37,7 +37,7 @@ class Faults:
     is_ordered: bool = False
     """Messages of one sender to one receiver never overtake each other, as on a connection."""
     flip_ratio: float = 0.0
-    """A bit of the message flips. Who carries it has a checksum or a seal (design note 0026), so
+    """A bit of the message flips. Who carries it has a checksum or a seal (design note 0028), so
     the message is lost; `World.flips_pass` is the world without."""
 
 

@@ -19,7 +19,8 @@ FIELDS: dict[str, Any] = {
     "hyper_hash": "", "in_place": False, "incarnation": 5, "job": 1, "last": True, "loaded": True,
     "part": 0, "parts": 1, "pieces": 1, "protocol": 1, "push_window_bytes": 1, "rank": 0,
     "raw": False, "reader": 1, "role": Role.WORKER, "step": 0, "text": "", "verb": Verb.PUSH,
-    "version": 0, "weight": 1.0, "world_size": 2, "applied": True,
+    "version": 0, "weight": 1.0, "world_size": 2, "applied": True, "lost": 0, "present": 1,
+    "roll": 0, "began_with_skip": False, "skipped_step": 0,
 }  # fmt: skip
 
 
@@ -140,6 +141,12 @@ def test_no_message_speaks_for_another_rank(admission: Admission, kind: type[wir
     if own:
         fault = admission.fault("p-0", said(kind, contributors=0b11))
         assert fault == f"'a' speaks for ranks 0, and says {kind.__name__} for 1"
+
+
+def test_nobody_declares_another_rank_lost(admission: Admission) -> None:
+    assert admission.fault("p-0", said(wire.Cancel, lost=0b01)) == ""
+    fault = admission.fault("p-0", said(wire.Cancel, lost=0b10))
+    assert fault == "'a' speaks for ranks 0, and says Cancel for 1"
 
 
 def test_a_switch_speaks_for_those_below_it() -> None:
