@@ -20,6 +20,8 @@ from luwu.base.errors import ConfigError, LuwuError
 class FailpointError(LuwuError):
     """Raised by a failpoint that a test switched on."""
 
+    code = "E104"
+
 
 @dataclass(slots=True)
 class _Armed:

@@ -142,7 +142,8 @@ def listening_endpoint(endpoint: TcpEndpoint, *, insecure: bool, advertise: bool
     if not bound.is_loopback and not insecure:
         raise ConfigError(
             f"{endpoint} can be reached from other machines, and connections carry no keys yet. "
-            f"Listen on 127.0.0.1, or pass --insecure on a network you trust."
+            f"Listen on 127.0.0.1, or pass --insecure on a network you trust.",
+            code="E209",
         )
     if endpoint.is_wildcard and not advertise:
         raise ConfigError(
@@ -171,11 +172,16 @@ def bind_error(endpoint: Endpoint, code: int, text: str) -> ConfigError:
     if code == errno.EADDRINUSE:
         return ConfigError(
             f"{endpoint} is in use by another process; stop it, choose another port, or port 0 "
-            f"for a free one"
+            f"for a free one",
+            code="E206",
         )
     if code == errno.EADDRNOTAVAIL:
-        return ConfigError(f"{endpoint} is not an address of this machine; listen on one that is")
-    return ConfigError(f"cannot listen at {endpoint}: {text}; check the address and your rights")
+        return ConfigError(
+            f"{endpoint} is not an address of this machine; listen on one that is", code="E206"
+        )
+    return ConfigError(
+        f"cannot listen at {endpoint}: {text}; check the address and your rights", code="E206"
+    )
 
 
 def private_ipc_endpoint() -> IpcEndpoint:
