@@ -30,6 +30,7 @@ VERBS: Final = {
     "trace": "make a run's timeline, or say how busy its engines were",
     "export": "write a state as safetensors: weights, optimizer, and what import needs",
     "import": "make a state from an export, or from weights in safetensors",
+    "chaos": "kill and stall processes of a run on purpose, and see how it takes it",
     "explain": "what the code of an error means, and what to do next",
     "config": "show every key, its value and who set it",
 }
