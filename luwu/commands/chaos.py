@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
-from luwu.base.config import KEYS, RunConfig
+from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, DeadlineError, Interrupted
 from luwu.base.json_file import read_json
 from luwu.base.parsers import one_of, seconds, whole
@@ -22,13 +22,12 @@ from luwu.base.quantities import parse_ns
 from luwu.commands import run as run_verb
 from luwu.commands.flags import Flag, Parsed, Verb, parse, resolve_parsed
 from luwu.commands.status import status
-from luwu.launch.chaos.outlook import Outlook, Rules, outlooks
-from luwu.launch.chaos.plan import Cast, Fault, Wish, draw, plan_lines
+from luwu.launch.chaos.job import cast_of, config_of, rules_of
+from luwu.launch.chaos.outlook import Outlook, outlooks
+from luwu.launch.chaos.plan import Fault, Wish, draw, plan_lines
 from luwu.launch.chaos.plan_file import PlanFile, read_plan, settle
 from luwu.launch.chaos.work import POLL_S, Chaos, Verdict
-from luwu.launch.nodes import node_role
 from luwu.launch.run_directory import RunDirectory
-from luwu.launch.serving import STATE_DIRECTORY, state_directory, tree_of
 from luwu.launch.stopping import stop_requests
 
 VERB: Final = Verb(
@@ -223,41 +222,6 @@ def _with_restarts(job: Job, faults: Sequence[Fault]) -> Job:
         return job
     config = replace(job.config, restarts=kills)
     return replace(job, config=config, tokens=(f"--restarts={kills}", *job.tokens))
-
-
-def config_of(run: RunDirectory) -> RunConfig:
-    """What a run was asked to do. Raises ConfigError."""
-    names = ("resolved.json", "resolved-node.json")
-    document = next((each for name in names if (each := read_json(run.file(name)))), None)
-    if document is None:
-        raise ConfigError(f"{run.path} does not say what its run was asked to do", code="E202")
-    values = {
-        name: KEYS[name].parse(entry["value"], f"{run.path}: {name}")
-        for name, entry in document["keys"].items()
-        if name in KEYS and entry["value"] is not None
-    }
-    return RunConfig(**values)
-
-
-def cast_of(config: RunConfig) -> Cast:
-    """The processes of a job by name."""
-    switches = () if config.no_switch else tuple(place.process for place in tree_of(config))
-    return Cast(
-        workers=tuple(f"worker-{rank}" for rank in range(config.workers)),
-        switches=switches,
-        nodes=tuple(node_role(number) for number in range(config.optimizer_nodes)),
-    )
-
-
-def rules_of(config: RunConfig) -> Rules:
-    """What of a configuration decides how faults are taken."""
-    return Rules(
-        restarts=config.restarts,
-        worker_restarts=config.worker_restarts,
-        on_worker_loss=config.on_worker_loss,
-        keeps_state=state_directory(config, STATE_DIRECTORY) is not None,
-        grace_ns=int(config.grace * 1e9),
-    )
 
 
 def _names(text: str) -> tuple[str, ...]:

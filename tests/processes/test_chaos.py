@@ -132,3 +132,27 @@ def test_a_run_that_goes_on_already(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "is not running: finished" in done.stderr
+
+
+def test_failpoints_of_switch_and_worker(tmp_path: Path) -> None:
+    """I1, I3. Goal: a switch killed with all gradients of a chunk in its hands goes on, once; a
+    worker that fails at a place ends the run, and says at which."""
+    outside = Outside(tmp_path / "switch.tmp")
+    with Cluster.run(
+        tmp_path, "-m", "workers.train", "--arm", "luwu", "--steps", "6", "--data",
+        str(text_file(tmp_path)), *SMALL, name="switch",
+        flags=["--workers", "2", "--restarts", "1", "--state", str(tmp_path / "state")],
+        environ={**outside.environ, "LUWU_FAILPOINTS": "switch.before_sum=kill@5"},
+    ) as cluster:  # fmt: skip
+        assert cluster.wait() == 0, cluster.output
+        assert "ended with signal SIGKILL; started again" in cluster.output
+        assert cluster.results()["node.json"]["steps"] == 6
+    with Cluster.run(
+        tmp_path, "-m", "workers.train", "--arm", "luwu", "--steps", "6", "--data",
+        str(text_file(tmp_path)), *SMALL, name="worker",
+        flags=["--workers", "1", "--state", str(tmp_path / "other")],
+        environ={**outside.environ, "LUWU_FAILPOINTS": "worker.before_push=raise@2"},
+    ) as cluster:  # fmt: skip
+        assert cluster.wait() == 4, cluster.output
+        assert "failpoint worker.before_push, pass 2" in cluster.output
+    assert outside.leftovers() == []

@@ -10,11 +10,11 @@ import pytest
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
-from luwu.commands.chaos import cast_of, config_of, rules_of
 from luwu.commands.compare import write_resolved
 from luwu.commands.flags import parse, resolve_parsed
 from luwu.commands.main import main
 from luwu.commands.run import VERB as RUN
+from luwu.launch.chaos.job import cast_of, config_of, rules_of
 from luwu.launch.chaos.outlook import Rules, outlooks
 from luwu.launch.chaos.plan import Cast, Fault, Moment, Wish, draw
 from luwu.launch.chaos.plan_file import read_plan, settle
