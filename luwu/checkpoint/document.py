@@ -123,7 +123,7 @@ def read_document(directory: Path) -> ExportDocument:
         values = load_unique(text)
         found = (values["format"], values["version"])
     except (KeyError, TypeError, ValueError) as exc:
-        raise DamagedFileError(f"{path} is damaged: {exc}. Get the export again.") from exc
+        raise DamagedFileError(f"{path} is damaged: {exc!s:.400}. Get the export again.") from exc
     if found != (FORMAT, VERSION):
         raise ConfigError(
             f"{path} is {found[0]!r:.40} version {found[1]!r:.20}, this program reads {FORMAT!r} "
@@ -132,7 +132,7 @@ def read_document(directory: Path) -> ExportDocument:
     try:
         return _parse(values)
     except (LuwuError, LookupError, TypeError, ValueError) as exc:
-        raise DamagedFileError(f"{path} is damaged: {exc}. Get the export again.") from exc
+        raise DamagedFileError(f"{path} is damaged: {exc!s:.400}. Get the export again.") from exc
 
 
 def _parse(values: dict[str, Any]) -> ExportDocument:
