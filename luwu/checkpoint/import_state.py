@@ -81,7 +81,8 @@ def import_state(
             if origin.weights_digest not in (None, digest):
                 raise DamagedFileError(
                     f"{source}: the weights have the digest {digest}, the export says "
-                    f"{origin.weights_digest!s:.80}; it was changed after it was written. Get it again."
+                    f"{origin.weights_digest!s:.80}; it changed after it was written. Get it "
+                    "again."
                 )
     return Imported(
         path=state,

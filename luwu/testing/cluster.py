@@ -189,12 +189,16 @@ class Cluster:
         faults = draw(wish, cast_of(config))
         return Chaos(
             self.run_directory, faults, outlooks(faults, rules_of(config), expect=expect),
-            limit_s=limit_s, exit_code=self._process.poll, say=lambda text: None,
+            limit_s=limit_s, exit_code=self.exit_code, say=lambda text: None,
         ).work()  # fmt: skip
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the launcher alone."""
         self._process.send_signal(number)
+
+    def exit_code(self) -> int | None:
+        """The launcher's exit code; None while it runs."""
+        return self._process.poll()
 
     def wait(self, limit_s: float = 120) -> int:
         """The launcher's exit code. Raises DeadlineError."""
