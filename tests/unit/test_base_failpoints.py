@@ -51,6 +51,7 @@ def test_raise_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     failpoint(B)
 
 
+@pytest.mark.feature("failpoints")
 def test_raise_at_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: @3 is the third pass and no other; places count on their own."""
     arm(monkeypatch, f" {A}=raise@3 ; {B}=raise@1;; ")
@@ -107,6 +108,7 @@ def test_what_nobody_can_mean_is_refused(text: str, said: str) -> None:
         parse_failpoints(text)
 
 
+@pytest.mark.feature("failpoints")
 def test_a_delay_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: the pass that was named waits so long, and then all goes on."""
     waited: list[float] = []

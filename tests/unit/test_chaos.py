@@ -172,6 +172,7 @@ def test_restarts_are_counted_over_switch_and_node() -> None:
     assert [each.ends for each in found] == [None, None, "--restarts is 2"]
 
 
+@pytest.mark.feature("a plan that the run cannot survive")
 def test_what_ends_a_run_may_only_come_last() -> None:
     """I6. Goal: a plan whose rest could never happen is refused with what to change."""
     with pytest.raises(ConfigError, match=r"fault 2 .* would end the run, for --worker-restarts"):

@@ -80,6 +80,7 @@ def test_every_class_has_a_code_of_its_own() -> None:
     assert len(set(codes)) == len(codes)
 
 
+@pytest.mark.feature("a code for each error")
 def test_the_table_has_what_is_raised_and_nothing_else() -> None:
     """Goal: no code without an explanation, and no explanation that nobody is sent to."""
     raised = {str(each["code"]) for each in classes().values()}

@@ -33,6 +33,7 @@ def test_cases_depend_on_seed_and_index_alone() -> None:
     assert [Cases(4).case(index) for index in range(50)] != [once.case(i) for i in range(50)]
 
 
+@pytest.mark.feature("hostile headers, messages and files")
 def test_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: nothing is wrong with 20,000 headers, which reach every type of message."""
     reached = set()
@@ -47,11 +48,13 @@ def test_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reached == set(MESSAGE_TYPES)
 
 
+@pytest.mark.feature("hostile headers, messages and files")
 def test_tensors(tmp_path: Path) -> None:
     """Goal: nothing is wrong with 80 files that lie."""
     assert list(tensors.fuzz_tensors(1, 0, 80, tmp_path, hang_ns=PATIENT_NS)) == []
 
 
+@pytest.mark.feature("hostile headers, messages and files")
 def test_live(tmp_path: Path) -> None:
     """I1, I3. Goal: 1,000 messages of a stranger change no bit of a job that trains meanwhile."""
     assert list(live.fuzz_live(1, 0, 1000, tmp_path, hang_s=PATIENT_S)) == []
