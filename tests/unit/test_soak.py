@@ -9,6 +9,7 @@ import pytest
 
 from tests.soak import (
     ENOUGH_S,
+    EVENTS_ONCE,
     HOURLY,
     WARM_S,
     FileGrowth,
@@ -34,6 +35,7 @@ def lifetime(
         life.times_s.append(1000.0 + time_s)
         life.memory_bytes.append(at_bytes + warm + grown + random.randint(-noise, noise))
         life.descriptors.append(30)
+        life.events.append(12)
     return life
 
 
@@ -66,12 +68,22 @@ def test_little_says_nothing() -> None:
 def test_descriptors_that_come_back_are_no_growth() -> None:
     life = lifetime(200, 0)
     assert grown_descriptors(life) is None
-    life.descriptors[100:120] = [80] * 20
+    life.descriptors[60:80] = [80] * 20
     assert grown_descriptors(life) is None
-    life.descriptors[120:] = [31] * 80
+    life.descriptors[120:] = [81] * 80
     assert grown_descriptors(life) == (
-        "node: 31 descriptors at the end of its life, at most 30 before"
+        "node: 81 descriptors at the end of its life, 80 at most in its first half"
     )
+    life.descriptors[:] = [20] * 30 + [30] * 170  # a peer was away when it began
+    assert grown_descriptors(life) is None
+    life.events[150:] = [12 + EVENTS_ONCE] * 50
+    assert grown_descriptors(life) is None
+    life.events[150:] = [13 + EVENTS_ONCE] * 50
+    said = grown_descriptors(life)
+    assert said == "node: 21 events at the end of its life, 12 at most in its first half"
+    short = lifetime(50, 0)
+    short.descriptors[-10:] = [90] * 10
+    assert grown_descriptors(short) is None  # too short a life to tell
 
 
 def test_files_that_go_on_coming_are_growth(tmp_path: Path) -> None:
