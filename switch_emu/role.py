@@ -59,6 +59,7 @@ def failed(role: str, error: Exception, exit_code: int, error_file: Path | None)
             "type": type(error).__name__,
             "message": str(error),
             "exit_code": exit_code,
+            "code": error.code if isinstance(error, LuwuError) else None,
             "traceback": text,
         }
         write_json(error_file, document)

@@ -405,7 +405,9 @@ def _read_file(file: Path) -> dict[str, str]:
     for written, value in document.items():
         name = written.replace("-", "_")
         if name not in KEYS:
-            raise ConfigError(f"{file}: unknown key {written!r}{suggestion(name, KEYS)}")
+            raise ConfigError(
+                f"{file}: unknown key {written!r}{suggestion(name, KEYS)}", code="E201"
+            )
         texts[name] = _text_of(value, f"{file}: {written}")
     return texts
 
@@ -430,7 +432,8 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
             known = [ENVIRONMENT_PREFIX + key.upper() for key in KEYS] + [*ENVIRONMENT_ONLY]
             raise ConfigError(
                 f"the environment has {variable}, which no key is called; unset it, or fix its name"
-                f"{suggestion(variable, known)}"
+                f"{suggestion(variable, known)}",
+                code="E201",
             )
         texts[name] = text
     return texts

@@ -7,6 +7,7 @@
     WorkerFailed          a worker process ended with an error                 exit code 4
     StateError            the state directory is unusable; the node stops      exit code 5
       PageCorruptError    bytes on disk are not those that were written
+      DamagedFileError    a file to import is not what it should be
       StoreFullError      no room for what must be written
     RemoteProtocolError   a peer broke the protocol: refuse the peer, our state is untouched
     StepAborted           a step was lost before it was decided: go back and replay it
@@ -14,7 +15,10 @@
     Interrupted           somebody asked us to stop                            exit code 130
     DeadlineError         a wait came to its end; says what it waited for
 
-Every message names the peer or place, what was found, what was expected and what to do next.
+Every message names the peer or place, what was found, what was expected and what to do next. Every
+error has a code, that of its class unless its cause needs other advice: `raise ConfigError("...",
+code="E202")`. The command prints it, the run's records keep it, and `luwu explain E202` tells more
+(`error_table.py`).
 """
 
 from __future__ import annotations
@@ -29,72 +33,104 @@ class LuwuError(Exception):
     """Base of every error this project raises on purpose."""
 
     exit_code = 1
+    code = "E100"
+    """For `luwu explain`; never given to another meaning."""
+
+    def __init__(self, *args: object, code: str | None = None) -> None:
+        super().__init__(*args)
+        if code is not None:
+            self.code = code
 
 
 class ConfigError(LuwuError):
     """The user's input cannot work; raised before anything starts."""
 
     exit_code = 2
+    code = "E200"
 
 
 class ConnectionFailed(LuwuError):
     """A peer cannot be reached, or refused us for good."""
 
     exit_code = 3
+    code = "E300"
 
 
 class AccessRefused(ConnectionFailed):
     """Somebody without the right key, or with too many connections, was not let in."""
 
+    code = "E306"
+
 
 class KeysFailed(ConnectionFailed):
     """What says who may connect does not work any more: stop, rather than let anybody in."""
+
+    code = "E307"
 
 
 class RemoteProtocolError(LuwuError):
     """A peer sent what the protocol does not allow; our own state is untouched."""
 
     exit_code = 3
+    code = "E302"
 
 
 class WorkerFailed(LuwuError):
     """A worker process ended with an error."""
 
     exit_code = 4
+    code = "E400"
 
 
 class StateError(LuwuError):
     """The state directory cannot be used."""
 
     exit_code = 5
+    code = "E500"
 
 
 class PageCorruptError(StateError):
     """A page, or the manifest that names it, is not what was written."""
 
+    code = "E501"
+
+
+class DamagedFileError(StateError):
+    """A file to import is damaged, or is not what its name says."""
+
+    code = "E504"
+
 
 class StoreFullError(StateError):
     """The disk has no room for what must be written."""
+
+    code = "E502"
 
 
 class DeadlineError(LuwuError):
     """A wait came to its end; the message says what it waited for."""
 
     exit_code = 3
+    code = "E303"
 
 
 class Interrupted(LuwuError):
     """Somebody asked us to stop."""
 
     exit_code = 130
+    code = "E130"
 
 
 class StepOrderError(LuwuError):
     """The script asked for something the chosen order of work cannot honour."""
 
+    code = "E101"
+
 
 class StepAborted(LuwuError):
     """A step was lost before it was decided; the state is that of the step before it."""
+
+    code = "E102"
 
     def __init__(self, step: int, reason: str) -> None:
         super().__init__(

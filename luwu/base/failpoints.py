@@ -1,11 +1,14 @@
-"""Named places where a test may make a process fail; off unless the environment says so.
+"""Named places where a process may be made to fail; off unless the environment says so.
 
-`LUWU_FAILPOINTS="store.before_flush=kill@3;node.after_prepare=raise"` makes the third pass of the
-first place kill the process and every pass of the second raise. The names stand in the code as
-`failpoint("store.before_flush")`; an unset variable costs one dictionary look-up.
+    LUWU_FAILPOINTS="store.before_manifest=kill@3;node.after_write=raise;worker.before_push=delay:5ms"
 
-Actions: `kill` (SIGKILL to this process), `raise` (FailpointError), each with an optional `@N`:
-the N-th pass only, counted from 1.
+makes the third pass of the first place kill the process, every pass of the second raise, and every
+pass of the last wait. The names stand in the code as `failpoint("store.before_manifest")`; while
+the variable is unset that costs one dictionary look-up.
+
+Actions: `kill` (SIGKILL to this process), `raise` (FailpointError), `delay:TIME`; each with an
+optional `@N`: the N-th pass of this process only, counted from 1. The launcher takes the variable
+from the switch and node that it starts again, which would fail for ever otherwise.
 """
 
 from __future__ import annotations
@@ -13,18 +16,61 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass
+from typing import Final
 
+from luwu.base.clock import sleep
 from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.quantities import parse_ns
+from luwu.base.suggestion import suggestion
+
+PLACES: Final = {
+    "making.before_rename": "an export or import is whole, and not yet in its place",
+    "node.after_decide": "a step is decided and nobody has been told",
+    "node.after_prepare": "a step is prepared and nobody has been told",
+    "node.after_write": "a page of the step that is being made is written",
+    "store.after_abort": "a prepared step was taken back",
+    "store.after_counters": "the store's generation or attempt is recorded",
+    "store.after_data_flush": "the pages of a step are flushed, its manifest is not written",
+    "store.after_decided": "a step is decided",
+    "store.after_manifest": "the manifest is written twice, and not named yet",
+    "store.after_meta_flush": "a record of the store is flushed",
+    "store.after_page_write": "a page is written",
+    "store.after_prepared": "a step is prepared",
+    "store.before_abort": "a prepared step is to be taken back",
+    "store.before_counters": "the store's generation or attempt is to be recorded",
+    "store.before_data_flush": "all pages of a step are written, none is flushed",
+    "store.before_decide": "a step is prepared and to be decided",
+    "store.before_manifest": "the manifest of a step is to be written",
+    "store.before_meta_flush": "a record of the store is written, not flushed",
+    "store.before_page_write": "a page is to be written",
+    "store.between_manifests": "the first copy of a manifest is written, the second is not",
+    "store.create.after_allocate": "the files of a new store have their sizes",
+    "store.create.after_config": "the configuration of a new store is written",
+    "store.create.after_rename": "a new store is in its place",
+    "store.create.before_files": "the directory of a new store is made, and empty",
+    "store.create.before_rename": "a new store is whole, and not yet in its place",
+    "store.open.after_flush": "a store is open, and nobody knows",
+    "store.open.after_lock": "a store that is opened is locked, nothing is read",
+    "store.open.before_flush": "a store that is opened has recorded its new generation",
+    "switch.before_sum": "all gradients of a chunk are at a switch, and not added yet",
+    "worker.before_commit": "a worker has pushed all of a step, and not said so",
+    "worker.before_push": "a worker's gradients of a unit are computed, and not sent",
+    "zap.request": "somebody connects, and it is to be said whether its key may",
+}
+"""Every place in the code, and what is the case there; docs/chaos.md lists them."""
 
 
 class FailpointError(LuwuError):
     """Raised by a failpoint that a test switched on."""
+
+    code = "E104"
 
 
 @dataclass(slots=True)
 class _Armed:
     action: str
     pass_number: int | None
+    delay_ns: int = 0
     passes_count: int = 0
 
 
@@ -33,16 +79,25 @@ def parse_failpoints(text: str) -> dict[str, _Armed]:
     armed: dict[str, _Armed] = {}
     for item in filter(None, (part.strip() for part in text.split(";"))):
         place, _, what = item.partition("=")
-        action, _, number = what.partition("@")
-        is_numbered = number.isdecimal() and int(number) > 0
-        if not place or action not in ("kill", "raise") or not (is_numbered or "@" not in what):
+        said, _, number = what.partition("@")
+        action, colon, delay = said.partition(":")
+        is_numbered = number.isdecimal() and number.isascii() and int(number) > 0
+        is_action = (action in ("kill", "raise") and not colon) or (action == "delay" and delay)
+        if not place or not is_action or not (is_numbered or "@" not in what):
             raise ConfigError(
-                f"LUWU_FAILPOINTS: {item!r} is not PLACE=kill|raise[@N], N from 1; "
+                f"LUWU_FAILPOINTS: {item!r} is not PLACE=kill|raise|delay:TIME[@N], N from 1; "
                 "fix it or unset it"
+            )
+        if place not in PLACES:
+            raise ConfigError(
+                f"LUWU_FAILPOINTS: there is no place {place!r}{suggestion(place, PLACES)}; "
+                "docs/chaos.md lists them",
+                code="E201",
             )
         if place in armed:
             raise ConfigError(f"LUWU_FAILPOINTS: {place!r} stands there twice; name it once")
-        armed[place] = _Armed(action, int(number) if number else None)
+        delay_ns = parse_ns(delay, name=f"LUWU_FAILPOINTS: {place}") if colon else 0
+        armed[place] = _Armed(action, int(number) if number else None, delay_ns)
     return armed
 
 
@@ -50,7 +105,7 @@ _armed = parse_failpoints(os.environ.get("LUWU_FAILPOINTS", ""))
 
 
 def failpoint(place: str) -> None:
-    """Fail here if a test asked for it."""
+    """Fail here if somebody asked for it."""
     armed = _armed.get(place)
     if armed is None:
         return
@@ -59,4 +114,7 @@ def failpoint(place: str) -> None:
         return
     if armed.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if armed.action == "delay":
+        sleep(armed.delay_ns / 1e9)
+        return
     raise FailpointError(f"failpoint {place}, pass {armed.passes_count}")

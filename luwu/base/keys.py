@@ -134,7 +134,8 @@ def read_secret(directory: Path, name: str) -> OwnKey:
     except FileNotFoundError:
         raise ConfigError(
             f"{directory} has no key {name!r} ({file.name}); make one with luwu keys add {name} "
-            f"--keys {directory}, or say which to use with --key-name"
+            f"--keys {directory}, or say which to use with --key-name",
+            code="E210",
         ) from None
     except OSError as exc:
         raise ConfigError(f"cannot read the key {file}: {exc.strerror}") from exc
@@ -142,7 +143,9 @@ def read_secret(directory: Path, name: str) -> OwnKey:
         _check_private(os.fstat(opened.fileno()), file, "0600")
         text = opened.read(KEY_HEX_CHARS + 2).strip()
     if not _HEX.fullmatch(text):
-        raise ConfigError(f"{file} holds no key; make it anew with luwu keys revoke and add")
+        raise ConfigError(
+            f"{file} holds no key; make it anew with luwu keys revoke and add", code="E210"
+        )
     return OwnKey(directory=directory, name=name, secret=SecretKey(bytes.fromhex(text)))
 
 
@@ -154,7 +157,8 @@ def read_allowed(directory: Path) -> dict[bytes, Identity]:
     except FileNotFoundError:
         raise ConfigError(
             f"{directory} has no {ALLOWED}, so nobody may connect; luwu keys init --keys "
-            f"{directory} makes one"
+            f"{directory} makes one",
+            code="E210",
         ) from None
     _check_private(found, file, "0600")
     if found.st_size > ALLOWED_BYTES_MAX:
@@ -195,12 +199,14 @@ def _check_private(found: os.stat_result, path: Path, mode: str) -> None:
     if found.st_uid != os.geteuid():
         raise ConfigError(
             f"{path} belongs to user {found.st_uid}, this process to {os.geteuid()}; keys are "
-            "read by their owner alone"
+            "read by their owner alone",
+            code="E210",
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise ConfigError(
             f"{path} has mode {stat.S_IMODE(found.st_mode):04o}, so others may have read it; "
-            f"chmod {mode} it, and make new keys if this machine has other users"
+            f"chmod {mode} it, and make new keys if this machine has other users",
+            code="E210",
         )
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from luwu.base.errors import ConfigError, LuwuError, StateError
+from luwu.base.errors import ConfigError, DamagedFileError, LuwuError
 from luwu.base.limits import INT64_MAX, WORLD_SIZE_MAX
 from luwu.tensor_files.header import load_unique
 from luwu.wire.description import Description, parse_description
@@ -106,11 +106,13 @@ class ExportDocument:
 
 
 def read_document(directory: Path) -> ExportDocument:
-    """The document of an export. Raises ConfigError if there is none; StateError if it is wrong."""
+    """The document of an export. Raises: ConfigError if there is none; DamagedFileError."""
     path = directory / FILE
     try:
         if path.stat().st_size > _BYTES_MAX:
-            raise StateError(f"{path} is larger than {_BYTES_MAX} bytes: it is not what we wrote")
+            raise DamagedFileError(
+                f"{path} is larger than {_BYTES_MAX} bytes: it is not what we wrote"
+            )
         text = path.read_bytes()
     except OSError as exc:
         raise ConfigError(
@@ -121,7 +123,7 @@ def read_document(directory: Path) -> ExportDocument:
         values = load_unique(text)
         found = (values["format"], values["version"])
     except (KeyError, TypeError, ValueError) as exc:
-        raise StateError(f"{path} is damaged: {exc}. Get the export again.") from exc
+        raise DamagedFileError(f"{path} is damaged: {exc!s:.400}. Get the export again.") from exc
     if found != (FORMAT, VERSION):
         raise ConfigError(
             f"{path} is {found[0]!r:.40} version {found[1]!r:.20}, this program reads {FORMAT!r} "
@@ -130,7 +132,7 @@ def read_document(directory: Path) -> ExportDocument:
     try:
         return _parse(values)
     except (LuwuError, LookupError, TypeError, ValueError) as exc:
-        raise StateError(f"{path} is damaged: {exc}. Get the export again.") from exc
+        raise DamagedFileError(f"{path} is damaged: {exc!s:.400}. Get the export again.") from exc
 
 
 def _parse(values: dict[str, Any]) -> ExportDocument:

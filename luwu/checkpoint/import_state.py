@@ -16,7 +16,7 @@ from pathlib import Path
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.digest import WeightsDigest
-from luwu.base.errors import StateError
+from luwu.base.errors import DamagedFileError
 from luwu.base.making import check_absent, check_space, making_directory
 from luwu.checkpoint.document import read_document
 from luwu.checkpoint.origin import Origin, OriginFiles
@@ -62,7 +62,7 @@ def import_state(
 
     `like`: a state directory or an export with the same model; the weights are then taken from any
     safetensors, and the optimizer starts afresh at step 0.
-    Raises: ConfigError; StateError if the files are damaged; StoreFullError; Interrupted.
+    Raises: ConfigError; DamagedFileError; StoreFullError; Interrupted.
     """
     started_ns = SYSTEM_CLOCK.now_ns()
     check_absent(state)
@@ -79,9 +79,10 @@ def import_state(
             _make(new, config, description, files, buffers_count, should_stop)
             digest = _digest_of(new, buffers_count)
             if origin.weights_digest not in (None, digest):
-                raise StateError(
+                raise DamagedFileError(
                     f"{source}: the weights have the digest {digest}, the export says "
-                    f"{origin.weights_digest}; it was changed after it was written. Get it again."
+                    f"{origin.weights_digest!s:.80}; it changed after it was written. Get it "
+                    "again."
                 )
     return Imported(
         path=state,

@@ -55,7 +55,7 @@ class Origin:
             lacks = (
                 "without the optimizer's state (--no-optimizer)"
                 if not document.has_optimizer
-                else f"with weights in {document.dtype}"
+                else f"with weights in {document.dtype:.40}"
             )
             raise ConfigError(
                 f"{source} was exported {lacks}, so training cannot go on where it was. To start "
@@ -167,8 +167,8 @@ class OriginFiles(Closing):
         found, expected = digest.hexdigest(), self.origin.digests.get(name)
         if found != expected:
             raise PageCorruptError(
-                f"{self._source}: tensor {name} has the checksum {found}, the export says "
-                f"{expected}: it changed after it was written. Get the export again."
+                f"{self._source}: tensor {name:.160} has the checksum {found}, the export says "
+                f"{expected!s:.40}: it changed after it was written. Get the export again."
             )
 
     def _check(self, owner: str) -> None:

@@ -57,7 +57,8 @@ def buffers_count(budget_bytes: int, buffer_bytes: int, *, beside_bytes: int = 0
         raise ConfigError(
             f"memory_budget: {format_bytes(budget_bytes)} are too few: a buffer takes "
             f"{format_bytes(buffer_bytes)} (a chunk), and two are needed; give at least "
-            f"{-(-least // 1024)}KiB"
+            f"{-(-least // 1024)}KiB",
+            code="E205",
         )
     paid = (budget_bytes - beside_bytes) * 3 // 4 // buffer_bytes
     return min(paid, BUFFERS_MAX, max(4, BYTES_MAX // buffer_bytes))

@@ -70,7 +70,7 @@ def run(parsed: Parsed) -> int:
         try:
             estimate = _plan(config, sizes, run_directory, console)
         except LuwuError as error:
-            write_outcome(run_directory, error.exit_code, str(error))
+            write_outcome(run_directory, error.exit_code, str(error), error.code)
             raise
     if is_demo:
         console.say(f"arms {', '.join(config.arms)}; {DEMO_TIME_TEXT}; Ctrl-C stops everything")
@@ -81,7 +81,7 @@ def run(parsed: Parsed) -> int:
                 for name in config.arms
             ]
         except LuwuError as error:
-            write_outcome(run_directory, error.exit_code, str(error))
+            write_outcome(run_directory, error.exit_code, str(error), error.code)
             raise
     document = comparison(config, arms, estimate)
     code = _finish(run_directory, document, config, console, is_demo=is_demo)
@@ -119,12 +119,13 @@ def write_resolved(
     write_json(run_directory.file(name), document)
 
 
-def write_outcome(run_directory: RunDirectory, exit_code: int, reason: str) -> None:
-    """Keep how the run ended."""
-    write_json(
-        run_directory.file("outcome.json"),
-        {"schema": 1, "exit_code": exit_code, "reason": reason, "ended": utc_text()},
-    )
+def write_outcome(
+    run_directory: RunDirectory, exit_code: int, reason: str, code: str | None = None
+) -> None:
+    """Keep how the run ended; `code`: of the error that ended it."""
+    write_json(run_directory.file("outcome.json"), {
+        "schema": 1, "exit_code": exit_code, "code": code, "reason": reason, "ended": utc_text()
+    })  # fmt: skip
 
 
 def demo_budget_bytes(config: RunConfig) -> int:

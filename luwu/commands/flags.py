@@ -106,7 +106,7 @@ def parse(verb: Verb, tokens: Sequence[str]) -> Parsed:
                 raise ConfigError(f"--{written} takes no value, got {value!r}")
             parsed.keys[name[3:]] = "false"
         else:
-            raise ConfigError(_unknown(verb, written, name, [*own, *keys]))
+            raise ConfigError(_unknown(verb, written, name, [*own, *keys]), code="E201")
     _check_rest(verb, parsed.rest)
     return parsed
 
@@ -119,7 +119,8 @@ def resolve_parsed(
     if preset_name and preset_name not in verb.presets:
         raise ConfigError(
             f"--preset: {preset_name!r} is not one of {', '.join(verb.presets)}"
-            f"{suggestion(preset_name, verb.presets)}"
+            f"{suggestion(preset_name, verb.presets)}",
+            code="E201",
         )
     return resolve(
         flags=parsed.keys,

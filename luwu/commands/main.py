@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
-from luwu.base.errors import LuwuError
+from luwu.base.error_table import entry
+from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.suggestion import suggestion
 from luwu.commands import flags
 
@@ -30,6 +31,8 @@ VERBS: Final = {
     "export": "write a state as safetensors: weights, optimizer, and what import needs",
     "import": "make a state from an export, or from weights in safetensors",
     "keys": "make and take back the keys of who may connect",
+    "chaos": "kill and stall processes of a run on purpose, and see how it takes it",
+    "explain": "what the code of an error means, and what to do next",
     "config": "show every key, its value and who set it",
 }
 
@@ -47,9 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = tokens.pop(0)
     if name not in VERBS:
-        print(f"luwu: no verb {name!r}{suggestion(name, VERBS)}", file=sys.stderr)
-        print(f"the verbs are {', '.join(VERBS)}; luwu --help", file=sys.stderr)
-        return 2
+        said = f"no verb {name!r}{suggestion(name, VERBS)}\nthe verbs are {', '.join(VERBS)}"
+        return _fail("luwu", ConfigError(f"{said}; luwu --help", code="E201"))
     return _run_verb(name, tokens)
 
 
@@ -76,15 +78,21 @@ def _run_verb(name: str, tokens: list[str]) -> int:
     except LuwuError as error:
         if is_debug:
             traceback.print_exc()
-        else:
-            print(f"luwu {name}: {error}", file=sys.stderr)
-        return error.exit_code
+        return _fail(f"luwu {name}", error)
     except KeyboardInterrupt:
         print(f"luwu {name}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has had enough
         return 0
+
+
+def _fail(program: str, error: LuwuError) -> int:
+    """Say what went wrong, and where more is told of it; the exit code."""
+    title = entry(error.code).title
+    print(f"{program}: {error}", file=sys.stderr)
+    print(f"{error.code}: {title}; more: luwu explain {error.code}", file=sys.stderr)
+    return error.exit_code
 
 
 if __name__ == "__main__":

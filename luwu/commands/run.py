@@ -106,7 +106,7 @@ def run(parsed: Parsed) -> int:
                     state = state_directory(config, STATE_DIRECTORY)
                     fold_nodes(run_directory, state, config.optimizer_nodes)
         except LuwuError as error:
-            write_outcome(run_directory, error.exit_code, str(error))
+            write_outcome(run_directory, error.exit_code, str(error), error.code)
             raise
         finally:
             run_directory.connect_file.unlink(missing_ok=True)  # nobody can join any more
@@ -130,7 +130,7 @@ def _run_by_ray(
         ):
             engine.work(script, _print)
     except LuwuError as error:
-        write_outcome(run_directory, error.exit_code, str(error))
+        write_outcome(run_directory, error.exit_code, str(error), error.code)
         raise
     finally:
         run_directory.connect_file.unlink(missing_ok=True)

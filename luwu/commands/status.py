@@ -171,4 +171,6 @@ def _state(processes: list[dict[str, Any]], outcome: dict[str, Any] | None) -> s
     if outcome["exit_code"] == 0:
         return f"finished at {outcome['ended']}"
     reason = str(outcome["reason"]).partition("\n")[0]
-    return f"ended at {outcome['ended']} with exit code {outcome['exit_code']}: {reason}"
+    code = outcome.get("code")
+    more = f" (luwu explain {code})" if code else ""
+    return f"ended at {outcome['ended']} with exit code {outcome['exit_code']}: {reason}{more}"

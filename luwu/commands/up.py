@@ -104,7 +104,7 @@ def run(parsed: Parsed) -> int:
             console.say("stopped")
             return 0
         except LuwuError as error:
-            write_outcome(run_directory, error.exit_code, str(error))
+            write_outcome(run_directory, error.exit_code, str(error), error.code)
             raise
         finally:
             for path in written:

@@ -39,7 +39,8 @@ try:
 except ImportError as error:
     raise ConfigError(
         "luwu.integrations.transformers needs transformers and accelerate, which are not installed "
-        "here; install luwu[hf]"
+        "here; install luwu[hf]",
+        code="E208",
     ) from error
 
 if TYPE_CHECKING:

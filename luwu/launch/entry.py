@@ -99,6 +99,7 @@ def _write_error(
         "type": type(error).__name__,
         "message": str(error),
         "exit_code": exit_code,
+        "code": error.code if isinstance(error, LuwuError) else None,
         "traceback": text,
     }
     write_json(run.error(process), document)

@@ -24,9 +24,12 @@ FINAL_CODES = {2: ConfigError, 3: ConnectionFailed, 5: StateError}
 _TORCHRUN_ENDED = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 
 
-def error_of_code(code: int, text: str) -> LuwuError:
-    """The error whose exit code this is; a failed worker where it is none of ours."""
-    return FINAL_CODES.get(code, WorkerFailed)(text)
+def error_of_code(exit_code: int, text: str, code: str | None = None) -> LuwuError:
+    """The error whose exit code this is; a failed worker where it is none of ours.
+
+    `code`: its own, where it said one.
+    """
+    return FINAL_CODES.get(exit_code, WorkerFailed)(text, code=code)
 
 
 def role_failure(
@@ -35,10 +38,13 @@ def role_failure(
     """The switch or the node ended for good."""
     log = run.log(role)
     if document and document["exit_code"] in FINAL_CODES:
-        return FINAL_CODES[document["exit_code"]](f"{role}: {document['message']}{advice}")
+        text = f"{role}: {document['message']}{advice}"
+        return error_of_code(document["exit_code"], text, document.get("code"))
     text = document.get("traceback") or tail(log) or "(its log is empty)"
-    error = LuwuError(f"the {role} ended with {exit_text(code)}{advice}; log {log}\n{text}")
-    return error
+    return LuwuError(
+        f"the {role} ended with {exit_text(code)}{advice}; log {log}\n{text}",
+        code=document.get("code") or "E105",
+    )
 
 
 def worker_failure(
@@ -51,7 +57,8 @@ def worker_failure(
     found = [read_json(path) for path in run.path.glob(f"errors/{prefix}worker-*.json")]
     records = sorted((each for each in found if each), key=lambda each: each["unix_ns"])
     if not records:
-        return WorkerFailed(_unexplained(run, prefix, code, guard or f"{prefix}torchrun"))
+        text = _unexplained(run, prefix, code, guard or f"{prefix}torchrun")
+        return WorkerFailed(text, code="E401")
     first, *others = records
     process = f"{prefix}worker-{first['rank']}"
     log = run.log(process)
@@ -62,7 +69,7 @@ def worker_failure(
         shown,
         *(f"worker {each['rank']}: {each['type']}: {_first_line(each)}" for each in others),
     ]
-    return error_of_code(first["exit_code"], "\n".join(lines))
+    return error_of_code(first["exit_code"], "\n".join(lines), first.get("code"))
 
 
 def lost_worker(run: RunDirectory, rank: int, code: int, where: str) -> LuwuError:
@@ -79,7 +86,7 @@ def lost_worker(run: RunDirectory, rank: int, code: int, where: str) -> LuwuErro
     shown = tail(log)
     if shown:
         lines += ["its last lines:", shown]
-    return WorkerFailed("\n".join(lines))
+    return WorkerFailed("\n".join(lines), code="E401")
 
 
 def _unexplained(run: RunDirectory, prefix: str, code: int, guard: str) -> str:

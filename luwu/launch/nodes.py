@@ -48,7 +48,8 @@ def check_nodes(config: RunConfig, state: Path | None) -> None:
     if found is not None and found != count:
         raise ConfigError(
             f"optimizer_nodes: {state} is the state of {found}, asked for {count}; give "
-            f"--optimizer-nodes {found}, or name another directory with --state"
+            f"--optimizer-nodes {found}, or name another directory with --state",
+            code="E203",
         )
     if count == 1:
         return

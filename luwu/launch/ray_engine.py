@@ -64,7 +64,7 @@ class RayEngine(Closing):
             import ray
         except ImportError as exc:
             text = f"engine: ray is not installed ({exc}); pip install luwu[ray]"
-            raise ConfigError(text) from exc
+            raise ConfigError(text, code="E208") from exc
         if resolved.config.transport not in ("auto", "tcp"):
             raise ConfigError(
                 f"transport: {resolved.config.transport} joins processes of one host, and Ray may "

@@ -159,7 +159,8 @@ def wait_until_listens(
         look()
         if SYSTEM_CLOCK.now_ns() > deadline_ns:
             raise ConnectionFailed(
-                f"the {role} did not listen within {timeout_s:.0f} s; log {log}\n{tail(log)}"
+                f"the {role} did not listen within {timeout_s:.0f} s; log {log}\n{tail(log)}",
+                code="E304",
             )
         sleep(poll_s)
     return said

@@ -69,7 +69,8 @@ class RunDirectory:
         if not is_shared and run.file("resolved.json").exists():
             raise ConfigError(
                 f"run_dir: {path} holds the run of {_run_time(run)}; name a new directory, "
-                "or leave --run-dir out"
+                "or leave --run-dir out",
+                code="E202",
             )
         run._make_folders()
         return run
@@ -84,7 +85,7 @@ class RunDirectory:
                 if path is None
                 else (f"look into {RUNS_DIRECTORY}/")
             )
-            raise ConfigError(f"no run in {wanted}; {hint}")
+            raise ConfigError(f"no run in {wanted}; {hint}", code="E202")
         return cls(wanted.resolve())
 
     def file(self, name: str) -> Path:

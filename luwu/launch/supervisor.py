@@ -245,7 +245,8 @@ class Supervisor(Closing):
         if not role.is_restartable:
             raise StateError(
                 f"the node ended with {exit_text(code)}, and the state it kept in RAM is lost; "
-                f"give a directory with --state. Log {self.run.log(role.role)}"
+                f"give a directory with --state. Log {self.run.log(role.role)}",
+                code="E503",
             )
         if self._restarts_left == 0:
             raise role_failure(

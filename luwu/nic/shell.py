@@ -28,6 +28,7 @@ from luwu.base.errors import (
     StepAborted,
 )
 from luwu.base.events import Recorder
+from luwu.base.failpoints import failpoint
 from luwu.base.limits import KEEP_PIECES_MAX
 from luwu.base.outstanding import RetryPolicy
 from luwu.layout import DTYPE_BYTES, Layout
@@ -202,6 +203,7 @@ class Nic(Closing):
 
         None: this rank has no gradient for any of them. The cells belong to the push from now on.
         """
+        failpoint("worker.before_push")
         if gradients is None:
             entries = [
                 nic.Gradient(chunk=index, payload=None, payload_bytes=0, dtype=dtype)
@@ -235,6 +237,7 @@ class Nic(Closing):
 
     def commit(self, step: int, parts: int, hyper: bytes) -> StepHandle:
         """Every push of the step is out; returns at once."""
+        failpoint("worker.before_commit")
         self._told.raise_if_aborted()
         handle = self._told.new_step(step)
         self._command(lambda now: self._core.commit(now, step, hyper_hash(hyper), parts, hyper))

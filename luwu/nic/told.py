@@ -143,7 +143,9 @@ class Told:
                     for kept in self._steps.values():
                         kept.era = self.era
                 case nic.Refused(text):
-                    self._error = ConfigError(f"worker {self._rank} was refused: {text}")
+                    self._error = ConfigError(
+                        f"worker {self._rank} was refused: {text}", code="E207"
+                    )
                 case nic.Left():
                     self.has_left = True
                 case _:

@@ -56,7 +56,7 @@ def event_files(folder: Path) -> list[EventFile]:
     place = {kind: index for index, kind in enumerate(_KINDS)}
     files.sort(key=lambda f: (f.prefix, place.get(f.kind, len(_KINDS)), f.rank, f.path.name))
     if not files:
-        raise ConfigError(f"no events in {folder}; name the directory of a run")
+        raise ConfigError(f"no events in {folder}; name the directory of a run", code="E202")
     return files
 
 

@@ -35,7 +35,8 @@ def serve_metrics(
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as exc:
         raise ConfigError(
-            "--prometheus needs the package prometheus-client; pip install 'luwu[prometheus]'"
+            "--prometheus needs the package prometheus-client; pip install 'luwu[prometheus]'",
+            code="E208",
         ) from exc
     registry = CollectorRegistry()
     registry.register(_RunCollector(read))
@@ -43,7 +44,8 @@ def serve_metrics(
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as exc:
         raise ConfigError(
-            f"--prometheus: cannot listen at {host}:{port}: {exc.strerror}; give another port"
+            f"--prometheus: cannot listen at {host}:{port}: {exc.strerror}; give another port",
+            code="E206",
         ) from exc
 
     def close() -> None:

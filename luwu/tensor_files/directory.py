@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from luwu.base.closing import Closing
-from luwu.base.errors import ConfigError, StateError
+from luwu.base.errors import ConfigError, DamagedFileError
 from luwu.tensor_files.expected import shown
 from luwu.tensor_files.header import (
     DTYPE_BYTES,
@@ -50,7 +50,7 @@ class TensorDirectory(Closing):
     """The tensors of one stem; `tensors` says what they are."""
 
     def __init__(self, directory: Path, stem: str = "model") -> None:
-        """Raises: ConfigError if they are not there; StateError if a file is damaged."""
+        """Raises: ConfigError if they are not there; DamagedFileError if a file is damaged."""
         self.directory = directory
         self.tensors: dict[str, Tensor] = {}
         self._places: dict[str, tuple[str, int]] = {}
@@ -65,7 +65,7 @@ class TensorDirectory(Closing):
             raise
 
     def read(self, name: str, start: int, into: memoryview) -> None:
-        """Fill `into` with a tensor's bytes from its element `start` on. Raises StateError."""
+        """Fill `into` with a tensor's bytes from element `start` on. Raises DamagedFileError."""
         file, at = self._places[name]
         self._fill(file, at + start * DTYPE_BYTES[self.tensors[name].dtype], into)
 
@@ -102,11 +102,13 @@ class TensorDirectory(Closing):
         size = _regular_size(path)
         length = bytearray(LENGTH_BYTES)
         if size < LENGTH_BYTES:
-            raise StateError(f"{path} has {size} bytes: it was cut short. Get the file again.")
+            raise DamagedFileError(
+                f"{path} has {size} bytes: it was cut short. Get the file again."
+            )
         self._fill(file_name, 0, memoryview(length))
         header_bytes = int.from_bytes(length, "little")
         if header_bytes > min(HEADER_BYTES_MAX, size - LENGTH_BYTES):
-            raise StateError(
+            raise DamagedFileError(
                 f"{path}: its header is to have {header_bytes} bytes, of a file of {size} (at most "
                 f"{HEADER_BYTES_MAX}). It was cut short or is no safetensors file; get it again."
             )
@@ -116,7 +118,7 @@ class TensorDirectory(Closing):
         found = parse_header(bytes(text), size - data_at, place=str(path))
         names = {tensor.name for tensor in found}
         if listed is not None and names != listed:
-            raise StateError(
+            raise DamagedFileError(
                 f"{path} and the index differ: "
                 f"only in the file: {shown(sorted(names - listed)) or 'nothing'}; "
                 f"only in the index: {shown(sorted(listed - names)) or 'nothing'}. "
@@ -137,11 +139,11 @@ class TensorDirectory(Closing):
                     break
                 done += count
         except OSError as exc:
-            raise StateError(
+            raise DamagedFileError(
                 f"{self.directory / file_name} cannot be read: {exc}. Check the disk."
             ) from exc
         if done < len(into):
-            raise StateError(
+            raise DamagedFileError(
                 f"{self.directory / file_name} ends at byte {offset + done}, expected "
                 f"{offset + len(into)}: it changed while it was read. Get the file again."
             )
@@ -178,7 +180,7 @@ def _files(directory: Path, stem: str) -> Mapping[str, set[str] | None]:
         there = "" if directory.is_dir() else ", and no such directory"
         raise ConfigError(f"{directory}: there is neither {single.name} nor {index.name}{there}")
     if _regular_size(index) > HEADER_BYTES_MAX:
-        raise StateError(f"{index} is larger than {HEADER_BYTES_MAX} bytes: it is no index")
+        raise DamagedFileError(f"{index} is larger than {HEADER_BYTES_MAX} bytes: it is no index")
     try:
         document = load_unique(index.read_bytes())
         weight_map = document["weight_map"] if type(document) is dict else None
@@ -193,7 +195,9 @@ def _files(directory: Path, stem: str) -> Mapping[str, set[str] | None]:
         if len(files) > SHARDS_MAX:
             raise ValueError(f"it names {len(files)} files, at most {SHARDS_MAX} are read")
     except (KeyError, ValueError) as exc:
-        raise StateError(f"{index} is damaged or no index: {exc}. Get the file again.") from exc
+        raise DamagedFileError(
+            f"{index} is damaged or no index: {exc}. Get the file again."
+        ) from exc
     for file_name in files:
         if not (directory / file_name).exists():
             raise ConfigError(f"{directory}: {index.name} names {file_name}, which is missing")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from luwu.base.errors import StateError
+from luwu.base.errors import DamagedFileError
 from luwu.base.limits import INT64_MAX
 
 DTYPE_BYTES: Final = {
@@ -74,7 +74,7 @@ def encode_header(tensors: Sequence[Tensor]) -> bytes:
 
 
 def parse_header(text: bytes, data_bytes: int, *, place: str) -> dict[Tensor, int]:
-    """Each tensor and its first byte within the data. Raises StateError if the header lies."""
+    """Each tensor and its first byte in the data. Raises DamagedFileError if the header lies."""
     try:
         document = load_unique(text)
         if type(document) is not dict:
@@ -90,7 +90,7 @@ def parse_header(text: bytes, data_bytes: int, *, place: str) -> dict[Tensor, in
         if at != data_bytes:
             raise ValueError(f"its tensors take {at} bytes, {data_bytes} follow the header")
     except ValueError as exc:
-        raise StateError(
+        raise DamagedFileError(
             f"{place}: the safetensors header is damaged or not one: {exc}. Get the file again."
         ) from exc
     return {tensor: start for tensor, start, _ in found}

@@ -3,6 +3,8 @@
     with Cluster.run(tmp_path, "train.py", "--steps", "5", flags=["--workers", "2"]) as cluster:
         cluster.wait_for("worker", rank=1)
         cluster.kill("switch")
+        cluster.suspend("worker", 1)
+        cluster.resume("worker", 1)
         assert cluster.wait(60) == 0
     assert cluster.leftovers() == []
 
@@ -26,6 +28,12 @@ from typing import Any, Self
 import luwu
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import DeadlineError
+from luwu.base.quantities import parse_ns
+from luwu.launch.chaos.job import cast_of, config_of, rules_of
+from luwu.launch.chaos.outlook import outlooks
+from luwu.launch.chaos.plan import Wish, draw
+from luwu.launch.chaos.progress import Progress
+from luwu.launch.chaos.work import Chaos, Verdict
 from luwu.launch.children import is_alive, kill_marked, marked_processes
 from luwu.launch.console import tail
 from luwu.launch.guard import MARK_SUFFIX
@@ -142,9 +150,55 @@ class Cluster:
         os.kill(pid, number)
         return pid
 
+    def suspend(self, role: str, rank: int = 0) -> int:
+        """Stop a role where it is (SIGSTOP), until `resume`; its process number."""
+        return self.kill(role, rank, signal.SIGSTOP)
+
+    def resume(self, role: str, rank: int = 0) -> int:
+        """Let a suspended role go on (SIGCONT); its process number."""
+        return self.kill(role, rank, signal.SIGCONT)
+
+    def wait_for_steps(self, count: int, *, limit_s: float = 60) -> int:
+        """Return when so many steps are decided; how many are."""
+        progress = Progress(self.run_directory)
+
+        def found() -> int | None:
+            progress.look()
+            return progress.steps_count if progress.steps_count >= count else None
+
+        steps: int = self.until(found, f"{count} decided steps", limit_s=limit_s)
+        return steps
+
+    def chaos(
+        self, *, kill: Sequence[str] = (), stall: Sequence[str] = (), count: int = 1,
+        every: str | None = None, every_steps: int | None = None, stall_for: str = "1s",
+        seed: int = 0, expect: str | None = None, limit_s: float = 60,
+    ) -> Verdict:  # fmt: skip
+        """Do what `luwu chaos` would, with flags of these names; what came of it.
+
+        Raises: ConfigError if the run cannot survive what is planned.
+        """
+        resolved = self.run_directory.file("resolved.json")
+        self.until(lambda: resolved.exists() or None, str(resolved), limit_s=limit_s)
+        config = config_of(self.run_directory)
+        wish = Wish(
+            kill=tuple(kill), stall=tuple(stall), count=count, every_steps=every_steps, seed=seed,
+            every_ns=None if every is None else parse_ns(every, name="every"),
+            stall_ns=parse_ns(stall_for, name="stall_for"),
+        )  # fmt: skip
+        faults = draw(wish, cast_of(config))
+        return Chaos(
+            self.run_directory, faults, outlooks(faults, rules_of(config), expect=expect),
+            limit_s=limit_s, exit_code=self.exit_code, say=lambda text: None,
+        ).work()  # fmt: skip
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the launcher alone."""
         self._process.send_signal(number)
+
+    def exit_code(self) -> int | None:
+        """The launcher's exit code; None while it runs."""
+        return self._process.poll()
 
     def wait(self, limit_s: float = 120) -> int:
         """The launcher's exit code. Raises DeadlineError."""

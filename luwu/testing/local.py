@@ -8,7 +8,7 @@ something uses `cluster.py`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -141,6 +141,11 @@ class LocalCluster(Closing):
             job=self.job,
             grace_s=self._grace_s,
         )
+
+    @property
+    def endpoints(self) -> Mapping[str, str]:
+        """Where the node and each switch listen, by `node` and the switches' names."""
+        return self._endpoints
 
     @property
     def switch(self) -> SwitchShell:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class PlaceholderError(LuwuError):
     """The script asked a placeholder for what only the real parameter has."""
 
+    code = "E103"
+
 
 class Placeholder(StandIn):
     """See the module."""

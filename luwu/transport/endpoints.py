@@ -196,7 +196,8 @@ def check_secure(endpoint: TcpEndpoint, *, insecure: bool, own_key: bool, verb: 
     raise ConfigError(
         f"{endpoint} is reached over a network, and nothing says who may connect. Make keys "
         f"with luwu keys init and give --keys DIR, listen on 127.0.0.1, or pass --insecure on "
-        f"a network you trust."
+        f"a network you trust.",
+        code="E209",
     )
 
 
@@ -221,11 +222,16 @@ def bind_error(endpoint: Endpoint, code: int, text: str) -> ConfigError:
     if code == errno.EADDRINUSE:
         return ConfigError(
             f"{endpoint} is in use by another process; stop it, choose another port, or port 0 "
-            f"for a free one"
+            f"for a free one",
+            code="E206",
         )
     if code == errno.EADDRNOTAVAIL:
-        return ConfigError(f"{endpoint} is not an address of this machine; listen on one that is")
-    return ConfigError(f"cannot listen at {endpoint}: {text}; check the address and your rights")
+        return ConfigError(
+            f"{endpoint} is not an address of this machine; listen on one that is", code="E206"
+        )
+    return ConfigError(
+        f"cannot listen at {endpoint}: {text}; check the address and your rights", code="E206"
+    )
 
 
 def private_ipc_endpoint() -> IpcEndpoint:

@@ -55,10 +55,13 @@ class PeerGone(LuwuError):
     """The peer is unknown, not connected yet, or has departed; nothing was sent."""
 
     exit_code = 3
+    code = "E305"
 
 
 class CreditExceeded(LuwuError):
     """More bytes than the peer's credit; our own mistake, nothing was sent."""
+
+    code = "E106"
 
 
 class SendHandle(Protocol):

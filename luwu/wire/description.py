@@ -101,7 +101,8 @@ def parse_description(encoded: bytes | memoryview) -> Description:
             },
         )
     except (ConfigError, LookupError, TypeError, ValueError, RecursionError) as exc:
-        raise RemoteProtocolError(f"the job description of a peer cannot be read: {exc}") from exc
+        text = f"the job description of a peer cannot be read: {exc!s:.400}"
+        raise RemoteProtocolError(text) from exc
     if found.update not in ("at_step", "streaming"):
         raise RemoteProtocolError(f"the job description asks for update={found.update!r:.40}")
     return found

@@ -127,7 +127,8 @@ def plan_node(
         raise ConfigError(
             f"memory_budget: {format_bytes(budget_bytes)} is too small for chunks of "
             f"{format_bytes(chunk_bytes)} and {world_size} workers; give at least "
-            f"{-(-least // 1024)}KiB, or a smaller --chunk{' or fewer --slots' * (slot_count > 1)}"
+            f"{-(-least // 1024)}KiB, or a smaller --chunk{' or fewer --slots' * (slot_count > 1)}",
+            code="E205",
         )
     updates_count, reads_count = 1, 1
     for count in _UPDATES_COUNTS:

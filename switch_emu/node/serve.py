@@ -290,13 +290,15 @@ def _open_existing(spec: NodeSpec, plan: NodePlan) -> PageStore | None:
         raise ConfigError(
             f"{spec.state} holds the state of a job after {version} decided "
             f"{'step' if version == 1 else 'steps'}; "
-            "go on with it by --resume, or name another directory with --state"
+            "go on with it by --resume, or name another directory with --state",
+            code="E203",
         )
     if store.config.chunk_bytes != spec.chunk_bytes:
         store.close()
         raise ConfigError(
             f"{spec.state} was made with chunks of {store.config.chunk_bytes // 1024}KiB, asked "
-            f"for {spec.chunk_bytes // 1024}KiB; use --chunk {store.config.chunk_bytes // 1024}KiB"
+            f"for {spec.chunk_bytes // 1024}KiB; use --chunk {store.config.chunk_bytes // 1024}KiB",
+            code="E203",
         )
     description = parse_description(store.config.description)
     count = description.layout.node_count
@@ -306,7 +308,8 @@ def _open_existing(spec: NodeSpec, plan: NodePlan) -> PageStore | None:
         raise ConfigError(
             f"{spec.state} belongs to {'another' if count == spec.count else f'one of {count}'} "
             f"optimizer node{'s'[: count != spec.count]}, this is node {spec.number} of "
-            f"{spec.count}; give the --state it was made with, and --optimizer-nodes {count}"
+            f"{spec.count}; give the --state it was made with, and --optimizer-nodes {count}",
+            code="E203",
         )
     return _tiered(store, spec, plan, description)
 
@@ -325,7 +328,8 @@ def _make_store(spec: NodeSpec, plan: NodePlan, description: Description) -> Pag
             raise ConfigError(
                 f"memory_budget: two sides of the state take {format_bytes(needed)} of RAM, "
                 f"{format_bytes(plan.resident_bytes)} are left of the budget; give "
-                f"{_budget_for_ram(spec, description) // 1024}KiB, or a directory with --state"
+                f"{_budget_for_ram(spec, description) // 1024}KiB, or a directory with --state",
+                code="E205",
             )
         return MemoryPageStore(config)
     store = FilePageStore.create(spec.state, config, durability=spec.durability)

@@ -51,7 +51,9 @@ def create_directory(path: Path, config: StoreConfig) -> None:
     Raises: ConfigError if something is there; StoreFullError if the disk is too small.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{path} exists and is not empty; open it, or name another directory")
+        raise ConfigError(
+            f"{path} exists and is not empty; open it, or name another directory", code="E203"
+        )
     check_space(path, store_disk_bytes(config))
     path.parent.mkdir(parents=True, exist_ok=True)
     building = path.parent / f".{path.name}.creating"
@@ -119,7 +121,7 @@ def lock_directory(path: Path, *, read_only: bool = False) -> int:
             else "a second node on one directory. "
             "Stop the other, or give this one a directory of its own."
         )
-        raise ConfigError(f"{path} is open in {_holder(path)}: {advice}") from exc
+        raise ConfigError(f"{path} is open in {_holder(path)}: {advice}", code="E204") from exc
     except BaseException:
         os.close(fd)
         raise

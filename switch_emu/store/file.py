@@ -449,11 +449,12 @@ class FilePageStore(PageStore):
             if not isinstance(exc, OSError):
                 raise
             full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise (StoreFullError if full else StateError)(
+            text = (
                 f"{self.path}: {doing} failed: {exc}. The store is stopped and what the disk holds "
                 "of this step is unknown; the decided version is untouched. Put the disk right and "
                 "start the node again."
-            ) from exc
+            )
+            raise (StoreFullError(text) if full else StateError(text, code="E505")) from exc
 
 
 def _check_durability(durability: Durability) -> None:

@@ -51,9 +51,13 @@ Durability = Literal["step", "process", "checkpoint", "none"]
 class VersionMissing(StateError):
     """This version of the page is not there, any more or yet; the store is as good as before."""
 
+    code = "E506"
+
 
 class StaleAttempt(StateError):
     """Written under an attempt that does not count any more; nothing was written."""
+
+    code = "E507"
 
 
 class Contributor(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 from luwu.aggregate.interface import ENCODED, Aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
+from luwu.base.failpoints import failpoint
 from luwu.layout import DTYPE_BYTES, SUM_BYTES
 from luwu.transport.interface import Transport
 from luwu.wire.actions import PARENT
@@ -158,6 +159,7 @@ class SwitchShell(Shell):
 
     def do_own(self, action: Any) -> None:
         assert isinstance(action, Sum), action
+        failpoint("switch.before_sum")
         start_ns = SYSTEM_CLOCK.now_ns()
         if is_encoded(action):
             total = combine(action, self._buffers, self.core.aggregator)

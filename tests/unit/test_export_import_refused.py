@@ -196,6 +196,12 @@ DOCUMENTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no digests": (lambda d: d.update(digests={}), "the export says None"),
     "a digest lies": (lambda d: d["digests"].update(p3="0" * 32), "the export says 0000"),
     "weights digest lies": (lambda d: d.update(weights_digest="0"), "the export says 0;"),
+    "a digest of any length": (
+        lambda d: d["digests"].update(p3="0" * 5000), "the export says 0000"),
+    "a dtype of any length": (
+        lambda d: d["description"]["parameters"][0].__setitem__(2, "f" * 5000), "dtype ffff"),
+    "weights digest of any length": (
+        lambda d: d.update(weights_digest="0" * 5000), "the export says 0000"),
     "unknown optimizer": (
         lambda d: d["description"].update(optimizer="magic"), "not known to this node"),
     "other shapes": (
@@ -216,6 +222,7 @@ def test_export_import_refuses_a_hostile_document(case: str, out: Path) -> None:
     with pytest.raises((ConfigError, StateError)) as caught:
         bring(out, out.parent / "new")
     assert said in str(caught.value)
+    assert len(str(caught.value)) < 1000  # what a file says goes to a terminal
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 

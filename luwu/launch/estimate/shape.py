@@ -121,7 +121,8 @@ def check_fits(job: JobShape, plan: NodePlan, *, disk_free_bytes: int | None = N
             raise ConfigError(
                 f"memory_budget: two sides of the state take {format_bytes(needed)} of RAM, "
                 f"{format_bytes(plan.resident_bytes)} are left of the budget; give "
-                f"{_budget_for_ram(job, plan) // 1024}KiB, or a directory with --state"
+                f"{_budget_for_ram(job, plan) // 1024}KiB, or a directory with --state",
+                code="E205",
             )
         return
     needed = store_disk_bytes(job.store)

@@ -1,0 +1,1 @@
+"""Bytes that nobody should send or store, by the million: `python -m tests.fuzz`."""

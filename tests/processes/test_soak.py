@@ -1,0 +1,39 @@
+"""The shortest soak: a real run with a few faults, compared with one that nobody disturbed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests import soak
+
+
+@pytest.mark.feature("long runs under faults")
+def test_a_short_soak(capsys: pytest.CaptureFixture[str]) -> None:
+    """I1, I2, I3, I8. Goal: faults happen, and nothing is wrong with what comes of them."""
+    code = soak.main(["--minutes", "0.1", "--every", "3s", "--seed", "4", "--steps", "60"])
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert re.fullmatch(r"[1-9]\d* trials, 0 violations", said.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_other_weights_are_a_violation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: the comparison compares. Method: the undisturbed run makes a step more."""
+    original = soak.start
+
+    def start(directory, name, shape, *, steps, compute_ms, outside):  # type: ignore[no-untyped-def]
+        more = {"quiet": 1}.get(name, 0)
+        return original(
+            directory, name, shape, steps=steps + more, compute_ms=compute_ms, outside=outside
+        )
+
+    monkeypatch.setattr(soak, "start", start)
+    code = soak.main(["--minutes", "0.05", "--every", "3s", "--seed", "4", "--steps", "30"])
+    said = capsys.readouterr().out
+    assert code == 1
+    assert "but undisturbed" in said
+    assert said.splitlines()[-1].endswith("1 violations")

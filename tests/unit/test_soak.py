@@ -1,0 +1,119 @@
+"""What a soak makes of its samples: slopes, descriptors, files; no process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.soak import (
+    ENOUGH_S,
+    EVENTS_ONCE,
+    HOURLY,
+    WARM_S,
+    FileGrowth,
+    Lifetime,
+    Shape,
+    Soak,
+    grown_descriptors,
+    slope_of,
+)
+
+MIB = 1024**2
+
+
+def lifetime(
+    seconds: int, mib_per_hour: float, *, at_bytes: int = 100 * MIB, noise: int = 0, seed: int = 0
+) -> Lifetime:
+    """A process that first takes 50 MiB within its warm minute, and then grows."""
+    random = Random(seed)
+    life = Lifetime("node")
+    for time_s in range(seconds):
+        warm = int(50 * MIB * min(1.0, time_s / WARM_S))
+        grown = int(time_s * mib_per_hour / HOURLY)
+        life.times_s.append(1000.0 + time_s)
+        life.memory_bytes.append(at_bytes + warm + grown + random.randint(-noise, noise))
+        life.descriptors.append(30)
+        life.events.append(12)
+    return life
+
+
+@pytest.mark.parametrize("mib_per_hour", [0.0, 0.5, 3.0, -2.0])
+def test_a_slope_is_found_over_many_short_lives(mib_per_hour: float) -> None:
+    """Goal: growth within each life counts, that from one to the next and the warm-up do not."""
+    lives = [
+        lifetime(240, mib_per_hour, at_bytes=(100 + 7 * number) * MIB, noise=8192, seed=number)
+        for number in range(12)
+    ]
+    slope = slope_of(lives)
+    assert slope is not None
+    assert slope.bytes_per_s * HOURLY == pytest.approx(mib_per_hour, abs=3 * slope.error * HOURLY)
+    assert slope.seconds == 12 * (239 - WARM_S)
+    assert slope.is_violation == (mib_per_hour > 2)
+
+
+def test_little_says_nothing() -> None:
+    assert slope_of([]) is None
+    assert slope_of([lifetime(30, 100.0)]) is None
+    short = slope_of([lifetime(600, 100.0)])
+    assert short is not None
+    assert short.seconds < ENOUGH_S
+    assert not short.is_violation
+    long = slope_of([lifetime(2000, 1.5)])
+    assert long is not None
+    assert long.is_violation
+
+
+def test_descriptors_that_come_back_are_no_growth() -> None:
+    life = lifetime(200, 0)
+    assert grown_descriptors(life) is None
+    life.descriptors[60:80] = [80] * 20
+    assert grown_descriptors(life) is None
+    life.descriptors[120:] = [81] * 80
+    assert grown_descriptors(life) == (
+        "node: 81 descriptors at the end of its life, 80 at most in its first half"
+    )
+    life.descriptors[:] = [20] * 30 + [30] * 170  # a peer was away when it began
+    assert grown_descriptors(life) is None
+    life.events[150:] = [12 + EVENTS_ONCE] * 50
+    assert grown_descriptors(life) is None
+    life.events[150:] = [13 + EVENTS_ONCE] * 50
+    said = grown_descriptors(life)
+    assert said == "node: 21 events at the end of its life, 12 at most in its first half"
+    short = lifetime(50, 0)
+    short.descriptors[-10:] = [90] * 10
+    assert grown_descriptors(short) is None  # too short a life to tell
+
+
+def test_files_that_go_on_coming_are_growth(tmp_path: Path) -> None:
+    (tmp_path / "soak").mkdir()
+    growth = FileGrowth(tmp_path)
+    for number in range(12):
+        if number < 4:
+            (tmp_path / "soak" / f"log-{number}").touch()
+        growth.note("a fault")
+    assert growth.violations() == []
+    growing = FileGrowth(tmp_path)
+    for number in range(12):
+        (tmp_path / "soak" / f"leak-{number}").touch()
+        growing.note("a fault")
+    (said,) = growing.violations()
+    assert "files after the later faults" in said
+
+
+def test_shapes_are_a_function_of_the_seed() -> None:
+    shapes = [Shape.drawn(Random(seed)) for seed in range(40)]
+    assert shapes == [Shape.drawn(Random(seed)) for seed in range(40)]
+    assert {shape.transport for shape in shapes} == {"auto", "tcp", "ipc"}
+    assert {shape.has_tree for shape in shapes} == {True, False}
+
+
+def test_a_slope_that_is_too_steep_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    soak = Soak(faults=60)
+    soak.lifetimes["node"] = [lifetime(2500, 4.0)]
+    soak.lifetimes["switch"] = [lifetime(2500, 0.2)]
+    soak.tell()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "60 trials, 1 violations"
+    assert lines[-2].startswith("VIOLATION: memory of node: +4.00 MiB/h")
