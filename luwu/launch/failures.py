@@ -37,8 +37,8 @@ def role_failure(
     if document and document["exit_code"] in FINAL_CODES:
         return FINAL_CODES[document["exit_code"]](f"{role}: {document['message']}{advice}")
     text = document.get("traceback") or tail(log) or "(its log is empty)"
-    error = LuwuError(f"the {role} ended with {exit_text(code)}{advice}; log {log}\n{text}")
-    return error
+    kind = FINAL_CODES.get(code, LuwuError)  # one that could not even write down why
+    return kind(f"the {role} ended with {exit_text(code)}{advice}; log {log}\n{text}")
 
 
 def worker_failure(

@@ -156,6 +156,8 @@ class NodeShell(Shell):
             kernel_version=made.kernel.version, kernel_reason=made.reason,
             weights="in place" if self._places is not None else "copied",
         )  # fmt: skip
+        for note in store.notes:
+            self.recorder.event("node.survived", level="WARNING", text=note)
         self.do(self.core.tick(SYSTEM_CLOCK.now_ns()))  # so that it knows what time it is
         self.do(self.core.store_opened(facts))
 
