@@ -324,6 +324,8 @@ class NodeShell(Shell):
     def _open_new(self, encoded: bytes) -> None:
         try:
             store = self._make_store(parse_description(encoded))
+        except StateError:
+            raise  # the disk, not what the workers asked for
         except LuwuError as exc:
             self.recorder.event("node.refused", level="ERROR", text=str(exc))
             self.do(self.core.store_refused(str(exc)))

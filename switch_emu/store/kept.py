@@ -139,7 +139,8 @@ class KeptFiles(Closing):
     def put(self, version: int, attempt: int, rank: int, piece: int, data: memoryview) -> None:
         """Put a piece aside. Raises StoreFullError, StateError."""
         name = f"{_PREFIX}{version}-{attempt}.dat"
-        with refusing(f"{name}: what rank {rank} attached to the step cannot be written", _LOST):
+        what = f"{self._place(name)}: what rank {rank} attached to the step cannot be written"
+        with refusing(what, _LOST):
             with self._lock:
                 file = self._files.get((version, attempt))
                 if file is None:
@@ -153,7 +154,8 @@ class KeptFiles(Closing):
         """
         file = self._files[version, attempt]
         if self._synced:
-            with refusing(f"{file.name}: what workers attached cannot be flushed", _LOST):
+            place = self._place(file.name)
+            with refusing(f"{place}: what workers attached to the step cannot be flushed", _LOST):
                 os.fdatasync(file.fd)
                 if self._directory is not None:
                     flush_directory(self._directory)
@@ -215,9 +217,16 @@ class KeptFiles(Closing):
                 self._found.remove(found)
                 self._delete(found)
 
+    def _place(self, name: str) -> str:
+        """For people."""
+        return f"{name} in RAM" if self._directory is None else str(self._directory / name)
+
     def _delete(self, name: str) -> None:
         if self._directory is not None:
-            with refusing(f"{name} cannot be deleted"), contextlib.suppress(FileNotFoundError):
+            with (
+                refusing(f"{self._place(name)} cannot be deleted"),
+                contextlib.suppress(FileNotFoundError),
+            ):
                 os.unlink(self._directory / name)
 
 
