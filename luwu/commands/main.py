@@ -29,6 +29,8 @@ VERBS: Final = {
     "trace": "make a run's timeline, or say how busy its engines were",
     "export": "write a state as safetensors: weights, optimizer, and what import needs",
     "import": "make a state from an export, or from weights in safetensors",
+    "verify": "is a state whole? Which version, what is damaged, where",
+    "snapshot": "a copy of a state that is itself one, while training goes on",
     "config": "show every key, its value and who set it",
 }
 

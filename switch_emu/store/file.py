@@ -205,8 +205,9 @@ class FilePageStore(PageStore):
         failpoint("store.open.before_flush")
         for side in self._sides:
             side.flush()
-        self._write_superblock()
-        self._write_counters(self._steps.attempt)
+        for _ in range(2 if notes else 1):  # the second time into the other pair of the ring
+            self._write_superblock()
+            self._write_counters(self._steps.attempt)
         failpoint("store.open.after_flush")
 
     def _go_back(self, version: int) -> None:

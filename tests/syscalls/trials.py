@@ -65,14 +65,17 @@ class Stage:
         self._crashed = directory / "crashed"
 
     def trials(self, kinds: Sequence[str]) -> list[Trial]:
-        """Every call of an undisturbed story with every fault of some kinds."""
-        return [
-            Trial(phase, call, fault, paths)
-            for phase in PHASES
-            for paths, calls in (self._calls(phase),)
-            for call in calls
-            for fault in _faults(call, kinds)
-        ]
+        """Every call of an undisturbed story with every fault of some kinds.
+
+        By name and number of the call: in which order pages and what is kept beside them come to
+        the update thread differs from run to run.
+        """
+        trials = []
+        for phase in PHASES:
+            paths, calls = self._calls(phase)
+            for call in sorted(calls, key=lambda call: (call.name, call.number)):
+                trials += [Trial(phase, call, fault, paths) for fault in _faults(call, kinds)]
+        return trials
 
     def run(self, trial: Trial) -> bool:
         """Run one; whether the call was reached. Raises Violated."""
