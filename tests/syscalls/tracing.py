@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -101,8 +101,8 @@ def inject(pid: int, log: Path, call: Call, fault: Fault, paths: Iterable[str]) 
     return Tracer(pid, flags, log)
 
 
-def calls_in(lines: Iterable[str], root: Path) -> list[Call]:
-    """The calls on files below `root` that have a name, in the order in which they were made."""
+def calls_in(lines: Iterable[str], is_counted: Callable[[str], bool]) -> list[Call]:
+    """The calls on files whose path is counted, in the order in which they were made."""
     counts: Counter[tuple[int, str]] = Counter()
     calls = []
     for line in lines:
@@ -110,7 +110,7 @@ def calls_in(lines: Iterable[str], root: Path) -> list[Call]:
         if matched is None:  # a signal, or the second half of a call
             continue
         thread, name, rest = int(matched[1]), matched[2], matched[3]
-        paths = [path for path in _PATH.findall(rest) if path.startswith(f"{root}/")]
+        paths = [path for path in _PATH.findall(rest) if is_counted(path)]
         if not paths or "(deleted)" in rest:
             continue
         counts[thread, name] += 1

@@ -93,8 +93,7 @@ class Stage:
             workers.child.wait("its workers")
             if code != 0 or story.digest_at_the_end(place, 0) != story.reference()[-1]:
                 raise LuwuError(f"the undisturbed story ended with {code}\n{self._logs()}")
-            found = calls_in(tracer.lines(), place.root)
-        found = [call for call in found if _is_state(place, call)]
+            found = calls_in(tracer.lines(), lambda path: _is_state(place, path))
         of_main = [call for call in found if call.thread == node.pid]
         paths = tuple(sorted({call.path for call in found}))
         return paths, [c for c in found if c not in of_main] if phase == "work" else of_main
@@ -187,9 +186,9 @@ def _faults(call: Call, kinds: Sequence[str]) -> Iterator[Fault]:
         yield "ENOSPC"
 
 
-def _is_state(place: Place, call: Call) -> bool:
-    name = call.path.removeprefix(f"{place.root}/")
-    is_ours = name.startswith(("state", ".state.creating"))
+def _is_state(place: Place, path: str) -> bool:
+    name = path.removeprefix(f"{place.root}/")
+    is_ours = name.startswith(("state", ".state.creating")) and name != path
     return is_ours and not any(word in name for word in RANDOM_NAMES)
 
 
