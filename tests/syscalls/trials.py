@@ -187,6 +187,8 @@ def _faults(call: Call, kinds: Sequence[str]) -> Iterator[Fault]:
 
 
 def _is_state(place: Place, path: str) -> bool:
+    if path == str(place.root):  # it holds the state's name
+        return True
     name = path.removeprefix(f"{place.root}/")
     is_ours = name.startswith(("state", ".state.creating")) and name != path
     return is_ours and not any(word in name for word in RANDOM_NAMES)

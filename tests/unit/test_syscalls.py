@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from luwu.base.errors import StateError, StoreFullError
+from luwu.base.making import making_directory
+from luwu.nic.scratch_file import ScratchFile
+from switch_emu.store.kept import KeptFiles
+from switch_emu.store.spill import SpillFile
 from tests.syscalls import __main__ as campaign
 from tests.syscalls import story, tracing
 from tests.syscalls.story import Child, Place
@@ -50,6 +57,82 @@ def test_what_a_fault_does_to_a_call(
     assert (tmp_path / "one.new").exists()
     assert (tmp_path / "two.new").exists() == is_made
     assert any("(INJECTED)" in line for line in tracer.lines()) == (fault == "EIO")
+
+
+def spilled(directory: Path) -> None:
+    """Gradient sums that find no room in RAM."""
+    with SpillFile(directory, place_bytes=65536, places_count=1) as spill:
+        for _ in range(50):
+            spill.free(spill.put(memoryview(bytes(65536))))
+
+
+def activations(directory: Path) -> None:
+    """Activations out of core, at a worker."""
+    with ScratchFile(directory, what="activations", remedy="Raise memory_budget=.") as file:
+        file.write(file.take(4096), memoryview(bytes(4096)))
+
+
+def attached(directory: Path) -> None:
+    """What workers keep with a step."""
+    with KeptFiles(directory, synced=True, decided=None) as kept:
+        kept.put(1, 1, 0, 0, memoryview(b"state"))
+        kept.seal(1, 1)
+
+
+def made(directory: Path) -> None:
+    """An export, an import or a snapshot: a directory that appears as a whole."""
+    with making_directory(directory / "made") as new:
+        new.mkdir()
+
+
+PATHS = [
+    (spilled, "fallocate", 1, "spill file of gradient sums cannot grow"),
+    (spilled, "pwritev,pwritev2", 3, "a gradient sum cannot be written to the spill file"),
+    (activations, "fallocate", 1, "the file for activations in .* cannot grow"),
+    (activations, "write", 1, "the file for activations in .* cannot be written at offset 0"),
+    (attached, "pwrite64", 1, r"kept-1-1\.dat: what rank 0 attached .* cannot be written"),
+    (attached, "fdatasync", 1, r"kept-1-1\.dat: what workers attached .* cannot be flushed"),
+    (attached, "fsync", 1, r"kept-1-1\.dat: what workers attached .* cannot be flushed"),
+    (made, "fsync", 1, "made.*othing was left behind"),
+    (made, "fsync", 2, "made.*othing was left behind"),
+    (made, "rename", 1, "made.*othing was left behind"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind"), [("EIO", StateError), ("ENOSPC", StoreFullError)])
+@pytest.mark.parametrize(("work", "name", "number", "said"), PATHS)
+def test_each_file_of_a_job_fails_in_words(
+    tmp_path: Path, work: Callable[[Path], None], name: str, number: int, said: str,
+    error: tracing.Fault, kind: type[StateError],
+) -> None:  # fmt: skip
+    """I6, I8. Goal: a call that the system refuses on any path ends in one kind of error, with the
+    place in it and exit code 5, and leaves nothing behind. (Pages, manifests, counters and
+    configuration: the campaign.)"""
+    gate, opener = os.pipe()
+    directory = tmp_path / "files"
+    directory.mkdir()
+
+    def child() -> int:
+        os.read(gate, 1)
+        try:
+            work(directory)
+        except StateError as found:
+            (tmp_path / "error").write_text(f"{type(found).__name__} {found}")
+            return found.exit_code
+        return 0
+
+    process = Child(child, tmp_path / "log")
+    call = Call(process.pid, name, number, "", True)
+    tracer = tracing.inject(process.pid, tmp_path / "strace", call, error, ())
+    os.write(opener, b"g")
+    code = process.wait("the child")
+    assert any("(INJECTED)" in line for line in tracer.lines())
+    assert code == kind.exit_code == 5, (tmp_path / "log").read_text()
+    text = (tmp_path / "error").read_text()
+    assert text.startswith(f"{kind.__name__} "), text
+    assert re.search(said, text), text
+    left = [path.name for path in directory.iterdir() if not path.name.startswith("kept-")]
+    assert left == []
 
 
 @pytest.mark.timeout(600)
