@@ -158,8 +158,15 @@ def test_a_flush_that_fails_ends_the_run(shell: Terminal, error: str) -> None:
     assert "started again as pid" not in running.err
     assert node_starts(shell) == 1
     decided = max(int(step) for step in re.findall(r"^done (\d+)$", running.out, re.MULTILINE))
+    for block in (0, 2):  # of the superblock, one copy of each record rots as well
+        with (shell.directory / STATE / "meta.dat").open("r+b") as file:
+            file.seek(4096 * block + 60)
+            file.write(b"rot")
     done = shell.run(*FLAGS, "--resume", "train.py", str(decided + 4))
     assert done.process.returncode == 0, done.err
+    log = (shell.directory / "luwu-runs/latest/logs/node.log").read_text()
+    assert re.search(r'WARNING node.survived text="meta\.dat: 2 of 4 record blocks', log), log
+    assert shell.run("verify", STATE, "--full").process.returncode == 0
     first = re.search(r"^done (\d+)$", done.out, re.MULTILINE)
     assert first is not None
     assert int(first[1]) in (decided + 1, decided + 2)  # the last may be decided and not told
