@@ -175,8 +175,6 @@ class NodeCore(NodeGathering):
             self._step += 1
             if step is not None:  # None: it was prepared before this node was started again
                 self._let_go(step)
-        elif self._last_loaded is not None:
-            self._tell_loaded(self._last_loaded)
         self._loaded = True
         self._was_decided()
         self._go_on()

@@ -80,8 +80,6 @@ class NodeMember(Parent):
         """Chunks that this node owns."""
         self._loading: set[int] = set()
         self._pages_loaded: set[int] = set()
-        self._last_loaded: int | None = None
-        """The page whose initial weights made version 0 complete."""
         self._loads_count = 0
         """Pages under way to the store, of any attempt."""
         self._held_loads: list[LoadPage] = []
@@ -116,7 +114,6 @@ class NodeMember(Parent):
         if not self._loaded:
             self._loading.clear()
             self._pages_loaded.clear()
-            self._last_loaded = None
         for load in self._held_loads:
             self._drop(load.payload)
         self._held_loads.clear()
@@ -195,7 +192,7 @@ class NodeMember(Parent):
     # ---------------------------------------------------------------------- initial weights
 
     def _load(self, m: wire.Load, payload: Payload, payload_bytes: int) -> None:
-        if self._loaded or (m.chunk in self._pages_loaded and m.chunk != self._last_loaded):
+        if m.chunk in self._pages_loaded or self._loaded:
             self._tell_loaded(m.chunk)
             self._drop(payload)
         elif m.chunk in self._loading or not self._owns(m.chunk):
@@ -223,19 +220,13 @@ class NodeMember(Parent):
         return (place.sum_bytes, whole) if place.trainable else (place.sum_bytes,)
 
     def page_loaded(self, load: LoadPage) -> list[Action]:
-        """Initial weights are in their page; when all are, version 0 is decided.
-
-        Of the last one rank 0 hears when that is done: it forgets its weights then, and a node that
-        is killed before would have none.
-        """
+        """Initial weights are in their page; when all are, version 0 is decided."""
         self._loads_count -= 1
         if load.attempt == self._attempt:
             self._pages_loaded.add(load.chunk)
+            self._tell_loaded(load.chunk)
             if len(self._pages_loaded) == self._chunks_count:
-                self._last_loaded = load.chunk
                 self._prepare(0)
-            else:
-                self._tell_loaded(load.chunk)
         else:
             self._settle()
         return self._take()

@@ -285,15 +285,16 @@ class _StoryWorker(Worker):
                 return
             except StepAborted as exc:
                 step, before = exc.step, None
+                self._load(nic, is_needed=nic.rank == 0 and not nic.is_loaded)
 
     def _load(self, nic: Nic, *, is_needed: bool) -> None:
-        """As a session does: weights that the node has taken are not sent again."""
+        """As a session does: until the network has weights as a whole."""
         while is_needed:
             try:
                 nic.load(self._initial_chunks())
                 return
             except StepAborted:
-                continue
+                is_needed = not nic.is_loaded
 
     def _settle(self, handle: StepHandle | None) -> None:
         if handle is not None:
