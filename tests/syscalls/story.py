@@ -282,6 +282,7 @@ class _StoryWorker(Worker):
                     self._settle(before)
                     step, before = step + 1, handle
                 self._settle(before)
+                nic.leave()
                 return
             except StepAborted as exc:
                 step, before = exc.step, None
@@ -317,7 +318,6 @@ def _work(place: Place, said: int, told: int, *, own: tuple[int, ...]) -> int:
                 connect_timeout_s=LIMIT_S, grace_s=LIMIT_S,
             ) as nic:  # fmt: skip
                 worker.train(nic)
-                nic.leave()
         except BaseException as exc:
             worker.say(f"failed {rank}: {exc}")
             failures.append(exc)

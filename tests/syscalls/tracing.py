@@ -115,6 +115,7 @@ def calls_in(lines: Iterable[str], is_counted: Callable[[str], bool]) -> list[Ca
             continue
         counts[thread, name] += 1
         is_write = name in WRITES or (name == "openat" and bool(_FOR_WRITING.search(rest)))
+        is_write &= " = -1 E" not in rest  # a directory that is there already, say
         calls.append(Call(thread, name, counts[thread, name], paths[0], is_write))
     return calls
 
