@@ -11,6 +11,7 @@ beside every step, wait for each step but the last to be decided, and say so.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import resource
@@ -41,6 +42,9 @@ WORKERS, STEPS = 2, 3
 JOB_NUMBER = 42
 LIMIT_S = 60.0
 """For anything that is waited for."""
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 class StoryJob(local_job.Job):
@@ -108,6 +112,9 @@ class Child:
     def _be(self, work: Callable[[], int], log: Path) -> None:
         code = 1
         try:
+            _libc.prctl(
+                _PR_SET_PDEATHSIG, signal.SIGKILL
+            )  # a campaign that is killed leaves nothing
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
