@@ -19,6 +19,7 @@ from typing import Any
 from luwu.base.errors import STOPPED_CODE, ConfigError, LuwuError
 from luwu.base.json_file import read_json, write_json
 from luwu.base.links import LinkPair
+from luwu.base.refusals import DISK_FAULTS, refusal
 from luwu.base.suggestion import suggestion
 from switch_emu.switch.ranges import SlotRanges
 
@@ -43,6 +44,11 @@ def attend(
         return _serve(role, document, stopping, ranges)
     except LuwuError as error:
         return failed(role, error, error.exit_code, Path(document["error"]))
+    except OSError as error:
+        if error.errno not in DISK_FAULTS:
+            return failed(role, error, 1, Path(document["error"]))
+        refused = refusal("the system refused to work on a file", error)  # starting again would too
+        return failed(role, refused, refused.exit_code, Path(document["error"]))
     except Exception as error:
         return failed(role, error, 1, Path(document["error"]))
 
@@ -62,7 +68,10 @@ def failed(role: str, error: Exception, exit_code: int, error_file: Path | None)
             "code": error.code if isinstance(error, LuwuError) else None,
             "traceback": text,
         }
-        write_json(error_file, document)
+        try:
+            write_json(error_file, document)
+        except OSError as unwritten:  # a full disk, say: the launcher has our log and exit code
+            print(f"{error_file} cannot be written: {unwritten}", file=sys.stderr)
     return exit_code
 
 

@@ -6,7 +6,6 @@ stops us, leaves nothing; a maker that was killed leaves `.NAME.making`, which t
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -17,6 +16,7 @@ from pathlib import Path
 from luwu.base.errors import ConfigError, StateError, StoreFullError
 from luwu.base.failpoints import failpoint
 from luwu.base.quantities import format_bytes
+from luwu.base.refusals import NO_ROOM
 
 
 @contextmanager
@@ -43,9 +43,13 @@ def making_directory(path: Path) -> Iterator[Path]:
         failpoint("making.before_rename")
         check_absent(path)
         os.rename(new, path)
-        flush_directory(path.parent)
+        try:
+            flush_directory(path.parent)
+        except OSError:
+            os.rename(path, new)  # a name that may be gone after a power cut is none
+            raise
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        if exc.errno in NO_ROOM:
             raise StoreFullError(
                 f"{path}: the disk ran full; nothing was left behind. Free some space, or name "
                 "another disk, and try again."

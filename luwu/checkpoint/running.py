@@ -56,6 +56,11 @@ class RunningState(Closing):
         with self._lock:  # one connection; the node reads ahead of nobody
             self._reader.read([FieldRead(chunk, field, into)])
 
+    def read_page(self, chunk: int, fields: Mapping[str, memoryview]) -> None:
+        """Fill several fields of a chunk's page, all asked for at once."""
+        with self._lock:
+            self._reader.read(FieldRead(chunk, name, into) for name, into in fields.items())
+
     def close(self) -> None:
         """Let the node forget it."""
         self._reader.close()

@@ -33,6 +33,8 @@ VERBS: Final = {
     "keys": "make and take back the keys of who may connect",
     "chaos": "kill and stall processes of a run on purpose, and see how it takes it",
     "explain": "what the code of an error means, and what to do next",
+    "verify": "is a state whole? Which version, what is damaged, where",
+    "snapshot": "a copy of a state that is itself one, while training goes on",
     "config": "show every key, its value and who set it",
 }
 

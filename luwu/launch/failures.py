@@ -41,10 +41,10 @@ def role_failure(
         text = f"{role}: {document['message']}{advice}"
         return error_of_code(document["exit_code"], text, document.get("code"))
     text = document.get("traceback") or tail(log) or "(its log is empty)"
-    return LuwuError(
-        f"the {role} ended with {exit_text(code)}{advice}; log {log}\n{text}",
-        code=document.get("code") or "E105",
-    )
+    text = f"the {role} ended with {exit_text(code)}{advice}; log {log}\n{text}"
+    if code in FINAL_CODES:  # it could not even write down why
+        return error_of_code(code, text)
+    return LuwuError(text, code=document.get("code") or "E105")
 
 
 def worker_failure(

@@ -23,8 +23,11 @@ from pathlib import Path
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, StateError, StoreFullError
 from luwu.base.quantities import format_bytes
+from luwu.base.refusals import NO_ROOM, refusal
 
 BLOCK_BYTES = 4096
+
+_ELSEWHERE = "start again, or name a directory on another disk"
 
 
 class ScratchFile(Closing):
@@ -97,18 +100,15 @@ class ScratchFile(Closing):
         try:
             os.posix_fallocate(self._fd, start, nbytes)
         except OSError as exc:
-            raise StoreFullError(
-                f"{self} cannot grow from {format_bytes(start)} by {format_bytes(nbytes)}: {exc}. "
-                f"{self._remedy}"
-            ) from exc
+            what = f"{self} cannot grow from {format_bytes(start)} by {format_bytes(nbytes)}"
+            if exc.errno not in NO_ROOM:
+                raise refusal(what, exc, then=_ELSEWHERE) from exc
+            raise StoreFullError(f"{what}: {exc}. {self._remedy}") from exc
         self.disk_bytes += nbytes
         return start
 
     def _broken(self, verb: str, offset: int, exc: OSError) -> StateError:
-        return StateError(
-            f"{self} cannot be {verb} at offset {offset}: {exc}. Check the disk, or name a "
-            "directory on another one"
-        )
+        return refusal(f"{self} cannot be {verb} at offset {offset}", exc, then=_ELSEWHERE)
 
 
 class Extents:

@@ -81,9 +81,7 @@ class Nic(Closing):
     ) -> None:  # fmt: skip
         """`gradient_bytes`: what may be under way at most, written and not received;
         `make_reader`: a reader of the same job, by a connection of its own; `retry`: where a link
-        is emulated, how patient to be; `aggregate`: name of the job's aggregator.
-
-        Raises: ConfigError."""
+        is emulated, how patient to be; `aggregate`: the job's aggregator. Raises: ConfigError."""
         self.rank, self.world_size, self.chunk_bytes = rank, world_size, chunk_bytes
         self.reshard_after_forward = reshard_after_forward
         self.prefetch_units = prefetch_units
@@ -146,6 +144,11 @@ class Nic(Closing):
         self._told.wait_until(lambda: self._told.joined is not None, "all ranks to join", None)
         assert self._told.joined is not None
         return self._told.joined
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the network had weights when we joined, or when an attempt was last aborted."""
+        return self._told.joined is not None and self._told.joined.loaded
 
     def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
         """Send initial float32 weights, chunk by chunk; blocks until all are received."""

@@ -2,7 +2,9 @@
 
 said by the script   luwu.init_weights, load_pretrained, set_model_state_dict and
                      set_optimizer_state_dict, until the first forward
-first forward        `load`: rank 0 sends them, unit by unit (`initialise.py`), and forgets them
+first forward        `load`: rank 0 sends them, unit by unit (`initialise.py`)
+first weights pulled `arrived`: they are decided, so they are forgotten here; a node that was killed
+                     before has none, says so (`lost`), and they are sent again
 run resumed          the network has weights: nothing of this is used
 """
 
@@ -47,7 +49,8 @@ class FirstWeights:
         """A state dict was set, on rank 0 at least."""
         self.state: GivenState | None = None
         """First state of the optimizer, if the script brings it."""
-        self._are_to_be_sent = False
+        self._are_to_be_sent = self._are_undecided = False
+        """Undecided: received by the node, which may yet be killed before they are decided."""
 
     def is_in_files(self, placeholder: Placeholder) -> bool:
         """Whether the parameter is read from files."""
@@ -67,8 +70,18 @@ class FirstWeights:
                 self._session.nic.load(initialise.chunks(self._session))
             except StepAborted:
                 continue  # nothing was decided: at most the load is lost
-            self._are_to_be_sent = False
+            self._are_to_be_sent, self._are_undecided = False, True
+
+    def arrived(self) -> None:
+        """Weights were pulled, and only decided ones can be."""
+        if self._are_undecided:
+            self._are_undecided = False
             self._forget()
+
+    def lost(self) -> None:
+        """An attempt was aborted: if the network has no weights, they are needed again."""
+        if self._are_undecided and not self._session.nic.is_loaded:
+            self._are_to_be_sent, self._are_undecided = True, False
 
     def _forget(self) -> None:
         """The weights are in the network: they need not be here."""

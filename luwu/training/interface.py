@@ -113,6 +113,11 @@ class Nic(Protocol):
         """Become a member of the job."""
         ...
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the network had weights when we joined, or when an attempt was last aborted."""
+        ...
+
     def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
         """Send the float32 weights of every chunk; rank 0, before step 0."""
         ...

@@ -222,6 +222,7 @@ class Session:
         with self.attempt():
             self._running().use(unit)
             self._running().prefetch(others)
+        self.first_weights.arrived()
         unit.install()
 
     def prefetch(self, unit: Unit) -> None:
@@ -472,6 +473,7 @@ class Session:
     def _drop_attempt(self, error: StepAborted) -> StepAborted:
         """Forget everything of the lost attempt; the latest error, if another one came."""
         self.aborts_count += 1
+        self.first_weights.lost()
         while True:
             self.mover.drop()
             try:

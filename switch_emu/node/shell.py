@@ -156,6 +156,8 @@ class NodeShell(Shell):
             kernel_version=made.kernel.version, kernel_reason=made.reason,
             weights="in place" if self._places is not None else "copied",
         )  # fmt: skip
+        for note in store.notes:
+            self.recorder.event("node.survived", level="WARNING", text=note)
         self.do(self.core.tick(SYSTEM_CLOCK.now_ns()))  # so that it knows what time it is
         self.do(self.core.store_opened(facts))
 
@@ -329,6 +331,8 @@ class NodeShell(Shell):
     def _open_new(self, encoded: bytes) -> None:
         try:
             store = self._make_store(parse_description(encoded))
+        except StateError:
+            raise  # the disk, not what the workers asked for
         except LuwuError as exc:
             self.recorder.event("node.refused", level="ERROR", text=str(exc))
             self.do(self.core.store_refused(str(exc)))

@@ -39,6 +39,11 @@ class PageStoreAround(PageStore):
         return self._store.prepared
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """The inner store's."""
+        return self._store.notes
+
+    @property
     def stats(self) -> StoreStats:
         """Traffic between the inner store and its disk."""
         return self._store.stats

@@ -57,7 +57,7 @@ def decode_config(data: bytes, *, place: str) -> StoreConfig:
     if int(words[1]) != FORMAT_VERSION:
         raise ConfigError(
             f"{place} has format version {words[1]}, this program reads {FORMAT_VERSION}; "
-            "use the program that made it"
+            "use the program that made it (if this one did, the file is damaged)"
         )
     found = xxhash.xxh3_128_hexdigest(body)
     if found != words[2]:

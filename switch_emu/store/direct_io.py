@@ -101,7 +101,7 @@ class IoCounter:
 
 
 class BlockFile:
-    """One open file of fixed size. Errors of the system pass through as OSError."""
+    """One open file of fixed size. Errors of the system are OSError, with the place in them."""
 
     def __init__(
         self, path: Path, direct: DirectIo, counter: IoCounter, *, synced: bool,
@@ -168,7 +168,10 @@ class BlockFile:
     def flush(self) -> None:
         """Make every finished write survive power loss, at a level that promises it."""
         if self._synced:
-            os.fdatasync(self._fd)
+            try:
+                os.fdatasync(self._fd)
+            except OSError as exc:
+                raise self._placed(exc, "flushing it") from exc
             self._counter.add(flushes=1)
 
     def close(self) -> None:
@@ -185,7 +188,10 @@ class BlockFile:
     def _read_all(self, offset: int, into: memoryview) -> None:
         done = 0
         while done < len(into):
-            count = os.preadv(self._fd, [into[done:]], offset + done)
+            try:
+                count = os.preadv(self._fd, [into[done:]], offset + done)
+            except OSError as exc:
+                raise self._placed(exc, f"reading at byte {offset + done}") from exc
             if count == 0:
                 raise PageCorruptError(
                     f"{self.name} ends at byte {self.size}, expected at least "
@@ -198,9 +204,16 @@ class BlockFile:
     def _write_all(self, offset: int, data: memoryview) -> None:
         done = 0
         while done < len(data):
-            count = os.pwritev(self._fd, [data[done:]], offset + done)
+            try:
+                count = os.pwritev(self._fd, [data[done:]], offset + done)
+            except OSError as exc:
+                raise self._placed(exc, f"writing at byte {offset + done}") from exc
             done = self._continue_at(done, count, len(data))
         self._counter.add(bytes_written=len(data))
+
+    def _placed(self, error: OSError, doing: str) -> OSError:
+        """The same error with what was done, and to which file."""
+        return OSError(error.errno, f"{error.strerror}, {doing}", self.name)
 
     def _continue_at(self, done: int, count: int, size: int) -> int:
         """Where the next transfer starts: direct I/O goes on from the last whole block."""

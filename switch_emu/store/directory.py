@@ -14,17 +14,17 @@ no store; the next maker removes it.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
 import socket
 from pathlib import Path
 
-from luwu.base.errors import ConfigError, StateError, StoreFullError
+from luwu.base.errors import ConfigError, StateError
 from luwu.base.failpoints import failpoint
 from luwu.base.making import check_space, flush_directory, lock_building
 from luwu.base.quantities import format_bytes
+from luwu.base.refusals import refusal, refusing
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.config_file import decode_config, encode_config
 from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter
@@ -55,9 +55,11 @@ def create_directory(path: Path, config: StoreConfig) -> None:
             f"{path} exists and is not empty; open it, or name another directory", code="E203"
         )
     check_space(path, store_disk_bytes(config))
-    path.parent.mkdir(parents=True, exist_ok=True)
     building = path.parent / f".{path.name}.creating"
-    building_fd = lock_building(building)
+    is_there = False
+    with refusing(f"{path} could not be made"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        building_fd = lock_building(building)
     try:
         for leftover in building.iterdir():
             leftover.unlink()
@@ -66,15 +68,16 @@ def create_directory(path: Path, config: StoreConfig) -> None:
         os.fsync(building_fd)
         failpoint("store.create.before_rename")
         os.rename(building, path)
+        is_there = True
         failpoint("store.create.after_rename")
         flush_directory(path.parent)
     except BaseException as exc:
-        shutil.rmtree(building, ignore_errors=True)
-        if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFullError(
-                f"{path}: the disk ran full while {format_bytes(store_disk_bytes(config))} were "
-                "allocated; nothing was left behind. Free some space and try again."
-            ) from exc
+        # One whose name may be gone after a power cut is none: it is as empty as it was made.
+        shutil.rmtree(path if is_there else building, ignore_errors=True)
+        if isinstance(exc, OSError):
+            needed = format_bytes(store_disk_bytes(config))
+            what = f"{path}: a store of {needed} could not be made"
+            raise refusal(what, exc, "Nothing was left behind. ") from exc
         raise
     finally:
         os.close(building_fd)

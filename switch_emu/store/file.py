@@ -32,19 +32,18 @@ store.create.before_rename, store.create.after_rename.
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
-from luwu.base.errors import ConfigError, PageCorruptError, StateError, StoreFullError
+from luwu.base.errors import ConfigError, PageCorruptError, StateError
 from luwu.base.failpoints import failpoint
+from luwu.base.refusals import refusal, refusing
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter, probe_direct_io
 from switch_emu.store.directory import (
@@ -71,6 +70,11 @@ from switch_emu.store.ring import RecordRing
 from switch_emu.store.steps import DIGEST_BYTES, PageEntry, PageTable, StepState
 from switch_emu.store.views import read_view, write_view
 
+_STOPPED = (
+    "The store is stopped and what the disk holds of this step is unknown; the decided version is "
+    "untouched. "
+)
+
 
 class FilePageStore(PageStore):
     """A page store on disk. Make one with `create`, then `open` it as often as you like."""
@@ -81,8 +85,8 @@ class FilePageStore(PageStore):
     direct_io_reason: str
     """Why, or why not."""
 
-    notes: tuple[str, ...]
-    """What opening found damaged and put right from the other copy."""
+    last_durability: Durability | None
+    """Level at which it was open before; None: never, or by one of the first programs."""
 
     @classmethod
     def create(
@@ -101,39 +105,43 @@ class FilePageStore(PageStore):
     @classmethod
     def open(
         cls, path: Path, *, durability: Durability = "step", direct_io: bool = True,
-        read_only: bool = False,
+        read_only: bool = False, back_to: int | None = None,
     ) -> FilePageStore:  # fmt: skip
         """Open the store at `path` at its decided version; without a scan.
 
         `read_only`: change nothing, not even the generation; other readers may have it open too.
+        `back_to`: open it at the version before the decided one instead, which is then the decided
+        one; `rollback.py` looks first whether it is whole.
         Raises: ConfigError if there is none or another process has it open; StateError if it is
-        damaged.
+        damaged, or has no version `back_to`.
         """
         _check_durability(durability)
-        return cls(path, durability=durability, direct_io=direct_io, read_only=read_only)
+        return cls(
+            path, durability=durability, direct_io=direct_io, read_only=read_only, back_to=back_to
+        )
 
     def __init__(
         self, path: Path, *, durability: Durability, direct_io: bool, read_only: bool = False,
-        first_version: int = 0,
+        first_version: int = 0, back_to: int | None = None,
     ) -> None:  # fmt: skip
         self.path = path
+        self._durability = durability
         self._read_only = read_only
         self._stopped: str | None = None
         self._dirty: set[int] = set()
         self._dirty_lock = threading.Lock()
         self._data_io, self._meta_io = IoCounter(), IoCounter()
         self._files: list[BlockFile] = []
-        self._config = read_config(path)
-        self._lock_fd = lock_directory(path, read_only=read_only)
-        try:
-            failpoint("store.open.after_lock")
-            self._open_files(synced=durability == "step", direct_io=direct_io)
-            self._recover(first_version)
-        except BaseException as exc:
-            self._let_go()
-            if isinstance(exc, OSError):
-                raise StateError(f"{path} cannot be opened: {exc}. Check the disk.") from exc
-            raise
+        with refusing(f"{path} cannot be opened"):
+            self._config = read_config(path)
+            self._lock_fd = lock_directory(path, read_only=read_only)
+            try:
+                failpoint("store.open.after_lock")
+                self._open_files(synced=durability == "step", direct_io=direct_io)
+                self._recover(first_version, back_to)
+            except BaseException:
+                self._let_go()
+                raise
 
     def _open_files(self, *, synced: bool, direct_io: bool) -> None:
         self._geometry = Geometry(self._config)
@@ -149,7 +157,7 @@ class FilePageStore(PageStore):
         self._sides = self._files[:2]
         self._meta, self._lock = self._files[2:]
 
-    def _recover(self, first_version: int) -> None:
+    def _recover(self, first_version: int, back_to: int | None) -> None:
         """Find the decided version, and make durable what was found."""
         uuid, shape = self._config.store_uuid, self._geometry.table
         self._counters_ring = RecordRing(self._lock, uuid)
@@ -164,8 +172,13 @@ class FilePageStore(PageStore):
             )
             if ring.damaged_count
         ]
-        self._decided_ref = _ref(superblock["decided"])
-        self._prepared_ref = _ref(superblock["prepared"])
+        self._decided_ref = ManifestRef.from_json(superblock["decided"])
+        self._prepared_ref = ManifestRef.from_json(superblock["prepared"])
+        # States of the first programs have no older one.
+        self._older_ref = ManifestRef.from_json(superblock.get("older"))
+        if back_to is not None:
+            self._go_back(back_to)
+        self.last_durability = counters.get("durability")
         table, decided, prepared = PageTable(shape), None, None
         if self._decided_ref is not None:
             decided, table, damaged = read_manifest(self._meta, self._decided_ref, shape)
@@ -185,16 +198,29 @@ class FilePageStore(PageStore):
             table, attempt=int(counters["attempt"]), decided=decided, prepared=prepared,
             first_version=first_version,
         )  # fmt: skip
-        self.notes = tuple(notes)
+        self._notes = tuple(notes)
         if self._read_only:
             return
         self._generation += 1
         failpoint("store.open.before_flush")
         for side in self._sides:
             side.flush()
-        self._write_superblock()
-        self._write_counters(self._steps.attempt)
+        for _ in range(2 if notes else 1):  # the second time into the other pair of the ring
+            self._write_superblock()
+            self._write_counters(self._steps.attempt)
         failpoint("store.open.after_flush")
+
+    def _go_back(self, version: int) -> None:
+        """The version before the decided one is the decided one; what was made after it is void."""
+        older = self._older_ref
+        if older is None or older.version != version:
+            there = "none" if older is None else str(older.version)
+            raise StateError(
+                f"{self.path}: there is no version {version} to go back to (found {there}): only "
+                "the one before the last decided step is kept, until the next step is written. "
+                "Restore the state from an export."
+            )
+        self._decided_ref, self._prepared_ref, self._older_ref = older, None, None
 
     def _repaired(self, ref: ManifestRef, damaged: tuple[int, ...]) -> list[str]:
         if self._read_only:
@@ -230,6 +256,16 @@ class FilePageStore(PageStore):
     def prepared(self) -> DecidedStep | None:
         """The step that is prepared and neither decided nor aborted."""
         return self._steps.prepared
+
+    @property
+    def older_version(self) -> int | None:
+        """The version before the decided one, if its record is still there."""
+        return None if self._older_ref is None else self._older_ref.version
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What opening found damaged and put right from the other copy."""
+        return self._notes
 
     @property
     def stats(self) -> StoreStats:
@@ -337,7 +373,7 @@ class FilePageStore(PageStore):
             failpoint("store.between_manifests")
             self._meta.write(copy_offset(self._geometry.table, place, 1), manifest)
             failpoint("store.after_manifest")
-            self._prepared_ref = ref
+            self._prepared_ref, self._older_ref = ref, None  # its manifest was written over
             self._write_superblock()
             failpoint("store.after_prepared")
         self._steps.note_prepared(step, table)
@@ -348,6 +384,7 @@ class FilePageStore(PageStore):
         self._steps.check_decide(version, attempt)
         with self._stop_on_error(f"deciding version {version}"):
             failpoint("store.before_decide")
+            self._older_ref = self._decided_ref
             self._decided_ref, self._prepared_ref = self._prepared_ref, None
             self._write_superblock()
             failpoint("store.after_decided")
@@ -382,7 +419,11 @@ class FilePageStore(PageStore):
         self._lock_fd = -1
 
     def _write_superblock(self) -> None:
-        refs = {"decided": self._decided_ref, "prepared": self._prepared_ref}
+        refs = {
+            "decided": self._decided_ref,
+            "prepared": self._prepared_ref,
+            "older": self._older_ref,
+        }
         self._superblock_ring.write(
             {name: None if ref is None else ref.to_json() for name, ref in refs.items()}
         )
@@ -396,6 +437,7 @@ class FilePageStore(PageStore):
             {
                 "generation": self._generation,
                 "attempt": attempt,
+                "durability": self._durability,
                 "pid": os.getpid(),
                 "host": socket.gethostname(),
             }
@@ -448,13 +490,7 @@ class FilePageStore(PageStore):
             self._stopped = f"{doing} failed ({exc})"
             if not isinstance(exc, OSError):
                 raise
-            full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-            text = (
-                f"{self.path}: {doing} failed: {exc}. The store is stopped and what the disk holds "
-                "of this step is unknown; the decided version is untouched. Put the disk right and "
-                "start the node again."
-            )
-            raise (StoreFullError(text) if full else StateError(text, code="E505")) from exc
+            raise refusal(f"{self.path}: {doing} failed", exc, _STOPPED) from exc
 
 
 def _check_durability(durability: Durability) -> None:
@@ -462,7 +498,3 @@ def _check_durability(durability: Durability) -> None:
         raise ConfigError("durability 'checkpoint' is not built yet; use step, process or none")
     if durability not in ("step", "process", "none"):
         raise ConfigError(f"durability {durability!r} is unknown; use step, process or none")
-
-
-def _ref(values: dict[str, Any] | None) -> ManifestRef | None:
-    return None if values is None else ManifestRef(**values)

@@ -145,6 +145,11 @@ class PageStore(Closing):
         """The step that is prepared and neither decided nor aborted, after a crash too."""
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What opening found damaged and put right; for the log."""
+        return ()
+
+    @property
     @abstractmethod
     def stats(self) -> StoreStats:
         """Traffic since the opening."""

@@ -2,11 +2,13 @@
 
     put      a piece of one rank, from any thread, written at once
     seal     flushed; what the record must say to find it again: places and checksums
-    settle   a version is decided: files of older ones are deleted
+    settle   a version is decided: files of those before the one before it are deleted
     hold     a decided version, to be read piece by piece, verified
 
-The file of a version that was never decided is deleted with the next that is; a crash leaves one at
-most, which the next opening deletes. Where the state is in RAM only, it is a file without a name.
+The file of the version before the decided one stays, as its pages do, for who must go back a step
+(`rollback.py`). The file of a version that was never decided is deleted with the next that is; a
+crash leaves one at most, which the next opening deletes. Where the state is in RAM only, it is a
+file without a name.
 """
 
 from __future__ import annotations
@@ -24,14 +26,16 @@ from typing import Any, NamedTuple
 import xxhash
 
 from luwu.base.closing import Closing
-from luwu.base.errors import PageCorruptError, StateError, StoreFullError
+from luwu.base.errors import PageCorruptError, StateError
 from luwu.base.making import flush_directory
+from luwu.base.refusals import refusing
 from switch_emu.store.interface import DecidedStep
 
 RECORD_KEY = "kept"
 """In `DecidedStep.extra`."""
 
 _PREFIX = "kept-"
+_LOST = "The undecided step is lost, the decided version is untouched. "
 
 
 class _Piece(NamedTuple):
@@ -90,7 +94,8 @@ class KeptVersion(Closing):
         with self._lock:  # a descriptor that is closed may soon be another file's
             if self._fd < 0:
                 raise StateError(f"{self._name} is held no more: it was closed")
-            data = os.pread(self._fd, entry.size, entry.start)
+            with refusing(f"{self._name} cannot be read at byte {entry.start}"):
+                data = os.pread(self._fd, entry.size, entry.start)
         if len(data) != entry.size or xxhash.xxh3_128_hexdigest(data) != entry.digest:
             raise PageCorruptError(
                 f"{self._name}: piece {piece} at byte {entry.start} changed after it was written; "
@@ -125,50 +130,50 @@ class KeptFiles(Closing):
         self._lock = threading.Lock()
         self._files: dict[tuple[int, int], _File] = {}
         """By version and attempt."""
+        self._found: list[str] = []
+        """Files of earlier processes, and those that are closed and not deleted yet."""
         if directory is not None and not read_only:
-            record = None if decided is None else decided.extra.get(RECORD_KEY)
-            self._delete_all_but(None if record is None else json.loads(record)["file"])
+            self._found = [path.name for path in directory.glob(f"{_PREFIX}*.dat")]
+            self._delete_leftovers(-1 if decided is None else decided.version, _name_in(decided))
 
     def put(self, version: int, attempt: int, rank: int, piece: int, data: memoryview) -> None:
         """Put a piece aside. Raises StoreFullError, StateError."""
-        with self._lock:
-            file = self._files.get((version, attempt))
-            if file is None:
-                name = f"{_PREFIX}{version}-{attempt}.dat"
-                file = self._files[version, attempt] = _File(self._directory, name)
-        try:
+        name = f"{_PREFIX}{version}-{attempt}.dat"
+        what = f"{self._place(name)}: what rank {rank} attached to the step cannot be written"
+        with refusing(what, _LOST):
+            with self._lock:
+                file = self._files.get((version, attempt))
+                if file is None:
+                    file = self._files[version, attempt] = _File(self._directory, name)
             file.put(rank, piece, data)
-        except OSError as exc:
-            raise StoreFullError(
-                f"{file.name}: what rank {rank} attached to the step cannot be written: {exc}. "
-                "Free some space and start the node again."
-            ) from exc
 
     def seal(self, version: int, attempt: int) -> str:
-        """Flush what was put aside for a version; for the record of its step."""
+        """Flush what was put aside for a version; for the record of its step.
+
+        Raises StoreFullError, StateError.
+        """
         file = self._files[version, attempt]
         if self._synced:
-            os.fdatasync(file.fd)
-            if self._directory is not None:
-                flush_directory(self._directory)
+            place = self._place(file.name)
+            with refusing(f"{place}: what workers attached to the step cannot be flushed", _LOST):
+                os.fdatasync(file.fd)
+                if self._directory is not None:
+                    flush_directory(self._directory)
         pieces = {str(rank): sorted(each) for rank, each in sorted(file.pieces.items())}
         return json.dumps({"file": file.name, "pieces": pieces}, separators=(",", ":"))
 
     def settle(self, version: int, step: DecidedStep | None) -> None:
         """A version is decided: what was kept with others goes."""
-        record = None if step is None else step.extra.get(RECORD_KEY)
-        kept = None if record is None else json.loads(record)["file"]
+        name = _name_in(step)
         with self._lock:
-            gone = {
-                key: file for key, file in self._files.items()
-                if key[0] < version or (key[0] == version and file.name != kept)
-            }  # fmt: skip
-            for key, file in gone.items():
-                del self._files[key]
-                os.close(file.fd)
-                if self._directory is not None:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(self._directory / file.name)
+            for key, file in list(self._files.items()):
+                if _is_over(file.name, version, name):
+                    del self._files[key]
+                    os.close(file.fd)
+                    self._found.append(file.name)
+            for gone in [each for each in self._found if _is_over(each, version, name)]:
+                self._found.remove(gone)
+                self._delete(gone)
 
     def hold(self, step: DecidedStep) -> KeptVersion:
         """What is kept beside the version that this step made, to be read as long as one likes.
@@ -205,11 +210,42 @@ class KeptFiles(Closing):
                 "to the last step; restore it, or start without it from an export."
             ) from exc
 
-    def _delete_all_but(self, name: str | None) -> None:
-        assert self._directory is not None
-        for path in self._directory.glob(f"{_PREFIX}*.dat"):
-            if path.name != name:
-                path.unlink()
+    def _delete_leftovers(self, version: int, name: str | None) -> None:
+        """What no version needs that can be opened, or gone back to."""
+        for found in list(self._found):
+            if _version_in(found) > version or _is_over(found, version, name):
+                self._found.remove(found)
+                self._delete(found)
+
+    def _place(self, name: str) -> str:
+        """For people."""
+        return f"{name} in RAM" if self._directory is None else str(self._directory / name)
+
+    def _delete(self, name: str) -> None:
+        if self._directory is not None:
+            with (
+                refusing(f"{self._place(name)} cannot be deleted"),
+                contextlib.suppress(FileNotFoundError),
+            ):
+                os.unlink(self._directory / name)
+
+
+def _name_in(step: DecidedStep | None) -> str | None:
+    """The file that the record of a step names."""
+    record = None if step is None else step.extra.get(RECORD_KEY)
+    return None if record is None else json.loads(record)["file"]
+
+
+def _version_in(name: str) -> int:
+    """Of a file's name; no version needs one that is not ours."""
+    number = name.removeprefix(_PREFIX).partition("-")[0]
+    return int(number) if number.isdecimal() else -1
+
+
+def _is_over(name: str, decided: int, kept: str | None) -> bool:
+    """Whether a file is not needed any more: its version is too old, or was decided without it."""
+    version = _version_in(name)
+    return version < decided - 1 or (version == decided and name != kept)
 
 
 def read_kept(directory: Path, step: DecidedStep) -> dict[int, bytes]:

@@ -51,6 +51,11 @@ class ManifestRef:
         """For the superblock."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, values: dict[str, Any] | None) -> ManifestRef | None:
+        """What the superblock said."""
+        return None if values is None else cls(**values)
+
 
 def region_bytes(shape: TableShape) -> int:
     """Bytes reserved for one copy of a manifest."""

@@ -20,9 +20,11 @@ from collections import deque
 from pathlib import Path
 
 from luwu.base.closing import Closing
-from luwu.base.errors import StateError, StoreFullError
 from luwu.base.quantities import format_bytes
+from luwu.base.refusals import refusal, refusing
 from switch_emu.store.direct_io import BLOCK_BYTES, aligned_buffer, probe_direct_io
+
+_LOST = "The undecided step is lost, the decided version is untouched. "
 
 
 class SpillFile(Closing):
@@ -46,11 +48,13 @@ class SpillFile(Closing):
         self._error: OSError | None = None
         self.bytes_written = 0
         self.bytes_read = 0
-        self._fd, name = tempfile.mkstemp(prefix="spill-", dir=directory)
-        os.unlink(name)
+        with refusing(f"no spill file for gradient sums can be made in {directory}"):
+            self._fd, name = tempfile.mkstemp(prefix="spill-", dir=directory)
+            os.unlink(name)
         try:
             self._grow()
-            self._pass_the_cache_by()
+            with refusing("the spill file of gradient sums cannot be opened again"):
+                self._pass_the_cache_by()
         except BaseException:
             self.close()
             raise
@@ -90,7 +94,8 @@ class SpillFile(Closing):
                 return data[:nbytes]
         done = 0
         while done < nbytes:
-            count = os.preadv(self._fd, [data[done:]], place * self._place_bytes + done)
+            with refusing("a gradient sum cannot be read back from the spill file", _LOST):
+                count = os.preadv(self._fd, [data[done:]], place * self._place_bytes + done)
             assert count > 0, "the spill file is shorter than what was put into it"
             done += count
         return data[:nbytes]
@@ -136,10 +141,8 @@ class SpillFile(Closing):
 
     def _check(self) -> None:
         if self._error is not None:
-            raise StateError(
-                f"a gradient sum cannot be written to the spill file: {self._error}. "
-                "The undecided step is lost; check the disk and start the node again."
-            ) from self._error
+            what = "a gradient sum cannot be written to the spill file"
+            raise refusal(what, self._error, _LOST) from self._error
 
     def _pass_the_cache_by(self) -> None:
         path = Path(f"/proc/self/fd/{self._fd}")
@@ -154,10 +157,12 @@ class SpillFile(Closing):
         try:
             os.posix_fallocate(self._fd, start, added)
         except OSError as exc:
-            raise StoreFullError(
+            what = (
                 f"the spill file of gradient sums cannot grow from {format_bytes(start)} by "
-                f"{format_bytes(added)}: {exc}. Free space, or raise --memory-budget"
-            ) from exc
+                f"{format_bytes(added)}"
+            )
+            then = "start the node again, or raise --memory-budget"
+            raise refusal(what, exc, _LOST, then=then) from exc
         self._free.extend(range(self._places_count, self._places_count + self._grow_count))
         self._places_count += self._grow_count
 

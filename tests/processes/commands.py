@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.launch.children import is_alive
@@ -75,12 +76,15 @@ class Command:
         self.seconds = (SYSTEM_CLOCK.now_ns() - self.started_ns) / 1e9
         return code
 
-    def wait_for(self, pattern: str, limit_s: float = 120.0) -> re.Match[str]:
+    def wait_for(
+        self, pattern: str, limit_s: float = 120.0, *, of: Literal["out", "err"] = "err"
+    ) -> re.Match[str]:
         """The first match in its standard error. Fails if it ends, or `limit_s` is over, first."""
         end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
         while True:
             has_ended = self.process.poll() is not None
-            found = re.search(pattern, self.err, flags=re.MULTILINE)
+            text = self.err if of == "err" else self.out
+            found = re.search(pattern, text, flags=re.MULTILINE)
             if found is not None:
                 return found
             assert not has_ended, f"{self} ended before it said {pattern!r}:\n{self.err}"

@@ -248,8 +248,9 @@ def test_bad_input_state_of_another_model(shell: Terminal, used_state: Path) -> 
 def test_bad_input_second_node_on_one_directory(shell: Terminal, used_state: Path) -> None:
     shutil.copytree(used_state, shell.directory / STATE)
     flags = ["up", "--workers", "1", "--resume", "--state", STATE]
-    first = shell.start(*flags)
+    first = shell.start(*flags, "--durability", "process")
     first.wait_for("^join ")
+    assert "durability process: every decided step survives the end of any process" in first.err
     second = shell.start(*flags)
     assert second.wait() == 2, second.err
     assert re.search(

@@ -34,6 +34,7 @@ def test_luwu_is_as_close_to_fsdp_as_fsdp_is_to_one_process(tmp_path: Path) -> N
     np.testing.assert_allclose(luwu, single, rtol=0, atol=1e-5)
     assert np.abs(luwu - fsdp).max() <= 2 * np.abs(fsdp - single).max()
 
+    assert "durability step: every decided step survives power loss" in done.output
     document = done.document
     assert_keys(document, "schema environment job arms")
     assert document["schema"] == 1

@@ -96,6 +96,8 @@ class FakeNetwork:
         self.log: list[tuple[str, int, int, int, int]] = []
         """(verb, rank, step, part, unit) in order of arrival."""
         self.counts: Counter[str] = Counter()
+        self.loses_first_weights = False
+        """The next abort is that of a node that was killed before version 0 was decided."""
         self._failures: list[tuple[str, int | None, int | None, int | None]] = []
 
     def fail_at(
@@ -147,6 +149,10 @@ class FakeNetwork:
     def abort(self) -> None:
         """Give up the attempt: the state is that of the last decided step."""
         self.attempt += 1
+        if self.loses_first_weights:
+            self.loses_first_weights = False
+            self.pages.clear()
+            self.loaded.clear()
         self.now = _Step()
         self.changed.notify_all()
 
@@ -302,6 +308,10 @@ class FakeNic:
             network.changed.notify_all()
             self._wait(lambda: len(network.joined) == self.world_size)
             return Joined(network.step, bool(network.pages) and self._is_loaded())
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._is_loaded()
 
     def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
         assert self.rank == 0

@@ -128,7 +128,7 @@ def test_explain_tells_one_and_lists_all(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [("E20", "did you mean E20"), ("E999", "E9"), ("nonsense", "lists all")]
+    ("code", "said"), [("E20", "did you mean E2"), ("E999", "E9"), ("nonsense", "lists all")]
 )
 def test_a_mistyped_code_is_refused(
     code: str, said: str, capsys: pytest.CaptureFixture[str]

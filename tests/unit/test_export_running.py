@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,14 @@ from tests.unit.test_training_equality import Stack, batch, shard
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
 
 
-def part(first: int, last: int, *, export_at: int | None = None, out: Path | None = None) -> Any:
-    """Steps of a run that goes on from whatever it finds; rank 0 exports in the middle of them."""
+def part(
+    first: int, last: int, *, export_at: int | None = None,
+    export: Callable[[RunningState], object] | None = None,
+) -> Any:  # fmt: skip
+    """Steps of a run that goes on from whatever it finds.
+
+    Rank 0 holds the version after `export_at` steps, and gives it to `export` after the last.
+    """
 
     def work(rank: int) -> Any:
         model = seeded(lambda: Stack(blocks=2))
@@ -47,9 +54,9 @@ def part(first: int, last: int, *, export_at: int | None = None, out: Path | Non
                 if rank == 0:
                     state = RunningState(luwu.session().nic._make_reader())  # type: ignore[misc]
         if state is not None:
-            assert out is not None
+            assert export is not None
             with state:
-                export_state(state, out, ExportOptions(memory_budget_bytes=BUDGET))
+                export(state)
         return scheduler.get_last_lr(), cursor["index"]
 
     return work
@@ -64,7 +71,11 @@ def test_export_import_while_training_goes_on(has_switch: bool, tmp_path: Path) 
     out, state = tmp_path / "out", tmp_path / "state"
     changes: dict[str, Any] = {"world_size": 2, "has_switch": has_switch}
     plain = in_cluster(tmp_path, part(0, 5), **changes)
-    exported = in_cluster(tmp_path, part(0, 5, export_at=2, out=out), state=state, **changes)
+
+    def write(source: RunningState) -> None:
+        export_state(source, out, ExportOptions(memory_budget_bytes=BUDGET))
+
+    exported = in_cluster(tmp_path, part(0, 5, export_at=2, export=write), state=state, **changes)
     assert exported.digest == plain.digest
     document = json.loads((out / "luwu.json").read_text())
     assert (document["step"], sorted(document["attached"])) == (2, ["0", "1"])

@@ -250,7 +250,7 @@ def test_a_failed_maker_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(directory_module, "failpoint", failing)
-    with pytest.raises(Exception, match="nothing was left behind"):
+    with pytest.raises(Exception, match="Nothing was left behind"):
         FilePageStore.create(tmp_path / "store", small_config())
     assert list(tmp_path.iterdir()) == []
 

@@ -174,6 +174,29 @@ def test_a_damaged_manifest_copy_is_written_anew(path: Path) -> None:
         FilePageStore.open(path)
 
 
+def test_what_rots_in_mid_run_is_not_used(path: Path) -> None:
+    """P2, P3. Goal: each kind of byte, changed under an open store: pages are found when they
+    are read, records are not read and are written anew by the next two steps, and then all is
+    whole. Method: every block of meta.dat and LOCK is changed, and one byte of a page."""
+    with FilePageStore.open(path) as store:
+        rng = np.random.default_rng(5)
+        for name in ("meta.dat", "LOCK"):
+            for offset in range(60, (path / name).stat().st_size, BLOCK_BYTES):
+                flip(path / name, offset, rng)
+        flip(path / "side1.dat", Geometry(small_config()).offsets[5] + 20_000, rng)
+        assert read(store, 0, 3) == record(store, 0, 3)
+        with pytest.raises(PageCorruptError, match=r"page 5 of side1\.dat, field m"):
+            read(store, 5, 3)
+        for version in (4, 5):
+            take_step(store, version)
+        store.record_attempt(1)
+        assert contents(store, 5) == [record(store, page, 5) for page in range(7)]
+    with FilePageStore.open(path) as store:
+        assert contents(store, 5) == [record(store, page, 5) for page in range(7)]
+    with FilePageStore.open(path) as store:
+        assert store.notes == ()
+
+
 def test_a_file_of_the_wrong_size_is_refused(path: Path) -> None:
     """Goal: a cut or missing file is found at opening, with both numbers."""
     size = (path / "side0.dat").stat().st_size

@@ -177,6 +177,28 @@ def test_load_is_repeated_after_an_abort() -> None:
     assert_same_bits(network.masters(), expected(CONFIG))
 
 
+def test_first_weights_are_kept_until_they_are_decided() -> None:
+    """I2. Goal: a node that had received all of them and was killed before they were decided gets
+    them again, and the worker forgets them with the first pull. Method: the first pull finds a
+    network that has lost them."""
+    network = FakeNetwork(1)
+    network.loses_first_weights = True
+    network.fail_at("pull")
+    with worker(network):
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        luwu.fully_shard(model)
+        placeholder: Any = model[0].weight
+        luwu.optim.AdamW(model.parameters())
+        with pytest.raises(StepAborted):
+            model(torch.zeros(1, 64))
+        assert placeholder.luwu_value is not None
+        model(torch.zeros(1, 64))
+        assert placeholder.luwu_value is None
+    assert network.counts["load"] == 2 * len(network.layout.chunks)
+    assert_same_bits(network.masters(), before)
+
+
 @pytest.mark.feature("construction on meta, first weights unit by unit")
 def test_one_unit_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a model on meta is never whole on a worker. Method: whenever a chunk is taken, count

@@ -1,0 +1,261 @@
+"""A copy of a state that is itself a state directory: to resume from, to verify, to keep.
+
+    reflinks   the files themselves, sharing their blocks; at rest, or of a job on this host whose
+               files are cloned as they are and made again until they are one whole version
+    copies     page by page: at rest from the store, of a running job from the version that its node
+               holds for us while training goes on
+
+Either way the newest decided step, whole or not at all: built beside its place, flushed, renamed. A
+hard link would share the bytes that the next steps write over.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.errors import ConfigError, Interrupted, StateError
+from luwu.base.making import check_absent, flush_directory, making_directory
+from luwu.checkpoint.running import RunningState
+from switch_emu.store import DecidedStep, FilePageStore, StoreConfig, aligned_buffer
+from switch_emu.store.clone import NoReflinks, clone_store
+from switch_emu.store.kept import RECORD_KEY, KeptFiles
+from switch_emu.store.striped import node_directory
+from switch_emu.store.verify import verify_state
+
+CLONES_MAX: Final = 20
+"""A job whose every step takes less than the clones of its files is copied instead."""
+CLONE_AGAIN_S: Final = 0.05
+THREADS_COUNT: Final = 4
+
+
+class _NotWholeYet(Exception):
+    """A step went on between the clones of two files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What a snapshot came to."""
+
+    path: Path
+    version: int
+    nodes_count: int
+    how: str
+    """`reflinks` or `copies`."""
+    seconds: float
+
+
+def snapshot_at_rest(
+    state: Path, count: int, out: Path, *, should_stop: Callable[[], bool] = lambda: False
+) -> Snapshot:
+    """Of a state of `count` nodes that none of them has open.
+
+    Raises: ConfigError if one has; StateError if it is damaged; StoreFullError; Interrupted.
+    """
+    started_ns = SYSTEM_CLOCK.now_ns()
+    check_absent(out)
+    with ExitStack() as stack, making_directory(out) as new:
+        stores = [
+            stack.enter_context(
+                FilePageStore.open(node_directory(state, number, count), read_only=True)
+            )
+            for number in range(count)
+        ]
+        version = _decided_version(stores[0], state)
+        try:
+            _clone(state, count, new)
+            how = "reflinks"
+        except NoReflinks:
+            how = "copies"
+            for number, store in enumerate(stores):
+                _copy_store(store, version, node_directory(new, number, count), should_stop)
+        else:
+            _settle(new, count, version)
+        _check_whole(new, count, state, full=how == "reflinks", should_stop=should_stop)
+        if count > 1:
+            flush_directory(new)
+    return _made(out, version, count, how, started_ns)
+
+
+def snapshot_by_reflinks(
+    state: Path, count: int, out: Path, *, should_stop: Callable[[], bool] = lambda: False
+) -> Snapshot | None:
+    """Of a state that nodes on this host have open; None where there are no reflinks, or steps are
+    so short that no clone was whole.
+
+    Raises: ConfigError; StoreFullError; StateError; Interrupted.
+    """
+    started_ns = SYSTEM_CLOCK.now_ns()
+    check_absent(out)
+    for _ in range(CLONES_MAX):
+        try:
+            with making_directory(out) as new:
+                _clone(state, count, new)
+                try:
+                    version = _newest_in(new, count)
+                    _settle(new, count, version)
+                    _check_whole(new, count, state, full=True, should_stop=should_stop)
+                except StateError as exc:
+                    raise _NotWholeYet from exc
+            return _made(out, version, count, "reflinks", started_ns)
+        except NoReflinks:
+            return None
+        except _NotWholeYet:  # what was made is gone already
+            sleep(CLONE_AGAIN_S)
+    return None
+
+
+def snapshot_of_running(
+    source: RunningState, config: StoreConfig, out: Path, *,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Snapshot:  # fmt: skip
+    """Of a job with one node, anywhere, from the version that the node holds for `source`.
+
+    `config`: of the store that is made. Raises: ConfigError; StoreFullError; Interrupted; what
+    reading raises.
+    """
+    started_ns = SYSTEM_CLOCK.now_ns()
+    record = source.record
+    with (
+        making_directory(out) as new,
+        FilePageStore.create(new, config, first_version=record.version) as store,
+    ):
+        buffer = aligned_buffer(max(kind.record_bytes for kind in config.kinds))
+        store.record_attempt(record.attempt)
+        for page in range(config.page_count):
+            _check_running(should_stop)
+            kind = config.kind(page)
+            whole = buffer[: kind.record_bytes]
+            whole[:] = bytes(kind.record_bytes)
+            fields = {item.name: whole[slice(*kind.range(item.name))] for item in kind.fields}
+            source.read_page(page, fields)
+            store.write(page, record.version, record.attempt, whole)
+        pieces = {
+            rank: [data[start : start + config.chunk_bytes] for start in _starts(data, config)]
+            for rank, data in source.attached().items()
+        }
+        _decide(store, record, pieces)
+        store.record_attempt(source.attempt)
+    return _made(out, record.version, 1, "copies", started_ns)
+
+
+def _clone(state: Path, count: int, new: Path) -> None:
+    new.mkdir()
+    for number in range(count):
+        directory = node_directory(new, number, count)
+        directory.mkdir(exist_ok=True)
+        try:
+            clone_store(node_directory(state, number, count), directory)
+        except NoReflinks:
+            shutil.rmtree(new)
+            raise
+        flush_directory(directory)
+
+
+def _newest_in(new: Path, count: int) -> int:
+    """The version that node 0 has decided in a clone."""
+    with FilePageStore.open(node_directory(new, 0, count), read_only=True) as store:
+        return _decided_version(store, new)
+
+
+def _settle(new: Path, count: int, version: int) -> None:
+    """Of a clone: a step that node 0 has decided is decided everywhere, a newer one nowhere."""
+    for number in range(count):
+        with FilePageStore.open(node_directory(new, number, count)) as store:
+            prepared = store.prepared
+            if prepared is None:
+                continue
+            if prepared.version == version:
+                store.decide(version, prepared.attempt)
+            else:
+                store.abort(prepared.attempt)
+
+
+def _check_whole(
+    new: Path, count: int, state: Path, *, full: bool, should_stop: Callable[[], bool]
+) -> None:
+    found = verify_state(new, count, full=full, should_stop=should_stop)
+    if found.damages:
+        raise StateError(f"{state} is not whole: {found.damages[0]}")
+
+
+def _copy_store(
+    source: FilePageStore, version: int, target: Path, should_stop: Callable[[], bool]
+) -> None:
+    """The pages of one version of one node, each verified as it is read."""
+    record = next(
+        (step for step in (source.decided, source.prepared) if step and step.version == version),
+        None,
+    )
+    if record is None:
+        raise StateError(
+            f"{source.path} has no version {version}, which node 0 has decided; the directories "
+            "are not parts of one state"
+        )
+    config = replace(source.config, store_uuid=uuid4().hex)
+    target.parent.mkdir(exist_ok=True)
+    with FilePageStore.create(target, config, first_version=version) as store:
+        store.record_attempt(record.attempt)
+
+        def copy(first: int) -> None:
+            buffer = aligned_buffer(max(kind.record_bytes for kind in config.kinds))
+            for page in range(first, config.page_count, THREADS_COUNT):
+                _check_running(should_stop)
+                whole = buffer[: config.kind(page).record_bytes]
+                source.read(page, version, whole)
+                store.write(page, version, record.attempt, whole)
+
+        with ThreadPoolExecutor(THREADS_COUNT, thread_name_prefix="luwu-snapshot") as pool:
+            for _ in pool.map(copy, range(THREADS_COUNT)):
+                pass
+        files = KeptFiles(source.path, synced=False, decided=record, read_only=True)
+        with files, files.hold(record) as kept:
+            pieces = {
+                rank: [kept.read(rank, piece) for piece in range(len(sizes))]
+                for rank, sizes in kept.sizes.items()
+            }
+        _decide(store, record, pieces)
+        store.record_attempt(source.attempt)
+
+
+def _decide(store: FilePageStore, record: DecidedStep, pieces: Mapping[int, list[bytes]]) -> None:
+    """Put what ranks attached beside the pages, and make both the decided version."""
+    extra = {name: text for name, text in record.extra.items() if name != RECORD_KEY}
+    if pieces:
+        with KeptFiles(store.path, synced=True, decided=None) as kept:
+            for rank, parts in pieces.items():
+                for piece, part in enumerate(parts):
+                    kept.put(record.version, record.attempt, rank, piece, memoryview(part))
+            extra[RECORD_KEY] = kept.seal(record.version, record.attempt)
+    store.prepare(replace(record, extra=extra))
+    store.decide(record.version, record.attempt)
+
+
+def _decided_version(store: FilePageStore, path: Path) -> int:
+    if store.decided is None:
+        raise ConfigError(
+            f"{path} has no weights yet: its job ended before the first of them had come"
+        )
+    return store.decided.version
+
+
+def _starts(data: bytes, config: StoreConfig) -> Iterator[int]:
+    """Where pieces of what a rank attached start; one at least."""
+    yield from range(0, max(1, len(data)), config.chunk_bytes)
+
+
+def _check_running(should_stop: Callable[[], bool]) -> None:
+    if should_stop():
+        raise Interrupted("stopped before it was complete; nothing was left behind")
+
+
+def _made(out: Path, version: int, count: int, how: str, started_ns: int) -> Snapshot:
+    seconds = (SYSTEM_CLOCK.now_ns() - started_ns) / 1e9
+    return Snapshot(path=out, version=version, nodes_count=count, how=how, seconds=seconds)

@@ -1,0 +1,108 @@
+"""`luwu snapshot`: a copy of a state that is itself a state directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.json_file import read_json
+from luwu.commands.export import CONNECT_NAME, CONNECT_S
+from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.launch.run_directory import RunDirectory
+from luwu.launch.stopping import stop_requests
+
+if TYPE_CHECKING:
+    from luwu.checkpoint.snapshot import Snapshot
+
+VERB: Final = Verb(
+    name="snapshot",
+    usage="luwu snapshot STATE_DIR|RUN_DIR|URL OUT [flags]",
+    text=(
+        "Make the new state directory OUT, with the newest decided step of a state: luwu run\n"
+        "--state OUT --resume goes on from it, luwu verify OUT looks whether it is whole. Of a\n"
+        "job that is running name its run directory, its connect.json or the URL that luwu up\n"
+        "printed: training goes on. Where the file system has reflinks and the state is on this\n"
+        "host the files share their blocks; else the pages are copied."
+    ),
+    flags=(Flag(name="json", text="print JSON"),),
+    has_keys=False,
+    rest="two",
+)
+
+
+def run(parsed: Parsed) -> int:
+    """Run the verb; the exit code."""
+    if len(parsed.rest) != 2:
+        raise ConfigError(f"name a state and where to make its copy; usage: {VERB.usage}")
+    where, out = parsed.rest[0], Path(parsed.rest[1])
+    path = Path(where)
+    with stop_requests() as should_stop:
+        if "://" in where or path.is_file() or (path / CONNECT_NAME).exists():
+            found = _of_running(where, out, should_stop)
+        else:
+            found = _at_rest(path, out, should_stop)
+    if parsed.has("json"):
+        document = {
+            "schema": 1,
+            "out": str(found.path),
+            "step": found.version,
+            "nodes": found.nodes_count,
+            "how": found.how,
+            "seconds": found.seconds,
+        }
+        print(json.dumps(document, indent=1))
+        return 0
+    print(f"{found.path}: step {found.version}, by {found.how}, {found.seconds:.1f} s")
+    print(f"go on with luwu run --state {found.path} --resume ...")
+    return 0
+
+
+def _at_rest(path: Path, out: Path, should_stop: Callable[[], bool]) -> Snapshot:
+    from luwu.checkpoint.snapshot import snapshot_at_rest
+    from switch_emu.store.striped import node_count_of
+
+    count = node_count_of(path)
+    if count is None:
+        raise ConfigError(
+            f"{path} holds no state; name a state directory, or of a job that is running its run "
+            f"directory (which has {CONNECT_NAME} while it runs)"
+        )
+    return snapshot_at_rest(path, count, out, should_stop=should_stop)
+
+
+def _of_running(where: str, out: Path, should_stop: Callable[[], bool]) -> Snapshot:
+    from luwu.checkpoint.running import RunningState
+    from luwu.checkpoint.snapshot import snapshot_by_reflinks, snapshot_of_running
+    from luwu.nic.connection import join
+
+    connection = join(where, timeout_s=CONNECT_S)
+    count = connection.optimizer_nodes
+    state = None if "://" in where else _state_here(Path(where), count)
+    if state is not None:
+        found = snapshot_by_reflinks(state, count, out, should_stop=should_stop)
+        if found is not None:
+            return found
+    if count > 1:
+        raise ConfigError(
+            f"the pages of this job are spread over {count} optimizer nodes: while it runs its "
+            "snapshot can only be made of reflinks, on the host of all nodes, and here are none. "
+            "Name its state directory when it has ended."
+        )
+    from switch_emu.node.pages import store_config
+
+    with RunningState.of(connection) as source:
+        config = store_config(source.description)
+        return snapshot_of_running(source, config, out, should_stop=should_stop)
+
+
+def _state_here(where: Path, count: int) -> Path | None:
+    """The state of a job whose run directory is on this host; None: it is elsewhere, or in RAM."""
+    run = RunDirectory(where if where.is_dir() else where.parent)
+    document = read_json(run.role("node.json"))
+    state = None if document is None else document["spec"]["state"]
+    if state is None or not Path(state).is_dir():
+        return None
+    return Path(state) if count == 1 else Path(state).parent

@@ -1,0 +1,125 @@
+"""`luwu verify`: is a state whole? And, if an operator says so, back by one step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from luwu.base.errors import ConfigError, StateError
+from luwu.base.quantities import format_bytes
+from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.launch.stopping import stop_requests
+
+if TYPE_CHECKING:
+    from switch_emu.store.verify import NodeFound, StateFound
+
+VERB: Final = Verb(
+    name="verify",
+    usage="luwu verify STATE_DIR [flags]",
+    text=(
+        "Say what a state directory holds and what of it is damaged; nothing is changed. Without\n"
+        "--full it reads what a start reads: configuration, superblock and manifests of every\n"
+        "node. The state must be at rest. Exit code 0 if it is whole, 5 if it is damaged."
+    ),
+    flags=(
+        Flag(name="full", text="read every page, and what workers attached"),
+        Flag(
+            name="roll_back",
+            text="go back one step: the last decided one is lost for good; refused unless the "
+            "state before it is whole, which it is until the next step begins",
+        ),
+        Flag(name="json", text="print JSON"),
+    ),
+    has_keys=False,
+    rest="one",
+)
+
+
+def run(parsed: Parsed) -> int:
+    """Run the verb; the exit code."""
+    if not parsed.rest:
+        raise ConfigError(f"name a state directory; usage: {VERB.usage}")
+    from switch_emu.store.striped import node_count_of
+    from switch_emu.store.verify import verify_state
+
+    path = Path(parsed.rest[0])
+    count = node_count_of(path)
+    if count is None:
+        raise ConfigError(f"{path} holds no state; name the directory that --state named")
+    with stop_requests() as should_stop:
+        if parsed.has("roll_back"):
+            _roll_back(path, count, should_stop)
+        found = verify_state(path, count, full=parsed.has("full"), should_stop=should_stop)
+    if parsed.has("json"):
+        print(json.dumps(_document(found, is_full=parsed.has("full")), indent=1))
+    else:
+        for line in _lines(found, is_full=parsed.has("full")):
+            print(line)
+    return StateError.exit_code if found.damages else 0
+
+
+def _roll_back(path: Path, count: int, should_stop: Any) -> None:
+    from switch_emu.store.rollback import roll_back
+
+    gone, version = roll_back(path, count, should_stop=should_stop)
+    lost = "the last decided step" if gone is None else f"step {gone - 1}"
+    print(
+        f"ROLLED BACK: {path} is at version {version} now. What {lost} did is lost for good; the "
+        f"next run goes on with step {version}. Whoever has seen newer weights has seen weights "
+        "that are no more.",
+        file=sys.stderr,
+    )
+
+
+def _lines(found: StateFound, *, is_full: bool) -> list[str]:
+    lines = [line for node in found.nodes for line in _node_lines(node, is_full=is_full)]
+    for damage in found.damages:
+        lines.append(f"DAMAGED {damage}")
+    if found.damages:
+        lines.append(f"{found.path} is damaged in {len(found.damages)} places")
+        back = [node for node in found.nodes if node.is_older_whole]
+        if len(back) == len(found.nodes) or found.version is None:
+            lines.append(
+                f"luwu verify {found.path} --roll-back looks whether it can go back one step; "
+                "else restore it from the last export or snapshot (docs/storage.md)"
+            )
+        else:
+            lines.append("restore it from the last export or snapshot (docs/storage.md)")
+    else:
+        looked = "every page read" if is_full else "pages not read; --full reads them"
+        lines.append(f"{found.path} is whole ({looked})")
+    return lines
+
+
+def _node_lines(node: NodeFound, *, is_full: bool) -> list[str]:
+    if node.generation is None:
+        return [f"{node.directory}: cannot be opened"]
+    version = "no weights yet" if node.version is None else f"version {node.version}"
+    lines = [
+        f"{node.directory}: {version}, {node.pages_count} pages, "
+        f"{format_bytes(node.state_bytes)} of state, opened {node.generation} times, last with "
+        f"durability {node.durability or 'unknown'}"
+    ]
+    if node.prepared is not None:
+        lines.append(f"  version {node.prepared} is prepared: the next start settles it")
+    if node.older is not None and is_full:
+        whole = "whole" if node.is_older_whole else "not whole any more"
+        lines.append(f"  version {node.older}, the one before, is {whole}")
+    lines += [f"  survived: {note}; the next start writes it anew" for note in node.survived]
+    return lines
+
+
+def _document(found: StateFound, *, is_full: bool) -> dict[str, Any]:
+    nodes = [{**asdict(node), "directory": str(node.directory)} for node in found.nodes]
+    return {
+        "schema": 1,
+        "state": str(found.path),
+        "full": is_full,
+        "whole": not found.damages,
+        "version": found.version,
+        "damages": found.damages,
+        "nodes": nodes,
+    }

@@ -1,0 +1,339 @@
+"""The story of every trial: two workers train three pages for three steps on a real node process.
+
+The node is what `python -m switch_emu node` runs, from its document to its exit code: shell, core,
+pipeline, store, real sockets. Only its start is not: processes are forks of one that has imported
+torch, which a trial would otherwise wait 2 s for, twice. It has one update thread and no compiler,
+because strace counts calls by thread, and what is compiled is not the state. Workers keep something
+beside every step, wait for each step but the last to be decided, and say so.
+
+`reference()` is the same training in a loop over torch.optim: the digest of every version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from luwu.base import failpoints
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import DeadlineError, StepAborted
+from luwu.base.json_file import read_json
+from luwu.layout import Layout, Parameter, Unit
+from luwu.nic.promises import StepHandle
+from luwu.nic.shell import Nic
+from luwu.transport.opening import open_transport
+from luwu.wire.hyper import StepHyper
+from switch_emu.node import serve
+from switch_emu.role import attend
+from tests.unit import local_job
+from tests.unit.local_job import KIB, MIB, Worker
+
+WORKERS, STEPS = 2, 3
+JOB_NUMBER = 42
+LIMIT_S = 60.0
+"""For anything that is waited for."""
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class StoryJob(local_job.Job):
+    """Every rank keeps something beside every step."""
+
+    def hyper(self, step: int) -> StepHyper:
+        """With the promise to keep."""
+        return replace(super().hyper(step), keeps=True)
+
+
+def story_job(steps: int = STEPS) -> StoryJob:
+    """Three units of one page: a whole chunk, a ragged one, a small one."""
+    shapes = ((64, 64), (30, 50), (33,))
+    layout = Layout(
+        parameters=tuple(
+            Parameter(name=f"p{i}", shape=shape, trainable=True, group=i % 2)
+            for i, shape in enumerate(shapes)
+        ),
+        units=tuple(Unit(name=f"u{i}", parameters=(i,)) for i in range(len(shapes))),
+        chunk_bytes=16 * KIB,
+    )
+    return StoryJob(layout=layout, world_size=WORKERS, steps=steps)
+
+
+@functools.cache
+def reference() -> tuple[str, ...]:
+    """Digest of each version, 0 to STEPS."""
+    return tuple(
+        local_job._plain_loop(story_job(steps), "float32").digest for steps in range(STEPS + 1)
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a trial happens; the same names in each, so that strace can be told them."""
+
+    root: Path
+
+    @property
+    def state(self) -> Path:
+        """The node's directory."""
+        return self.root / "state"
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens; a short path."""
+        return f"ipc://{self.root}/node"
+
+    def node_file(self, number: int, name: str) -> Path:
+        """A file of the node's n-th start."""
+        return self.root / f"node-{number}.{name}"
+
+
+class Child:
+    """A fork of this process."""
+
+    def __init__(self, work: Callable[[], int], log: Path) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.status: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._be(work, log)
+
+    def _be(self, work: Callable[[], int], log: Path) -> None:
+        code = 1
+        try:
+            _libc.prctl(
+                _PR_SET_PDEATHSIG, signal.SIGKILL
+            )  # a campaign that is killed leaves nothing
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            signal.signal(signal.SIGABRT, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            code = work()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        """Exit code, or minus the signal; None while it runs."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+        return self.status
+
+    def wait(self, what: str) -> int:
+        """The same at its end. Raises DeadlineError."""
+        wait_until(lambda: self.poll() is not None, f"the end of {what}")
+        assert self.status is not None
+        return self.status
+
+    def end(self) -> None:
+        """Kill it, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait("what was killed")
+
+
+def wait_until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
+    """Poll. Raises DeadlineError."""
+    end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+    while not condition():
+        if SYSTEM_CLOCK.now_ns() > end_ns:
+            raise DeadlineError(f"waited {limit_s:.0f} s for {what}")
+        select.select([], [], [], 0.002)
+
+
+# ---------------------------------------------------------------------- the node
+
+
+def start_node(place: Place, number: int, *, gate: int | None = None, crash: str = "") -> Child:
+    """The node's n-th start; it begins when a byte comes from `gate`. `crash`: a failpoint."""
+    document: dict[str, Any] = {
+        "spec": {
+            "job": JOB_NUMBER,
+            "world_size": WORKERS,
+            "listen": place.endpoint,
+            "state": str(place.state),
+            "durability": "step",
+            "memory_budget_bytes": 4 * MIB,
+            "chunk_bytes": 16 * KIB,
+            "has_switch": False,
+            "resume": True,
+            "summary": str(place.node_file(number, "summary")),
+        },
+        "ready": str(place.node_file(number, "ready")),
+        "error": str(place.node_file(number, "error")),
+    }
+
+    def work() -> int:
+        if gate is not None:
+            os.read(gate, 1)
+        failpoints._armed.update(failpoints.parse_failpoints(crash))
+        os.environ["PATH"] = ""
+        plan_node = serve.plan_node
+        serve.plan_node = lambda **values: replace(  # type: ignore[assignment]
+            plan_node(**values), updates_count=1, reads_count=1
+        )
+        return attend("node", document, threading.Event())
+
+    return Child(work, place.node_file(number, "log"))
+
+
+def wait_until_listening(place: Place, number: int, node: Child) -> None:
+    """Return when the n-th start listens, or has ended."""
+    ready = place.node_file(number, "ready")
+    wait_until(lambda: ready.exists() or node.poll() is not None, "the node to listen")
+
+
+def said_at_the_end(place: Place, number: int) -> dict[str, Any]:
+    """What the n-th start wrote about its end, if anything."""
+    return read_json(place.node_file(number, "error")) or {}
+
+
+def digest_at_the_end(place: Place, number: int) -> str | None:
+    """Of the weights in the account of the n-th start."""
+    summary = read_json(place.node_file(number, "summary"))
+    return None if summary is None else summary["weights_digest"]
+
+
+# ---------------------------------------------------------------------- the workers
+
+
+class Workers:
+    """The process of the workers, and what they have said."""
+
+    def __init__(self, place: Place) -> None:
+        self._heard, said = os.pipe()
+        told, self._tell = os.pipe()
+        self.lines: list[str] = []
+        self._partial = b""
+        self.child = Child(
+            lambda: _work(place, said, told, own=(self._heard, self._tell)),
+            place.root / "workers.log",
+        )
+        os.close(said)
+        os.close(told)
+        os.set_blocking(self._heard, False)
+
+    @property
+    def decided(self) -> int:
+        """The highest version that any of them was told to be decided; -1: none."""
+        self._hear()
+        return max((int(line.split()[1]) for line in self.lines if "decided" in line), default=-1)
+
+    @property
+    def joined_count(self) -> int:
+        """How many have joined."""
+        self._hear()
+        return sum(line.startswith("joined") for line in self.lines)
+
+    def go_on(self) -> None:
+        """Let the one who has the first weights send them."""
+        os.write(self._tell, b"g")
+
+    def end(self) -> None:
+        """Whatever they do."""
+        self.child.end()
+        os.close(self._heard)
+        os.close(self._tell)
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                data = os.read(self._heard, 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            self.lines += [line.decode() for line in lines]
+
+
+class _StoryWorker(Worker):
+    """Says what was decided, as soon as it knows."""
+
+    def __init__(self, said: int, told: int) -> None:
+        super().__init__(story_job())
+        self._said, self._told = said, told
+
+    def say(self, text: str) -> None:
+        os.write(self._said, f"{text}\n".encode())  # short lines are written whole
+
+    def train(self, nic: Nic) -> None:
+        joined = nic.join(self.job.description)
+        self.say(f"joined {nic.rank}")
+        if nic.rank == 0:
+            os.read(self._told, 1)
+            self._load(nic, is_needed=not joined.loaded)
+        step, before = joined.step, None
+        while True:
+            try:
+                while step < STEPS:
+                    handle = self._step(nic, step, False)
+                    nic.keep(step, b"beside step %d: rank %d" % (step, nic.rank))
+                    self._settle(before)
+                    step, before = step + 1, handle
+                self._settle(before)
+                nic.leave()
+                return
+            except StepAborted as exc:
+                step, before = exc.step, None
+                self._load(nic, is_needed=nic.rank == 0 and not nic.is_loaded)
+
+    def _load(self, nic: Nic, *, is_needed: bool) -> None:
+        """As a session does: until the network has weights as a whole."""
+        while is_needed:
+            try:
+                nic.load(self._initial_chunks())
+                return
+            except StepAborted:
+                is_needed = not nic.is_loaded
+
+    def _settle(self, handle: StepHandle | None) -> None:
+        if handle is not None:
+            handle.settled()
+            self.say(f"decided {handle.step + 1}")
+
+
+def _work(place: Place, said: int, told: int, *, own: tuple[int, ...]) -> int:
+    for descriptor in own:  # else the end of the other side is never seen
+        os.close(descriptor)
+    worker = _StoryWorker(said, told)
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            with Nic(
+                open_transport(place.endpoint),
+                endpoint=place.endpoint, job=JOB_NUMBER, rank=rank, world_size=WORKERS,
+                chunk_bytes=16 * KIB, reshard_after_forward=None, prefetch_units=2,
+                connect_timeout_s=LIMIT_S, grace_s=LIMIT_S,
+            ) as nic:  # fmt: skip
+                worker.train(nic)
+        except BaseException as exc:
+            worker.say(f"failed {rank}: {exc}")
+            failures.append(exc)
+            raise
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(WORKERS)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads) and not failures:
+        for thread in threads:
+            thread.join(timeout=0.02)
+    return len(failures)

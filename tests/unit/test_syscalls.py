@@ -1,0 +1,189 @@
+"""Faults at system calls: what strace does to a call, and a share of the campaign."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from luwu.base.errors import StateError, StoreFullError
+from luwu.base.making import making_directory
+from luwu.nic.scratch_file import ScratchFile
+from switch_emu.store.kept import KeptFiles
+from switch_emu.store.spill import SpillFile
+from tests.syscalls import __main__ as campaign
+from tests.syscalls import story, tracing
+from tests.syscalls.story import Child, Place
+from tests.syscalls.tracing import Call
+from tests.syscalls.trials import Stage, Violated
+
+pytestmark = pytest.mark.skipif(
+    not tracing.is_installed(), reason="strace is not installed, or may not trace here"
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "is_made"),
+    [("kill before", -9, False), ("kill after", -6, True), ("EIO", 17, False)],
+)
+def test_what_a_fault_does_to_a_call(
+    tmp_path: Path, fault: tracing.Fault, code: int, is_made: bool
+) -> None:
+    """Goal: the second rename is not made, or made and its result never seen, or refused by the
+    system; and calls on other files are not counted."""
+    gate, opener = os.pipe()
+
+    def work() -> int:
+        os.read(gate, 1)
+        for name in ("other", "one", "two"):
+            (tmp_path / name).touch()
+        os.rename(tmp_path / "other", tmp_path / "another")
+        try:
+            for name in ("one", "two"):
+                os.rename(tmp_path / name, tmp_path / f"{name}.new")
+        except OSError as error:
+            return 17 if error.errno == 5 else 1
+        return 0
+
+    child = Child(work, tmp_path / "log")
+    call = Call(child.pid, "rename", 2, str(tmp_path / "two"), True)
+    paths = [str(tmp_path / "one"), str(tmp_path / "two")]
+    tracer = tracing.inject(child.pid, tmp_path / "strace", call, fault, paths)
+    os.write(opener, b"g")
+    assert child.wait("the child") == code
+    assert (tmp_path / "one.new").exists()
+    assert (tmp_path / "two.new").exists() == is_made
+    assert any("(INJECTED)" in line for line in tracer.lines()) == (fault == "EIO")
+
+
+def spilled(directory: Path) -> None:
+    """Gradient sums that find no room in RAM."""
+    with SpillFile(directory, place_bytes=65536, places_count=1) as spill:
+        for _ in range(50):
+            spill.free(spill.put(memoryview(bytes(65536))))
+
+
+def activations(directory: Path) -> None:
+    """Activations out of core, at a worker."""
+    with ScratchFile(directory, what="activations", remedy="Raise memory_budget=.") as file:
+        file.write(file.take(4096), memoryview(bytes(4096)))
+
+
+def attached(directory: Path) -> None:
+    """What workers keep with a step."""
+    with KeptFiles(directory, synced=True, decided=None) as kept:
+        kept.put(1, 1, 0, 0, memoryview(b"state"))
+        kept.seal(1, 1)
+
+
+def made(directory: Path) -> None:
+    """An export, an import or a snapshot: a directory that appears as a whole."""
+    with making_directory(directory / "made") as new:
+        new.mkdir()
+
+
+PATHS = [
+    (spilled, "fallocate", 1, "spill file of gradient sums cannot grow"),
+    (spilled, "pwritev,pwritev2", 3, "a gradient sum cannot be written to the spill file"),
+    (activations, "fallocate", 1, "the file for activations in .* cannot grow"),
+    (activations, "write", 1, "the file for activations in .* cannot be written at offset 0"),
+    (attached, "pwrite64", 1, r"kept-1-1\.dat: what rank 0 attached .* cannot be written"),
+    (attached, "fdatasync", 1, r"kept-1-1\.dat: what workers attached .* cannot be flushed"),
+    (attached, "fsync", 1, r"kept-1-1\.dat: what workers attached .* cannot be flushed"),
+    (made, "fsync", 1, "made.*othing was left behind"),
+    (made, "fsync", 2, "made.*othing was left behind"),
+    (made, "rename", 1, "made.*othing was left behind"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind"), [("EIO", StateError), ("ENOSPC", StoreFullError)])
+@pytest.mark.parametrize(("work", "name", "number", "said"), PATHS)
+def test_each_file_of_a_job_fails_in_words(
+    tmp_path: Path, work: Callable[[Path], None], name: str, number: int, said: str,
+    error: tracing.Fault, kind: type[StateError],
+) -> None:  # fmt: skip
+    """I6, I8. Goal: a call that the system refuses on any path ends in one kind of error, with the
+    place in it and exit code 5, and leaves nothing behind. (Pages, manifests, counters and
+    configuration: the campaign.)"""
+    gate, opener = os.pipe()
+    directory = tmp_path / "files"
+    directory.mkdir()
+
+    def child() -> int:
+        os.read(gate, 1)
+        try:
+            work(directory)
+        except StateError as found:
+            (tmp_path / "error").write_text(f"{type(found).__name__} {found}")
+            return found.exit_code
+        return 0
+
+    process = Child(child, tmp_path / "log")
+    call = Call(process.pid, name, number, "", True)
+    tracer = tracing.inject(process.pid, tmp_path / "strace", call, error, ())
+    os.write(opener, b"g")
+    code = process.wait("the child")
+    assert any("(INJECTED)" in line for line in tracer.lines())
+    assert code == kind.exit_code == 5, (tmp_path / "log").read_text()
+    text = (tmp_path / "error").read_text()
+    assert text.startswith(f"{kind.__name__} "), text
+    assert re.search(said, text), text
+    left = [path.name for path in directory.iterdir() if not path.name.startswith("kept-")]
+    assert left == []
+
+
+@pytest.mark.timeout(600)
+def test_a_share_of_the_campaign(capsys: pytest.CaptureFixture[str]) -> None:
+    """O1, O2, I1, I2, I3. Goal: no decided step is lost and training ends with the same weights,
+    whatever the node was doing. Method: every 37th of all trials, whose number is no multiple of
+    the faults of a call, so that all kinds come up."""
+    code = campaign.main(["--stride", "37"])
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert said.splitlines()[-1].endswith(" trials, 0 violations")
+
+
+def test_a_campaign_would_notice(tmp_path: Path) -> None:
+    """O7. Goal: what the trials look for can be found missing. Method: a node whose store takes
+    flushes that failed for flushes, at the flush of its last step's pages."""
+    stage = Stage(tmp_path)
+    trials = stage.trials(["eio"])
+    flush = next(
+        trial for trial in trials if trial.phase == "work" and trial.call.name == "fdatasync"
+    )
+    assert stage.run(flush)
+    start = story.start_node
+
+    def careless(place: Place, number: int, **options: object) -> Child:
+        fdatasync = os.fdatasync
+
+        def forgiving(descriptor: int) -> None:
+            try:
+                fdatasync(descriptor)
+            except OSError:
+                fdatasync(descriptor)  # "the second may succeed": it does
+
+        os.fdatasync = forgiving
+        try:
+            return start(place, number, **options)  # type: ignore[arg-type]
+        finally:
+            os.fdatasync = fdatasync
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(story, "start_node", careless)
+        with pytest.raises(Violated, match="V1: the node ended with 0"):
+            stage.run(flush)
+
+
+def test_trials_are_the_same_in_every_run(tmp_path: Path) -> None:
+    """Goal: --first goes on where a campaign was stopped."""
+    names = []
+    for directory in (tmp_path / "a", tmp_path / "b"):
+        directory.mkdir()
+        names.append([str(trial) for trial in Stage(directory).trials(["kill", "eio"])])
+    first, second = names
+    assert first == second
+    assert len(set(first)) > 350
