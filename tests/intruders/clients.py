@@ -68,9 +68,11 @@ class Target:
 
     def hello(self, rank: int, **fields: Any) -> wire.Hello:
         """A worker's Hello, with the right description."""
+        spoken_for = fields.get("contributors", 1 << rank)
         own = {
-            "rank": rank, "contributors": 1 << rank, "protocol": PROTOCOL_VERSION,
-            "world_size": self.workers, "description_hash": self.description_hash,
+            "rank": rank, "contributors": spoken_for, "present": spoken_for, "roll": 0,
+            "protocol": PROTOCOL_VERSION, "world_size": self.workers,
+            "description_hash": self.description_hash,
         }  # fmt: skip
         greeting: wire.Hello = self.said(wire.Hello, **(own | fields))
         return greeting
@@ -160,7 +162,8 @@ def forged_messages(target: Target, random: Random) -> str:
     own = {"rank": rank, "attempt": random.randrange(3), "generation": random.randrange(1, 4)}
     bits = 1 << rank
     kinds: list[tuple[wire.Message, bytes | None]] = [
-        (target.said(wire.Cancel, text="give it up", **own), None),
+        (target.said(wire.Cancel, text="give it up", lost=bits, **own), None),
+        (target.said(wire.Present, contributors=bits, roll=random.randrange(9), **own), None),
         (target.said(wire.Leave, contributors=bits, **own), None),
         (target.said(wire.Push, chunk=0, part=0, contributors=bits, weight=1.0, last=True,
                      raw=False, dtype="float32", **own), bytes(4096)),
