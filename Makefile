@@ -9,15 +9,16 @@ ARGS ?=
 
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test campaign lint clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make setup   make .venv and install everything in it; does nothing when up to date'
-	@echo 'make demo    train a small GPT with LuWu and with FSDP2, and compare (CPU)'
-	@echo 'make test    run the tests, except those marked slow (ARGS="-m slow" runs these)'
-	@echo 'make lint    ruff, mypy and the import rules'
-	@echo 'make clean   remove .venv, caches and build products; keeps runs and training state'
+	@echo 'make setup     make .venv and install everything in it; does nothing when up to date'
+	@echo 'make demo      train a small GPT with LuWu and with FSDP2, and compare (CPU)'
+	@echo 'make test      run the tests, except those marked slow (ARGS="-m slow" runs these)'
+	@echo 'make campaign  all campaigns of docs/reliability.md, some hours; goes on where it was stopped'
+	@echo 'make lint      ruff, mypy and the import rules'
+	@echo 'make clean     remove .venv, caches and build products; keeps runs and training state'
 	@echo
 	@echo 'PYTHON=python3.12       the interpreter: 3.11, 3.12 or 3.13'
 	@echo 'TORCH=auto              the CUDA build of torch where an NVIDIA driver is seen, else the CPU one'
@@ -35,6 +36,10 @@ demo: setup
 # In the order of the files: tests of real processes, few and long, come before those of units.
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' $(ARGS)
+
+# What is done on this very program is not done again; ARGS="--part 0.01" does a hundredth.
+campaign: setup
+	$(BIN)/python -m tests.campaign --jobs $(JOBS) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

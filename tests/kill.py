@@ -12,7 +12,8 @@ worker-stop    COUNT runs, one kill each, where a lost worker ends the run: it m
 
 And either way nothing may be left: no process, no socket, no file but those of the run directory.
 A moment is a step and some milliseconds after it. One kill in four comes while the process that
-was killed before is still starting. One line a kill, then the verdict; exit code 0 or 1.
+was killed before is still starting. One line a kill, then what was seen; the last line is
+`N trials, V violations`, and the exit code 0 or 1.
 """
 
 from __future__ import annotations
@@ -71,6 +72,18 @@ class Moment:
     def __str__(self) -> str:
         start = "its new start" if self.step is None else f"step {self.step}"
         return f"{self.delay_ms:.0f} ms after {start}"
+
+
+class Kills:
+    """Says what was killed, and counts it."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.done = count, 0
+
+    def say(self, text: str) -> None:
+        """One more is killed."""
+        self.done += 1
+        print(f"kill {self.done} of {self.count}: {text}", flush=True)
 
 
 def draw_moments(seed: int, count: int) -> list[Moment]:
@@ -136,8 +149,11 @@ def finish(cluster: Cluster, outside: Outside) -> str:
     return digest
 
 
-def kill_role(directory: Path, role: str, *, count: int, seed: int, transport: str = "auto") -> str:
-    """Kill a role in one run, `count` times; its verdict. Raises TakenBadly."""
+def kill_role(
+    directory: Path, role: str, kills: Kills, *, seed: int, transport: str = "auto"
+) -> str:
+    """Kill a role in one run, time after time; its verdict. Raises TakenBadly."""
+    count = kills.count
     steps = (count + 1) * STEPS_BETWEEN
     digests = []
     tree = None
@@ -168,10 +184,8 @@ def kill_role(directory: Path, role: str, *, count: int, seed: int, transport: s
                 pid = cluster.kill(role, rank)
                 new = cluster.wait_for(role, rank, but=pid)
                 waited_ms = (SYSTEM_CLOCK.now_ns() - killed_ns) / 1e6
-                print(
-                    f"kill {number} of {count}: {role}, pid {pid}, {moment}; pid {new} follows "
-                    f"{waited_ms:.0f} ms later",
-                    flush=True,
+                kills.say(
+                    f"{role}, pid {pid}, {moment}; pid {new} follows {waited_ms:.0f} ms later"
                 )
             digests.append(finish(cluster, outside))
     quiet, killed = digests
@@ -180,10 +194,10 @@ def kill_role(directory: Path, role: str, *, count: int, seed: int, transport: s
     return f"the run went on each time and ended with digest {killed[:12]}, as without kills"
 
 
-def kill_workers(directory: Path, *, count: int, seed: int) -> str:
-    """Kill a worker in each of `count` runs; the verdict. Raises TakenBadly."""
+def kill_workers(directory: Path, kills: Kills, *, seed: int) -> str:
+    """Kill a worker in each of some runs; the verdict. Raises TakenBadly."""
     random = Random(seed)
-    for number in range(1, count + 1):
+    for number in range(kills.count):
         outside = Outside(directory / f"{number}.tmp")
         rank, moment = random.randrange(WORKERS), draw_moments(random.randrange(2**32), 1)[0]
         with start(directory, str(number), steps=10**6, restarts=0, outside=outside) as cluster:
@@ -196,10 +210,9 @@ def kill_workers(directory: Path, *, count: int, seed: int) -> str:
             waited_s = (SYSTEM_CLOCK.now_ns() - killed_ns) / 1e9
             check_clean(cluster, outside)
             said = cluster.output
-        print(
-            f"kill {number} of {count}: worker {rank}, pid {pid}, {moment}; the run ended "
-            f"{waited_s:.1f} s later with exit code {code}",
-            flush=True,
+        kills.say(
+            f"worker {rank}, pid {pid}, {moment}; the run ended {waited_s:.1f} s later with exit "
+            f"code {code}"
         )
         expected = f"worker {rank} (pid {pid}) was lost: signal {signal.SIGKILL.name}"
         if code != 4 or waited_s > STOP_S_MAX or expected not in said:
@@ -217,20 +230,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="draws the moments (0)")
     parser.add_argument("--transport", default="auto", help="of the run (auto: shared memory)")
     asked = parser.parse_args(arguments)
+    kills, violations = Kills(asked.count), 0
     with tempfile.TemporaryDirectory(prefix="luwu-kill-") as name:
         try:
             if asked.role == "worker-stop":
-                said = kill_workers(Path(name), count=asked.count, seed=asked.seed)
+                said = kill_workers(Path(name), kills, seed=asked.seed)
             else:
                 said = kill_role(
-                    Path(name), asked.role, count=asked.count, seed=asked.seed,
-                    transport=asked.transport,
-                )  # fmt: skip
+                    Path(name), asked.role, kills, seed=asked.seed, transport=asked.transport
+                )
+            print(f"{asked.role} killed {kills.done} times; {said}")
         except (TakenBadly, LuwuError) as error:
+            violations = 1
             print(f"FAILED (--seed {asked.seed}): {error}")
-            return 1
-    print(f"ok: {asked.role} killed {asked.count} times; {said}")
-    return 0
+    print(f"{kills.done} trials, {violations} violations")
+    return violations
 
 
 if __name__ == "__main__":
