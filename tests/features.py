@@ -30,29 +30,30 @@ sentence that says what to do instead. Each row names a test that shows it. Made
 
 
 class Collector:
-    """A pytest plugin that notes the marks of what is collected."""
+    """A pytest plugin that notes the marks of one name on what is collected."""
 
-    def __init__(self) -> None:
-        self.tests: dict[str, list[str]] = defaultdict(list)
-        """Feature -> names of tests, as pytest takes them."""
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self.tests: dict[Any, list[str]] = defaultdict(list)
+        """Argument of the mark -> names of tests, as pytest takes them."""
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """pytest has collected."""
         for item in session.items:
-            for mark in item.iter_markers("feature"):
+            for mark in item.iter_markers(self._mark):
                 (name,) = mark.args
                 test = item.nodeid.partition("[")[0]
                 if test not in self.tests[name]:
                     self.tests[name].append(test)
 
 
-def collect() -> dict[str, list[str]]:
+def collect(mark: str = "feature") -> dict[Any, list[str]]:
     """The marked tests of the whole suite; files without a mark are not even imported."""
-    collector = Collector()
+    collector = Collector(mark)
     files = [
         str(file)
         for file in sorted((ROOT / "tests").rglob("test_*.py"))
-        if "mark.feature(" in file.read_text(encoding="utf-8")
+        if f"mark.{mark}(" in file.read_text(encoding="utf-8")
     ]
     code = pytest.main(
         ["--collect-only", "-qq", "--no-header", "-p", "no:cacheprovider", *files],

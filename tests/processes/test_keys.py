@@ -45,6 +45,7 @@ def connection_of(cluster: Cluster) -> Connection:
     return found
 
 
+@pytest.mark.faults(28)
 @pytest.mark.feature("intruders while a job trains")
 @pytest.mark.feature("connections with keys")
 def test_intruders_are_refused_and_nobody_notices(capfd: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +107,7 @@ def test_the_end_of_the_handler_ends_the_run(tmp_path: Path) -> None:
         assert cluster.wait_until_clean() == []
 
 
+@pytest.mark.faults(28)
 @pytest.mark.parametrize(
     ("flags", "text"),
     [

@@ -15,6 +15,8 @@ INTERRUPTED = 130
 INTERRUPT_S_MAX = 4.0
 
 
+@pytest.mark.faults(7)
+@pytest.mark.faults(9)
 @pytest.mark.parametrize(
     ("role", "transport"),
     [

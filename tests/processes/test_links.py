@@ -20,6 +20,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return compare(tmp_path_factory.mktemp("plain"), *FLAGS, name="plain")
 
 
+@pytest.mark.faults(12)
+@pytest.mark.faults(13)
+@pytest.mark.faults(14)
 @pytest.mark.feature("emulated links")
 @pytest.mark.parametrize("transport", [pytest.param("shm", marks=pytest.mark.slow), "tcp"])
 def test_a_bad_network_changes_no_bit_and_is_accounted_for(

@@ -36,6 +36,10 @@ def watch_others(cluster: Cluster, stopped: int, seconds: float) -> dict[str, in
     return grown
 
 
+@pytest.mark.faults(3)
+@pytest.mark.faults(8)
+@pytest.mark.faults(10)
+@pytest.mark.faults(30)
 @pytest.mark.parametrize(
     ("role", "rank", "seconds", "transport"),
     [
@@ -67,6 +71,8 @@ def test_sigstop(tmp_path: Path, role: str, rank: int, seconds: float, transport
     assert digests[0] == digests[1]
 
 
+@pytest.mark.faults(3)
+@pytest.mark.faults(4)
 def test_sigstop_of_a_worker_that_is_left_out(tmp_path: Path) -> None:
     """I1, I6. Goal: a worker that hangs, with a connection that looks well, is named, left out,
     and let in again when it goes on."""

@@ -81,6 +81,7 @@ def node_starts(shell: Terminal) -> int:
     return log.read_text().count("node.opened")
 
 
+@pytest.mark.faults(24)
 def test_a_page_that_rots_in_mid_run_ends_it(shell: Terminal) -> None:
     """P3, I6. Goal: found before it is used, named, exit code 5; the node is not started again; the
     state verifies as damaged, and the page's restore command makes a whole one with the weights of
@@ -122,6 +123,7 @@ def restore(shell: Terminal) -> Command:
     return done
 
 
+@pytest.mark.faults(20)
 @pytest.mark.skipif(not tracing.is_installed(), reason="strace is not installed")
 @pytest.mark.parametrize("error", ["EIO", pytest.param("ENOSPC", marks=pytest.mark.slow)])
 def test_a_flush_that_fails_ends_the_run(shell: Terminal, error: str) -> None:

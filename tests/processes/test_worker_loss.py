@@ -22,6 +22,8 @@ def steps_of(events: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["name"] == "node.step"]
 
 
+@pytest.mark.faults(1)
+@pytest.mark.faults(4)
 @pytest.mark.parametrize("more", [(), ("--no-switch",)], ids=["switch", "no switch"])
 def test_the_others_go_on(tmp_path: Path, more: tuple[str, ...]) -> None:
     """I1, I6, I8. Goal: rank 1 is killed, left out, and rank 2, which is killed too and started

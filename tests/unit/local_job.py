@@ -141,7 +141,12 @@ def _plain(
         layout=make_layout(wire_dtype=dtype), world_size=world_size, steps=steps,
         poison_step=poison, max_grad_norm=clip, tree=tree,
     )  # fmt: skip
-    return _plain_loop(job, dtype)
+    return _plain_loop(job, dtype, [world_size] * steps)
+
+
+def plain_of(job: Job, sizes: Sequence[int]) -> Reference:
+    """The same of a job that has as many ranks in each step as `sizes` says."""
+    return _plain_loop(job, job.layout.parameters[0].wire_dtype, sizes)
 
 
 def plain(job: Job) -> Reference:
@@ -153,7 +158,7 @@ def plain(job: Job) -> Reference:
     return result
 
 
-def _plain_loop(job: Job, dtype: str) -> Reference:
+def _plain_loop(job: Job, dtype: str, sizes: Sequence[int]) -> Reference:
     rows = job.layout.parameters
     # As the layout does, each is padded with zeros to 64: torch's scalar code for a ragged end
     # rounds otherwise (design note 0004).
@@ -170,18 +175,17 @@ def _plain_loop(job: Job, dtype: str) -> Reference:
         fused=True,
     )
     outcomes = []
-    for step in range(job.steps):
+    for step, world_size in enumerate(sizes):
         for group, values in zip(optimizer.param_groups, job.hyper(step).groups, strict=True):
             group["lr"] = values["lr"]
         squares = []
         for index in trained:
             seen = on_wire(weights[index].detach().numpy()[: rows[index].elems], dtype)
-            grads = [
-                on_wire(gradient(seen, rank, step, index), dtype) for rank in range(job.world_size)
-            ]
-            tree = job.tree or one_switch(job.world_size)
+            ranks = range(world_size)
+            grads = [on_wire(gradient(seen, rank, step, index), dtype) for rank in ranks]
+            tree = job.tree or one_switch(world_size)
             total = tree_sum(tree, tree.root, dict(enumerate(grads)))
-            mean = total / np.float32(job.world_size)
+            mean = total / np.float32(world_size)
             weights[index].grad = torch.zeros_like(weights[index])
             weights[index].grad[: mean.size] = torch.from_numpy(mean)
             squares.append(np.sum(mean.astype(np.float64) ** 2))

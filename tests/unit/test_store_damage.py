@@ -95,6 +95,7 @@ def test_a_torn_page_is_found(path: Path) -> None:
         read(store, 0, 3)
 
 
+@pytest.mark.faults(23)
 def test_a_lost_write_is_found(path: Path) -> None:
     """P3. Goal: a whole, valid, but old page is not taken for the new one.
     Method: put back what the side held two versions before."""
@@ -107,6 +108,7 @@ def test_a_lost_write_is_found(path: Path) -> None:
         read(store, 2, 3)
 
 
+@pytest.mark.faults(23)
 def test_a_misdirected_write_is_found(path: Path) -> None:
     """P3. Goal: another page's bytes are not taken for this page's.
     Method: copy page 5 over page 0, both of one kind and version."""
@@ -121,6 +123,7 @@ def test_a_misdirected_write_is_found(path: Path) -> None:
         assert read(store, 5, 3) == record(store, 5, 3)
 
 
+@pytest.mark.faults(25)
 @pytest.mark.parametrize("name", ["meta.dat", "LOCK"])
 @pytest.mark.parametrize("block", range(4))
 def test_one_damaged_record_block_does_no_harm(path: Path, name: str, block: int) -> None:
@@ -158,6 +161,7 @@ def test_no_record_left_is_an_error(path: Path) -> None:
         FilePageStore.open(path)
 
 
+@pytest.mark.faults(25)
 def test_a_damaged_manifest_copy_is_written_anew(path: Path) -> None:
     """Goal: one manifest copy is enough and is doubled again; with none the version is gone."""
     shape = Geometry(small_config()).table

@@ -59,6 +59,7 @@ def power_cuts(device: Device, durability: Durability) -> tuple[Images, Expected
     return images, expected
 
 
+@pytest.mark.faults(22)
 def test_a_power_cut_leaves_a_whole_version(device: Device) -> None:
     """P2. Goal: at level `step`, no cut loses a decided step or mixes two, seed 11.
     Method: at every failpoint keep a random part of the blocks not yet flushed, some torn."""

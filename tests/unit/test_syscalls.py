@@ -99,6 +99,9 @@ PATHS = [
 ]
 
 
+@pytest.mark.faults(19)
+@pytest.mark.faults(20)
+@pytest.mark.faults(21)
 @pytest.mark.parametrize(("error", "kind"), [("EIO", StateError), ("ENOSPC", StoreFullError)])
 @pytest.mark.parametrize(("work", "name", "number", "said"), PATHS)
 def test_each_file_of_a_job_fails_in_words(

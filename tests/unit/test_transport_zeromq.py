@@ -270,6 +270,7 @@ class TestHeartbeats(OverZeroMq):
         for _ in range(100):
             assert message(listener).peer == child
 
+    @pytest.mark.faults(17)
     def test_a_frozen_peer_is_lost(self, make: Make) -> None:
         """Method: SIGSTOP; the connection stays open, only heartbeats can tell."""
         timing = ZeroMqTiming(heartbeat_ms=50, heartbeat_timeout_ms=300)

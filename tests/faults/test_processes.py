@@ -1,0 +1,141 @@
+"""Kinds 1 to 11: processes that die, hang, come back, come and go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from luwu.wire import messages as wire
+from tests.faults.scenario import STORED, aborts, made_by, run_plan, run_scenario, says
+from tests.simulate.faults import Blackout, Crash, DieInStore, Stall, Zombie
+from tests.simulate.plan import HEALED_MS, Options
+from tests.unit.local_job import Job, Worker, cluster_for, plain_of
+
+AWAY_MS = 50
+DROPS = Options(world_size=3, steps=30, drops=True)
+
+
+@pytest.mark.faults(1)
+def test_a_worker_is_killed_while_it_pushes() -> None:
+    """I1, I3, I6. Goal: the others wait for its successor, and the step is made once, of both."""
+    crash = Crash(at_ms=0, for_ms=AWAY_MS, who="worker 1")
+    simulation = run_scenario(says("worker-1", wire.Push, 2), crash)
+    assert simulation.workers[1].start == 1
+    assert aborts(simulation) > 0
+    assert made_by(simulation) == [0b11] * 6
+
+
+@pytest.mark.faults(2)
+def test_a_worker_is_killed_between_push_and_decision() -> None:
+    """I1, I3. Goal: what it pushed counts once: as it was, or the step is made again as a whole."""
+    crash = Crash(at_ms=0, for_ms=AWAY_MS, who="worker 1")
+    simulation = run_scenario(says("worker-1", wire.Commit, 2), crash)
+    assert simulation.workers[1].start == 1
+    assert made_by(simulation) == [0b11] * 6
+
+
+@pytest.mark.faults(3)
+def test_a_worker_hangs() -> None:
+    """I6. Goal: it is waited for, or left out by those who said so; no bit depends on how long."""
+    hang = Stall(at_ms=0, for_ms=3000, who="worker 1")
+    waited = run_scenario(says("worker-1", wire.Push, 2), hang)
+    assert made_by(waited) == [0b11] * 6
+    assert waited.world.now_ns > 3 * 10**9
+    dropped = run_scenario(says("worker-1", wire.Push, 2), hang, replace(DROPS, stored=True))
+    assert 0b101 in made_by(dropped)
+
+
+@pytest.mark.faults(4)
+def test_a_worker_comes_back() -> None:
+    """I1, I6. Goal: one that was left out counts again from a step's beginning."""
+    away = Crash(at_ms=0, for_ms=600, who="worker 1")
+    ranks = made_by(run_scenario(says("worker-1", wire.Push, 2), away, DROPS))
+    assert ranks[0] == ranks[-1] == 0b111
+    assert 0b101 in ranks
+
+
+def change_workers(tmp_path: Path, before: int, after: int) -> None:
+    """Train two steps, and two more with another number of workers; see whose weights they are."""
+    job, state = Job(), tmp_path / "state"
+    first, then = replace(job, world_size=before), replace(job, world_size=after)
+    with cluster_for(first, tmp_path, state=state) as cluster:
+        cluster.run(Worker(first, stop_at=2))
+    with cluster_for(then, tmp_path, state=state, resume=True) as cluster:
+        assert [seen.first_step for seen in cluster.run(Worker(then))] == [2] * after
+        assert cluster.weights_digest() == plain_of(job, [before, before, after, after]).digest
+
+
+@pytest.mark.faults(5)
+def test_workers_are_added(tmp_path: Path) -> None:
+    """I1, I3. Goal: a job goes on with more workers than it began with; each step is the mean over
+    those it had. Method: real shells, sockets and store, and a plain loop over torch.optim."""
+    change_workers(tmp_path, 2, 3)
+
+
+@pytest.mark.faults(6)
+def test_a_job_is_resumed_with_fewer_workers(tmp_path: Path) -> None:
+    """I1, I3. Goal: as kind 5, with one worker where there were three."""
+    change_workers(tmp_path, 3, 1)
+
+
+@pytest.mark.faults(6)
+def test_workers_are_taken_away_in_mid_run() -> None:
+    """I1, I6. Goal: where lost ranks are left out, a job goes on with the one that is left."""
+    gone = [
+        Crash(at_ms=at_ms, for_ms=2 * HEALED_MS, who=f"worker {rank}")
+        for rank, at_ms in ((0, 70), (2, 300))
+    ]
+    ranks = made_by(run_plan(*gone, options=replace(DROPS, steps=8)))
+    assert ranks[0] == 0b111
+    assert ranks[-1] == 0b010
+
+
+@pytest.mark.faults(7)
+@pytest.mark.parametrize("kind", [wire.Push, wire.Commit, wire.Decided], ids=lambda k: k.__name__)
+def test_the_switch_is_killed(kind: type[wire.Message]) -> None:
+    """I2, I3. Goal: its successor knows nothing, asks, and no gradient is added twice."""
+    sender = "node" if kind is wire.Decided else "worker-0"
+    crash = Crash(at_ms=0, for_ms=AWAY_MS, who="switch 0")
+    simulation = run_scenario(says(sender, kind, 2), crash)
+    assert made_by(simulation) == [0b11] * 6
+
+
+@pytest.mark.faults(8)
+def test_the_switch_hangs_is_replaced_and_goes_on() -> None:
+    """I5. Goal: what a zombie still says is nobody's: its generation is over."""
+    zombie = Zombie(at_ms=0, for_ms=300, who="switch 0")
+    simulation = run_scenario(says("worker-0", wire.Push, 2), zombie)
+    assert made_by(simulation) == [0b11] * 6
+
+
+@pytest.mark.faults(9)
+@pytest.mark.parametrize("power_cut", [False, True], ids=["kill", "power cut"])
+@pytest.mark.parametrize("failpoints", range(24))
+def test_the_node_is_killed_at_any_call_of_its_store(failpoints: int, power_cut: bool) -> None:
+    """I1, I2. Goal: no decided step is lost, wherever it ends. (At every system call, in a real
+    process: `python -m tests.syscalls`.)"""
+    death = DieInStore(
+        at_ms=0, for_ms=AWAY_MS, who="node 0", failpoints=failpoints, power_cut=power_cut
+    )
+    simulation = run_scenario(says("worker-0", wire.Commit, 1), death)
+    assert simulation.disks[0].starts == 2
+
+
+@pytest.mark.faults(10)
+def test_the_node_hangs() -> None:
+    """I6. Goal: all wait, nobody grows (O5), and nothing is begun again."""
+    hang = Stall(at_ms=0, for_ms=3000, who="node 0")
+    simulation = run_scenario(says("worker-0", wire.Push, 2), hang)
+    assert aborts(simulation) == 0
+    assert simulation.world.now_ns > 3 * 10**9
+
+
+@pytest.mark.faults(11)
+def test_all_processes_are_killed_at_once() -> None:
+    """I1, I2. Goal: after a blackout the job goes on with the step that no one had decided."""
+    blackout = Blackout(at_ms=0, for_ms=AWAY_MS)
+    simulation = run_scenario(says("worker-0", wire.Push, 3), blackout, STORED)
+    assert [worker.start for worker in simulation.workers] == [1, 1]
+    assert simulation.disks[0].starts == 2
