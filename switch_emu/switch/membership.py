@@ -39,6 +39,9 @@ class SwitchMember(Parent):
         self._roll = 0
         self._lost = 0
         """Ranks that were started again since the attempt began."""
+        self._unwelcomed: set[int] = set()
+        """Children, by their ranks, that were: they are welcomed to the next attempt. What their
+        former start pushed must not meet in one sum, or one step, what they push."""
         self._joined = False
         self._gone = False
 
@@ -111,10 +114,12 @@ class SwitchMember(Parent):
         if self._joined and not m.contributors & self._members.active:
             self._call_the_roll()  # it is welcomed with the attempt in which it counts again
         elif self._joined:
-            self._tell(peer, self._welcome_child())
-            if replaced:  # what its former start pushed cannot be told from what it will push
+            if replaced and self._loaded:  # before, nobody had weights to make a gradient of
+                self._unwelcomed.add(m.contributors)
                 text = f"ranks {ranks_text([m.contributors])} were started again"
                 self._cancel(text, lost=m.contributors)
+            if self._gone or m.contributors not in self._unwelcomed:
+                self._tell(peer, self._welcome_child())
         elif not self._uplink.asks("hello"):
             self._call_the_roll()
 
@@ -183,6 +188,7 @@ class SwitchMember(Parent):
         if is_same:  # only the connection was lost: nothing else is
             self._uplink.hurry(self._now_ns)
             return
+        self._unwelcomed.clear()
         self._adopt(m)
         self._tell_all(self._welcome_child())
 
@@ -193,7 +199,9 @@ class SwitchMember(Parent):
     def _aborted(self, m: wire.Abort) -> None:
         self._loaded = m.loaded
         if m.attempt > self._attempt:
-            former = self._members.peers
+            waiting = {self._members.peer_of(ranks) for ranks in self._unwelcomed}
+            former = [peer for peer in self._members.peers if peer not in waiting]
+            self._unwelcomed.clear()
             self._epoch, self._generation = m.epoch, m.generation
             self._adopt(m)
             for peer in former:  # also to those that do not count any more

@@ -215,3 +215,17 @@ def test_a_worker_that_is_started_again_as_a_step_is_skipped() -> None:
         Crash(at_ms=293, for_ms=5, who="worker 2"),
     )
     run_history(History(40280, Options(steps=3, poison_step=1, keeps=True), faults))
+
+
+def test_a_start_pushes_in_no_attempt_of_the_one_before() -> None:
+    """I3. Goal: what two starts of a worker pushed never meet in one step: it once was made of
+    both, where the switch's Cancel was lost until all had committed."""
+    faults = (
+        Noise(at_ms=0, for_ms=5000, drop_percent=10, delay_ms=5),
+        Crash(at_ms=205, for_ms=200, who="worker 4"),
+        Crash(at_ms=788, for_ms=1000, who="worker 3"),
+        Crash(at_ms=1202, for_ms=200, who="worker 4"),
+        Crash(at_ms=2350, for_ms=5, who="worker 4"),
+    )
+    options = Options(units=3, steps=2, keeps=True, aggregate="shared-exponent")
+    run_history(History(763, options, faults))
