@@ -250,6 +250,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             done_count = sum(progress.result(share) is not None for share in queue)
             print(f"{campaign.name}: {done_count} of {len(queue)} shares done")
         return 0
+    # Also where it was started with signals ignored, as shells start what runs in the background:
+    # the handler is not inherited, so each program has its own, which cleans up.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     print(f"program {program}, progress in {asked.directory}", flush=True)
     results = run(list(taking_turns(queues)), progress, asked.directory, asked.jobs)
     for campaign, queue in zip(chosen, queues, strict=True):
