@@ -115,7 +115,7 @@ def shares_of(campaign: Campaign, part: float) -> list[Share]:
     ]
 
 
-def program_digest(root: Path = ROOT) -> str:
+def program_digest(root: Path) -> str:
     """Of the source of the program, by content alone."""
     digest = hashlib.sha256()
     for directory in PROGRAM:
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen or not 0 < asked.part <= 1 or asked.jobs < 1:
         names = ", ".join(campaign.name for campaign in CAMPAIGNS)
         parser.error(f"--part is above 0 and at most 1, --jobs at least 1, --only one of {names}")
-    program = program_digest()
+    program = program_digest(ROOT)
     progress = Progress(asked.directory, program)
     queues = [shares_of(campaign, asked.part) for campaign in chosen]
     if asked.list:
