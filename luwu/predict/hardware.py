@@ -1,0 +1,152 @@
+"""What machines are made of, as the catalogue describes them; frozen, in SI.
+
+A field's dimension stands in its type, and the catalogue's reader (`catalogue.py`) refuses any
+other. A field without a default must be given; None where a device does not have something.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeAlias, get_type_hints
+
+from luwu.predict.curves import Curve
+from luwu.predict.units import Dimension
+
+Rate: TypeAlias = Annotated[float, Dimension.BYTES_PER_S]
+Operations: TypeAlias = Annotated[float, Dimension.OPERATIONS_PER_S]
+Bytes: TypeAlias = Annotated[float, Dimension.BYTES]
+Seconds: TypeAlias = Annotated[float, Dimension.SECONDS]
+Ratio: TypeAlias = Annotated[float, Dimension.RATIO]
+Count: TypeAlias = Annotated[float, Dimension.COUNT]
+Watts: TypeAlias = Annotated[float, Dimension.WATTS]
+Dollars: TypeAlias = Annotated[float, Dimension.DOLLARS]
+ProductCurve: TypeAlias = Annotated[Curve, Dimension.COUNT, Dimension.OPERATIONS_PER_S]
+BusCurve: TypeAlias = Annotated[Curve, Dimension.BYTES, Dimension.BYTES_PER_S]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A number or a curve that an entry has."""
+
+    name: str
+    dimensions: tuple[Dimension, ...]
+    """One of a number, two of a curve: of its sizes and of its rates."""
+    is_required: bool
+
+
+def keys_of(kind: type) -> dict[str, Key]:
+    """What an entry of a kind has, by name, but for its name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        each.name: Key(
+            each.name, _dimensions(hints[each.name]), each.default is dataclasses.MISSING
+        )
+        for each in dataclasses.fields(kind)
+        if each.name != "name"
+    }
+
+
+def _dimensions(hint: Any) -> tuple[Dimension, ...]:
+    options = [hint, *getattr(hint, "__args__", ())]
+    return next(each.__metadata__ for each in options if hasattr(each, "__metadata__"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """An accelerator, or a processor socket that does its work."""
+
+    name: str
+    memory_bytes: Bytes
+    memory_rate: Rate
+    """Peak."""
+    memory_efficiency: Ratio
+    """Of the peak, in a stream of reads and writes."""
+    bf16: Operations
+    """Peak of dense matrix products with 16-bit operands."""
+    fp8: Operations | None = None
+    fp4: Operations | None = None
+    matmul_bf16: ProductCurve | None = None
+    """Achieved rate of a product by its smallest dimension."""
+    matmul_fp8: ProductCurve | None = None
+    all_reduce: BusCurve | None = None
+    """Bus bandwidth among the devices of one domain, by size."""
+    domain_count: Count = 1.0
+    """Devices that share a fast network of their own."""
+    domain_rate: Rate | None = None
+    """Of that network, per device and direction."""
+    host_rate: Rate
+    """To and from the host's memory, each direction."""
+    power: Watts | None = None
+    price: Dollars | None = None
+
+    def peak(self, precision: str) -> float | None:
+        """Peak of dense products in `bf16`, `fp8` or `fp4`."""
+        found: float | None = getattr(self, precision)
+        return found
+
+    def matmul(self, precision: str) -> Curve | None:
+        """The measured curve of a precision."""
+        return {"bf16": self.matmul_bf16, "fp8": self.matmul_fp8}.get(precision)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What one device has of a network between hosts."""
+
+    name: str
+    rate: Rate
+    """Of one device's port, one direction."""
+    efficiency: Ratio
+    """Of the rate, for large messages."""
+    latency_s: Seconds
+    """From one rank to another, of a small message."""
+    stream_rate: Rate | None = None
+    """Of a single stream, where that is less."""
+    hop_s: Seconds = 300e-9
+    """Of a switch on the way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """A drive."""
+
+    name: str
+    read_rate: Rate
+    write_rate: Rate
+    memory_bytes: Bytes | None = None
+    power: Watts | None = None
+    price: Dollars | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor:
+    """A socket of a host."""
+
+    name: str
+    cores_count: Count
+    memory_rate: Rate
+    power: Watts | None = None
+    price: Dollars | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """A switch, by its ports."""
+
+    name: str
+    ports_count: Count
+    port_rate: Rate
+    aggregates: Count = 0.0
+    """1: it can sum what passes."""
+    power: Watts | None = None
+    price: Dollars | None = None
+
+
+KINDS: Final[dict[str, type]] = {
+    "device": Device,
+    "network": Network,
+    "disk": Disk,
+    "processor": Processor,
+    "switch": Switch,
+}

@@ -1,0 +1,139 @@
+"""A transformer as numbers: parameters, matrix products, operations, activations.
+
+Symbols of the equations: h hidden width, a heads, g heads of keys and values, f width of the MLP,
+V vocabulary, l layers, E experts of which k are used, s tokens of a sequence, n tokens at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from luwu.base.errors import ConfigError
+from luwu.base.suggestion import suggestion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """A decoder of equal layers."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    """Fewer than `heads`: several heads of queries share one of keys and values."""
+    ffn: int
+    """Inner width of the MLP, of one expert."""
+    gated: bool = False
+    """The MLP has three matrices (SwiGLU) and not two."""
+    vocab: int
+    tied: bool = True
+    """Embedding and output share their weights."""
+    experts: int = 1
+    experts_used: int = 1
+    """By each token."""
+    head_width: int
+    """Of one head."""
+    dropout: bool = False
+    """Masks are kept, and passes over memory take longer."""
+
+    @staticmethod
+    def parse(place: str, name: str, entry: Mapping[str, Any]) -> Transformer:
+        """An entry of the catalogue. Raises ConfigError, which names the key."""
+        known = {each.name: each for each in dataclasses.fields(Transformer)}
+        values: dict[str, Any] = {"name": name}
+        for key, value in entry.items():
+            if key in ("source", "tag", "date"):
+                continue
+            if key not in known or key == "name":
+                raise ConfigError(f"{place}.{key} is unknown{suggestion(key, known)}")
+            kind = bool if known[key].type == "bool" else int
+            if type(value) is not kind or (kind is int and value < 1):
+                raise ConfigError(f"{place}.{key}: {value!r} is no {kind.__name__} above zero")
+            values[key] = value
+        values.setdefault("kv_heads", values.get("heads"))
+        for needed in ("layers", "hidden", "heads", "vocab"):
+            if values.get(needed) is None:
+                raise ConfigError(f"{place}.{needed} is missing")
+        values.setdefault("ffn", 4 * values["hidden"])
+        values.setdefault("head_width", values["hidden"] // values["heads"])
+        if values["heads"] % values["kv_heads"]:
+            raise ConfigError(
+                f"{place}.kv_heads: {values['kv_heads']} do not divide {values['heads']} heads"
+            )
+        if values.get("experts_used", 1) > values.get("experts", 1):
+            raise ConfigError(f"{place}.experts_used: more than there are experts")
+        return Transformer(**values)
+
+    # ---------------------------------------------------------------------- parameters
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Of hidden x ffn, in one expert."""
+        return 3 if self.gated else 2
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer: queries and output, keys and values."""
+        return 2 * self.hidden * self.head_width * (self.heads + self.kv_heads)
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Of one expert."""
+        return self.mlp_matrices * self.hidden * self.ffn
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer: all experts, the router, biases (where the MLP is not gated), norms."""
+        router = self.hidden * self.experts if self.experts > 1 else 0
+        if self.gated:
+            small = 2 * self.hidden
+        else:
+            small = 2 * self.head_width * self.kv_heads + self.ffn * self.experts + 7 * self.hidden
+        return self.attention_parameters + self.experts * self.mlp_parameters + router + small
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them (without positions, which are thousandths)."""
+        embeddings = self.embedding_parameters * (1 if self.tied else 2)
+        return self.layers * self.layer_parameters + embeddings
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that a token passes through, without looking up its embedding."""
+        idle = (self.experts - self.experts_used) * self.mlp_parameters
+        return self.layers * (self.layer_parameters - idle) + self.embedding_parameters
+
+    # ---------------------------------------------------------------------- operations
+
+    def layer_operations(self, tokens: float, sequence: float, seen: float = 1.0) -> float:
+        """Of a layer's forward on so many tokens (M1).
+
+        `seen`: how much of the scores is counted: 1 in what is published as model operations, 1/2
+        in kernels that leave out what a causal mask hides.
+        """
+        matrices = self.attention_parameters + self.experts_used * self.mlp_parameters
+        return 2 * matrices * tokens + self.attention_operations(tokens, sequence, seen)
+
+    def attention_operations(self, tokens: float, sequence: float, seen: float = 1.0) -> float:
+        """Of scores and their product with values, forward (M2)."""
+        return 4 * tokens * sequence * self.heads * self.head_width * seen
+
+    def head_operations(self, tokens: float) -> float:
+        """Of the output layer's forward."""
+        return 2 * tokens * self.embedding_parameters
+
+    def step_operations(self, tokens: float, sequence: float) -> float:
+        """Of forward and backward of a step, as model operations are counted (M3): no
+        recomputation, backward twice the forward."""
+        forward = self.layers * self.layer_operations(tokens, sequence) + self.head_operations(
+            tokens
+        )
+        return 3 * forward

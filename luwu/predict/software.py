@@ -1,0 +1,59 @@
+"""What a framework does: which kernels, what it hides behind compute, what it keeps.
+
+Facts of a framework are data (`data/software.toml`); what was fitted to measurements is in
+`data/fitted.toml`, at most twenty numbers in all, each with the rows it was fitted on.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.suggestion import suggestion
+
+FITTED_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """A framework in a version."""
+
+    name: str
+    fused_attention: bool
+    """Scores are never written to memory."""
+    counts_causal: float
+    """Of the scores, how much its attention computes: 1, or 1/2 where masked blocks are skipped."""
+    tensor_overlap: float
+    """Of what tensor parallel ranks exchange, the share behind matrix products."""
+    data_overlap: float
+    """Of what data parallel ranks exchange, the share behind backward and forward."""
+    gradient_bytes: float
+    """That data parallel ranks reduce, of each parameter."""
+    shards_optimizer: bool
+
+
+@cache
+def _data(name: str) -> dict[str, Any]:
+    file = resources.files("luwu.predict") / "data" / name
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def software(name: str) -> Software:
+    """A framework by its name. Raises ConfigError."""
+    known = _data("software.toml")
+    if name not in known:
+        raise ConfigError(
+            f"software: {name!r} is unknown{suggestion(name, known)}; known are {', '.join(known)}"
+        )
+    fields = {key: value for key, value in known[name].items() if key != "source"}
+    return Software(name=name, **fields)
+
+
+@cache
+def fitted(name: str) -> float:
+    """A fitted number."""
+    return float(_data("fitted.toml")[name]["value"])

@@ -1,0 +1,107 @@
+"""Numbers with units, as the catalogue and people write them, in SI.
+
+    {value = 312, unit = "TFLOP/s"}     in files of the catalogue
+    "100 Gbit/s"                        in what users write
+
+A unit belongs to a dimension, and a key takes one dimension: a memory in Gbit/s is an error.
+Prefixes are decimal; KiB, MiB, GiB are binary and of memory alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from enum import Enum
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.suggestion import suggestion
+
+
+class Dimension(Enum):
+    """What a number counts, and the SI unit it is held in."""
+
+    OPERATIONS_PER_S = "FLOP/s"
+    BYTES = "B"
+    BYTES_PER_S = "B/s"
+    SECONDS = "s"
+    WATTS = "W"
+    DOLLARS = "USD"
+    DOLLARS_PER_S = "USD/s"
+    RATIO = "1"
+    COUNT = "count"
+
+
+def _scaled(unit: str, prefixes: str) -> dict[str, float]:
+    powers = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "m": -3, "u": -6, "n": -9}
+    return {f"{prefix}{unit}": 10.0 ** powers[prefix.strip()] for prefix in prefixes.split(",")}
+
+
+_UNITS: Final[dict[Dimension, dict[str, float]]] = {
+    Dimension.OPERATIONS_PER_S: _scaled("FLOP/s", ",M,G,T,P"),
+    Dimension.BYTES: {
+        **_scaled("B", ",k,M,G,T,P"),
+        "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
+    },
+    Dimension.BYTES_PER_S: {
+        **_scaled("B/s", ",k,M,G,T"),
+        **{unit: scale / 8 for unit, scale in _scaled("bit/s", ",k,M,G,T").items()},
+    },
+    Dimension.SECONDS: {**_scaled("s", ",m,u,n"), "min": 60.0, "h": 3600.0, "year": 8760 * 3600.0},
+    Dimension.WATTS: _scaled("W", ",k,M"),
+    Dimension.DOLLARS: {"USD": 1.0, "kUSD": 1e3, "MUSD": 1e6},
+    Dimension.DOLLARS_PER_S: {"USD/h": 1 / 3600.0, "USD/s": 1.0},
+    Dimension.RATIO: {"1": 1.0, "%": 0.01},
+    Dimension.COUNT: {"count": 1.0},
+}  # fmt: skip
+_TEXT: Final = re.compile(r"\s*([+-]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(\S.*)?")
+_BARE: Final = {Dimension.RATIO: "1", Dimension.COUNT: "count"}
+"""Dimensions that need no unit."""
+
+
+def units_of(dimension: Dimension) -> str:
+    """The units that fit, for people."""
+    return ", ".join(_UNITS[dimension])
+
+
+def to_si(key: str, value: Any, unit: str, dimension: Dimension) -> float:
+    """A number in the SI unit of its dimension. Raises ConfigError, which names the key."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{key}: {value!r} is no number; write {{value = 1.5, unit = {unit!r}}}")
+    if value < 0:
+        raise ConfigError(f"{key}: {value!r} is below zero; nothing here can be")
+    scale = _UNITS[dimension].get(unit)
+    if scale is None:
+        other = next((d for d, units in _UNITS.items() if unit in units), None)
+        why = "is unknown" if other is None else f"is one of {other.name.lower()}"
+        close = suggestion(unit, _UNITS[dimension]) if other is None else ""
+        raise ConfigError(
+            f"{key}: the unit {unit!r} {why}, but this is in {dimension.name.lower()}: "
+            f"{units_of(dimension)}{close}"
+        )
+    return float(value) * scale
+
+
+def parse(key: str, text: Any, dimension: Dimension) -> float:
+    """A text such as `100 Gbit/s`, or a bare number where none is needed. Raises ConfigError."""
+    bare = _BARE.get(dimension)
+    if bare is not None and isinstance(text, int | float):
+        return to_si(key, text, bare, dimension)
+    if isinstance(text, dict):
+        return parse_table(key, text, dimension)
+    found = _TEXT.fullmatch(text) if isinstance(text, str) else None
+    if found is None or (found[2] is None and bare is None):
+        raise ConfigError(
+            f"{key}: {text!r} is not a number with a unit; the units are {units_of(dimension)}"
+        )
+    return to_si(key, float(found[1].replace("_", "")), (found[2] or bare or "").strip(), dimension)
+
+
+def parse_table(key: str, table: dict[str, Any], dimension: Dimension) -> float:
+    """`{value = ..., unit = ...}`, with whatever else is said of it. Raises ConfigError."""
+    if "value" not in table:
+        raise ConfigError(f"{key}: a value is missing; write {{value = 1.5, unit = ...}}")
+    unit = table.get("unit", _BARE.get(dimension))
+    if not isinstance(unit, str):
+        raise ConfigError(f"{key}: a unit is missing; it is one of {units_of(dimension)}")
+    return to_si(key, table["value"], unit, dimension)

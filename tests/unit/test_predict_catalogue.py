@@ -1,0 +1,125 @@
+"""What the catalogue holds and refuses: units, sources, misspelt names, files of users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.predict.catalogue import TAGS, load
+from luwu.predict.curves import Curve, Notes
+from luwu.predict.units import Dimension, parse
+
+MINE = """
+[device.mine]
+like = "A100-80"
+bf16 = {value = 100, unit = "TFLOP/s"}
+"""
+
+
+def test_numbers_are_in_si() -> None:
+    """Goal: prefixes, bits and binary sizes come out as they are meant."""
+    assert parse("x", "100 Gbit/s", Dimension.BYTES_PER_S) == 12.5e9
+    assert parse("x", "2 GiB", Dimension.BYTES) == 2 * 2**30
+    assert parse("x", "312 TFLOP/s", Dimension.OPERATIONS_PER_S) == 312e12
+    assert parse("x", "20 us", Dimension.SECONDS) == pytest.approx(20e-6)
+    assert parse("x", {"value": 12, "unit": "%"}, Dimension.RATIO) == pytest.approx(0.12)
+    assert parse("x", 0.5, Dimension.RATIO) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("value", "dimension", "said"),
+    [
+        ("100", Dimension.BYTES_PER_S, r"x: '100' is not a number with a unit; .*Gbit/s"),
+        ("100 Gbit", Dimension.BYTES_PER_S, r"x: the unit 'Gbit' is unknown.*did you mean Gbit/s"),
+        ("100 GB", Dimension.BYTES_PER_S, r"x: the unit 'GB' is one of bytes, but .*bytes_per_s"),
+        ({"value": 3}, Dimension.BYTES, r"x: a unit is missing; it is one of B, kB"),
+        ({"unit": "GB"}, Dimension.BYTES, r"x: a value is missing"),
+        ({"value": "3", "unit": "GB"}, Dimension.BYTES, r"x: '3' is no number"),
+        ({"value": float("nan"), "unit": "GB"}, Dimension.BYTES, r"x: nan is no number"),
+        ("-3 GB", Dimension.BYTES, r"x: -3.0 is below zero"),
+        (True, Dimension.RATIO, r"x: True is no"),
+    ],
+)
+def test_bad_prediction_units(value: object, dimension: Dimension, said: str) -> None:
+    """Goal: a number without its unit, or of another kind, is named, with what fits."""
+    with pytest.raises(ConfigError, match=said):
+        parse("x", value, dimension)
+
+
+def test_every_number_has_a_source() -> None:
+    """Goal: source, tag and date of each number of our own."""
+    catalogue = load()
+    assert len(catalogue.known) > 80
+    for place, known in catalogue.known.items():
+        assert known.source != "given by the user", place
+        assert known.tag in TAGS, place
+        assert known.date, place
+
+
+def test_a_user_adds_to_the_catalogue(tmp_path: Path) -> None:
+    """Goal: an entry like another one has its numbers, but for those that are given."""
+    file = tmp_path / "mine.toml"
+    file.write_text(MINE)
+    catalogue = load(file)
+    mine, theirs = catalogue.device("mine"), catalogue.device("A100-80")
+    assert mine.bf16 == 100e12
+    assert mine.memory_rate == theirs.memory_rate
+    assert mine.matmul_bf16 is not None
+    assert catalogue.known["device.mine.bf16"].source == "given by the user"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[devise.x]\n", r"\[devise\] is no kind of entry; did you mean device"),
+        ('[device.x]\nlike = "A100"\n', r"device.x.like: no other device 'A100' is known"),
+        (
+            '[device.x]\nlike = "A100-80"\nbf61 = {value = 1, unit = "TFLOP/s"}\n',
+            r"device.x.bf61 is unknown; did you mean bf16",
+        ),
+        (
+            '[device.x]\nlike = "A100-80"\nmemory_bytes = {value = 1, unit = "GB/s"}\n',
+            r"device.x.memory_bytes: the unit 'GB/s' is one of bytes_per_s",
+        ),
+        ('[disk.x]\nread_rate = "1 GB/s"\n', r"disk.x.write_rate is missing; give it in one of"),
+        ("[device]\nx = 3\n", r"device.x is no table"),
+        ("[device.x\n", r"is no TOML"),
+        ("[model.x]\nlayers = 3\nhidden = 8\nheads = 2\n", r"model.x.vocab is missing"),
+        (
+            "[model.x]\nlayers = 3\nhidden = 8\nheads = 3\nkv_heads = 2\nvocab = 9\n",
+            r"model.x.kv_heads: 2 do not divide 3 heads",
+        ),
+        (
+            '[device.x]\nlike = "A100-80"\n[device.x.all_reduce]\nsizes = [2, 1]\n'
+            'rates = [1, 2]\nunit = "GB/s"\n',
+            r"device.x.all_reduce: needs sizes that rise",
+        ),
+    ],
+)
+def test_bad_prediction_catalogue(tmp_path: Path, text: str, said: str) -> None:
+    """Goal: what a user's file has wrong is named, with what would fit."""
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load(file)
+
+
+def test_bad_prediction_names() -> None:
+    """Goal: an unknown device names the key, what was meant, and what is known."""
+    with pytest.raises(ConfigError, match=r"device: no device 'A100-88' is known; did you mean A1"):
+        load().device("A100-88")
+    with pytest.raises(ConfigError, match=r"cannot be read"):
+        load(Path("nowhere.toml"))
+
+
+def test_curves_are_exact_at_their_points_and_note_what_is_beyond() -> None:
+    """Goal: between points the rate lies between theirs; outside it is said so."""
+    curve, notes = Curve("c", (1.0, 10.0, 100.0), (2.0, 8.0, 9.0)), Notes()
+    assert [curve.rate(size, notes) for size in (1.0, 10.0, 100.0)] == [2.0, 8.0, 9.0]
+    assert 2.0 < curve.rate(3.0, notes) < 8.0
+    assert notes.extrapolated == {}
+    assert 0.5 / curve.rate(0.5, notes) == 1.0 / curve.rate(1.0)  # latency binds
+    assert curve.rate(1e6) == 9.0
+    assert list(notes.extrapolated) == ["c"]

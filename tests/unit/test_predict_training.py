@@ -1,0 +1,204 @@
+"""Models, exchanges, and steps of 3-D training: laws that hold whatever the numbers are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.predict import collectives as c
+from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.collectives import Path
+from luwu.predict.software import FITTED_MAX, _data, software
+from luwu.predict.training import TrainingJob, predict_step
+
+PATH = Path(latency_s=5e-6, rate=12.5e9)
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load()
+
+
+@pytest.fixture
+def job(catalogue: Catalogue) -> TrainingJob:
+    return TrainingJob(
+        model=catalogue.model("GPT-175B"), device=catalogue.device("A100-80"),
+        network=catalogue.network("ib-hdr"), software=software("megatron-2022"), devices=512,
+        sequence=2048, batch=512, tensor=8, pipeline=8, sequence_parallel=True,
+        recompute="selective",
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("GPT-22B", 22.1), ("GPT-175B", 174.6), ("GPT-530B", 529.6), ("GPT-1T", 1008.0),
+     ("Llama3-8B", 8.03), ("Llama3-70B", 70.6), ("Llama3-405B", 405.9), ("Llama2-70B", 69.0)],
+)  # fmt: skip
+def test_models_have_their_parameters(catalogue: Catalogue, name: str, billions: float) -> None:
+    """Goal: shapes give the numbers of parameters that are known of these models."""
+    assert catalogue.model(name).parameters / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_operations_are_those_of_the_literature(catalogue: Catalogue) -> None:
+    """Goal: 2.2e15 operations for a sequence of GPT-3, 1.01e16 for one of Nemotron 340B (NVIDIA's
+    own numbers; the second counts as many heads of keys as of queries), and SC'21's formula."""
+    gpt = catalogue.model("GPT-175B")
+    assert gpt.step_operations(2048, 2048) == pytest.approx(2.205e15, rel=0.005)
+    nemotron = replace(catalogue.model("Nemotron-340B"), kv_heads=96)
+    assert nemotron.step_operations(4096, 4096) == pytest.approx(1.009e16, rel=0.005)
+    h, layers, s, vocab = gpt.hidden, gpt.layers, 2048, gpt.vocab
+    formula = 72 * s * layers * h * h * (1 + s / (6 * h) + vocab / (12 * layers * h))
+    assert gpt.step_operations(s, s) == pytest.approx(formula, rel=1e-9)
+
+
+# ---------------------------------------------------------------------- exchanges
+
+
+def test_predict_laws_one_rank_exchanges_nothing() -> None:
+    """Goal: sizes of one take no time, in any form."""
+    assert c.ring_all_gather(1, 1e9, PATH) == c.ring_all_reduce(1, 1e9, PATH) == 0
+    assert c.broadcast(1, 1e9, PATH) == c.all_to_all(1, 1e9, PATH) == 0
+    assert c.pat_all_gather(1, 1e9, PATH) == c.tree_all_reduce(1, 1, 1e9, PATH, PATH) == 0
+    assert c.torus_all_reduce((1, 1), 1e9, PATH) == 0
+    assert c.hierarchical_all_reduce(1, 1, 1e9, PATH, PATH) == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 1024])
+def test_predict_laws_exchanges(ranks: int) -> None:
+    """Goal: an all-reduce is a reduce-scatter and an all-gather; in the network it moves each byte
+    once, so it gains at most 2(n-1)/n; more bandwidth is never slower."""
+    assert c.ring_all_reduce(ranks, 1e9, PATH) == pytest.approx(
+        2 * c.ring_all_gather(ranks, 1e9, PATH)
+    )
+    ideal = Path(latency_s=0.0, rate=12.5e9)
+    gain = c.ring_all_reduce(ranks, 1e9, ideal) / c.switch_all_reduce(2, 1e9, ideal, 1e12)
+    assert gain == pytest.approx(2 * (ranks - 1) / ranks)
+    faster = Path(latency_s=5e-6, rate=25e9)
+    for form in (c.ring_all_gather, c.ring_all_reduce, c.broadcast, c.all_to_all,
+                 c.pat_all_gather):  # fmt: skip
+        assert form(ranks, 1e8, faster) < form(ranks, 1e8, PATH)
+        assert form(ranks, 1e8, PATH) < form(ranks, 2e8, PATH)
+
+
+def test_predict_laws_hierarchies() -> None:
+    """Goal: one host is the ring inside it, one rank a host the ring between them; a torus of one
+    dimension is a ring that goes both ways."""
+    inside = Path(latency_s=1e-6, rate=300e9)
+    assert c.hierarchical_all_reduce(1, 8, 1e9, inside, PATH) == pytest.approx(
+        c.ring_all_reduce(8, 1e9, inside)
+    )
+    assert c.hierarchical_all_reduce(16, 1, 1e9, inside, PATH) == pytest.approx(
+        c.ring_all_reduce(16, 1e9, PATH)
+    )
+    both = Path(latency_s=PATH.latency_s, rate=2 * PATH.rate)
+    assert c.torus_all_reduce((8,), 1e9, PATH) == pytest.approx(c.ring_all_reduce(8, 1e9, both))
+
+
+def test_predict_laws_half_of_the_rate() -> None:
+    """Goal: a message of `half_bytes` has half of the rate."""
+    path = Path(latency_s=0.0, rate=10e9, half_bytes=1e6)
+    assert 1e6 / path.seconds(1e6) == pytest.approx(5e9)
+    assert path.seconds(0) == 0
+
+
+# ---------------------------------------------------------------------- steps
+
+
+def test_predict_laws_a_step_is_the_sum_of_its_parts(job: TrainingJob) -> None:
+    """Goal: parts add up, nothing is below zero, and two predictions are the same."""
+    step = predict_step(job)
+    assert step.seconds == sum(step.parts.values())
+    assert min(step.parts.values()) >= 0
+    assert step.parts == predict_step(job).parts
+    assert step.binding == "products"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device": ("bf16", "matmul_bf16")},
+        {"device": ("memory_rate",)},
+        {"device": ("all_reduce",)},
+        {"network": ("rate",)},
+    ],
+    ids=str,
+)
+def test_predict_laws_more_is_never_slower(
+    job: TrainingJob, change: dict[str, tuple[str, ...]]
+) -> None:
+    """Goal: twice the rate of anything makes no step longer."""
+    (part, names), = change.items()  # fmt: skip
+    thing: Any = getattr(job, part)
+    for name in names:
+        value = getattr(thing, name)
+        twice = (
+            2 * value if isinstance(value, float)
+            else replace(value, rates=tuple(2 * rate for rate in value.rates))
+        )  # fmt: skip
+        thing = replace(thing, **{name: twice})
+    assert predict_step(replace(job, **{part: thing})).seconds < predict_step(job).seconds
+
+
+def test_predict_laws_sizes_of_one(job: TrainingJob) -> None:
+    """Goal: one device, one stage, one sequence: no exchange, no bubble."""
+    one = replace(job, devices=1, batch=1, tensor=1, pipeline=1, virtual=1, sequence_parallel=False)
+    parts = predict_step(one).parts
+    gone = ("bubble", "tensor exchange", "pipeline exchange", "data exchange", "straggling")
+    assert [parts[name] for name in gone] == [0, 0, 0, 0, 0]
+
+
+def test_predict_laws_recomputation_costs_a_forward(job: TrainingJob) -> None:
+    """Goal: none < selective < full; full takes a forward more."""
+    seconds = [
+        predict_step(replace(job, recompute=each)).seconds for each in ("none", "selective", "full")
+    ]
+    assert seconds[0] < seconds[1] < seconds[2] < seconds[0] * 1.4
+
+
+def test_predict_laws_interleaving_shrinks_the_bubble(job: TrainingJob) -> None:
+    """Goal: the bubble is (p - 1)/v stages."""
+    bubbles = [predict_step(replace(job, virtual=each)).parts["bubble"] for each in (1, 2, 4)]
+    assert bubbles[0] == pytest.approx(2 * bubbles[1])
+    assert bubbles[0] == pytest.approx(4 * bubbles[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"recompute": "some"}, r"recompute: 'some' is none of none, selective, full"),
+        ({"devices": 500}, r"devices: 500 are no multiple of tensor x pipeline x context = 64"),
+        ({"batch": 500}, r"batch: 500 sequences cannot be shared by 8 .*a multiple of 8 fits"),
+        ({"pipeline": 128, "devices": 1024}, r"pipeline: 128 stages, but GPT-175B has 96 layers"),
+        ({"tensor": 128, "devices": 1024, "batch": 1024}, r"tensor: 128 ranks, but GPT-175B has"),
+    ],
+)
+def test_bad_prediction_jobs(job: TrainingJob, change: dict[str, Any], said: str) -> None:
+    """Goal: degrees that cannot be name the key and what would fit."""
+    with pytest.raises(ConfigError, match=said):
+        replace(job, **change)
+
+
+def test_bad_prediction_precision(job: TrainingJob) -> None:
+    """Goal: a precision that the device lacks says which it has."""
+    with pytest.raises(ConfigError, match=r"precision: a A100-80 has no fp8; it has bf16"):
+        predict_step(replace(job, precision="fp8"))
+    with pytest.raises(ConfigError, match=r"software: 'megatron' is unknown; did you mean mega"):
+        software("megatron")
+
+
+# ---------------------------------------------------------------------- what was fitted
+
+
+def test_few_numbers_are_fitted() -> None:
+    """Goal: at most twenty, each with the rows it was fitted on."""
+    fitted = _data("fitted.toml")
+    assert 0 < len(fitted) <= FITTED_MAX
+    for name, each in fitted.items():
+        assert each["on"], name
+        assert each["value"] >= 0, name
