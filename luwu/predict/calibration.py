@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
 from luwu.predict.catalogue import Catalogue
+from luwu.predict.job import TrainingJob
+from luwu.predict.memory import activation_bytes, state_bytes
 from luwu.predict.software import software
-from luwu.predict.training import TrainingJob, predict_step
+from luwu.predict.training import predict_step
+from luwu.predict.zero import predict_sharded_step
 
 _JOB_KEYS = (
     "sequence", "micro_batch", "tensor", "pipeline", "virtual", "context", "sequence_parallel",
     "recompute", "precision",
 )  # fmt: skip
+
+STEPS = {"3d": predict_step, "zero3": predict_sharded_step}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,7 @@ class Row:
     unit: str
     published: float
     job: TrainingJob
+    system: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,36 +54,46 @@ class Compared:
         return (ratio if self.row.unit == "s" else 1 / ratio) - 1
 
 
+def read(name: str) -> dict[str, Any]:
+    """A file of published results."""
+    file = resources.files("luwu.predict") / "data" / "calibration" / name
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
 def training_rows(catalogue: Catalogue) -> list[Row]:
     """All calibration rows of training."""
-    file = resources.files("luwu.predict") / "data" / "calibration" / "training.toml"
-    found = tomllib.loads(file.read_text(encoding="utf-8"))["series"]
+    found = read("training.toml")["series"]
     return [row for series in found for row in _rows(catalogue, series)]
+
+
+def _job(catalogue: Catalogue, table: dict[str, Any], devices: int) -> TrainingJob:
+    return TrainingJob(
+        model=catalogue.model(table["model"]),
+        device=catalogue.device(table["device"]),
+        network=catalogue.network(table["network"]),
+        software=software(table["software"]),
+        devices=devices,
+        batch=table.get("batch") or table["batch_per_device"] * devices,
+        **{key: table[key] for key in _JOB_KEYS if key in table},
+    )
 
 
 def _rows(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Row]:
     for devices, published in series["rows"]:
-        batch = series.get("batch") or series["batch_per_device"] * devices
-        job = TrainingJob(
-            model=catalogue.model(series["model"]),
-            device=catalogue.device(series["device"]),
-            network=catalogue.network(series["network"]),
-            software=software(series["software"]),
-            devices=devices,
-            batch=batch,
-            **{key: series[key] for key in _JOB_KEYS if key in series},
-        )
+        job = _job(catalogue, series, devices)
         yield Row(
             group=series["group"], source=series["source"], unit=series["unit"],
-            published=published, job=job,
+            published=published, job=job, system=series.get("system", "3d"),
         )  # fmt: skip
 
 
 def compare(row: Row) -> Compared:
     """What the model says of a row."""
-    seconds = predict_step(row.job).seconds
+    seconds = STEPS[row.system](row.job).seconds
     if row.unit == "s":
         return Compared(row=row, predicted=seconds)
+    if row.unit == "token/s":
+        return Compared(row=row, predicted=row.job.tokens / seconds / row.job.devices)
     return Compared(row=row, predicted=published_operations(row.job) / seconds / 1e12)
 
 
@@ -87,3 +103,36 @@ def published_operations(job: TrainingJob) -> float:
     again = 1.0 if job.recompute == "full" else 0.0
     head = job.model.head_operations(job.tokens)
     return ((3 + again) * forward - again * head) / job.devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCompared:
+    """Memory of a device, published and predicted, in bytes."""
+
+    name: str
+    published: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Above zero: too much is predicted."""
+        return self.predicted / self.published - 1
+
+
+def compare_memory(catalogue: Catalogue) -> list[MemoryCompared]:
+    """All calibration rows of memory."""
+    found = []
+    for row in read("memory.toml")["row"]:
+        job = _job(catalogue, row, row["devices"])
+        selective = replace(job, recompute="selective", sequence_parallel=True)
+        predicted = {
+            "states": state_bytes(job), "activations_none": activation_bytes(job),
+            "activations_selective": activation_bytes(selective),
+        }  # fmt: skip
+        found += [
+            MemoryCompared(
+                name=f"{row['model']} {name}", published=row[name] * 2**30, predicted=nbytes
+            )
+            for name, nbytes in predicted.items()
+        ]
+    return found

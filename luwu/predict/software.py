@@ -27,13 +27,22 @@ class Software:
     """Scores are never written to memory."""
     counts_causal: float
     """Of the scores, how much its attention computes: 1, or 1/2 where masked blocks are skipped."""
-    tensor_overlap: float
-    """Of what tensor parallel ranks exchange, the share behind matrix products."""
+    overlaps_tensor: bool
+    """Some of what tensor parallel ranks exchange is behind matrix products."""
     data_overlap: float
     """Of what data parallel ranks exchange, the share behind backward and forward."""
     gradient_bytes: float
     """That data parallel ranks reduce, of each parameter."""
     shards_optimizer: bool
+    offloads_collectives: bool = False
+    """To the network's own processors: they cost the device nothing."""
+    kernels: str = "vendor"
+    """`vendor`: Megatron's and NeMo's own; `torch`: what PyTorch and its compiler make."""
+    ring: str = "hierarchical"
+    """Of exchanges between all devices: `hierarchical` uses all network ports of a host at once,
+    `flat` one of them."""
+    host_devices: int = 8
+    """Devices of a host, each with a port of its own."""
 
 
 @cache

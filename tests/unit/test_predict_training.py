@@ -11,8 +11,9 @@ from luwu.base.errors import ConfigError
 from luwu.predict import collectives as c
 from luwu.predict.catalogue import Catalogue, load
 from luwu.predict.collectives import Path
+from luwu.predict.job import TrainingJob
 from luwu.predict.software import FITTED_MAX, _data, software
-from luwu.predict.training import TrainingJob, predict_step
+from luwu.predict.training import predict_step
 
 PATH = Path(latency_s=5e-6, rate=12.5e9)
 

@@ -1,0 +1,94 @@
+"""What is to be predicted, and what a prediction is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from luwu.base.errors import ConfigError
+from luwu.predict.curves import Notes
+from luwu.predict.hardware import Device, Network
+from luwu.predict.model import Transformer
+from luwu.predict.software import Software
+
+RECOMPUTE = ("none", "selective", "half", "full")
+"""Nothing; attention's scores; every second product or layer; every layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """What is trained, on what, how. Counts of 1 mean: not at all."""
+
+    model: Transformer
+    device: Device
+    network: Network
+    software: Software
+    devices: int
+    sequence: int
+    batch: int
+    """Sequences of a step, in all."""
+    micro_batch: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    virtual: int = 1
+    context: int = 1
+    sequence_parallel: bool = False
+    recompute: str = "none"
+    precision: str = "bf16"
+
+    def __post_init__(self) -> None:
+        inner = self.tensor * self.pipeline * self.context
+        if self.recompute not in RECOMPUTE:
+            raise ConfigError(f"recompute: {self.recompute!r} is none of {', '.join(RECOMPUTE)}")
+        if self.devices % inner:
+            raise ConfigError(
+                f"devices: {self.devices} are no multiple of tensor x pipeline x context = {inner}"
+            )
+        if self.batch % (self.data * self.micro_batch):
+            raise ConfigError(
+                f"batch: {self.batch} sequences cannot be shared by {self.data} data parallel "
+                f"ranks in micro-batches of {self.micro_batch}; a multiple of "
+                f"{self.data * self.micro_batch} fits"
+            )
+        if self.pipeline > self.model.layers:
+            raise ConfigError(
+                f"pipeline: {self.pipeline} stages, but {self.model.name} has "
+                f"{self.model.layers} layers"
+            )
+        if self.tensor > self.model.heads:
+            raise ConfigError(
+                f"tensor: {self.tensor} ranks, but {self.model.name} has {self.model.heads} heads"
+            )
+
+    @property
+    def data(self) -> int:
+        """Data parallel ranks."""
+        return self.devices // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def micro_batches(self) -> int:
+        """That a pipeline takes in a step."""
+        return self.batch // (self.data * self.micro_batch)
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.batch * self.sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of a step, by what they go to; they add up to `seconds`."""
+
+    parts: dict[str, float]
+    micro_batches: int
+    notes: Notes = field(default_factory=Notes)
+
+    @property
+    def seconds(self) -> float:
+        """Of the step."""
+        return sum(self.parts.values())
+
+    @property
+    def binding(self) -> str:
+        """What takes most."""
+        return max(self.parts, key=lambda name: self.parts[name])

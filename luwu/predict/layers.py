@@ -1,0 +1,132 @@
+"""How long a device takes for a layer, forward and backward, and for the output layer.
+
+    T1  a layer's forward     products + attention + passes over memory + exchanges
+    T2  a layer's backward    twice products and passes, 2 times the attention (2.5 in one kernel)
+
+Sources: Korthikanti et al. arXiv 2205.05198 (sequence parallel ranks, selective recomputation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.predict.collectives import Path, measured_all_reduce, ring_all_gather
+from luwu.predict.curves import Notes
+from luwu.predict.hardware import Network
+from luwu.predict.job import TrainingJob
+from luwu.predict.operators import WIRE_BYTES, Operators
+from luwu.predict.software import fitted
+
+SCORE_PASSES = 7
+"""Over the scores, forward, where attention is not one kernel: written, softmax, dropout, read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """Seconds of one layer and one micro-batch on one device."""
+
+    products: float
+    attention: float
+    passes: float
+    exchange: float
+    """Forward, in the open or not."""
+    recompute: float
+
+
+def layer_time(job: TrainingJob, operators: Operators) -> LayerTime:
+    """One layer's forward on one micro-batch (T1), and what of it is computed again."""
+    model, tensor = job.model, job.tensor
+    n = job.micro_batch * job.sequence / job.context
+    own_heads = model.head_width * (model.heads + 2 * model.kv_heads) / tensor
+    inner = model.ffn / tensor
+    used = model.experts_used
+    products = (
+        operators.matmul(n, model.hidden, own_heads)
+        + operators.matmul(n, model.head_width * model.heads / tensor, model.hidden)
+        + used * operators.matmul(n, model.hidden, inner * (model.mlp_matrices - 1))
+        + used * operators.matmul(n, inner, model.hidden)
+    )
+    attention = _attention(job, operators, n)
+    passes = operators.passes(_passed_bytes(job, n) * fitted("pass_share"))
+    exchange = _tensor_exchange(job, n, operators.notes)
+    forward = products + attention + passes
+    again = {
+        "none": 0.0, "selective": 0.0 if job.software.fused_attention else attention,
+        "half": forward / 2, "full": forward,
+    }  # fmt: skip
+    return LayerTime(
+        products=products, attention=attention, passes=passes, exchange=exchange,
+        recompute=again[job.recompute],
+    )  # fmt: skip
+
+
+def operators_of(job: TrainingJob, notes: Notes) -> Operators:
+    """The job's device, as far as it was measured and fitted."""
+    return Operators(
+        device=job.device, precision=job.precision, matmul_scale=fitted(_scale(job)),
+        attention_efficiency=fitted("attention_efficiency"), notes=notes,
+    )  # fmt: skip
+
+
+def _family(job: TrainingJob) -> str:
+    """Devices that were fitted together: those with a measured curve in 16 bits, and later ones."""
+    return "A100" if job.device.matmul("bf16") is not None else "H100"
+
+
+def _scale(job: TrainingJob) -> str:
+    family = _family(job)
+    if family == "A100":
+        return "matmul_scale_A100"
+    kernels = "_torch" if job.software.kernels == "torch" else ""
+    return f"matmul_scale_{family}_{job.precision}{kernels}"
+
+
+def _attention(job: TrainingJob, operators: Operators, n: float) -> float:
+    """Scores and their product with values; where they are written, passes over them too."""
+    model = job.model
+    seen = job.software.counts_causal
+    operations = model.attention_operations(n, job.sequence, seen) / job.tensor
+    if job.software.fused_attention:
+        return operators.fused_attention(operations)
+    scores = n * job.sequence * model.heads / job.tensor
+    products = operations / operators.matmul_rate(min(job.sequence, 16 * model.head_width))
+    return products + operators.passes(scores * WIRE_BYTES * SCORE_PASSES * fitted("pass_share"))
+
+
+def _passed_bytes(job: TrainingJob, n: float) -> float:
+    """What a layer's operators read and write, forward, without products and attention: two norms,
+    two additions to the residual stream, the activation, the turn of queries and keys."""
+    model = job.model
+    whole = job.tensor if job.sequence_parallel else 1
+    residual = model.hidden * (2 * 2 + 2 * 3 + (1 if model.dropout else 0)) / whole
+    activation = model.ffn * model.experts_used * (3 if model.gated else 2) / job.tensor
+    turned = 2 * model.head_width * (model.heads + 2 * model.kv_heads) / job.tensor
+    nbytes = n * WIRE_BYTES * (residual + activation + turned)
+    if job.precision == "fp8":
+        cast = 2 * model.hidden + (model.head_width * model.heads + model.ffn) / job.tensor
+        nbytes += n * fitted("fp8_cast_bytes") * cast
+    return nbytes
+
+
+def _tensor_exchange(job: TrainingJob, n: float, notes: Notes) -> float:
+    """One all-reduce of a layer's activations, or the two halves of it."""
+    if job.tensor == 1:
+        return 0.0
+    nbytes = WIRE_BYTES * n * job.model.hidden
+    if job.device.all_reduce is not None and job.tensor <= job.device.domain_count:
+        return measured_all_reduce(job.tensor, nbytes, job.device.all_reduce, notes)
+    return 2 * ring_all_gather(job.tensor, nbytes, path_of(job.network))
+
+
+def head_time(job: TrainingJob, operators: Operators) -> float:
+    """Output layer and loss of a micro-batch, forward and backward."""
+    n = job.micro_batch * job.sequence / job.context
+    columns = job.model.vocab / job.tensor
+    return 3 * operators.matmul(n, job.model.hidden, columns) + operators.passes(
+        3 * n * columns * 4
+    )
+
+
+def path_of(network: Network) -> Path:
+    """What a rank has of a network."""
+    return Path(latency_s=network.latency_s, rate=network.rate * network.efficiency)

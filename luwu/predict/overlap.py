@@ -1,0 +1,49 @@
+"""Compute and communication at once: what is hidden, and what each costs the other.
+
+    V1  while both run, compute goes on at the rate r = 1 - kappa, communication at eta
+        C/r >= M/eta    C + (1 - r) M/eta          communication is hidden
+        otherwise       C/r + M - eta C/r          compute is
+
+Collectives that run on the device itself take some of it (kappa) and lose some of their bandwidth
+to it (eta); a SmartNIC does neither. Source: derived; the two numbers are fitted or published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KAPPA = 0.15
+"""Of a device's compute, what collectives take that run on it. Source: Calculon's prior."""
+ETA = {1: 1.0, 2: 0.98, 4: 0.74, 8: 0.69}
+"""Of a collective's bandwidth, what is left beside a matrix product, by ranks. Source: DisDP, which
+gives the gain of collectives off the device: 2, 35 and 44 %."""
+
+
+def eta(ranks: int) -> float:
+    """`ETA` between its points, and the last one beyond."""
+    if ranks >= 8:
+        return ETA[8]
+    low = max(each for each in ETA if each <= ranks)
+    high = min(each for each in ETA if each >= ranks)
+    share = (ranks - low) / (high - low) if high > low else 0.0
+    return ETA[low] + share * (ETA[high] - ETA[low])
+
+
+@dataclass(frozen=True, slots=True)
+class Overlapped:
+    """What two things took that ran at once."""
+
+    seconds: float
+    """In all."""
+    exposed: float
+    """Of it, more than the compute alone."""
+
+
+def overlapped(compute: float, exchange: float, *, kappa: float, eta: float) -> Overlapped:
+    """Seconds of both at once (V1); the exchange may begin with the compute."""
+    slowed = compute / (1 - kappa)
+    if slowed >= exchange / eta:
+        seconds = compute + kappa * exchange / eta
+    else:
+        seconds = slowed + exchange - eta * slowed
+    return Overlapped(seconds, seconds - compute)

@@ -1,0 +1,69 @@
+"""A step of data parallel training whose states are sharded: ZeRO-3 and FSDP.
+
+    Z1  bytes on the wire     (gathers * 2 + gradient) Psi (N - 1)/N for each micro-batch and rank
+    Z2  a micro-batch         compute and exchange at once (V1), and the first gather and the last
+                              reduction, which nothing hides
+    Z3  a step                micro-batches one after the other, then Adam on a share
+
+Weights are gathered for forward and again for backward; where forward is computed again, they are
+there already. What carries it depends on the ring: one that goes through all ports of a host in
+parallel has their sum, a flat one has one of them. Source: Rajbhandari et al. arXiv 1910.02054;
+rows of SC'21, table 2.
+"""
+
+from __future__ import annotations
+
+import math
+
+from luwu.predict.collectives import Path, ring_all_gather
+from luwu.predict.curves import Notes
+from luwu.predict.job import StepTime, TrainingJob
+from luwu.predict.layers import head_time, layer_time, operators_of
+from luwu.predict.operators import WIRE_BYTES
+from luwu.predict.overlap import KAPPA, eta, overlapped
+from luwu.predict.software import fitted
+from luwu.predict.training import OPTIMIZER_BYTES
+
+GATHERS = 2
+
+
+def predict_sharded_step(job: TrainingJob) -> StepTime:
+    """The time of a step of ZeRO-3 or FSDP (Z3)."""
+    notes = Notes()
+    operators = operators_of(job, notes)
+    model, path = job.model, sharded_path(job)
+    layer = layer_time(job, operators)
+    fused = job.software.fused_attention
+    compute = {
+        "products": 3 * model.layers * layer.products,
+        "attention": (3.5 if fused else 3) * model.layers * layer.attention,
+        "memory": 3 * model.layers * layer.passes,
+        "recomputation": model.layers * layer.recompute,
+        "output layer": head_time(job, operators),
+    }
+    gradient = job.software.gradient_bytes
+    both = (GATHERS * WIRE_BYTES + gradient) * model.parameters
+    exchange = ring_all_gather(job.devices, both, path)
+    hidden = overlapped(
+        sum(compute.values()), exchange, kappa=KAPPA, eta=eta(job.devices)
+    )  # fmt: skip
+    ends = ring_all_gather(job.devices, (WIRE_BYTES + gradient) * model.layer_parameters, path)
+    m = job.micro_batches
+    parts = {name: m * seconds for name, seconds in compute.items()}
+    parts["exchange"] = m * (hidden.exposed + ends)
+    parts["optimizer"] = operators.passes(model.parameters * OPTIMIZER_BYTES / job.devices)
+    parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
+    return StepTime(parts=parts, micro_batches=m, notes=notes)
+
+
+def sharded_path(job: TrainingJob) -> Path:
+    """What a rank has of the ring through all devices."""
+    device, network, software = job.device, job.network, job.software
+    inside = device.domain_rate
+    if job.devices <= software.host_devices and inside is not None:
+        bus = device.all_reduce
+        rate = inside if bus is None else bus.rates[-1]
+        return Path(latency_s=network.hop_s, rate=rate)
+    rate = network.rate * network.efficiency
+    rate *= software.host_devices if software.ring == "hierarchical" else fitted("flat_ring")
+    return Path(latency_s=network.latency_s, rate=rate if inside is None else min(rate, inside))

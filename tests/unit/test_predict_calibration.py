@@ -1,0 +1,86 @@
+"""What was published, beside what is predicted: how far off the model may be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+
+from luwu.predict.calibration import compare, compare_memory, training_rows
+from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.memory import sharded_state_bytes
+from luwu.predict.overlap import eta, overlapped
+from luwu.predict.zero import predict_sharded_step
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load()
+
+
+def test_calibration_of_training(catalogue: Catalogue) -> None:
+    """Goal: all rows within 8 % in the mean and 15 % at most. They were fitted to, so this says
+    that the form is right, not how good it is at what it has not seen."""
+    errors = [abs(compare(row).error) for row in training_rows(catalogue)]
+    assert len(errors) == 53
+    assert mean(errors) < 0.08
+    assert max(errors) < 0.15
+
+
+def test_calibration_of_memory(catalogue: Catalogue) -> None:
+    """Goal: memory within 3 %; nothing of it is fitted."""
+    rows = compare_memory(catalogue)
+    assert len(rows) == 6
+    assert all(abs(row.error) < 0.03 for row in rows), rows
+
+
+def test_rows_keep_their_order(catalogue: Catalogue) -> None:
+    """Goal: whom the model calls faster is faster: ZeRO-3 against tensor and pipeline parallel on
+    as many devices (C3)."""
+    rows = [
+        compare(row) for row in training_rows(catalogue)
+        if row.group == "C3" and row.job.devices in (384, 768, 1536)
+    ]  # fmt: skip
+    for devices in (384, 768, 1536):
+        both = {each.row.system: each for each in rows if each.row.job.devices == devices}
+        assert both["3d"].row.published > both["zero3"].row.published
+        assert both["3d"].predicted > both["zero3"].predicted
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.15])
+@pytest.mark.parametrize("left", [1.0, 0.7])
+def test_predict_laws_overlap(kappa: float, left: float) -> None:
+    """Goal: never shorter than the longer one, never longer than both after each other by more than
+    they disturb one another; at no disturbance exactly the longer one; and no jump between the
+    forms."""
+    for exchange in (0.0, 0.5, 1.0, 2.0, 10.0):
+        both = overlapped(1.0, exchange, kappa=kappa, eta=left)
+        assert both.seconds >= max(1.0, exchange) - 1e-12
+        assert both.exposed == pytest.approx(both.seconds - 1.0)
+        if kappa == 0 and left == 1:
+            assert both.seconds == max(1.0, exchange)
+    border = left / (1 - kappa)
+    below = overlapped(1.0, border * (1 - 1e-9), kappa=kappa, eta=left).seconds
+    above = overlapped(1.0, border * (1 + 1e-9), kappa=kappa, eta=left).seconds
+    assert below == pytest.approx(above, rel=1e-6)
+
+
+def test_collectives_lose_more_with_more_ranks() -> None:
+    """Goal: the published points, and what lies between them."""
+    assert [eta(ranks) for ranks in (1, 2, 4, 8, 64)] == [1.0, 0.98, 0.74, 0.69, 0.69]
+    assert 0.74 < eta(3) < 0.98
+
+
+def test_predict_laws_sharded_steps(catalogue: Catalogue) -> None:
+    """Goal: one device exchanges nothing; more devices hold less each; a faster network is never
+    slower; every part counts."""
+    row = next(row for row in training_rows(catalogue) if row.system == "zero3")
+    alone = predict_sharded_step(replace(row.job, devices=1, batch=row.job.micro_batch))
+    assert alone.parts["exchange"] == 0
+    faster = replace(row.job, network=replace(row.job.network, rate=2 * row.job.network.rate))
+    assert predict_sharded_step(faster).seconds < predict_sharded_step(row.job).seconds
+    twice = replace(row.job, devices=2 * row.job.devices, batch=2 * row.job.batch)
+    assert sharded_state_bytes(twice) < sharded_state_bytes(row.job)
+    step = predict_sharded_step(row.job)
+    assert step.seconds == sum(step.parts.values())
