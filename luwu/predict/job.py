@@ -82,6 +82,8 @@ class StepTime:
     parts: dict[str, float]
     micro_batches: int
     notes: Notes = field(default_factory=Notes)
+    resources: dict[str, float] = field(default_factory=dict)
+    """Seconds that each is busy, where several work at once."""
 
     @property
     def seconds(self) -> float:
@@ -90,5 +92,6 @@ class StepTime:
 
     @property
     def binding(self) -> str:
-        """What takes most."""
-        return max(self.parts, key=lambda name: self.parts[name])
+        """What takes most; where several work at once, the one that the others wait for."""
+        busy = self.resources or self.parts
+        return max(busy, key=lambda name: busy[name])

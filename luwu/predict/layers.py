@@ -60,6 +60,19 @@ def layer_time(job: TrainingJob, operators: Operators) -> LayerTime:
     )  # fmt: skip
 
 
+def compute_time(job: TrainingJob, operators: Operators) -> dict[str, float]:
+    """Of all layers, forward and backward, of a micro-batch on a device that has them all (T2)."""
+    layer, layers = layer_time(job, operators), job.model.layers
+    fused = job.software.fused_attention
+    return {
+        "products": 3 * layers * layer.products,
+        "attention": (3.5 if fused else 3) * layers * layer.attention,
+        "memory": 3 * layers * layer.passes,
+        "recomputation": layers * layer.recompute,
+        "output layer": head_time(job, operators),
+    }
+
+
 def operators_of(job: TrainingJob, notes: Notes) -> Operators:
     """The job's device, as far as it was measured and fitted."""
     return Operators(

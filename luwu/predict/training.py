@@ -16,7 +16,7 @@ import math
 from luwu.predict.collectives import ring_all_gather, send
 from luwu.predict.curves import Notes
 from luwu.predict.job import StepTime, TrainingJob
-from luwu.predict.layers import head_time, layer_time, operators_of, path_of
+from luwu.predict.layers import compute_time, layer_time, operators_of, path_of
 from luwu.predict.operators import WIRE_BYTES, Operators
 from luwu.predict.software import fitted
 
@@ -28,21 +28,13 @@ def predict_step(job: TrainingJob) -> StepTime:
     """The time of a step (T4). Raises ConfigError for a device that lacks a precision."""
     notes = Notes()
     operators = operators_of(job, notes)
-    layer = layer_time(job, operators)
-    model, m = job.model, job.micro_batches
-    layers = model.layers / job.pipeline
-    fused = job.software.fused_attention
-    shown = 1 - fitted("tensor_overlap") if job.software.overlaps_tensor else 1.0
-    forward_backward = {
-        "products": 3 * layer.products,
-        "attention": (3.5 if fused else 3) * layer.attention,
-        "memory": 3 * layer.passes,
-        "recomputation": layer.recompute,
-        "tensor exchange": _exchanges(job) * layer.exchange * shown,
-    }
-    stage = {name: layers * seconds for name, seconds in forward_backward.items()}
+    m = job.micro_batches
+    whole = compute_time(job, operators)
+    head = whole.pop("output layer")
+    stage = {name: seconds / job.pipeline for name, seconds in whole.items()}
+    stage["tensor exchange"] = _tensor_exchange(job, operators)
     parts = {name: m * seconds for name, seconds in stage.items()}
-    parts["output layer"] = m * head_time(job, operators)
+    parts["output layer"] = m * head
     parts["bubble"] = (job.pipeline - 1) / job.virtual * sum(stage.values())
     parts["pipeline exchange"] = _pipeline_exchange(job)
     parts["data exchange"] = _data_exchange(job) * (1 - job.software.data_overlap)
@@ -51,10 +43,14 @@ def predict_step(job: TrainingJob) -> StepTime:
     return StepTime(parts=parts, micro_batches=m, notes=notes)
 
 
-def _exchanges(job: TrainingJob) -> float:
-    """All-reduces of a layer: two forward, two backward, two where forward is computed again; with
-    sequence parallel ranks, an all-gather of what was kept in parts."""
-    return {"full": 6.0}.get(job.recompute, 4.0) + (0.5 if job.sequence_parallel else 0.0)
+def _tensor_exchange(job: TrainingJob, operators: Operators) -> float:
+    """Of a stage's micro-batch: two all-reduces of a layer forward, two backward, two where forward
+    is computed again; with sequence parallel ranks, an all-gather of what was kept in parts."""
+    count = {"full": 6.0, "half": 5.0}.get(job.recompute, 4.0)
+    count += 0.5 if job.sequence_parallel else 0.0
+    shown = 1 - fitted("tensor_overlap") if job.software.overlaps_tensor else 1.0
+    layers = job.model.layers / job.pipeline
+    return layers * count * shown * layer_time(job, operators).exchange
 
 
 def _pipeline_exchange(job: TrainingJob) -> float:

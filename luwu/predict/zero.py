@@ -18,7 +18,7 @@ import math
 from luwu.predict.collectives import Path, ring_all_gather
 from luwu.predict.curves import Notes
 from luwu.predict.job import StepTime, TrainingJob
-from luwu.predict.layers import head_time, layer_time, operators_of
+from luwu.predict.layers import compute_time, operators_of
 from luwu.predict.operators import WIRE_BYTES
 from luwu.predict.overlap import KAPPA, eta, overlapped
 from luwu.predict.software import fitted
@@ -32,15 +32,7 @@ def predict_sharded_step(job: TrainingJob) -> StepTime:
     notes = Notes()
     operators = operators_of(job, notes)
     model, path = job.model, sharded_path(job)
-    layer = layer_time(job, operators)
-    fused = job.software.fused_attention
-    compute = {
-        "products": 3 * model.layers * layer.products,
-        "attention": (3.5 if fused else 3) * model.layers * layer.attention,
-        "memory": 3 * model.layers * layer.passes,
-        "recomputation": model.layers * layer.recompute,
-        "output layer": head_time(job, operators),
-    }
+    compute = compute_time(job, operators)
     gradient = job.software.gradient_bytes
     both = (GATHERS * WIRE_BYTES + gradient) * model.parameters
     exchange = ring_all_gather(job.devices, both, path)

@@ -1,0 +1,163 @@
+"""LuWu and the systems that offload, predicted: laws that hold whatever the numbers are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.hardware import Processor
+from luwu.predict.hosts import Host
+from luwu.predict.in_network import OptimizerNodes, predict_in_network_step
+from luwu.predict.job import TrainingJob
+from luwu.predict.offload import Offload, predict_offload_step
+from luwu.predict.software import software
+from luwu.predict.zero import predict_sharded_step
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load()
+
+
+@pytest.fixture
+def job(catalogue: Catalogue) -> TrainingJob:
+    """Eight workers with one device each, at 100 Gbit/s."""
+    return TrainingJob(
+        model=catalogue.model("GPT-175B"), device=catalogue.device("A100-40"),
+        network=catalogue.network("roce-100g"),
+        software=replace(software("composer-2023"), host_devices=1), devices=8, sequence=2048,
+        batch=16, micro_batch=2, recompute="full",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def host(catalogue: Catalogue) -> Host:
+    processor = Processor(name="some", cores_count=26, memory_rate=188e9)
+    disk = catalogue.disk("P5510-3.84T")
+    return Host(processor=processor, memory_bytes=512e9, disk=disk, disks=12)
+
+
+@pytest.fixture
+def nodes(host: Host, job: TrainingJob) -> OptimizerNodes:
+    return OptimizerNodes(host=host, network=job.network)
+
+
+def test_predict_laws_the_node_does_not_feel_the_workers(
+    job: TrainingJob, nodes: OptimizerNodes
+) -> None:
+    """Goal: bytes and seconds of each resource of the node are the same for 1 and for 1,000
+    workers; but for the straggling, so is the step."""
+    found = [
+        predict_in_network_step(replace(job, devices=n, batch=2 * n), nodes) for n in (1, 8, 1000)
+    ]
+    assert found[0].resources == found[1].resources == found[2].resources
+    steps = [step.seconds - step.parts["straggling"] for step in found]
+    assert steps[0] == pytest.approx(steps[1]) == pytest.approx(steps[2])
+
+
+def test_predict_laws_tokens_that_hide_the_network(
+    job: TrainingJob, nodes: OptimizerNodes, catalogue: Catalogue
+) -> None:
+    """Goal: the tokens of a worker's step at which its pull takes as long as its compute depend
+    neither on the size of the model nor on the number of workers (simulation.md 5.10)."""
+    breaks = []
+    for name in ("GPT-175B", "GPT-530B"):
+        step = predict_in_network_step(replace(job, model=catalogue.model(name)), nodes)
+        tokens = job.tokens / job.devices
+        breaks.append(tokens * step.resources["pull"] / step.resources["compute"])
+    assert breaks[0] == pytest.approx(breaks[1], rel=0.1)  # attention and vocabulary differ
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"host": {"disks": 24}},
+        {"host": {"processors": 4}},
+        {"network": {"rate": 25e9}},
+        {"cached": 0.5},
+        {"nodes": 2},
+    ],
+    ids=str,
+)
+def test_predict_laws_more_is_never_slower(
+    job: TrainingJob, nodes: OptimizerNodes, change: dict[str, Any]
+) -> None:
+    """Goal: more drives, memory, network, cache or nodes make no step longer."""
+    values = {
+        name: replace(getattr(nodes, name), **value) if isinstance(value, dict) else value
+        for name, value in change.items()
+    }
+    before = predict_in_network_step(job, nodes)
+    after = predict_in_network_step(job, replace(nodes, **values))
+    assert after.seconds <= before.seconds
+    assert all(after.resources[name] <= before.resources[name] for name in before.resources)
+
+
+def test_predict_laws_the_longest_binds(job: TrainingJob, nodes: OptimizerNodes) -> None:
+    """Goal: a step is its longest resource and its tail (and straggling), and says which it is."""
+    for disks, expected in ((12, "node memory"), (1, "disk write")):
+        step = predict_in_network_step(job, replace(nodes, host=replace(nodes.host, disks=disks)))
+        assert step.binding == expected
+        rest = step.parts["tail"] + step.parts["straggling"]
+        assert step.seconds == pytest.approx(step.resources[expected] + rest)
+        assert f"waiting for {expected}" in step.parts
+    much = predict_in_network_step(replace(job, batch=1024, micro_batch=128), nodes)
+    assert much.binding == "compute"
+
+
+def test_predict_laws_a_slow_switch_binds(job: TrainingJob, nodes: OptimizerNodes) -> None:
+    """Goal: what the switch can sum bounds the push, and nothing else."""
+    slow = predict_in_network_step(job, replace(nodes, aggregate_rate=1e9))
+    fast = predict_in_network_step(job, nodes)
+    assert slow.resources["push"] > fast.resources["push"]
+    assert slow.resources["pull"] == fast.resources["pull"]
+    assert slow.binding == "push"
+
+
+def test_predict_laws_offload(job: TrainingJob, host: Host) -> None:
+    """Goal: its step is never shorter than that of ZeRO-3 without the optimizer; drives are never
+    faster than memory; more of them are never slower."""
+    memory = Offload(host=replace(host, memory_bytes=1e13), devices=1)
+    drives = replace(memory, to_disk=True)
+    sharded = predict_sharded_step(job)
+    in_memory, on_drives = (predict_offload_step(job, each) for each in (memory, drives))
+    rest = sharded.parts["optimizer"] + sharded.parts["straggling"]
+    assert sharded.seconds - rest <= in_memory.seconds <= on_drives.seconds
+    few = replace(drives, host=replace(host, disks=1))
+    assert on_drives.seconds < predict_offload_step(job, few).seconds
+    assert predict_offload_step(job, few).parts["optimizer stage"] == pytest.approx(
+        few.host.write(12 * job.model.parameters / 8)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"memory_bytes": 100e9}, r"memory_bytes: a host has 100 GB, and 306 GB .*take 25 devices"),
+        ({"disk": None}, r"disks: 12 of them, but no disk is named"),
+    ],
+)
+def test_bad_prediction_offload(
+    job: TrainingJob, host: Host, change: dict[str, Any], said: str
+) -> None:
+    """Goal: states that do not fit are refused, with what would."""
+    with pytest.raises(ConfigError, match=said):
+        predict_offload_step(job, Offload(host=replace(host, **change), devices=1))
+
+
+def test_bad_prediction_nodes(job: TrainingJob, nodes: OptimizerNodes, host: Host) -> None:
+    """Goal: a node without drives for a state that is out of core, and shares that are none."""
+    with pytest.raises(ConfigError, match="there is no disk"):
+        predict_in_network_step(job, replace(nodes, host=replace(host, disk=None, disks=0)))
+    with pytest.raises(ConfigError, match="cached: 2 is no share"):
+        replace(nodes, cached=2)
+    with pytest.raises(ConfigError, match="pulls are 1 or 2"):
+        replace(nodes, pulls=3)
+    with pytest.raises(ConfigError, match="at least 1"):
+        Offload(host=host, devices=0)
+    with pytest.raises(ConfigError, match="only with to_disk"):
+        Offload(host=host, devices=1, weights_to_disk=True)
