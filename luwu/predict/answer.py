@@ -12,7 +12,12 @@ from luwu.base.quantities import format_bytes
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.in_network import OptimizerNodes
 from luwu.predict.job import StepTime, TrainingJob
-from luwu.predict.memory import activation_bytes, sharded_state_bytes, state_bytes
+from luwu.predict.memory import (
+    activation_bytes,
+    replicated_state_bytes,
+    sharded_state_bytes,
+    state_bytes,
+)
 from luwu.predict.operators import WIRE_BYTES
 from luwu.predict.question import Question
 from luwu.predict.sensitivity import elasticities
@@ -80,6 +85,8 @@ def _memory(question: Question) -> dict[str, float]:
     activations = activation_bytes(job)
     if question.system == "3d":
         return {"states": state_bytes(job), "activations": activations}
+    if question.system in ("ddp", "atp"):
+        return {"states": replicated_state_bytes(job), "activations": activations}
     if question.system == "zero3":
         return {"states": sharded_state_bytes(job), "activations": activations}
     window = 3 * WIRE_BYTES * 2 * job.model.layer_parameters

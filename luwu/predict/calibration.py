@@ -15,16 +15,13 @@ from typing import Any
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.job import TrainingJob
 from luwu.predict.memory import activation_bytes, state_bytes
+from luwu.predict.question import ALONE
 from luwu.predict.software import software
-from luwu.predict.training import predict_step
-from luwu.predict.zero import predict_sharded_step
 
 _JOB_KEYS = (
     "sequence", "micro_batch", "tensor", "pipeline", "virtual", "context", "sequence_parallel",
     "recompute", "precision",
 )  # fmt: skip
-
-STEPS = {"3d": predict_step, "zero3": predict_sharded_step}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +86,7 @@ def _rows(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Row]:
 
 def compare(row: Row) -> Compared:
     """What the model says of a row."""
-    seconds = STEPS[row.system](row.job).seconds
+    seconds = ALONE[row.system](row.job).seconds
     if row.unit == "s":
         return Compared(row=row, predicted=seconds)
     if row.unit == "token/s":

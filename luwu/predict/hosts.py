@@ -18,6 +18,8 @@ ADAM_BYTES = 28
 """For a parameter: gradient, master and two moments read, the last three written."""
 STATE_BYTES = 12
 """Master and two moments."""
+STREAM_SHARE = 0.8
+"""Of a socket's peak that STREAM usually reaches; assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +38,13 @@ class Host:
 
     @property
     def memory_rate(self) -> float:
-        """Of all sockets, as programs reach it."""
-        return self.processors * self.processor.memory_rate * fitted("host_memory_efficiency")
+        """Of all sockets, as a stream of reads and writes reaches it."""
+        return self.processors * self.processor.memory_rate * STREAM_SHARE
 
     def adam(self, parameters: float) -> float:
-        """Seconds to update so many parameters that are in memory (H1)."""
-        return ADAM_BYTES * parameters / self.memory_rate
+        """Seconds in which DeepSpeed's Adam updates so many parameters in memory (H1)."""
+        rate = self.processors * self.processor.memory_rate * fitted("host_memory_efficiency")
+        return ADAM_BYTES * parameters / rate
 
     def read(self, nbytes: float) -> float:
         """Seconds to read so much from all drives."""

@@ -36,6 +36,11 @@ def sharded_state_bytes(job: TrainingJob) -> float:
     return SHARDED_STATE_BYTES * job.model.parameters / job.devices + window
 
 
+def replicated_state_bytes(job: TrainingJob) -> float:
+    """Of a device with a whole model: nothing is shared."""
+    return SHARDED_STATE_BYTES * float(job.model.parameters)
+
+
 def activation_bytes(job: TrainingJob) -> float:
     """Of the first stage, which keeps most (Y3)."""
     stages = job.pipeline

@@ -12,7 +12,7 @@
     recompute = "full"
 
     [node]                       of luwu: where the state is
-    processor = "Xeon-Gold-5320"
+    processor = "Xeon-5320"
     disk = "P5510-3.84T"
     disks = 12
     memory_bytes = "512 GiB"
@@ -37,6 +37,7 @@ from luwu.predict.hosts import Host
 from luwu.predict.in_network import OptimizerNodes, predict_in_network_step
 from luwu.predict.job import StepTime, TrainingJob
 from luwu.predict.offload import Offload, predict_offload_step
+from luwu.predict.replicated import predict_replicated_step, predict_switch_summed_step
 from luwu.predict.software import software
 from luwu.predict.training import predict_step
 from luwu.predict.units import Dimension
@@ -48,7 +49,16 @@ SYSTEMS: Final = {
     "zero-offload": "the same, with optimizer state in the memory of hosts",
     "zero-infinity": "the same, with optimizer state on drives of hosts",
     "3d": "tensor, pipeline, context and data parallel ranks",
+    "ddp": "a whole model on each device, gradients reduced among them",
+    "atp": "the same, gradients summed by a switch",
 }
+ALONE: Final = {
+    "zero3": predict_sharded_step,
+    "3d": predict_step,
+    "ddp": predict_replicated_step,
+    "atp": predict_switch_summed_step,
+}
+"""Systems that are a job and nothing else."""
 _DEGREES: Final = ("tensor", "pipeline", "virtual", "context")
 _WHOLE: Final = ("devices", "sequence", "batch", "micro_batch", *_DEGREES)
 _NAMES: Final = ("system", "model", "device", "network", "software", "recompute", "precision")
@@ -84,7 +94,7 @@ class Question:
             return predict_in_network_step(self.job, self.part)
         if isinstance(self.part, Offload):
             return predict_offload_step(self.job, self.part)
-        return {"zero3": predict_sharded_step, "3d": predict_step}[self.system](self.job)
+        return ALONE[self.system](self.job)
 
 
 def read_question(path: Path, catalogue: Catalogue) -> Question:

@@ -10,6 +10,7 @@ import pytest
 from luwu.predict.calibration import compare, compare_memory, training_rows
 from luwu.predict.catalogue import Catalogue, load
 from luwu.predict.memory import sharded_state_bytes
+from luwu.predict.offload_calibration import compare_offload
 from luwu.predict.overlap import eta, overlapped
 from luwu.predict.zero import predict_sharded_step
 
@@ -33,6 +34,14 @@ def test_calibration_of_memory(catalogue: Catalogue) -> None:
     rows = compare_memory(catalogue)
     assert len(rows) == 6
     assert all(abs(row.error) < 0.03 for row in rows), rows
+
+
+def test_calibration_of_offload(catalogue: Catalogue) -> None:
+    """Goal: rows of offloading within 20 %, and LuWu first wherever it was."""
+    rows = compare_offload(catalogue)
+    assert len(rows) == 9
+    assert all(abs(row.error) < 0.20 for row in rows), rows
+    assert all(row.predicted > 1 for row in rows if row.group == "C9")
 
 
 def test_rows_keep_their_order(catalogue: Catalogue) -> None:

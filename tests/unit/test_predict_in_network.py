@@ -14,6 +14,7 @@ from luwu.predict.hosts import Host
 from luwu.predict.in_network import OptimizerNodes, predict_in_network_step
 from luwu.predict.job import TrainingJob
 from luwu.predict.offload import Offload, predict_offload_step
+from luwu.predict.replicated import predict_replicated_step, predict_switch_summed_step
 from luwu.predict.software import software
 from luwu.predict.zero import predict_sharded_step
 
@@ -99,7 +100,7 @@ def test_predict_laws_more_is_never_slower(
 
 def test_predict_laws_the_longest_binds(job: TrainingJob, nodes: OptimizerNodes) -> None:
     """Goal: a step is its longest resource and its tail (and straggling), and says which it is."""
-    for disks, expected in ((12, "node memory"), (1, "disk write")):
+    for disks, expected in ((12, "pull"), (1, "disk write")):
         step = predict_in_network_step(job, replace(nodes, host=replace(nodes.host, disks=disks)))
         assert step.binding == expected
         rest = step.parts["tail"] + step.parts["straggling"]
@@ -116,6 +117,21 @@ def test_predict_laws_a_slow_switch_binds(job: TrainingJob, nodes: OptimizerNode
     assert slow.resources["push"] > fast.resources["push"]
     assert slow.resources["pull"] == fast.resources["pull"]
     assert slow.binding == "push"
+
+
+def test_predict_laws_replicated(job: TrainingJob) -> None:
+    """Goal: one device reduces nothing; a switch that sums sends each byte once up and once down,
+    whatever the number of devices; more bandwidth is never slower."""
+    one = replace(job, devices=1, batch=2)
+    assert predict_replicated_step(one).parts["exchange"] == 0
+    assert predict_switch_summed_step(one).parts["exchange"] == 0
+    two, many = (
+        predict_switch_summed_step(replace(job, devices=n, batch=2 * n)) for n in (2, 1000)
+    )
+    assert two.parts["exchange"] == many.parts["exchange"]
+    faster = replace(job, network=replace(job.network, rate=2 * job.network.rate))
+    for predict in (predict_replicated_step, predict_switch_summed_step):
+        assert predict(faster).seconds < predict(job).seconds
 
 
 def test_predict_laws_offload(job: TrainingJob, host: Host) -> None:
