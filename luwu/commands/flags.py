@@ -41,7 +41,7 @@ class Verb:
     keys_of: str = ""
     """The verb whose keys are flags of this one too."""
     rest: str = "none"
-    """What may stand beside the flags: `none`, `one` word, `two` words, or `script` with all that
+    """What may stand beside the flags: `none`, `one` word, `two`, `many`, or `script` with all that
     follows."""
     presets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 

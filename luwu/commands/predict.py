@@ -15,13 +15,13 @@ from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.predict import validate
-from luwu.predict.answer import answer, text
+from luwu.predict.answer import answer, side_by_side, text
 from luwu.predict.catalogue import Catalogue, load
 from luwu.predict.question import read_question
 
 VERB: Final = Verb(
     name="predict",
-    usage="luwu predict step FILE.toml | validate [--json] [--catalogue FILE]",
+    usage="luwu predict step FILE | compare FILE... | validate [--json] [--catalogue FILE]",
     text=(
         "Predict a step of training on machines that are not here: its time, what binds, memory,\n"
         "and which numbers the answer hangs on; or compare predictions with published results."
@@ -31,13 +31,13 @@ VERB: Final = Verb(
         Flag(name="catalogue", shape="FILE", text="TOML with your own hardware and models"),
     ),
     has_keys=False,
-    rest="two",
+    rest="many",
 )
 
 
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
-    does = {"step": _step, "validate": _validate}
+    does = {"step": _step, "compare": _compare, "validate": _validate}
     verb, *rest = parsed.rest or ("",)
     if verb not in does:
         raise ConfigError(
@@ -54,6 +54,13 @@ def _step(rest: Sequence[str], catalogue: Catalogue, as_json: bool) -> str:
         raise ConfigError(f"luwu predict step takes a file; usage: {VERB.usage}")
     document = answer(read_question(Path(rest[0]), catalogue), catalogue)
     return json.dumps(document, indent=1) if as_json else text(document)
+
+
+def _compare(rest: Sequence[str], catalogue: Catalogue, as_json: bool) -> str:
+    if not rest:
+        raise ConfigError(f"luwu predict compare takes files; usage: {VERB.usage}")
+    found = {name: answer(read_question(Path(name), catalogue), catalogue) for name in rest}
+    return json.dumps({"schema": 1, "answers": found}, indent=1) if as_json else side_by_side(found)
 
 
 def _validate(rest: Sequence[str], catalogue: Catalogue, as_json: bool) -> str:

@@ -6,6 +6,7 @@ are counted twice and never mixed: MFU without what is computed again, HFU with 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from luwu.base.quantities import format_bytes
@@ -178,3 +179,32 @@ def text(document: dict[str, Any]) -> str:
     ]
     lines += [f"warning: {each}" for each in document["warnings"]]
     return "\n".join(lines)
+
+
+_TABLE: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
+    "system": lambda a: a["system"],
+    "model": lambda a: a["asked"]["model"],
+    "devices": lambda a: f"{a['asked']['devices']} x {a['asked']['device']}",
+    "tokens a step": lambda a: f"{a['tokens']:,}",
+    "step": lambda a: f"{a['step_s']:.3f} s",
+    "tokens/s of a device": lambda a: f"{a['tokens_per_s_per_device']:,.0f}",
+    "MFU, HFU": lambda a: f"{a['mfu']:.1%}, {a['hfu']:.1%}",
+    "in the open": lambda a: f"{a['exposed_ratio']:.1%}",
+    "binds": lambda a: a["binding"],
+    "memory": lambda a: format_bytes(sum(a["memory_bytes"].values())),
+    "warnings": lambda a: str(len(a["warnings"]) or "none"),
+}
+
+
+def side_by_side(documents: dict[str, dict[str, Any]]) -> str:
+    """Several answers as a table, a column each; the first is what the others are compared with."""
+    columns = list(documents.values())
+    rows = {name: [cell(each) for each in columns] for name, cell in _TABLE.items()}
+    rates = [each["tokens_per_s_per_device"] for each in columns]
+    rows["against the first"] = [f"{rate / rates[0]:.2f}" for rate in rates]
+    rows = {"": list(documents), **rows}
+    widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
+    return "\n".join(
+        f"{name:<22}" + "  ".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
+        for name, cells in rows.items()
+    )

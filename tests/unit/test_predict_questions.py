@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,26 @@ def test_the_command(tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[st
     assert "did you mean step" in capsys.readouterr().err
 
 
+def test_systems_side_by_side(
+    tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: a column for each file, and how each compares with the first."""
+    names = []
+    for system in ("zero3", "ddp"):
+        file = tmp_path / f"{system}.toml"
+        table = {"system": system, **SMALL}
+        file.write_text("\n".join(f"{k} = {json.dumps(v)}" for k, v in table.items()))
+        names.append(str(file))
+    assert main(["predict", "compare", *names]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^system +zero3 +ddp$", said, re.MULTILINE)
+    assert re.search(r"^against the first +1\.00 +\d\.\d\d$", said, re.MULTILINE)
+    assert re.search(r"^warnings +none +1$", said, re.MULTILINE), said  # no whole model fits
+    assert main(["predict", "compare", *names, "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["answers"]) == names
+    assert main(["predict", "compare"]) == 2
+
+
 def test_validate(capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: all rows, and how far off they are."""
     assert main(["predict", "validate", "--json"]) == 0
@@ -153,3 +175,13 @@ def test_validate(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(found["training"]) == found["summary"]["training"]["rows"] == 53
     assert main(["predict", "validate"]) == 0
     assert "training: 53 rows, " in capsys.readouterr().out
+
+
+def test_examples_of_the_page_are_answered() -> None:
+    """Goal: every question of docs/predict.md is one."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "predict.md").read_text()
+    blocks = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    questions = [tomllib.loads(block) for block in blocks if "system =" in block]
+    assert len(questions) == 2
+    for table in questions:
+        assert make_question(table, load()).answer().seconds > 0
