@@ -5,8 +5,12 @@
     L2  up        gradient bytes * Psi / min(port of a worker, switch, port of the node): the switch
                   sums, so the node takes one gradient
     L3  read      12 Psi (1 - cached) / drives        L4  write    the same
-    L5  memory    [28 + 24 (1 - cached) dma + gradient + pulls * 2] Psi / memory rate
-    L6  a step    the longest of compute and L1 to L5, and the tail
+    L5  memory    [28 + 24 (1 - cached) dma + m (gradient + pulls * 2)] Psi / memory rate
+    L6  a step    its phases one after the other, each as long as its slowest resource, and the
+                  tail; at least L4, which goes on behind the next step
+        forward   compute, half of the pulls
+        backward  compute, the other half, push; in the last of a step, read and memory too: a unit
+                  is updated when its gradient is there, and needed again first what came last
     L7  tail      the first unit's gradient is the last to come, and its weights the first to be
                   needed: its push, read, update and pull, which nothing hides
 
@@ -28,9 +32,9 @@ from luwu.predict.layers import compute_time, operators_of
 from luwu.predict.operators import WIRE_BYTES
 from luwu.predict.software import fitted
 
-DMA = 2.0
-"""Passes over memory of what a drive reads or writes: by the drive, and by who uses it. 1 where the
-processor's cache takes part."""
+DMA = 1.0
+"""Passes over memory of what a drive reads or writes, besides those of the update: the processor's
+cache takes part (DDIO); 2 where it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +64,42 @@ class OptimizerNodes:
 def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime:
     """The time of a step (L6)."""
     notes = Notes()
-    operators = operators_of(job, notes)
-    compute = compute_time(job, operators)
+    compute = compute_time(job, operators_of(job, notes))
     m = job.micro_batches
     parts = {name: m * seconds for name, seconds in compute.items()}
-    computing = sum(parts.values())
-    resources = {"compute": computing, **node_resources(job, nodes, job.model.parameters)}
-    longest = max(resources, key=lambda name: resources[name])
-    if longest != "compute":
-        parts[f"waiting for {longest}"] = resources[longest] - computing
-    parts["tail"] = tail(job, nodes)
+    resources = node_resources(job, nodes, job.model.parameters)
+    waits: dict[str, float] = {}
+    binds = {"compute": 0.0}
+    for phase in _phases(job, compute, resources, nodes.pulls):
+        longest = max(phase, key=lambda name: phase[name])
+        binds[longest] = binds.get(longest, 0.0) + phase[longest]
+        waits[longest] = waits.get(longest, 0.0) + phase[longest] - phase["compute"]
+    parts |= {f"waiting for {name}": seconds for name, seconds in waits.items() if seconds}
+    parts["tail"] = tail(job, nodes, within=longest)
+    left = resources["disk write"] - sum(parts.values())
+    if left > 0:
+        parts["waiting for disk write"] = parts.get("waiting for disk write", 0.0) + left
+        binds["disk write"] = resources["disk write"]
     parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
-    return StepTime(parts=parts, micro_batches=m, notes=notes, resources=resources)
+    return StepTime(
+        parts=parts, micro_batches=m, notes=notes, bound_by=max(binds, key=lambda n: binds[n]),
+        resources={"compute": m * sum(compute.values()), **resources},
+    )  # fmt: skip
+
+
+def _phases(
+    job: TrainingJob, compute: dict[str, float], resources: dict[str, float], pulls: int
+) -> list[dict[str, float]]:
+    """Seconds of each resource in each phase of a step: they follow each other (L6)."""
+    m = job.micro_batches
+    again = compute["recomputation"]
+    forward_s = (sum(compute.values()) - again) / 3
+    backward_s = 2 * forward_s + again
+    pull_s, push_s = resources["pull"] / m, resources["push"] / m
+    forward = {"compute": forward_s, "pull": pull_s / pulls}
+    backward = {"compute": backward_s, "pull": pull_s * (1 - 1 / pulls), "push": push_s}
+    last = {name: resources[name] for name in ("disk read", "node memory")}
+    return [forward, backward] * (m - 1) + [forward, backward | last]
 
 
 def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -> dict[str, float]:
@@ -82,7 +110,7 @@ def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -
     down = nodes.pulls * WIRE_BYTES * parameters
     up = job.software.gradient_bytes * parameters
     host, away = nodes.host, (1 - nodes.cached) * STATE_BYTES * own
-    passed = ADAM_BYTES * own + 2 * DMA * away + (up + down) / nodes.nodes
+    passed = ADAM_BYTES * own + 2 * DMA * away + job.micro_batches * (up + down) / nodes.nodes
     return {
         "pull": job.micro_batches * down / min(worker, node),
         "push": job.micro_batches * up / min(worker, node, nodes.aggregate_rate),
@@ -92,14 +120,16 @@ def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -
     }
 
 
-def tail(job: TrainingJob, nodes: OptimizerNodes) -> float:
-    """What the first unit takes at the end of a step (L7); its write is behind the next step."""
-    unit = job.model.layer_parameters
-    resources = node_resources(job, nodes, unit)
+def tail(job: TrainingJob, nodes: OptimizerNodes, *, within: str) -> float:
+    """What the first unit takes at the end of a step (L7), but for the resource that backward waits
+    for already; its write is behind the next step."""
+    resources = node_resources(job, nodes, job.model.layer_parameters)
+    seconds = {name: resources[name] for name in ("disk read", "node memory")}
+    seconds["push"] = resources["push"] / job.micro_batches
+    seconds.pop(within, None)
     pull = resources["pull"] / (job.micro_batches * nodes.pulls)
-    push = resources["push"] / job.micro_batches
     hops = 2 * (job.network.latency_s + nodes.tiers * job.network.hop_s)
-    return push + resources["disk read"] + resources["node memory"] + pull + hops
+    return sum(seconds.values()) + pull + hops
 
 
 def _rate(network: Network) -> float:

@@ -84,6 +84,8 @@ class StepTime:
     notes: Notes = field(default_factory=Notes)
     resources: dict[str, float] = field(default_factory=dict)
     """Seconds that each is busy, where several work at once."""
+    bound_by: str = ""
+    """The one that the others wait for, where that is not who is busy longest."""
 
     @property
     def seconds(self) -> float:
@@ -93,5 +95,7 @@ class StepTime:
     @property
     def binding(self) -> str:
         """What takes most; where several work at once, the one that the others wait for."""
+        if self.bound_by:
+            return self.bound_by
         busy = self.resources or self.parts
         return max(busy, key=lambda name: busy[name])

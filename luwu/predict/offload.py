@@ -5,7 +5,8 @@
     F3  drives        12 bytes a parameter of that share read and written, and the 16-bit weights
                       read for each gather where they are on drives too
     F4  a step        micro-batches as ZeRO-3 (Z2), then the optimizer stage, which is not hidden
-    F5  its stage     the longest of F1 (up), F2 and F3: parts follow each other in a pipeline
+    F5  its stage     F1 (up), F2 and F3, one after the other, which is DeepSpeed's default; in a
+                      pipeline, the longest of them
 
 Sources: arXiv 2101.06840 and 2104.07857; that the optimizer stage is in the open by default, an
 independent study of GPUs that idle 40 to 70 % of a step.
@@ -35,6 +36,8 @@ class Offload:
     """ZeRO-Infinity: optimizer state on drives."""
     weights_to_disk: bool = False
     """And the 16-bit weights, which are read for every gather."""
+    pipelined: bool = False
+    """Reading, updating and writing overlap (`pipeline_read`, `pipeline_write`)."""
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -58,7 +61,8 @@ def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
     moved = job.micro_batches * (gradients + offload.host.read(gathers) if gathers else gradients)
     computing = sum(seconds for name, seconds in parts.items() if name != "exchange")
     parts["offload in backward"] = max(0.0, moved - computing)
-    parts["optimizer stage"] = max(resources.values())
+    stage = max if offload.pipelined else sum
+    parts["optimizer stage"] = stage(resources.values())
     parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
     busy = {"compute": computing, "exchange": parts["exchange"], **resources}
     return StepTime(

@@ -76,7 +76,7 @@ _SECTIONS: Final = {"luwu": "node", "zero-offload": "host", "zero-infinity": "ho
 _HOST_KEYS: Final = ("processor", "processors", "memory_bytes", "disk", "disks")
 _OWN_KEYS: Final = {
     "node": (*_HOST_KEYS, "network", "nodes", "cached", "aggregate_rate", "tiers", "pulls"),
-    "host": (*_HOST_KEYS, "devices", "weights_to_disk"),
+    "host": (*_HOST_KEYS, "devices", "weights_to_disk", "pipelined"),
 }
 
 
@@ -166,6 +166,7 @@ def _offload(
         host=_host("host.", table, catalogue), devices=_whole("host.devices", table["devices"]),
         to_disk=system == "zero-infinity",
         weights_to_disk=_flag("weights_to_disk", table),
+        pipelined=_flag("pipelined", table),
     )  # fmt: skip
 
 

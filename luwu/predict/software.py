@@ -34,8 +34,8 @@ class Software:
     gradient_bytes: float
     """That data parallel ranks reduce, of each parameter."""
     shards_optimizer: bool
-    offloads_collectives: bool = False
-    """To the network's own processors: they cost the device nothing."""
+    hides_gathers: bool = True
+    """Exchanges of sharded states run beside compute all the time, else a fitted share of it."""
     kernels: str = "vendor"
     """`vendor`: Megatron's and NeMo's own; `torch`: what PyTorch and its compiler make."""
     ring: str = "hierarchical"

@@ -98,16 +98,33 @@ def test_predict_laws_more_is_never_slower(
     assert all(after.resources[name] <= before.resources[name] for name in before.resources)
 
 
-def test_predict_laws_the_longest_binds(job: TrainingJob, nodes: OptimizerNodes) -> None:
-    """Goal: a step is its longest resource and its tail (and straggling), and says which it is."""
-    for disks, expected in ((12, "pull"), (1, "disk write")):
-        step = predict_in_network_step(job, replace(nodes, host=replace(nodes.host, disks=disks)))
-        assert step.binding == expected
-        rest = step.parts["tail"] + step.parts["straggling"]
-        assert step.seconds == pytest.approx(step.resources[expected] + rest)
-        assert f"waiting for {expected}" in step.parts
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [({"memory": 188e9}, "node memory"), ({"memory": 1e12}, "pull"),
+     ({"memory": 188e9, "disks": 1}, "disk write")],
+)  # fmt: skip
+def test_predict_laws_the_slowest_binds(
+    job: TrainingJob, nodes: OptimizerNodes, change: dict[str, Any], expected: str
+) -> None:
+    """Goal: the slowest resource is named and waited for; no step is shorter than any resource is
+    busy, or than compute and what is waited for."""
+    processor = replace(nodes.host.processor, memory_rate=change["memory"])
+    host = replace(nodes.host, processor=processor, disks=change.get("disks", 12))
+    step = predict_in_network_step(job, replace(nodes, host=host))
+    assert step.binding == expected
+    assert step.parts[f"waiting for {expected}"] > 0
+    assert step.seconds >= max(step.resources.values())
     much = predict_in_network_step(replace(job, batch=1024, micro_batch=128), nodes)
     assert much.binding == "compute"
+
+
+def test_predict_laws_updates_wait_for_the_last_micro_batch(
+    job: TrainingJob, nodes: OptimizerNodes
+) -> None:
+    """Goal: two micro-batches pull and push twice and update once."""
+    one, two = (predict_in_network_step(replace(job, batch=16 * m), nodes) for m in (1, 2))
+    for name, times in (("pull", 2), ("push", 2), ("disk read", 1), ("disk write", 1)):
+        assert two.resources[name] == pytest.approx(times * one.resources[name])
 
 
 def test_predict_laws_a_slow_switch_binds(job: TrainingJob, nodes: OptimizerNodes) -> None:
@@ -138,7 +155,7 @@ def test_predict_laws_offload(job: TrainingJob, host: Host) -> None:
     """Goal: its step is never shorter than that of ZeRO-3 without the optimizer; drives are never
     faster than memory; more of them are never slower."""
     memory = Offload(host=replace(host, memory_bytes=1e13), devices=1)
-    drives = replace(memory, to_disk=True)
+    drives = replace(memory, to_disk=True, pipelined=True)
     sharded = predict_sharded_step(job)
     in_memory, on_drives = (predict_offload_step(job, each) for each in (memory, drives))
     rest = sharded.parts["optimizer"] + sharded.parts["straggling"]

@@ -1,0 +1,68 @@
+"""Engines: what does one job after another, in the order they came, each taking its time.
+
+A record holds every span of every engine, in seconds of virtual time. It is what timelines are made
+of, and what conservation is checked on: an engine is never at two jobs, and does what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import simpy
+
+Process: TypeAlias = Generator[simpy.events.Event, Any, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An engine was at a job."""
+
+    engine: str
+    job: str
+    start_s: float
+    end_s: float
+    amount: float
+    """Of bytes, or of whatever the engine counts."""
+
+
+@dataclass(slots=True)
+class Record:
+    """All spans, in the order in which they ended."""
+
+    spans: list[Span] = field(default_factory=list)
+
+    def of(self, engine: str) -> list[Span]:
+        """The spans of an engine."""
+        return [span for span in self.spans if span.engine == engine]
+
+    def busy_s(self, engine: str) -> float:
+        """Seconds at work."""
+        return sum(span.end_s - span.start_s for span in self.of(engine))
+
+    def amount(self, engine: str) -> float:
+        """All that it did."""
+        return sum(span.amount for span in self.of(engine))
+
+    @property
+    def end_s(self) -> float:
+        """When the last job was done."""
+        return max((span.end_s for span in self.spans), default=0.0)
+
+
+class Engine:
+    """Does jobs in the order they are asked for, `lanes` at a time."""
+
+    def __init__(self, env: simpy.Environment, record: Record, name: str, lanes: int = 1) -> None:
+        self.name = name
+        self._env, self._record = env, record
+        self._turn = simpy.Resource(env, capacity=lanes)
+
+    def work(self, job: str, seconds: float, amount: float = 0.0) -> Process:
+        """Wait for a turn, and be at the job for so long; to be yielded from a process."""
+        with self._turn.request() as turn:
+            yield turn
+            start_s = self._env.now
+            yield self._env.timeout(seconds)
+            self._record.spans.append(Span(self.name, job, start_s, self._env.now, amount))

@@ -1,0 +1,195 @@
+"""Steps of LuWu, unit by unit: what the closed form (L6) does not see.
+
+    compute   forward through the units, backward in reverse; waits for a unit's weights
+    down      pulls in the order in which compute will need them, `ahead` units before it at most
+    up        pushes, as backward ends a unit
+    read      a unit's state, when its gradient is on its way        memory   sum, update, publish
+    write     its state, when it is updated
+
+A forward pull of the next step waits until the unit is published: the first unit's gradient is the
+last to come and its weights the first to be needed, so that is where steps are seen to be chained.
+Workers are equal, so one stands for all; the switch sums and copies at the rate of the links.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import simpy
+
+from luwu.base.errors import ConfigError
+from luwu.predict.curves import Notes
+from luwu.predict.events.engines import Engine, Process, Record
+from luwu.predict.in_network import OptimizerNodes, node_resources
+from luwu.predict.job import TrainingJob
+from luwu.predict.layers import compute_time, operators_of
+from luwu.predict.model import Transformer
+
+STEPS = 4
+"""Played; the last one is measured, when all engines are in their stride."""
+AHEAD = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What is pulled and pushed together, and its seconds on every engine."""
+
+    name: str
+    parameters: float
+    forward_s: float
+    backward_s: float
+    pull_s: float
+    push_s: float
+    read_s: float
+    memory_s: float
+    write_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Steps that were played."""
+
+    record: Record
+    ends_s: tuple[float, ...]
+    """When compute was done with each step."""
+
+    @property
+    def step_s(self) -> float:
+        """Of the last step, from the end of the one before."""
+        return self.ends_s[-1] - self.ends_s[-2]
+
+    def busy_ratio(self, engine: str) -> float:
+        """How much of the last step an engine was at work."""
+        start, end = self.ends_s[-2], self.ends_s[-1]
+        busy = sum(
+            max(0.0, min(span.end_s, end) - max(span.start_s, start))
+            for span in self.record.of(engine)
+        )
+        return busy / (end - start)
+
+
+def units_of(job: TrainingJob, nodes: OptimizerNodes) -> list[Unit]:
+    """A unit for each layer, and one for embedding and output, which is used last."""
+    model = job.model
+    whole = compute_time(job, operators_of(job, Notes()))
+    head_s = whole.pop("output layer")
+    again_s = whole.pop("recomputation")
+    forward_s = sum(whole.values()) / 3
+    layers = [
+        _unit(job, nodes, f"layer {index}", model.layer_parameters,
+              forward_s / model.layers, (2 * forward_s + again_s) / model.layers)
+        for index in range(model.layers)
+    ]  # fmt: skip
+    return [*layers, _unit(job, nodes, "head", _rest(model), head_s / 3, 2 * head_s / 3)]
+
+
+def _rest(model: Transformer) -> float:
+    return float(model.parameters - model.layers * model.layer_parameters)
+
+
+def _unit(
+    job: TrainingJob, nodes: OptimizerNodes, name: str, parameters: float, forward_s: float,
+    backward_s: float,
+) -> Unit:  # fmt: skip
+    seconds = node_resources(job, nodes, parameters)
+    return Unit(
+        name=name, parameters=parameters, forward_s=forward_s, backward_s=backward_s,
+        pull_s=seconds["pull"] / nodes.pulls, push_s=seconds["push"],
+        read_s=seconds["disk read"], memory_s=seconds["node memory"],
+        write_s=seconds["disk write"],
+    )  # fmt: skip
+
+
+def play_steps(
+    job: TrainingJob, nodes: OptimizerNodes, *, steps: int = STEPS, ahead: int = AHEAD
+) -> Played:
+    """Play some steps of a micro-batch each. Raises ConfigError."""
+    if job.micro_batches != 1:
+        raise ConfigError(
+            "micro_batch: the event core plays one of each worker in a step, so "
+            f"{job.batch // job.devices} here"
+        )
+    if steps < 2 or ahead < 1:
+        raise ConfigError(f"steps is at least 2 and ahead at least 1, got {steps} and {ahead}")
+    env, record = simpy.Environment(), Record()
+    return _World(env, record, units_of(job, nodes), steps, ahead, nodes.pulls).play()
+
+
+class _World:
+    """Engines, and what each waits for."""
+
+    def __init__(
+        self, env: simpy.Environment, record: Record, units: list[Unit], steps: int, ahead: int,
+        pulls: int,
+    ) -> None:  # fmt: skip
+        self._env, self._record, self._units = env, record, units
+        self._steps, self._ahead, self._pulls = steps, ahead, pulls
+        self._engines = {
+            name: Engine(env, record, name)
+            for name in ("compute", "down", "up", "read", "memory", "write")
+        }
+        self._published: dict[tuple[int, int], simpy.Event] = {}
+        self._pulled: dict[tuple[int, int, int], simpy.Event] = {}
+        self._room = simpy.Container(env, capacity=ahead, init=ahead)
+        """Units that may still be pulled ahead of compute."""
+        self._ends: list[float] = []
+
+    def play(self) -> Played:
+        """All steps, to the last write."""
+        for step in range(self._steps + 1):
+            for index in range(len(self._units)):
+                self._published[step, index] = self._env.event()
+                for use in range(self._pulls):
+                    self._pulled[step, use, index] = self._env.event()
+        for index in range(len(self._units)):
+            self._published[0, index].succeed()
+        self._env.process(self._compute())
+        self._env.process(self._pull())
+        self._env.run()
+        return Played(self._record, tuple(self._ends))
+
+    def _uses(self) -> list[tuple[int, int]]:
+        """(use, unit) in the order in which a step needs them."""
+        order = list(range(len(self._units)))
+        forward = [(0, index) for index in order]
+        return forward + ([(1, index) for index in reversed(order)] if self._pulls == 2 else [])
+
+    def _pull(self) -> Process:
+        for step in range(self._steps):
+            for use, index in self._uses():
+                yield self._room.get(1)
+                yield self._published[step, index]
+                unit = self._units[index]
+                job = f"step {step} {unit.name}"
+                yield from self._engines["down"].work(job, unit.pull_s, unit.parameters)
+                self._pulled[step, use, index].succeed()
+
+    def _compute(self) -> Process:
+        engine = self._engines["compute"]
+        for step in range(self._steps):
+            for index, unit in enumerate(self._units):
+                yield self._pulled[step, 0, index]
+                yield from engine.work(f"step {step} forward {unit.name}", unit.forward_s)
+                if self._pulls == 2:
+                    yield self._room.put(1)
+            for index, unit in reversed(list(enumerate(self._units))):
+                if self._pulls == 2:
+                    yield self._pulled[step, 1, index]
+                yield from engine.work(f"step {step} backward {unit.name}", unit.backward_s)
+                yield self._room.put(1)
+                self._env.process(self._update(step, index))
+            self._ends.append(self._env.now)
+
+    def _update(self, step: int, index: int) -> Process:
+        """A unit's gradient travels up; the node updates and publishes it, and writes it down."""
+        unit = self._units[index]
+        job = f"step {step} {unit.name}"
+        reading = self._env.process(self._read(job, unit))
+        yield from self._engines["up"].work(job, unit.push_s, unit.parameters)
+        yield reading
+        yield from self._engines["memory"].work(job, unit.memory_s, unit.parameters)
+        self._published[step + 1, index].succeed()
+        yield from self._engines["write"].work(job, unit.write_s, unit.parameters)
+
+    def _read(self, job: str, unit: Unit) -> Process:
+        yield from self._engines["read"].work(job, unit.read_s, unit.parameters)

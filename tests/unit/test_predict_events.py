@@ -1,0 +1,179 @@
+"""The event core: equal to closed forms where it should be, and laws of what it records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.events.engines import Record
+from luwu.predict.events.in_network import play_steps
+from luwu.predict.events.pipelines import (
+    Stage,
+    layer_centric_unit_s,
+    run_pipeline,
+    step_centric_s,
+)
+from luwu.predict.in_network import OptimizerNodes, predict_in_network_step
+from luwu.predict.job import TrainingJob
+from luwu.predict.question import make_question
+
+MIB = 2.0**20
+STAGES = (
+    Stage("read", 60e9, 20e-6), Stage("update", 40e9, 5e-6), Stage("write", 35e9, 30e-6),
+    Stage("send", 12e9, 10e-6),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 500])
+def test_predict_laws_step_centric_is_its_closed_form(count: int) -> None:
+    """P1. Goal: equal chunks with room for all: the event core is the closed form, to rounding."""
+    record = run_pipeline([3 * MIB] * count, STAGES, in_flight=count)
+    assert record.end_s == pytest.approx(step_centric_s(3 * MIB * count, 3 * MIB, STAGES))
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3, 4, 8])
+def test_predict_laws_layer_centric_is_its_closed_form(in_flight: int) -> None:
+    """P2. Goal: with few units in flight the pace is that of the slowest stage, or of the buffers;
+    within 1 % over many units."""
+    count = 2000
+    record = run_pipeline([100 * MIB] * count, STAGES, in_flight)
+    expected = layer_centric_unit_s(100 * MIB, STAGES, in_flight)
+    assert record.end_s / count == pytest.approx(expected, rel=0.01)
+
+
+def test_predict_laws_a_large_unit_sets_the_pace() -> None:
+    """Goal: what closed forms of equal units miss: one embedding ten times as large as a layer
+    stops a pipeline of units, and not one of chunks."""
+    units = [1000 * MIB, *[100 * MIB] * 20]
+    by_unit = run_pipeline(units, STAGES, in_flight=2).end_s
+    chunks = [MIB] * int(sum(units) / MIB)
+    by_chunk = run_pipeline(chunks, STAGES, in_flight=64).end_s
+    assert by_chunk < by_unit
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_predict_laws_bytes_are_conserved_and_engines_do_one_thing(in_flight: int) -> None:
+    """Goal: every stage passes every byte once; a stage is never at two units, and a unit never at
+    two stages."""
+    units = [MIB * (1 + index % 5) for index in range(50)]
+    record = run_pipeline(units, STAGES, in_flight)
+    for stage in STAGES:
+        assert record.amount(stage.name) == sum(units)
+        spans = sorted(record.of(stage.name), key=lambda span: span.start_s)
+        assert all(a.end_s <= b.start_s for a, b in pairwise(spans))
+    for index in range(len(units)):
+        mine = [span for span in record.spans if span.job == f"unit {index}"]
+        assert [span.engine for span in mine] == [stage.name for stage in STAGES]
+        assert all(a.end_s <= b.start_s for a, b in pairwise(mine))
+
+
+def test_predict_laws_more_is_never_slower_in_events() -> None:
+    """Goal: no faster stage, and no more buffers, make it later."""
+    units = [MIB * (1 + index % 7) for index in range(60)]
+    base = run_pipeline(units, STAGES, 3).end_s
+    assert run_pipeline(units, STAGES, 4).end_s <= base
+    for at, stage in enumerate(STAGES):
+        faster = list(STAGES)
+        faster[at] = Stage(stage.name, 2 * stage.rate, stage.each_s)
+        assert run_pipeline(units, faster, 3).end_s <= base
+
+
+def test_predict_laws_two_runs_are_identical() -> None:
+    """Goal: the same record, span by span."""
+    units = [MIB * (1 + index % 7) for index in range(60)]
+    assert run_pipeline(units, STAGES, 3) == run_pipeline(units, STAGES, 3)
+    assert Record().end_s == 0
+
+
+def test_bad_prediction_buffers() -> None:
+    """Goal: a pipeline without room is refused."""
+    with pytest.raises(ConfigError, match="in_flight: 0"):
+        run_pipeline([MIB], STAGES, 0)
+
+
+# ---------------------------------------------------------------------- steps of LuWu
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load()
+
+
+def luwu(catalogue: Catalogue, **changes: Any) -> tuple[TrainingJob, OptimizerNodes]:
+    """GPT of 13 B on eight workers, at 100 Gbit/s."""
+    node = {"processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T", "disks": 12}
+    table = {
+        "system": "luwu", "model": "GPT-13B", "device": "A100-40", "network": "roce-100g",
+        "software": "deepspeed-2023", "devices": 8, "sequence": 2048, "batch": 32,
+        "micro_batch": 4, "recompute": "full", "node": node,
+    }  # fmt: skip
+    question = make_question({**table, **changes}, catalogue)
+    assert isinstance(question.part, OptimizerNodes)
+    return question.job, question.part
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "binding"), [(1, "node memory"), (4, "compute"), (64, "compute")]
+)
+def test_predict_laws_events_are_the_closed_form(
+    catalogue: Catalogue, micro_batch: int, binding: str
+) -> None:
+    """L6. Goal: with some units pulled ahead the event core is the closed form within 1 %, whatever
+    binds: the node's memory at small micro-batches, compute at large ones."""
+    job, nodes = luwu(catalogue, micro_batch=micro_batch, batch=8 * micro_batch)
+    closed = predict_in_network_step(job, nodes)
+    assert closed.binding == binding
+    expected = closed.seconds - closed.parts["straggling"]
+    assert play_steps(job, nodes).step_s == pytest.approx(expected, rel=0.01)
+
+
+def test_predict_laws_bytes_are_conserved_in_steps(catalogue: Catalogue) -> None:
+    """Goal: in each step every parameter is pulled twice, pushed, read, updated and written once;
+    nothing is used before it was pulled, nor pulled before it was published."""
+    job, nodes = luwu(catalogue)
+    played = play_steps(job, nodes, steps=3)
+    parameters = 3 * job.model.parameters
+    for engine in ("up", "read", "memory", "write"):
+        assert played.record.amount(engine) == pytest.approx(parameters)
+    assert played.record.amount("down") == pytest.approx(2 * parameters)
+    published = {span.job: span.end_s for span in played.record.of("memory")}
+    for span in played.record.of("down"):
+        _, step, *unit = span.job.split()
+        if int(step):
+            before = f"step {int(step) - 1} {' '.join(unit)}"
+            assert span.start_s >= published[before]
+
+
+def test_predict_laws_more_is_never_slower_in_steps(catalogue: Catalogue) -> None:
+    """Goal: no faster link or host, no further pull ahead makes a step longer."""
+    job, nodes = luwu(catalogue, micro_batch=8, batch=64)
+    base = play_steps(job, nodes).step_s
+    assert play_steps(job, nodes, ahead=16).step_s <= base * (1 + 1e-9)
+    faster = replace(nodes, host=replace(nodes.host, disks=24))
+    assert play_steps(job, faster).step_s <= base * (1 + 1e-9)
+    quick = replace(job.network, rate=2 * job.network.rate)
+    assert play_steps(replace(job, network=quick), replace(nodes, network=quick)).step_s < base
+
+
+def test_events_see_what_the_closed_form_does_not(catalogue: Catalogue) -> None:
+    """Goal: pulling a single unit ahead leaves gaps between compute and network; the closed form
+    has none, and is right where there is room for two."""
+    job, nodes = luwu(catalogue)
+    closed = predict_in_network_step(job, nodes)
+    one, two = (play_steps(job, nodes, ahead=ahead).step_s for ahead in (1, 2))
+    assert one > closed.seconds * 1.3
+    assert two == pytest.approx(closed.seconds - closed.parts["straggling"], rel=0.01)
+
+
+def test_bad_prediction_steps(catalogue: Catalogue) -> None:
+    """Goal: what the event core does not play is refused."""
+    job, nodes = luwu(catalogue, batch=64)
+    with pytest.raises(ConfigError, match="micro_batch: the event core plays one"):
+        play_steps(job, nodes)
+    with pytest.raises(ConfigError, match="ahead at least 1"):
+        play_steps(*luwu(catalogue), ahead=0)
