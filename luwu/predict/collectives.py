@@ -131,7 +131,12 @@ def torus_all_reduce(sizes: tuple[int, ...], nbytes: float, path: Path) -> float
 
 
 def measured_all_reduce(ranks: int, nbytes: float, bus: Curve, notes: Notes | None = None) -> float:
-    """By a curve of bus bandwidths (N13): what nccl-tests call so is bytes * 2(n-1)/n / time."""
+    """By a curve of bus bandwidths (N13): what nccl-tests call so is bytes * 2(n-1)/n / time.
+
+    No message takes less than the shortest that was measured: latency binds there, which rates
+    between its point and the next, of hundreds of times its size, would hide.
+    """
     if ranks == 1 or nbytes == 0:
         return 0.0
-    return 2 * (ranks - 1) / ranks * nbytes / bus.rate(nbytes, notes)
+    shortest_s = bus.sizes[0] / bus.rates[0]
+    return 2 * (ranks - 1) / ranks * max(shortest_s, nbytes / bus.rate(nbytes, notes))

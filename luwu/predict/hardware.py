@@ -126,6 +126,8 @@ class Processor:
     name: str
     cores_count: Count
     memory_rate: Rate
+    bf16: Operations | None = None
+    """Peak of dense matrix products with 16-bit operands."""
     power: Watts | None = None
     price: Dollars | None = None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from luwu.predict.calibration import compare, compare_memory, training_rows
 from luwu.predict.catalogue import Catalogue
+from luwu.predict.inference_calibration import compare_inference, inference_rows
 from luwu.predict.offload_calibration import compare_offload
 
 SCHEMA = 1
@@ -28,6 +29,14 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
         ],
         "memory": [_named(each) for each in compare_memory(catalogue)],
         "offload": [_named(each) for each in compare_offload(catalogue)],
+        "inference": [
+            {
+                "name": row.name, "unit": row.unit, "published": row.published,
+                "predicted": each.predicted, "error": each.error, "source": row.source,
+            }
+            for row in inference_rows(catalogue)
+            for each in [compare_inference(row)]
+        ],
     }  # fmt: skip
     summary = {}
     for name, rows in families.items():
@@ -55,6 +64,12 @@ def text(found: dict[str, Any]) -> str:
     for row in found["offload"]:
         published, predicted = f"{row['published']:6.2f}", f"{row['predicted']:6.2f}"
         lines.append(f"{row['name']:<34} {published} {predicted} {row['error']:+7.1%}")
+    lines.append("")
+    for row in found["inference"]:
+        published, predicted = f"{row['published']:9,.2f}", f"{row['predicted']:9,.2f}"
+        lines.append(
+            f"{row['name']:<48} {published} {predicted} {row['unit']} {row['error']:+7.1%}"
+        )
     lines.append("")
     for name, each in found["summary"].items():
         within = f"{each['mean']:.1%} in the mean, {each['max']:.1%} at most"

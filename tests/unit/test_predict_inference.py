@@ -1,0 +1,371 @@
+"""Inference: laws of prefill, decode and batches, on devices and on sockets; published rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.collectives import measured_all_reduce
+from luwu.predict.curves import Curve
+from luwu.predict.inference import (
+    predict_continuous,
+    predict_decode,
+    predict_inference,
+    predict_prefill,
+    small_all_reduce,
+    with_largest_batch,
+)
+from luwu.predict.inference_calibration import compare_inference, inference_rows
+from luwu.predict.inference_job import (
+    InferenceJob,
+    cache_bytes,
+    fixed_bytes,
+    layer_weight_bytes,
+    maximum_batch,
+    sequence_bytes,
+    weight_bytes,
+)
+from luwu.predict.inference_sockets import (
+    SocketJob,
+    predict_socket_prefill,
+    predict_socket_token,
+    socket_cache_bytes,
+    socket_weight_bytes,
+)
+from luwu.predict.model import Transformer
+
+EXPERTS = {
+    "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "gated": True,
+    "vocab": 32000, "experts": 8, "experts_used": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load()
+
+
+@pytest.fixture
+def job(catalogue: Catalogue) -> InferenceJob:
+    return InferenceJob(
+        model=catalogue.model("Llama3-70B"), device=catalogue.device("H100-80"),
+        network=catalogue.network("ib-ndr"), tensor=8, precision="fp8", kv_precision="fp8",
+        input_tokens=1024, output_tokens=256,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def sockets(catalogue: Catalogue) -> SocketJob:
+    return SocketJob(
+        model=catalogue.model("Qwen-72B"), processor=catalogue.processor("Xeon-8575C"),
+        network=catalogue.network("roce-100g"), inside=catalogue.network("upi"), sockets=4,
+        input_tokens=128, output_tokens=128,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(
+    ("tensor", "precision", "expected"),
+    [
+        (1, "bf16", 2 * 80 * 8 * 128 * 2),
+        (4, "bf16", 2 * 80 * 2 * 128 * 2),
+        (8, "fp8", 2 * 80 * 1 * 128),
+        (64, "fp8", 2 * 80 * 1 * 128),  # fewer heads of keys than ranks: copies
+        (8, "int8", 2 * 80 * (128 + 1)),  # a scale for each head
+    ],
+)
+def test_predict_laws_cache_bytes_are_exact(
+    job: InferenceJob, tensor: int, precision: str, expected: int
+) -> None:
+    """F1. Goal: 2 l max(1, g/t) d bytes of a token, whatever the number of ranks."""
+    if tensor == 1:  # weights of 16 bits and less fit on one, if it is large enough
+        job = replace(job, device=replace(job.device, memory_bytes=1e12))
+    one = replace(job, tensor=tensor, kv_precision=precision)
+    assert cache_bytes(one, 1) == expected
+    assert cache_bytes(one, 1000) == 1000 * expected
+
+
+def test_predict_laws_weights_are_those_of_the_model(job: InferenceJob) -> None:
+    """F2. Goal: ranks and stages share the model's matrices; norms are the only difference."""
+    whole = job.model.layers * job.model.layer_parameters
+    assert 8 * 80 * layer_weight_bytes(job) == pytest.approx(whole, rel=1e-4)
+    assert 8 * weight_bytes(job) == pytest.approx(
+        whole + 2 * 2 * job.model.embedding_parameters, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("batching", ["static", "continuous"])
+def test_predict_laws_the_largest_batch_fits_and_one_more_does_not(
+    job: InferenceJob, batching: str
+) -> None:
+    """F3. Goal: weights, work space and so many sequences fill memory to less than one of them."""
+    largest = with_largest_batch(replace(job, batching=batching))
+    left = job.device.memory_bytes - weight_bytes(largest) - fixed_bytes(largest)
+    assert 0 <= left - largest.batch * sequence_bytes(largest) < sequence_bytes(largest)
+    with pytest.raises(ConfigError, match=rf"batch: .* a batch of {largest.batch} fits"):
+        replace(largest, batch=largest.batch + 1)
+    assert maximum_batch(replace(job, pipeline=2)) > maximum_batch(job)
+
+
+# ---------------------------------------------------------------------- one request
+
+
+def test_predict_laws_one_device_exchanges_nothing(job: InferenceJob) -> None:
+    """Goal: sizes of one: no exchange, no wait for another stage; parts add up; two predictions
+    are the same."""
+    one = replace(job, tensor=1, device=replace(job.device, memory_bytes=2e11))
+    for result in (predict_prefill(one), predict_decode(one)):
+        gone = ("tensor exchange", "stage exchange", "waiting for stages", "scheduling")
+        assert [result.parts[name] for name in gone] == pytest.approx([0, 0, 0, 0], abs=1e-12)
+        assert result.seconds == sum(result.parts.values())
+        assert min(result.parts.values()) >= 0
+    assert predict_decode(one).parts == predict_decode(one).parts
+    assert predict_decode(one).binding == "products"
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 8])
+def test_predict_laws_a_decode_reads_all_weights(job: InferenceJob, tensor: int) -> None:
+    """I1. Goal: a token of one sequence takes at least weights over the memory's rate."""
+    one = replace(job, tensor=tensor, device=replace(job.device, memory_bytes=2e11))
+    weights = one.model.layers * layer_weight_bytes(one)
+    assert predict_decode(one).seconds > weights / one.device.memory_rate
+
+
+def test_predict_laws_tensor_ranks_lower_latency_and_stages_do_not(job: InferenceJob) -> None:
+    """I4. Goal: of one request, more tensor ranks are faster, more stages are not; with all stages
+    at work, stages lose less to exchanges than ranks do."""
+    large = replace(job, device=replace(job.device, memory_bytes=4e11))
+    by_ranks = [predict_decode(replace(large, tensor=each)).seconds for each in (1, 2, 4, 8)]
+    assert sorted(by_ranks, reverse=True) == by_ranks
+    by_stages = [
+        predict_decode(replace(large, tensor=1, pipeline=each)).seconds for each in (1, 2, 4, 8)
+    ]
+    assert sorted(by_stages) == by_stages
+    assert by_stages[0] == by_ranks[0]
+    busy = replace(large, batch=512, batching="continuous", budget_tokens=16384)
+    spent = [
+        (parts["tensor exchange"] + parts["stage exchange"]) / sum(parts.values())
+        for parts in (
+            predict_inference(replace(busy, tensor=8)).decode.parts,
+            predict_inference(replace(busy, tensor=1, pipeline=8)).decode.parts,
+        )
+    ]
+    assert spent[1] < spent[0] / 10
+
+
+def test_predict_laws_full_stages_are_as_fast_as_the_slowest(job: InferenceJob) -> None:
+    """I4. Goal: m batches in p stages take the sum of the stages, or m times the slowest."""
+    one = replace(job, pipeline=4)
+    alone = predict_decode(one)
+    assert alone.parts["waiting for stages"] == 0
+    full = predict_decode(replace(one, batch=4))
+    layers = sum(full.parts[name] for name in ("products", "attention", "memory", "launches",
+                                               "tensor exchange"))  # fmt: skip
+    ends = full.parts["output layer"] + full.parts["choice of tokens"]
+    send = full.parts["stage exchange"] / 3
+    assert full.seconds == pytest.approx(4 * (layers / 4 + ends + send))
+    assert alone.seconds <= full.seconds < 1.2 * alone.seconds
+
+
+def test_predict_laws_all_reduces_have_their_own_size(job: InferenceJob) -> None:
+    """Goal: two of a layer, at the bytes of what passes: by the measured curve in a long prefill,
+    by the protocol for small messages in a decode, never slower than either."""
+    curve = job.device.all_reduce
+    assert curve is not None
+    assert job.device.domain_rate is not None
+    long, short = 2 * 1024 * 8192, 2 * 8192
+    measured = measured_all_reduce(8, long, curve)
+    assert predict_prefill(job).parts["tensor exchange"] == pytest.approx(160 * measured)
+    small = small_all_reduce(8, short, job.device.domain_rate)
+    assert predict_decode(job).parts["tensor exchange"] == pytest.approx(160 * small)
+    assert small < measured_all_reduce(8, short, curve) == measured_all_reduce(8, 1000, curve)
+    assert small_all_reduce(1, short, 1.0) == 0
+
+
+@pytest.mark.parametrize(
+    "names", [("memory_rate",), ("bf16",), ("fp8", "matmul_fp8"), ("all_reduce",)], ids=str
+)
+@pytest.mark.parametrize("batching", ["static", "continuous"])
+def test_predict_laws_more_is_never_slower(
+    job: InferenceJob, names: tuple[str, ...], batching: str
+) -> None:
+    """Goal: twice the rate of anything lowers no throughput and raises no latency."""
+    some = replace(job, batch=64, batching=batching)
+    device: Any = some.device
+    for name in names:
+        value = getattr(device, name)
+        twice = (
+            replace(value, rates=tuple(2 * rate for rate in value.rates))
+            if isinstance(value, Curve)
+            else 2 * value
+        )
+        device = replace(device, **{name: twice})
+    before, after = predict_inference(some), predict_inference(replace(some, device=device))
+    assert after.tokens_per_s >= before.tokens_per_s
+    assert after.first_token_s <= before.first_token_s
+    assert after.token_s <= before.token_s
+
+
+# ---------------------------------------------------------------------- batches
+
+
+def test_predict_laws_a_static_batch_is_prefill_and_decodes(job: InferenceJob) -> None:
+    """I5. Goal: the mean length stands for all: decodes at each length add up to the same."""
+    some = replace(job, batch=16)
+    found = predict_inference(some)
+    each = [predict_decode(some, 1024 + 0.5 + i).seconds for i in range(256)]
+    assert found.token_s == pytest.approx(mean(each))
+    whole = found.first_token_s + 255 * found.token_s
+    assert found.tokens_per_s == pytest.approx(16 * 256 / whole)
+    assert found.tokens_per_device_s == found.tokens_per_s / 8
+
+
+def test_predict_laws_continuous_rounds_keep_their_budget(job: InferenceJob) -> None:
+    """I6. Goal: decodes and the prefill of those that follow fill a round to its budget, no more;
+    with memory and budget to spare the batch is the job's."""
+    some = replace(job, batching="continuous", batch=64)
+    assert predict_continuous(some)[0] == 64
+    tight = replace(some, budget_tokens=100)
+    assert predict_continuous(tight)[0] * (1 + 1024 / 256) == pytest.approx(100)
+    assert predict_inference(tight).tokens_per_s < predict_inference(some).tokens_per_s
+    larger = predict_inference(replace(some, batch=128))
+    assert larger.tokens_per_s > predict_inference(some).tokens_per_s
+    assert larger.token_s > predict_inference(some).token_s
+
+
+def test_predict_laws_experts_are_read_as_far_as_tokens_use_them(job: InferenceJob) -> None:
+    """Goal: one token reads 2 of 8 experts, many tokens read all; never more."""
+    model = Transformer.parse("model.x", "x", EXPERTS)
+    some = replace(job, model=model, tensor=1)
+    one = predict_decode(some).parts["products"]
+    many = predict_decode(replace(some, batch=64)).parts["products"]
+    rate = some.device.memory_rate * some.device.memory_efficiency
+    used = model.layers * (model.attention_parameters + 2 * model.mlp_parameters) / rate
+    every = model.layers * (model.attention_parameters + 8 * model.mlp_parameters) / rate
+    assert one == pytest.approx(used, rel=0.01)
+    assert many == pytest.approx(every, rel=0.05)
+
+
+# ---------------------------------------------------------------------- sockets
+
+
+def test_predict_laws_sockets_share_weights(sockets: SocketJob) -> None:
+    """K1, K2. Goal: sockets divide the time of weights; one socket exchanges nothing; side by side
+    attention and MLP need half of the exchanges; a token takes at least its weights."""
+    token = predict_socket_token(sockets)
+    one = predict_socket_token(replace(sockets, sockets=1))
+    assert one.parts["weights"] == pytest.approx(4 * token.parts["weights"])
+    assert one.parts["exchange"] == 0
+    beside = predict_socket_token(replace(sockets, parallel_blocks=True))
+    assert beside.parts["exchange"] == pytest.approx(token.parts["exchange"] / 2)
+    read = socket_weight_bytes(sockets) / sockets.processor.memory_rate
+    assert token.seconds > 0.9 * read  # less the embedding, where it is not the output layer
+    faster = replace(sockets.processor, memory_rate=2 * sockets.processor.memory_rate)
+    assert predict_socket_token(replace(sockets, processor=faster)).seconds < token.seconds
+    in_a_host = predict_socket_token(replace(sockets, sockets=2))
+    assert in_a_host.parts["exchange"] < token.parts["exchange"]
+
+
+def test_predict_laws_int8_halves_the_cache_of_sockets(sockets: SocketJob) -> None:
+    """Goal: half of the bytes, and a scale for each head."""
+    whole = socket_cache_bytes(sockets, 100)
+    assert whole == 2 * 80 * 100 * 16 * 128 * 2
+    small = socket_cache_bytes(replace(sockets, kv_precision="int8"), 100)
+    assert small == pytest.approx(whole / 2 * (1 + 1 / 128))
+
+
+def test_predict_laws_prefill_of_sockets_is_bound_by_products(sockets: SocketJob) -> None:
+    """K3. Goal: with a peak, a prompt takes at least its operations over it."""
+    able = replace(sockets, processor=replace(sockets.processor, bf16=1e14))
+    operations = 2 * able.model.active_parameters * 128
+    assert predict_socket_prefill(able).seconds > operations / 4e14
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tensor": 0}, r"tensor: 0 is no count of at least 1"),
+        ({"batch": 1.5}, r"batch: 1.5 is no count of at least 1"),
+        (
+            {"tensor": 6},
+            r"tensor: 6 ranks cannot share 64 heads, 8 of .*; 1, 2, 4, 8, 16, 32, 64 f",
+        ),
+        ({"pipeline": 81}, r"pipeline: 81 stages, but Llama3-70B has 80 layers"),
+        ({"precision": "fp4"}, r"precision: a H100-80 has no fp4; it has bf16, fp8"),
+        ({"precision": "fp16"}, r"precision: 'fp16' is none of bf16, fp8, fp4; did you mean"),
+        ({"kv_precision": "int4"}, r"kv_precision: 'int4' is none of bf16, fp8, int8; did you"),
+        ({"batching": "statik"}, r"batching: 'statik' is none of static, .*did you mean static"),
+        ({"tensor": 1, "precision": "bf16"}, r"tensor: 1 of H100-80 do not hold .*missing on each"),
+        (
+            {"batch": 10**6},
+            r"batch: 1000000 sequences of 1280 tokens .*GB are missing on each, a b",
+        ),
+    ],
+)
+def test_bad_prediction_inference(job: InferenceJob, change: dict[str, Any], said: str) -> None:
+    """Goal: what cannot be names the key, what is missing, and what would fit."""
+    with pytest.raises(ConfigError, match=said):
+        replace(job, **change)
+
+
+def test_bad_prediction_curves(job: InferenceJob) -> None:
+    """Goal: a device that nobody measured says what it needs."""
+    bare = replace(job, device=replace(job.device, matmul_fp8=None, matmul_bf16=None))
+    with pytest.raises(ConfigError, match=r"device.H100-80 has no measured curve of matrix prod"):
+        predict_decode(bare)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sockets": 3}, r"sockets: 3 ranks cannot share 64 heads"),
+        ({"sockets": 4, "host_sockets": 3}, r"sockets: 4 are no multiple of host_sockets = 3"),
+        ({"precision": "fp8"}, r"precision: 'fp8' is none of bf16, int8"),
+        ({"memory_bytes": 1e9}, r"batch: 1 sequences need .* has 1 GB; more sockets would fit"),
+        ({"memory_bytes": 4e10, "batch": 999}, r"batch: 999 .* GB; a batch of \d+ fits"),
+    ],
+)
+def test_bad_prediction_sockets(sockets: SocketJob, change: dict[str, Any], said: str) -> None:
+    """Goal: the same of sockets."""
+    with pytest.raises(ConfigError, match=said):
+        replace(sockets, **change)
+
+
+def test_bad_prediction_prefill_without_a_peak(sockets: SocketJob) -> None:
+    """Goal: what the catalogue does not know of a processor is asked for, not guessed."""
+    with pytest.raises(ConfigError, match=r"processor.Xeon-8575C.bf16 is missing, and prefill"):
+        predict_socket_prefill(sockets)
+
+
+# ---------------------------------------------------------------------- published rows
+
+
+def test_published_inference_is_predicted(catalogue: Catalogue) -> None:
+    """Goal: rows C7 and C10 within 12 % on the mean; and stages scale in the published order."""
+    compared = [compare_inference(row) for row in inference_rows(catalogue)]
+    assert len(compared) == 19
+    errors = {each.row.name: round(each.error, 3) for each in compared}
+    assert mean(map(abs, errors.values())) <= 0.12, errors
+    assert max(map(abs, errors.values())) <= 0.2, errors
+    ratios = [each.predicted for each in compared if each.row.kind == "pipeline"]
+    assert ratios == sorted(ratios)
+
+
+def test_published_errors_have_the_sign_of_time(catalogue: Catalogue) -> None:
+    """Goal: too slow is above zero, of times and of rates."""
+    rows = inference_rows(catalogue)
+    for unit in ("ms", "tokens/s", "ratio"):
+        row = next(each for each in rows if each.unit == unit)
+        found = compare_inference(row)
+        slower = 1.1 if unit == "ms" else 1 / 1.1
+        assert replace(found, predicted=row.published * slower).error == pytest.approx(0.1)
