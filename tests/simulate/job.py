@@ -23,6 +23,7 @@ from switch_emu.switch.actions import SwitchLimits
 from switch_emu.switch.fixed_slots import PoolRange
 
 JOB = 77
+POISONER = 0
 RETRY = RetryPolicy(first_ns=40_000_000, most_ns=320_000_000)
 SMALL_SWITCH = SwitchLimits(push_window_bytes=100_000)
 SMALL_NODE = NodeLimits(updates_max=2, reads_max=2, push_window_bytes=100_000)
@@ -94,7 +95,7 @@ class Job:
     backwards: int = 1
     """Backward passes a step; more than one needs `at_step`."""
     poison_step: int | None = None
-    """The step in which rank 0 pushes a gradient that is not finite."""
+    """The step in which rank `POISONER` pushes a gradient that is not finite."""
     absent_unit: int | None = None
     """A unit for which rank 0 (odd steps: no rank) has a gradient."""
     switch_limits: SwitchLimits = SMALL_SWITCH

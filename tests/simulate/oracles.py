@@ -28,7 +28,7 @@ import numpy as np
 from luwu.base.tree import ranks_of
 from luwu.nic import actions as nic
 from tests.simulate.disk import Disk
-from tests.simulate.job import Job, apply_update, gradient, initial, kept, sum_of
+from tests.simulate.job import POISONER, Job, apply_update, gradient, initial, kept, sum_of
 from tests.simulate.worker import Watch, Worker
 
 
@@ -67,7 +67,8 @@ class Candidate:
             weights = initial(job.layout, chunk)
             return weights, np.zeros_like(weights)
         weights, momentum = self._before.page(chunk)
-        if step == job.poison_step or not job.layout.chunks[chunk].trainable:
+        is_poisoned = step == job.poison_step and self._starts[POISONER] is not None
+        if is_poisoned or not job.layout.chunks[chunk].trainable:
             return weights, momentum
         total = None
         for part in range(job.backwards):
@@ -115,7 +116,9 @@ class Oracles(Watch):
             f"O1: {worker.name} was told that step {told.step} is decided, the state is at version "
             f"{decided}"
         )
-        assert told.applied == (told.step != self._job.poison_step), (
+        made_by = self._disks[0].ledger[told.step + 1]
+        is_poisoned = told.step == self._job.poison_step and bool(made_by & 1 << POISONER)
+        assert told.applied != is_poisoned, (
             f"O2: {worker.name} was told that step {told.step} was applied: {told.applied}"
         )
         self.told = max(self.told, told.step)

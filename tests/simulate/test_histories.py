@@ -229,3 +229,11 @@ def test_a_start_pushes_in_no_attempt_of_the_one_before() -> None:
     )
     options = Options(units=3, steps=2, keeps=True, aggregate="shared-exponent")
     run_history(History(763, options, faults))
+
+
+def test_a_poisoned_step_without_who_poisons_it() -> None:
+    """O2. Goal: the oracles know that a step is only skipped if whoever pushed what is not finite
+    counts in it."""
+    faults = (Crash(at_ms=55, for_ms=1000, who="worker 2"),)
+    simulation = run_history(History(2024, Options(steps=3, poison_step=2, drops=True), faults))
+    assert simulation.disks[0].ledger[3] == 0b10

@@ -12,7 +12,7 @@ from luwu.nic import actions as nic
 from luwu.nic.core import NicCore
 from luwu.wire.actions import Drop, Send
 from luwu.wire.messages import Message
-from tests.simulate.job import JOB, Job, encoded, gradient, initial, kept
+from tests.simulate.job import JOB, POISONER, Job, encoded, gradient, initial, kept
 from tests.simulate.world import Payload, Process, World, drop
 
 
@@ -283,7 +283,7 @@ class Worker(Process):
         gradients = []
         for chunk in self._job.layout.trainable_chunks(unit):
             values = gradient(weights[chunk], self._rank, step, chunk, part, self.start)
-            if step == self._job.poison_step and self._rank == 0 and unit == 1:
+            if step == self._job.poison_step and self._rank == POISONER and unit == 1:
                 values[3] = np.nan
             absent = self._job.is_absent(self._rank, step, chunk)
             gradients.append(
