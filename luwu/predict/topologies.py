@@ -3,24 +3,24 @@
 An endpoint is the port of one rank. Switches have k ports; below the top tier u of them lead up
 and d down, and the taper of a tier is d/u. n endpoints, t tiers, R rails:
 
-    F1  ports       u = floor(k/(1 + taper)), d = floor(u taper)
-    F2  tiers       smallest t with k d_1 ... d_(t-1) >= n; that is 2 (k/2)^t >= n without tapers
-    F3  switches    N_1 = R ceil(n/(R d_1)), N_i = ceil(N_(i-1) u_(i-1)/d_i), at the top with k for
+    S1  ports       u = floor(k/(1 + taper)), d = floor(u taper)
+    S2  tiers       smallest t with k d_1 ... d_(t-1) >= n; that is 2 (k/2)^t >= n without tapers
+    S3  switches    N_1 = R ceil(n/(R d_1)), N_i = ceil(N_(i-1) u_(i-1)/d_i), at the top with k for
                     d_i; in all (2t - 1) n/k where taper is 1 and nothing is left over
-    F4  links       n + sum of N_i u_i, which is t n then; two transceivers each
-    F5  neighbours  a block of tier i (D_i endpoints, U_i uplinks) is left by min(stride, D_i) of
+    S4  links       n + sum of N_i u_i, which is t n then; two transceivers each
+    S5  neighbours  a block of tier i (D_i endpoints, U_i uplinks) is left by min(stride, D_i) of
                     the flows to the next rank; each has min(1, U_i/flows) of a port
-    F6  all-to-all  of what D_i endpoints send, (g - c_i)/(g - 1) leaves the block, where c_i of the
+    S6  all-to-all  of what D_i endpoints send, (g - c_i)/(g - 1) leaves the block, where c_i of the
                     g ranks of a group are in it
-    F7  bisection   g/2 ports, by the tapers of all tiers that the group crosses
-    F8  rail-only   all-to-all is an exchange in the domain of K, then one in the rail:
+    S7  bisection   g/2 ports, by the tapers of all tiers that the group crosses
+    S8  rail-only   all-to-all is an exchange in the domain of K, then one in the rail:
                     (K - 1)/K / domain rate + (g - K)/g / rate
 
 Rates are what one rank has while every rank of the network works in a group of the same form.
 Where groups do not fill blocks evenly, they are those of the worst placed one. They count ports, so
 they are reached where blocks have equally many links to all switches above (`Clos.is_even`); other
-sizes come out of F3 with as few switches, and some flows then meet on a link.
-Sources: simulation.md 5.5, 5.13; F5 and F6 count flows.
+sizes come out of S3 with as few switches, and some flows then meet on a link.
+Sources: simulation.md 5.5, 5.13; S5 and S6 count flows.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def place(group: RankGroup, domain: int) -> Placement:
 def tiered_connection(
     topology: Topology, tiers: list[Tier], rails: int, group: RankGroup, collective: str
 ) -> Connection:
-    """Of a group in blocks within blocks (F5 to F7)."""
+    """Of a group in blocks within blocks (S5 to S7)."""
     if group.size == 1:
         return alone(topology.network)
     placed, domains = place(group, rails), topology.endpoints // rails
@@ -196,14 +196,14 @@ class Clos:
             )
 
     def ports(self, tier: int) -> tuple[int, int]:
-        """Down and up, of a switch in a tier below the top, counted from 0 (F1)."""
+        """Down and up, of a switch in a tier below the top, counted from 0 (S1)."""
         taper = self.tapers[tier] if tier < len(self.tapers) else 1.0
         up = math.floor(self.radix / (1 + taper) + _ROUNDING)
         return math.floor(up * taper + _ROUNDING), up
 
     @property
     def tier_count(self) -> int:
-        """Tiers of switches (F2). Raises ConfigError where no number of them is enough."""
+        """Tiers of switches (S2). Raises ConfigError where no number of them is enough."""
         if self.endpoints == 1:
             return 0
         if self.endpoints <= self.radix:
@@ -240,7 +240,7 @@ class Clos:
 
     @property
     def switches_by_tier(self) -> list[int]:
-        """From the hosts up (F3)."""
+        """From the hosts up (S3)."""
         if self.tier_count < 2:
             return [1] * self.tier_count
         counts, tiers = [self._leaves], self.tiers
@@ -261,7 +261,7 @@ class Clos:
 
     @property
     def inventory(self) -> Inventory:
-        """Switches and links (F3, F4)."""
+        """Switches and links (S3, S4)."""
         counts = self.switches_by_tier
         uplinks = sum(n * tier.up for n, tier in zip(counts, self.tiers, strict=False))
         return Inventory(sum(counts), uplinks + (self.endpoints if counts else 0))
@@ -287,7 +287,8 @@ def single_switch(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RailOnly:
     """A Clos network for each rail, and none between rails: what changes rails is forwarded by a
-    rank in the fast domain of a host."""
+    rank in the fast domain of a host. No switch serves two rails, so that short rails leave ports
+    of large switches empty."""
 
     endpoints: int
     radix: int
@@ -329,7 +330,7 @@ class RailOnly:
         return self.rail.inventory.times(self.domain)
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
-        """Of each rank of a group (F8). Raises ConfigError."""
+        """Of each rank of a group (S8). Raises ConfigError."""
         check_exchange(self, group, collective, sums=False)
         if group.size == 1:
             return alone(self.network)

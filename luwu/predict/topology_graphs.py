@@ -5,9 +5,9 @@ one way and has a `capacity` in bytes a second and `links`, how many cables lie 
 domain). The closed forms of `topologies.py` count what these graphs have, and their rates are those
 that flows get here: the tests compare them.
 
-    H1  wiring    within a block the uplinks of its switches go to those above one after the other,
+    W1  wiring    within a block the uplinks of its switches go to those above one after the other,
                   in turn; so each has its share, and none more than its ports
-    H2  flows     each is spread over all shortest paths, by the links that lie there
+    W2  flows     each is spread over all shortest paths, by the links that lie there
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _connect(made: nx.DiGraph, a: Node, b: Node, rate: float, links: int = 1) ->
 
 
 def _wire_clos(made: nx.DiGraph, clos: Clos, rail: int, endpoints: list[int]) -> None:
-    """The endpoints of a rail, tier by tier (H1)."""
+    """The endpoints of a rail, tier by tier (W1)."""
     rate, tiers = port_rate(clos.network), clos.tiers
     below = [host(each) for each in endpoints]
     if not clos.tier_count:
@@ -157,7 +157,7 @@ def groups_of(group: RankGroup, endpoints: int) -> list[range]:
 def rate_of_flows(
     made: nx.DiGraph, flows: Iterable[tuple[Node, Node]], weights: Iterable[float] | None = None
 ) -> float:
-    """Bytes a second of each flow (times its weight) if all run at once (H2).
+    """Bytes a second of each flow (times its weight) if all run at once (W2).
 
     Raises: ConfigError where there is no way, or no flow.
     """

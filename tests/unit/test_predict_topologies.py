@@ -87,7 +87,7 @@ def at_once(topology: Clos | RailOnly | AggregationTree, group: RankGroup) -> fl
 def test_predict_laws_closed_forms_count_what_graphs_have(
     topology: Clos | RailOnly | AggregationTree,
 ) -> None:
-    """F3, F4. Goal: switches and links of the closed forms are those of the graphs, also where
+    """S3, S4. Goal: switches and links of the closed forms are those of the graphs, also where
     switches are left half empty, and no switch has more links than ports."""
     made = graph(topology)
     assert inventory_of(made) == topology.inventory
@@ -103,7 +103,7 @@ def test_predict_laws_closed_forms_count_what_graphs_have(
      (65, 64, 5, 2), (16, 4, 20, 3), (1, 64, 0, 0), (2, 64, 1, 1)],
 )  # fmt: skip
 def test_predict_laws_clos_sizes(hosts: int, radix: int, switches: int, tiers: int) -> None:
-    """F2, F3. Goal: (2t - 1) n/k switches; one host needs none."""
+    """S2, S3. Goal: (2t - 1) n/k switches; one host needs none."""
     network = clos(hosts, radix)
     assert network.inventory.switches == switches
     assert network.tier_count == tiers
@@ -115,7 +115,7 @@ def test_predict_laws_clos_sizes(hosts: int, radix: int, switches: int, tiers: i
 
 @pytest.mark.parametrize("radix", [4, 8, 64])
 def test_predict_laws_tiers_follow_the_formula(radix: int) -> None:
-    """F2. Goal: the smallest t with 2 (k/2)^t >= n, on both sides of each border."""
+    """S2. Goal: the smallest t with 2 (k/2)^t >= n, on both sides of each border."""
     for tiers in (1, 2, 3, 4):
         border = 2 * (radix // 2) ** tiers
         assert clos(border, radix).tier_count == tiers
@@ -173,7 +173,7 @@ ALIGNED: list[tuple[Clos | AggregationTree, list[RankGroup]]] = [
 def test_predict_laws_rates_are_those_of_flows(
     network: Clos | AggregationTree, group: RankGroup
 ) -> None:
-    """F5, F6. Goal: where groups fill blocks, the closed rates are those that flows get in the
+    """S5, S6. Goal: where groups fill blocks, the closed rates are those that flows get in the
     graph when all groups work at once, neighbours and all-to-all."""
     ring = rate_of_flows(graph(network), neighbour_flows(group, network.endpoints))
     assert network.connection(group, "all_gather").rate == pytest.approx(min(RATE, ring))
@@ -206,7 +206,7 @@ def test_predict_laws_rail_aligned_groups_stay_on_their_switches(group: RankGrou
 
 
 def test_predict_laws_uneven_networks_say_so() -> None:
-    """Goal: what F3 counts is wired evenly for 32 pods of 64, and not for 24; in a small one that
+    """Goal: what S3 counts is wired evenly for 32 pods of 64, and not for 24; in a small one that
     is not even, flows meet, which the graph shows."""
     assert clos(32_768, 64).is_even
     assert not clos(24_576, 64).is_even
@@ -219,7 +219,7 @@ def test_predict_laws_uneven_networks_say_so() -> None:
 
 @pytest.mark.parametrize("network", [clos(32, 8), clos(128, 8), clos(16, 4), clos(8, 8)], ids=repr)
 def test_predict_laws_taper_of_one_is_full_bisection(network: Clos) -> None:
-    """F7. Goal: without tapers half of the ranks can send to the other half at full rate, by the
+    """S7. Goal: without tapers half of the ranks can send to the other half at full rate, by the
     maximum flow in the graph, and no group nor exchange is slower than its ports."""
     n = network.endpoints
     assert network.connection(of(n), "all_to_all").bisection_rate == pytest.approx(n / 2 * RATE)
@@ -231,7 +231,7 @@ def test_predict_laws_taper_of_one_is_full_bisection(network: Clos) -> None:
 
 
 def test_predict_laws_tapers_divide_the_bisection() -> None:
-    """F7. Goal: with a taper of 3 a third passes, in the closed form and in the graph."""
+    """S7. Goal: with a taper of 3 a third passes, in the closed form and in the graph."""
     network = clos(48, 8, tapers=(3.0,))
     assert network.connection(of(48), "all_to_all").bisection_rate == pytest.approx(8 * RATE)
     halves = [host(e) for e in range(24)], [host(e) for e in range(24, 48)]
@@ -330,7 +330,7 @@ def test_predict_laws_rail_aligned_steps_are_those_of_a_clos() -> None:
 
 
 def test_predict_laws_rail_only_all_to_all_is_two_exchanges() -> None:
-    """F8. Goal: the time of (K-1)/K of the bytes in the domain, then (N-K)/N in the rail; with a
+    """S8. Goal: the time of (K-1)/K of the bytes in the domain, then (N-K)/N in the rail; with a
     domain that is never busy, that of the rail alone."""
     nbytes, n, k = 1e9, 1024, 8
     found = rail_only(n, 64, k).connection(of(n), "all_to_all")
