@@ -5,6 +5,11 @@ catalogue.py    what is known: devices, hosts, links, disks, models; each number
 model.py        a transformer: parameters, operations, activations
 operators.py    how long a device takes for a matrix product, or to pass over memory
 collectives.py  how long ranks take to exchange
+rank_groups.py  ranks that exchange, and what every network tells of them
+topologies.py   networks of switches: Clos, rail-optimised, rail-only, trees of aggregators
+topology_graphs.py    the same as graphs, where they are small
+direct_topologies.py  torus, dragonfly
+cost.py         what machines and networks cost: to buy, an hour, a token, in energy
 training.py     a step of tensor, pipeline, context and data parallel training
 memory.py       what a device holds
 

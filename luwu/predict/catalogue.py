@@ -29,7 +29,19 @@ from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict import units
 from luwu.predict.curves import Curve
-from luwu.predict.hardware import KINDS, Device, Disk, Network, Processor, Switch, keys_of
+from luwu.predict.hardware import (
+    KINDS,
+    Device,
+    Disk,
+    Link,
+    Network,
+    Nic,
+    Processor,
+    Server,
+    Switch,
+    Tariff,
+    keys_of,
+)
 from luwu.predict.model import Transformer
 from luwu.predict.units import Dimension
 
@@ -74,6 +86,18 @@ class Catalogue:
     def switch(self, name: str, key: str = "switch") -> Switch:
         return self._find("switch", name, key, Switch)
 
+    def link(self, name: str, key: str = "link") -> Link:
+        return self._find("link", name, key, Link)
+
+    def nic(self, name: str, key: str = "nic") -> Nic:
+        return self._find("nic", name, key, Nic)
+
+    def server(self, name: str, key: str = "server") -> Server:
+        return self._find("server", name, key, Server)
+
+    def tariff(self, name: str, key: str = "tariff") -> Tariff:
+        return self._find("tariff", name, key, Tariff)
+
     def model(self, name: str, key: str = "model") -> Transformer:
         return self._find(_MODEL, name, key, Transformer)
 
@@ -87,7 +111,7 @@ class Catalogue:
             names = self.names(kind)
             raise ConfigError(
                 f"{key}: no {kind} {name!r} is known{suggestion(name, names)}; known are "
-                f"{', '.join(names)}, and what you add by --catalogue FILE"
+                f"{', '.join(names) or 'none'}, and what you add by --catalogue FILE"
             )
         assert isinstance(found, expected)
         return found

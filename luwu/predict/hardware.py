@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias, get_type_hints
 
+from luwu.base.errors import ConfigError
 from luwu.predict.curves import Curve
 from luwu.predict.units import Dimension
 
@@ -21,6 +22,8 @@ Ratio: TypeAlias = Annotated[float, Dimension.RATIO]
 Count: TypeAlias = Annotated[float, Dimension.COUNT]
 Watts: TypeAlias = Annotated[float, Dimension.WATTS]
 Dollars: TypeAlias = Annotated[float, Dimension.DOLLARS]
+DollarsPerS: TypeAlias = Annotated[float, Dimension.DOLLARS_PER_S]
+DollarsPerJoule: TypeAlias = Annotated[float, Dimension.DOLLARS_PER_JOULE]
 ProductCurve: TypeAlias = Annotated[Curve, Dimension.COUNT, Dimension.OPERATIONS_PER_S]
 BusCurve: TypeAlias = Annotated[Curve, Dimension.BYTES, Dimension.BYTES_PER_S]
 
@@ -145,10 +148,73 @@ class Switch:
     price: Dollars | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A cable between two ports, with what is at its ends."""
+
+    name: str
+    rate: Rate
+    """One direction."""
+    price: Dollars | None = None
+    """Of the cable and both transceivers."""
+    transceiver_power: Watts | None = None
+    """Of one; a link has two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """A network card of a host, or a SmartNIC."""
+
+    name: str
+    rate: Rate
+    """Of all its ports, one direction."""
+    memory_bytes: Bytes | None = None
+    power: Watts | None = None
+    price: Dollars | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A host as it is bought or rented: with its devices, processors and network cards."""
+
+    name: str
+    devices_count: Count
+    """0: an optimizer node."""
+    price: Dollars | None = None
+    power: Watts | None = None
+    """At work, devices included."""
+    device_rental: DollarsPerS | None = None
+    """Of one device with its part of the host and the network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tariff:
+    """What makes an hour of what was bought."""
+
+    name: str
+    life_s: Seconds
+    """Over which a price is spread."""
+    pue: Ratio
+    """Power of the whole site over that of its machines; from 1 on."""
+    energy_price: DollarsPerJoule
+
+    def __post_init__(self) -> None:
+        for key, value, least in (("life_s", self.life_s, 0.0), ("pue", self.pue, 1.0)):
+            if value < least or value == 0:
+                raise ConfigError(
+                    f"tariff.{self.name}.{key}: {value!r} is too small; "
+                    f"{'1 or more' if least else 'more than 0'} fits"
+                )
+
+
 KINDS: Final[dict[str, type]] = {
     "device": Device,
     "network": Network,
     "disk": Disk,
     "processor": Processor,
     "switch": Switch,
+    "link": Link,
+    "nic": Nic,
+    "server": Server,
+    "tariff": Tariff,
 }

@@ -28,6 +28,7 @@ class Dimension(Enum):
     WATTS = "W"
     DOLLARS = "USD"
     DOLLARS_PER_S = "USD/s"
+    DOLLARS_PER_JOULE = "USD/J"
     RATIO = "1"
     COUNT = "count"
 
@@ -51,6 +52,7 @@ _UNITS: Final[dict[Dimension, dict[str, float]]] = {
     Dimension.WATTS: _scaled("W", ",k,M"),
     Dimension.DOLLARS: {"USD": 1.0, "kUSD": 1e3, "MUSD": 1e6},
     Dimension.DOLLARS_PER_S: {"USD/h": 1 / 3600.0, "USD/s": 1.0},
+    Dimension.DOLLARS_PER_JOULE: {"USD/kWh": 1 / 3.6e6, "USD/MWh": 1 / 3.6e9, "USD/J": 1.0},
     Dimension.RATIO: {"1": 1.0, "%": 0.01},
     Dimension.COUNT: {"count": 1.0},
 }  # fmt: skip

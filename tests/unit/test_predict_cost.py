@@ -1,0 +1,295 @@
+"""What networks and clusters cost: bills, hours, tokens, energy; rail-only against a Clos."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.cost import (
+    Bill,
+    Hosts,
+    Load,
+    RailOnlySaving,
+    all_to_all_overhead,
+    cluster_bill,
+    dollars_per_million_tokens,
+    network_bill,
+    owned_dollars_per_s,
+    rail_only_saving,
+    rail_only_savings,
+    rented_dollars_per_s,
+    step_energy,
+    switch_of_radix,
+    tokens_per_dollar,
+)
+from luwu.predict.direct_topologies import Dragonfly, Torus
+from luwu.predict.hardware import Link, Network, Server, Switch, Tariff
+from luwu.predict.topologies import AggregationTree, Clos
+
+NET = Network(name="net", rate=50e9, efficiency=0.9, latency_s=4e-6)
+SWITCH = Switch(name="switch", ports_count=64, port_rate=50e9, price=6400.0, power=640.0)
+LINK = Link(name="link", rate=50e9, price=200.0, transceiver_power=10.0)
+SERVER = Server(name="server", devices_count=8, price=80e3, power=5e3, device_rental=2 / 3600)
+NODE = Server(name="node", devices_count=0, price=10e3, power=500.0)
+TARIFF = Tariff(name="t", life_s=1e8, pue=1.25, energy_price=0.1 / 3.6e6)
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load()
+
+
+def saving(endpoints: int, domain: int, radix: int = 64) -> RailOnlySaving:
+    return rail_only_saving(
+        endpoints, domain, network=NET, switch=switch_of_radix(SWITCH, radix), link=LINK,
+        domain_rate=450e9,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- bills
+
+
+@pytest.mark.parametrize(("hosts", "tiers"), [(64, 1), (2048, 2), (32_768, 3), (65_536, 3)])
+def test_predict_laws_clos_costs_what_the_formula_says(hosts: int, tiers: int) -> None:
+    """B2. Goal: n [(2t - 1) P + 2 t c], in dollars and in watts, of full networks."""
+    bill = network_bill(Clos(endpoints=hosts, radix=64, network=NET), switch=SWITCH, link=LINK)
+    port, transceiver = 100.0, 100.0
+    assert bill.capex == pytest.approx(hosts * ((2 * tiers - 1) * port + 2 * tiers * transceiver))
+    assert bill.watts == pytest.approx(hosts * ((2 * tiers - 1) * 10.0 + 2 * tiers * 10.0))
+    assert bill.count("transceivers") == 2 * bill.count("links") == 2 * tiers * hosts
+
+
+def test_predict_laws_one_host_needs_no_network() -> None:
+    """Goal: sizes of 1: nothing to buy, and no switch needs to be named."""
+    for topology in (
+        Clos(endpoints=1, radix=64, network=NET),
+        AggregationTree(endpoints=1, fan_in=4, network=NET),
+        Torus(sizes=(1, 1), network=NET),
+    ):
+        bill = network_bill(topology, switch=None, link=LINK)
+        assert (bill.capex, bill.watts) == (0.0, 0.0)
+        assert cluster_bill([Hosts(server=SERVER, count=1)], topology, link=LINK).capex == 80e3
+
+
+def test_predict_laws_bills_add_up(catalogue: Catalogue) -> None:
+    """B1. Goal: a cluster is its hosts, its nodes with their disks and cards, and its network; the
+    parts add up to the whole."""
+    disk = replace(catalogue.disk("PM9A3"), price=500.0, power=10.0)
+    nic = replace(catalogue.nic("U50"), price=3000.0)
+    workers = Hosts(server=SERVER, count=8, nic=nic, nics=2)
+    nodes = Hosts(server=NODE, count=2, disk=disk, disks=12)
+    tree = AggregationTree(endpoints=8, fan_in=4, network=NET, optimizer_nodes=2)
+    bill = cluster_bill([workers, nodes], tree, switch=SWITCH, link=LINK)
+    assert bill.capex_by_item() == {
+        "hosts": 8 * 80e3, "optimizer nodes": 20e3, "disks": 24 * 500.0,
+        "network cards": 16 * 3000.0, "switches": 3 * 6400.0, "links": 12 * 200.0,
+        "transceivers": 0.0,
+    }  # fmt: skip
+    assert bill.capex == sum(bill.capex_by_item().values())
+    assert bill.watts == 8 * 5e3 + 2 * 500 + 24 * 10 + 16 * 75 + 3 * 640 + 24 * 10
+    assert bill.plus(Bill(())) == bill
+    assert workers.devices == 64
+
+
+def test_predict_laws_a_tree_is_cheaper_than_full_bisection() -> None:
+    """Goal: one uplink a switch takes fewer switches and links than as many uplinks as hosts."""
+    tree = AggregationTree(endpoints=4096, fan_in=63, network=NET)
+    clos = Clos(endpoints=4096, radix=64, network=NET)
+    bills = [network_bill(each, switch=SWITCH, link=LINK) for each in (tree, clos)]
+    assert bills[0].capex < bills[1].capex / 2
+    assert bills[0].watts < bills[1].watts / 2
+
+
+def test_networks_without_switches_or_with_routers_have_bills() -> None:
+    """Goal: a torus has links alone; a dragonfly's routers are switches of their radix."""
+    torus = network_bill(Torus(sizes=(8, 8), network=NET), switch=None, link=LINK)
+    assert torus.capex == 128 * 200.0
+    dragonfly = Dragonfly(groups=9, routers_per_group=4, endpoints_per_router=2, network=NET)
+    bill = network_bill(dragonfly, switch=SWITCH, link=LINK)
+    assert bill.count("switches") == 36
+
+
+# ---------------------------------------------------------------------- an hour, a token
+
+
+def test_predict_laws_dollars_add_up() -> None:
+    """B3, B4. Goal: an owned second is its share of the price and the power with PUE, a rented one
+    is rent; dollars a million tokens and tokens a dollar are each other's inverse."""
+    hosts = Hosts(server=SERVER, count=10)
+    owned = owned_dollars_per_s(hosts.bill, TARIFF)
+    assert owned == pytest.approx(800e3 / 1e8 + 50e3 * 1.25 * 0.1 / 3.6e6)
+    assert rented_dollars_per_s([hosts]) * 3600 == pytest.approx(160.0)
+    each = dollars_per_million_tokens(1e5, owned)
+    assert each * tokens_per_dollar(1e5, owned) == pytest.approx(1e6)
+    assert dollars_per_million_tokens(2e5, owned) == pytest.approx(each / 2)
+    dearer = owned_dollars_per_s(hosts.bill, replace(TARIFF, pue=1.5))
+    longer = owned_dollars_per_s(hosts.bill, replace(TARIFF, life_s=2e8))
+    assert longer < owned < dearer
+
+
+def test_a_tariff_comes_from_the_user(tmp_path: Path, catalogue: Catalogue) -> None:
+    """Goal: life, PUE and the price of energy are read with their units; none is assumed."""
+    assert catalogue.names("tariff") == []
+    file = tmp_path / "mine.toml"
+    file.write_text('[tariff.ours]\nlife_s = "4 year"\npue = 1.2\nenergy_price = "0.1 USD/kWh"\n')
+    ours = load(file).tariff("ours")
+    assert ours.life_s == 4 * 8760 * 3600
+    assert ours.energy_price == pytest.approx(0.1 / 3.6e6)
+    assert ours.pue == 1.2
+
+
+def test_the_catalogue_prices_a_cluster(catalogue: Catalogue) -> None:
+    """C11. Goal: 128 hosts of 8 H100 on 64-port switches: three quarters of a switch for 16 ports,
+    and two links each; the price of hosts is most of it."""
+    network = Clos(endpoints=1024, radix=64, network=catalogue.network("ib-ndr"))
+    hosts = Hosts(server=catalogue.server("H100x8"), count=128)
+    bill = cluster_bill(
+        [hosts], network, switch=catalogue.switch("QM9700"), link=catalogue.link("400G")
+    ).capex_by_item()
+    assert bill["hosts"] == 128 * 310e3
+    assert bill["switches"] == 48 * 36e3
+    assert bill["links"] == 2048 * 1320
+    assert rented_dollars_per_s([hosts]) * 3600 == pytest.approx(1024 * 2.06)
+
+
+# ---------------------------------------------------------------------- energy
+
+
+def test_predict_laws_energy_adds_up() -> None:
+    """B5. Goal: idle all the time, active while busy, bytes by their price; nothing done costs
+    what idling does; a longer step with the same work takes more."""
+    busy = Load(name="devices", count=8, idle_watts=100.0, active_watts=300.0, busy_s=2.0)
+    found = step_energy(5.0, [busy], nbytes=1e12, joules_per_byte=1e-9)
+    assert found == {"devices": 8 * (500.0 + 600.0), "bytes": pytest.approx(1000.0)}
+    assert step_energy(5.0, [replace(busy, busy_s=0.0)])["devices"] == 8 * 500.0
+    assert step_energy(6.0, [busy])["devices"] > found["devices"]
+    twice = step_energy(5.0, [busy, busy])
+    assert twice["devices"] == 2 * found["devices"]
+    assert step_energy(5.0, [replace(busy, count=0)]) == {"devices": 0.0, "bytes": 0.0}
+
+
+# ---------------------------------------------------------------------- rail-only
+
+
+def test_predict_laws_rail_only_saves_by_tiers() -> None:
+    """B6, simulation.md 5.13. Goal: n = 32,768, k = 64: domains of 8 save nothing, as rails still
+    have three tiers; of 256, one tier: P (5 - 3) + 2 c of 5 P + 6 c; of 512, two."""
+    none, one, two = saving(32_768, 8), saving(32_768, 256), saving(32_768, 512)
+    assert (none.capex_saving, none.power_saving) == (0.0, 0.0)
+    assert [each.tiers_rail for each in (none, one, two)] == [3, 2, 1]
+    assert one.capex_saving == pytest.approx((2 + 2) / (5 + 6))
+    assert two.capex_saving == pytest.approx((4 + 4) / (5 + 6))
+    assert one.power_saving == pytest.approx((2 + 2) / (5 + 6))
+
+
+def test_predict_laws_larger_radices_need_no_more_tiers() -> None:
+    """Goal: over radices and domains, tiers never grow; a domain of 1 saves nothing anywhere."""
+    found = rail_only_savings(
+        32_768, radices=(16, 32, 64, 128), domains=(1, 8, 64), network=NET, switch=SWITCH,
+        link=LINK, domain_rate=450e9,
+    )  # fmt: skip
+    assert len(found) == 12
+    by = {(each.radix, each.domain): each for each in found}
+    for radix in (16, 32, 64, 128):
+        assert by[radix, 1].capex_saving == by[radix, 1].all_to_all_overhead == 0.0
+        tiers = [by[radix, domain].tiers_rail for domain in (1, 8, 64)]
+        assert tiers == sorted(tiers, reverse=True)
+        savings = [by[radix, domain].capex_saving for domain in (1, 8, 64)]
+        assert savings == sorted(savings)
+    for domain in (1, 8, 64):
+        tiers = [by[radix, domain].tiers_rail for radix in (16, 32, 64, 128)]
+        assert tiers == sorted(tiers, reverse=True)
+
+
+def test_predict_laws_rail_only_overhead_is_the_ratio_of_rates() -> None:
+    """B7. Goal: [(K-1)/K / domain rate] / [(N-K)/N / rate], near rate / domain rate for many large
+    domains; none for domains of 1; less with a faster domain."""
+    assert all_to_all_overhead(32_768, 8, 45e9, 450e9) == pytest.approx(
+        7 / 8 / 450 / (32_760 / 32_768 / 45)
+    )
+    assert all_to_all_overhead(10**6, 1000, 45e9, 450e9) == pytest.approx(0.1, rel=0.01)
+    assert all_to_all_overhead(64, 1, 45e9, 450e9) == 0.0
+    assert all_to_all_overhead(64, 8, 45e9, 900e9) < all_to_all_overhead(64, 8, 45e9, 450e9)
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def of_radix(radix: int) -> Clos:
+    return Clos(endpoints=64, radix=radix, network=NET)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: network_bill(of_radix(128), switch=SWITCH, link=LINK),
+            r"switch.switch.ports_count: 64 ports, but the network needs 128 of each switch",
+        ),
+        (
+            lambda: network_bill(of_radix(64), switch=None, link=LINK),
+            r"switch: 1 are needed, but none is named",
+        ),
+        (
+            lambda: network_bill(of_radix(64), switch=replace(SWITCH, port_rate=1e9), link=LINK),
+            r"switch.switch.port_rate: 8 Gbit/s, but the network's ports have 400 Gbit/s",
+        ),
+        (
+            lambda: network_bill(of_radix(64), switch=SWITCH, link=replace(LINK, rate=1e9)),
+            r"link.link.rate: 8 Gbit/s, but",
+        ),
+        (
+            lambda: network_bill(of_radix(64), switch=replace(SWITCH, price=None), link=LINK).capex,
+            r"switch.switch.price is not known, but 1 switches are needed; give it in a file",
+        ),
+        (
+            lambda: (
+                network_bill(
+                    of_radix(64), switch=SWITCH, link=replace(LINK, transceiver_power=None)
+                ).watts
+            ),
+            r"link.link.transceiver_power is not known, but 128 transceivers are needed",
+        ),
+        (
+            lambda: cluster_bill([Hosts(server=SERVER, count=65)], of_radix(64), switch=SWITCH),
+            r"link: none is named",
+        ),
+        (
+            lambda: cluster_bill(
+                [Hosts(server=SERVER, count=65)], of_radix(64), switch=SWITCH, link=LINK
+            ),
+            r"topology.endpoints: the network has 64, but there are 65 hosts",
+        ),
+        (lambda: Hosts(server=SERVER, count=0), r"hosts.count: 0 is no count"),
+        (lambda: Hosts(server=SERVER, count=1, nics=2), r"hosts.nics: 2 of them, but no nic"),
+        (lambda: Hosts(server=SERVER, count=1, disks=2), r"hosts.disks: 2 of them, but no disk"),
+        (
+            lambda: rented_dollars_per_s([Hosts(server=NODE, count=1)]),
+            r"server.node.device_rental is not known, or it has no devices to rent",
+        ),
+        (lambda: tokens_per_dollar(0.0, 1.0), r"tokens_per_s: 0.0 is not above zero"),
+        (lambda: dollars_per_million_tokens(1.0, float("nan")), r"dollars_per_s: nan is not above"),
+        (
+            lambda: step_energy(
+                1.0, [Load(name="x", count=1, idle_watts=1, active_watts=1, busy_s=2.0)]
+            ),
+            r"x.busy_s: 2.0 s do not fit a step of 1 s",
+        ),
+        (lambda: step_energy(1.0, [], nbytes=-1.0), r"nbytes, joules_per_byte: one is below zero"),
+        (lambda: replace(TARIFF, pue=0.9), r"tariff.t.pue: 0.9 is too small; 1 or more fits"),
+        (lambda: replace(TARIFF, life_s=0.0), r"tariff.t.life_s: 0.0 is too small; more than 0"),
+        (lambda: saving(30_000, 256), r"domain: 256 of 30000 ranks do not fit; a divisor of 30000"),
+        (lambda: saving(8, 8), r"domain: 8 of 8 ranks do not fit; a divisor of 8 below it does"),
+        (lambda: load().switch("QM9600"), r"switch: no switch 'QM9600' is known; did you mean QM9"),
+        (lambda: load().tariff("x"), r"tariff: no tariff 'x' is known"),
+    ],
+)
+def test_bad_prediction_cost(make: Any, said: str) -> None:
+    """Goal: what is not known or cannot be is refused: the key, what was found, what would fit."""
+    with pytest.raises(ConfigError, match=said):
+        make()

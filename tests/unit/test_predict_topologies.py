@@ -1,0 +1,472 @@
+"""Networks between hosts: closed forms against graphs, and laws of what ranks have of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.predict.catalogue import load
+from luwu.predict.collectives import all_to_all, torus_all_reduce
+from luwu.predict.direct_topologies import Dragonfly, Torus
+from luwu.predict.hardware import Network
+from luwu.predict.rank_groups import (
+    COLLECTIVES,
+    IN_NETWORK,
+    NEIGHBOUR,
+    Inventory,
+    RankGroup,
+    Topology,
+)
+from luwu.predict.topologies import AggregationTree, Clos, RailOnly, single_switch
+from luwu.predict.topology_graphs import (
+    bisection_of,
+    graph,
+    groups_of,
+    host,
+    inventory_of,
+    neighbour_flows,
+    rate_of_flows,
+)
+
+NET = Network(name="net", rate=50e9, efficiency=0.9, latency_s=4e-6, hop_s=200e-9)
+RATE = 45e9
+
+
+def clos(endpoints: int, radix: int, **more: Any) -> Clos:
+    return Clos(endpoints=endpoints, radix=radix, network=NET, **more)
+
+
+def rail_only(endpoints: int, radix: int, domain: int, **more: Any) -> RailOnly:
+    return RailOnly(
+        endpoints=endpoints, radix=radix, network=NET, domain=domain, domain_rate=450e9,
+        domain_latency_s=3.4e-6, **more,
+    )  # fmt: skip
+
+
+def tree(endpoints: int, fan_in: int, nodes: int = 0) -> AggregationTree:
+    return AggregationTree(endpoints=endpoints, fan_in=fan_in, network=NET, optimizer_nodes=nodes)
+
+
+def of(size: int, stride: int = 1) -> RankGroup:
+    return RankGroup(size=size, stride=stride)
+
+
+SMALL: list[Clos | RailOnly | AggregationTree] = [
+    *(clos(n, 4) for n in (1, 2, 4, 5, 7, 8, 9, 12, 15, 16, 17, 27, 32)),
+    *(clos(n, 6) for n in (6, 7, 18, 19, 31, 54, 55, 100)),
+    *(clos(n, 8, tapers=(3.0,)) for n in (9, 24, 47, 48)),
+    *(clos(n, 8, tapers=(3.0, 1.0)) for n in (49, 96, 150, 192)),
+    clos(200, 8, tapers=(1.0, 3.0, 1.0)),
+    *(clos(n, 4, rails=2) for n in (2, 4, 6, 8, 10, 12, 18, 32)),
+    *(clos(n, 8, rails=4) for n in (16, 20, 32, 64, 128)),
+    *(rail_only(n, 4, 2) for n in (2, 4, 8, 10, 16, 32)),
+    rail_only(48, 8, 2, tapers=(3.0,)),
+    *(tree(n, f) for n in (1, 2, 3, 8, 9, 17, 64) for f in (2, 3, 8)),
+    tree(9, 3, nodes=2),
+]
+
+
+def at_once(topology: Clos | RailOnly | AggregationTree, group: RankGroup) -> float:
+    """Bytes a second of a rank in all-to-all, of every group of this form at once."""
+    flows = [
+        (host(a), host(b))
+        for ranks in groups_of(group, topology.endpoints)
+        for a, b in permutations(ranks, 2)
+    ]
+    return rate_of_flows(graph(topology), flows, [1 / (group.size - 1)] * len(flows))
+
+
+# ---------------------------------------------------------------------- what they are made of
+
+
+@pytest.mark.parametrize("topology", SMALL, ids=repr)
+def test_predict_laws_closed_forms_count_what_graphs_have(
+    topology: Clos | RailOnly | AggregationTree,
+) -> None:
+    """S3, S4. Goal: switches and links of the closed forms are those of the graphs, also where
+    switches are left half empty, and no switch has more links than ports."""
+    made = graph(topology)
+    assert inventory_of(made) == topology.inventory
+    for node in made:
+        if node[0] == "switch":
+            used = sum(links for _, _, links in made.out_edges(node, data="links"))
+            assert used <= topology.radix, node
+
+
+@pytest.mark.parametrize(
+    ("hosts", "radix", "switches", "tiers"),
+    [(32_768, 64, 2560, 3), (65_536, 64, 5120, 3), (2048, 64, 96, 2), (64, 64, 1, 1),
+     (65, 64, 5, 2), (16, 4, 20, 3), (1, 64, 0, 0), (2, 64, 1, 1)],
+)  # fmt: skip
+def test_predict_laws_clos_sizes(hosts: int, radix: int, switches: int, tiers: int) -> None:
+    """S2, S3. Goal: (2t - 1) n/k switches; one host needs none."""
+    network = clos(hosts, radix)
+    assert network.inventory.switches == switches
+    assert network.tier_count == tiers
+    if hosts % radix == 0:
+        assert switches == (2 * tiers - 1) * hosts // radix
+        assert network.inventory.links == tiers * hosts
+        assert network.inventory.transceivers == 2 * tiers * hosts
+
+
+@pytest.mark.parametrize("radix", [4, 8, 64])
+def test_predict_laws_tiers_follow_the_formula(radix: int) -> None:
+    """S2. Goal: the smallest t with 2 (k/2)^t >= n, on both sides of each border."""
+    for tiers in (1, 2, 3, 4):
+        border = 2 * (radix // 2) ** tiers
+        assert clos(border, radix).tier_count == tiers
+        assert clos(border + 1, radix).tier_count == tiers + 1
+
+
+def test_predict_laws_rails_of_one_are_a_clos() -> None:
+    """Goal: one rail, or a domain of one, is the plain network, in counts and rates."""
+    plain, group = clos(100, 8), of(10, 10)
+    assert rail_only(100, 8, 1).inventory == plain.inventory
+    for collective in (*NEIGHBOUR, "all_to_all"):
+        expected = plain.connection(group, collective)
+        assert rail_only(100, 8, 1).connection(group, collective) == expected
+
+
+def test_predict_laws_rail_only_saves_in_steps() -> None:
+    """simulation.md 5.13. Goal: n = 32,768, k = 64: rails of domains of 8 still have three tiers
+    and save nothing; of 256, one tier less; of 512, one switch each."""
+    full = clos(32_768, 64).inventory
+    assert rail_only(32_768, 64, 8).inventory == full
+    assert rail_only(32_768, 64, 256).inventory == Inventory(3 * 32_768 // 64, 2 * 32_768)
+    assert rail_only(32_768, 64, 512).inventory == Inventory(512, 32_768)
+
+
+def test_predict_laws_torus_and_dragonfly_counts() -> None:
+    """D1, D3. Goal: counts of small ones, by hand; degenerate dimensions and groups work."""
+    assert Torus(sizes=(4, 3), network=NET).inventory == Inventory(0, 24)
+    assert Torus(sizes=(2, 2, 2), network=NET).inventory == Inventory(0, 12)
+    assert Torus(sizes=(1, 5, 1), network=NET).inventory == Inventory(0, 5)
+    assert Torus(sizes=(1,), network=NET).inventory == Inventory(0, 0)
+    balanced = Dragonfly(
+        groups=9, routers_per_group=4, endpoints_per_router=2, network=NET
+    )  # 4 routers with 2 global links each: 8 others
+    assert balanced.inventory == Inventory(36, 72 + 9 * 6 + 36)
+    assert balanced.radix == 2 + 3 + 2
+    one = Dragonfly(groups=1, routers_per_group=1, endpoints_per_router=1, network=NET)
+    assert one.inventory == Inventory(0, 0)
+
+
+# ---------------------------------------------------------------------- what a rank has of them
+
+ALIGNED: list[tuple[Clos | AggregationTree, list[RankGroup]]] = [
+    (clos(8, 8), [of(8), of(2, 4), of(4, 2)]),
+    (clos(32, 8), [of(32), of(8, 4), of(2, 16), of(4), of(2)]),
+    (clos(48, 8, tapers=(3.0,)), [of(48), of(8, 6), of(6), of(24, 2), of(16, 3)]),
+    (clos(192, 8, tapers=(3.0, 1.0)), [of(192), of(8, 24), of(32, 6), of(6), of(24), of(4, 3)]),
+    (clos(128, 8, tapers=(1.0, 1.0)), [of(128), of(8, 16)]),
+    (tree(27, 3), [of(27), of(3, 9), of(9, 3), of(3)]),
+]
+
+
+@pytest.mark.parametrize(
+    ("network", "group"), [(n, g) for n, groups in ALIGNED for g in groups], ids=repr
+)
+def test_predict_laws_rates_are_those_of_flows(
+    network: Clos | AggregationTree, group: RankGroup
+) -> None:
+    """S5, S6. Goal: where groups fill blocks, the closed rates are those that flows get in the
+    graph when all groups work at once, neighbours and all-to-all."""
+    ring = rate_of_flows(graph(network), neighbour_flows(group, network.endpoints))
+    assert network.connection(group, "all_gather").rate == pytest.approx(min(RATE, ring))
+    spread = min(RATE, at_once(network, group))
+    assert network.connection(group, "all_to_all").rate == pytest.approx(spread)
+
+
+@pytest.mark.parametrize(
+    "group", [of(16), of(8), of(4, 4), of(2, 4), of(4, 8), of(3, 4), of(2, 48), of(12, 4)], ids=repr
+)
+def test_predict_laws_uneven_groups_get_no_less_than_is_said(group: RankGroup) -> None:
+    """Goal: where groups straddle blocks, the closed rates are a bound from below: those of the
+    worst placed group."""
+    network = clos(96, 8, tapers=(3.0, 1.0))
+    ring = rate_of_flows(graph(network), neighbour_flows(group, 96))
+    assert network.connection(group, "all_gather").rate <= ring * (1 + 1e-9)
+    assert network.connection(group, "all_to_all").rate <= at_once(network, group) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("group", [of(8, 4), of(2, 96), of(4, 4), of(48, 4), of(6, 4)], ids=repr)
+def test_predict_laws_rail_aligned_groups_stay_on_their_switches(group: RankGroup) -> None:
+    """Goal: in a rail-optimised network, groups of one rail have at least the rates that are said,
+    and those within one unit of hosts pass one switch only."""
+    network = clos(192, 8, rails=4, tapers=(3.0, 1.0))
+    ring = rate_of_flows(graph(network), neighbour_flows(group, 192))
+    assert network.connection(group, "all_gather").rate <= min(RATE, ring) * (1 + 1e-9)
+    assert network.connection(group, "all_to_all").rate <= at_once(network, group) * (1 + 1e-9)
+    assert network.connection(of(6, 4), "all_gather").hops == 1
+    assert clos(192, 8, tapers=(3.0, 1.0)).connection(of(6, 4), "all_gather").hops == 3
+
+
+def test_predict_laws_uneven_networks_say_so() -> None:
+    """Goal: what S3 counts is wired evenly for 32 pods of 64, and not for 24; in a small one that
+    is not even, flows meet, which the graph shows."""
+    assert clos(32_768, 64).is_even
+    assert not clos(24_576, 64).is_even
+    assert all(clos(n, 8).is_even for n in (1, 8, 32, 128, 64))
+    uneven, group = clos(24, 8), of(3, 4)
+    assert not uneven.is_even
+    ring = rate_of_flows(graph(uneven), neighbour_flows(group, 24))
+    assert ring < uneven.connection(group, "all_gather").rate
+
+
+@pytest.mark.parametrize("network", [clos(32, 8), clos(128, 8), clos(16, 4), clos(8, 8)], ids=repr)
+def test_predict_laws_taper_of_one_is_full_bisection(network: Clos) -> None:
+    """S7. Goal: without tapers half of the ranks can send to the other half at full rate, by the
+    maximum flow in the graph, and no group nor exchange is slower than its ports."""
+    n = network.endpoints
+    assert network.connection(of(n), "all_to_all").bisection_rate == pytest.approx(n / 2 * RATE)
+    halves = [host(e) for e in range(n // 2)], [host(e) for e in range(n // 2, n)]
+    assert bisection_of(graph(network), *halves) == pytest.approx(n / 2 * RATE)
+    for size, stride in ((n, 1), (2, n // 2), (n // 2, 2), (3, 2), (5, 1)):
+        for collective in (*NEIGHBOUR, "all_to_all"):
+            assert network.connection(of(size, stride), collective).rate == pytest.approx(RATE)
+
+
+def test_predict_laws_tapers_divide_the_bisection() -> None:
+    """S7. Goal: with a taper of 3 a third passes, in the closed form and in the graph."""
+    network = clos(48, 8, tapers=(3.0,))
+    assert network.connection(of(48), "all_to_all").bisection_rate == pytest.approx(8 * RATE)
+    halves = [host(e) for e in range(24)], [host(e) for e in range(24, 48)]
+    assert bisection_of(graph(network), *halves) == pytest.approx(8 * RATE)
+
+
+ANY: list[Topology] = [
+    clos(96, 8, tapers=(3.0, 1.0), aggregates=True),
+    clos(96, 8, rails=4),
+    rail_only(96, 8, 4),
+    tree(96, 4),
+    Torus(sizes=(4, 4, 6), network=NET),
+    Dragonfly(groups=6, routers_per_group=4, endpoints_per_router=4, network=NET),
+]
+
+
+@pytest.mark.parametrize("topology", ANY, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_predict_laws_more_bandwidth_is_never_slower(topology: Any, collective: str) -> None:
+    """Goal: twice the port rate, no exchange is slower, and no rank has more than it asks for;
+    one rank exchanges nothing; what a network cannot do is refused, never guessed."""
+    faster = replace(topology, network=replace(NET, rate=2 * NET.rate))
+    ranks = of(96)
+    if collective in IN_NETWORK and not isinstance(topology, AggregationTree | Clos):
+        with pytest.raises(ConfigError, match="needs switches that aggregate"):
+            topology.connection(ranks, collective)
+        return
+    if collective in IN_NETWORK and isinstance(topology, Clos) and not topology.aggregates:
+        return
+    slow, fast = (each.connection(ranks, collective) for each in (topology, faster))
+    assert 0 < slow.rate <= fast.rate
+    assert 0 < slow.bisection_rate <= fast.bisection_rate
+    assert slow.latency_s == fast.latency_s > 0
+    assert slow.path.seconds(1e9) >= fast.path.seconds(1e9)
+    alone = topology.connection(of(1), collective)
+    assert (alone.hops, alone.latency_s, alone.bisection_rate) == (0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("taper", [1.0, 1.5, 2.0, 3.0, 7.0])
+def test_predict_laws_more_taper_is_never_faster(taper: float) -> None:
+    """Goal: a tapered network has no more of anything: switches, links, rate or bisection."""
+    full, tapered = clos(2048, 64), clos(2048, 64, tapers=(taper,))
+    assert tapered.inventory.switches <= full.inventory.switches
+    assert tapered.inventory.links <= full.inventory.links
+    for group in (of(2048), of(64, 32), of(8, 256)):
+        for collective in ("all_gather", "all_to_all"):
+            small, large = (each.connection(group, collective) for each in (tapered, full))
+            assert small.rate <= large.rate
+            assert small.bisection_rate <= large.bisection_rate
+
+
+def test_predict_laws_latency_grows_with_the_tiers_crossed() -> None:
+    """Goal: one switch within a leaf, three across leaves, five across pods."""
+    network = clos(128, 8)
+    hops = [network.connection(group, "send").hops for group in (of(4), of(16), of(128))]
+    assert hops == [1, 3, 5]
+    assert network.connection(of(128), "send").latency_s == pytest.approx(4e-6 + 5 * 200e-9)
+    assert network.connection(of(2, 64), "send").hops == 5
+
+
+# ---------------------------------------------------------------------- trees of SmartSwitches
+
+
+def test_predict_laws_an_uplink_carries_the_tensor_once() -> None:
+    """Goal: with aggregation every link carries S, whatever is below; without, all that is."""
+    network = tree(1000, 10, nodes=1)
+    assert network.uplink_bytes(7.0) == [7.0, 7.0, 7.0]
+    assert network.uplink_bytes(7.0, aggregates=False) == [7.0, 70.0, 700.0]
+    assert network.inventory == Inventory(111, 1000 + 110 + 1)
+    for collective in IN_NETWORK:
+        assert network.connection(of(1000), collective).rate == pytest.approx(RATE)
+    assert network.connection(of(1000), "all_to_all").rate < RATE / 50
+
+
+def test_predict_laws_groups_share_the_uplinks_of_a_tree() -> None:
+    """Goal: 10 groups that cross a tier at once have a tenth of its uplinks each."""
+    network = tree(1000, 10)
+    assert network.connection(of(100, 10), "push").rate == pytest.approx(RATE / 10)
+    assert network.connection(of(10), "push").rate == pytest.approx(RATE)
+
+
+# ---------------------------------------------------------------------- rail-only
+
+
+def test_predict_laws_rail_aligned_steps_are_those_of_a_clos() -> None:
+    """simulation.md 5.5. Goal: data and pipeline parallel groups in a rail have of rail-only what
+    they have of full bisection; groups in a domain have the fast domain."""
+    rails, full = rail_only(1024, 64, 8), clos(1024, 64, rails=8)
+    for group in (of(128, 8), of(16, 64), of(2, 512)):
+        for collective in NEIGHBOUR:
+            mine, other = (each.connection(group, collective) for each in (rails, full))
+            assert mine.rate == other.rate == RATE
+            assert mine.bisection_rate == other.bisection_rate
+    assert rails.connection(of(8), "all_reduce").rate == 450e9
+    assert rails.connection(of(8), "all_reduce").hops == 0
+
+
+def test_predict_laws_rail_only_all_to_all_is_two_exchanges() -> None:
+    """S8. Goal: the time of (K-1)/K of the bytes in the domain, then (N-K)/N in the rail; with a
+    domain that is never busy, that of the rail alone."""
+    nbytes, n, k = 1e9, 1024, 8
+    found = rail_only(n, 64, k).connection(of(n), "all_to_all")
+    by_hand = (k - 1) / k * nbytes / 450e9 + (n - k) / n * nbytes / RATE
+    assert (n - 1) / n * nbytes / found.rate == pytest.approx(by_hand)
+    free = replace(rail_only(n, 64, k), domain_rate=1e30).connection(of(n), "all_to_all")
+    assert (n - 1) / n * nbytes / free.rate == pytest.approx((n - k) / n * nbytes / RATE)
+
+
+def test_rail_only_graphs_connect_rails_through_domains() -> None:
+    """Goal: rails meet in the domains only; two ways lead from rail to rail, as each of the two
+    domains may forward."""
+    made = graph(rail_only(8, 4, 2))
+    assert rate_of_flows(made, [(host(0), host(1))]) == 450e9
+    assert rate_of_flows(made, [(host(0), host(2))]) == RATE
+    assert RATE < rate_of_flows(made, [(host(0), host(3))]) < 2 * RATE
+    made.remove_nodes_from([("domain", each) for each in range(4)])
+    with pytest.raises(ConfigError, match=r"there is no way from \('host', 0\) to"):
+        rate_of_flows(made, [(host(0), host(3))])
+
+
+# ---------------------------------------------------------------------- torus and dragonfly
+
+
+def test_predict_laws_torus_middle_binds_all_to_all() -> None:
+    """D2. Goal: the rate and the bisection say the same of all-to-all; a ring is a torus of one
+    dimension; a longer one is never faster."""
+    for sizes in ((8,), (4, 4), (4, 8, 2), (16, 16)):
+        torus = Torus(sizes=sizes, network=NET)
+        n = torus.endpoints
+        found = torus.connection(of(n), "all_to_all")
+        if found.rate < RATE * sum(min(2, size - 1) for size in sizes):
+            assert found.rate == pytest.approx(4 * found.bisection_rate / n)
+        passes = all_to_all(n, 1e12, found.path, found.bisection_rate)
+        assert passes >= 1e12 * n / (4 * found.bisection_rate) * (1 - 1e-9)
+    rates = [
+        Torus(sizes=(n,), network=NET).connection(of(n), "all_to_all").rate for n in (4, 8, 16, 32)
+    ]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_predict_laws_torus_groups_are_dimensions() -> None:
+    """Goal: a group of whole dimensions is the torus of those."""
+    torus = Torus(sizes=(4, 2, 8), network=NET)
+    assert torus.dimensions_of(of(8, 8)) == (8,)
+    assert torus.dimensions_of(of(16, 4)) == (2, 8)
+    sub = Torus(sizes=(2, 8), network=NET).connection(of(16), "all_to_all")
+    assert torus.connection(of(16, 4), "all_to_all") == sub
+    path = torus.connection(of(8, 8), "all_reduce").path
+    assert torus_all_reduce((8,), 1e9, path) > 0
+
+
+def test_predict_laws_balanced_dragonfly_is_not_blocked_by_uniform_traffic() -> None:
+    """D5, D6. Goal: with a = 2p = 2h all ranks send to all at almost full rate; a taper of 2 halves
+    what leaves a group; neighbours in other groups have half of it, by detours."""
+    full = Dragonfly(groups=33, routers_per_group=8, endpoints_per_router=4, network=NET)
+    n = full.endpoints
+    assert full.connection(of(n), "all_to_all").rate == pytest.approx(RATE, rel=0.01)
+    tapered = replace(full, groups=17, global_taper=2.0)
+    half = tapered.connection(of(tapered.endpoints), "all_to_all").rate
+    assert half == pytest.approx(RATE / 2, rel=0.1)
+    apart = full.connection(of(33, 32), "all_gather")
+    assert apart.rate == pytest.approx(RATE / 2)
+    assert [full.connection(g, "send").hops for g in (of(4), of(32), of(n))] == [1, 2, 4]
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: clos(0, 64), r"endpoints: 0 is no count; a whole number from 1 on fits"),
+        (lambda: clos(4, 1), r"radix: 1 is no count; a whole number from 2 on fits"),
+        (lambda: clos(4, 2), r"radix: 2 ports cannot connect 4 endpoints; at least 4 can"),
+        (lambda: clos(10, 8, rails=4), r"rails: 4 do not divide 10 endpoints"),
+        (lambda: clos(30, 8, tapers=(0.5,)), r"tapers: 0.5 does not fit; 1 is full bisection"),
+        (lambda: clos(30, 8, tapers=(float("nan"),)), r"tapers: nan does not fit"),
+        (lambda: clos(8, 8, tapers=(2.0,)), r"tapers: 1 are given, but 8 endpoints .* 1 tiers: at"),
+        (lambda: single_switch(endpoints=65, radix=64, network=NET), r"endpoints: 65 do not fit a"),
+        (lambda: rail_only(30, 8, 4), r"domain: 4 ranks do not divide 30 endpoints"),
+        (lambda: rail_only(30, 8, 0), r"domain: 0 is no count"),
+        (lambda: replace(rail_only(8, 8, 2), domain_rate=0.0), r"domain_rate, .*more than 0"),
+        (lambda: tree(8, 1), r"fan_in: 1 is no count; a whole number from 2 on"),
+        (lambda: tree(8, 2, nodes=-1), r"optimizer_nodes: -1 is no count"),
+        (lambda: of(0), r"group.size: 0 is no count"),
+        (lambda: Torus(sizes=(), network=NET), r"sizes: none is given"),
+        (lambda: Torus(sizes=(4, 0), network=NET), r"sizes: 0 is no count"),
+        (
+            lambda: Dragonfly(groups=10, routers_per_group=4, endpoints_per_router=2, network=NET),
+            r"groups: 10 cannot all be connected; 4 routers with 2 global links .* at most 9",
+        ),
+        (
+            lambda: Dragonfly(
+                groups=2, routers_per_group=4, endpoints_per_router=2, network=NET, global_taper=1.5
+            ),
+            r"global_taper: 1.5 leaves 1.33333 global links for 2 endpoints",
+        ),
+        (lambda: graph(clos(4097, 64)), r"endpoints: a graph of 4097 is too large; up to 4096"),
+        (lambda: groups_of(of(3), 8), r"group: 3 ranks, every 1., do not divide 8 endpoints"),
+        (lambda: rate_of_flows(graph(clos(2, 4)), []), r"flows: none goes over a link"),
+    ],
+)
+def test_bad_prediction_topology(make: Any, said: str) -> None:
+    """Goal: a network that cannot be is refused: the key, what was found, what would fit."""
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("topology", "group", "collective", "said"),
+    [
+        (clos(8, 8), of(8), "allreduce", r"collective: 'allreduce' is unknown; did you mean all_r"),
+        (clos(8, 8), of(8), "push", r"collective: push needs switches that aggregate"),
+        (clos(8, 8), of(9), "send", r"group: 9 ranks, every 1., need 9 endpoints; .* has 8"),
+        (clos(8, 8), of(3, 4), "send", r"group: 3 ranks, every 4., need 9 endpoints"),
+        (rail_only(64, 8, 8), of(2, 12), "send", r"group.stride: 12 neither divides a domain of 8"),
+        (rail_only(64, 8, 8), of(12), "send", r"group.size: 12 .* do not fill domains of 8; a mul"),
+        (
+            Torus(sizes=(4, 2), network=NET), of(4, 2), "send",
+            r"not whole dimensions of a torus 4 x 2; size by stride that fit: 4 by 1, 8 by 1, 2 by",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_prediction_group(
+    topology: Topology, group: RankGroup, collective: str, said: str
+) -> None:
+    """Goal: a group or an exchange that a network cannot serve is refused, with what fits."""
+    with pytest.raises(ConfigError, match=said):
+        topology.connection(group, collective)
+
+
+def test_every_network_of_the_catalogue_connects() -> None:
+    """Goal: the closed forms take the catalogue's own entries."""
+    catalogue = load()
+    for name in catalogue.names("network"):
+        network = catalogue.network(name)
+        found = Clos(endpoints=512, radix=64, network=network).connection(of(512), "all_gather")
+        assert found.rate == pytest.approx(network.rate * network.efficiency)
