@@ -1,19 +1,40 @@
-"""The performance model: how long a step of training takes on machines that are not here.
+"""The performance model: how long a step takes on machines that are not here, and what it costs.
 
-units.py        numbers with units, of files and of people -> SI
-catalogue.py    what is known: devices, hosts, links, disks, models; each number with its source
-model.py        a transformer: parameters, operations, activations
-operators.py    how long a device takes for a matrix product, or to pass over memory
-collectives.py  how long ranks take to exchange
-rank_groups.py  ranks that exchange, and what every network tells of them
-topologies.py   networks of switches: Clos, rail-optimised, rail-only, trees of aggregators
-topology_graphs.py    the same as graphs, where they are small
-direct_topologies.py  torus, dragonfly
-cost.py         what machines and networks cost: to buy, an hour, a token, in energy
-training.py     a step of tensor, pipeline, context and data parallel training
-memory.py       what a device holds
+What is known, and what is asked:
+
+    units.py        numbers with units, of files and of people -> SI
+    curves.py       measured rates by size
+    hardware.py     devices, networks, drives, processors, switches, and what they are made of
+    catalogue.py    all of it from files, each number with its source; files of users over them
+    model.py        a transformer: parameters, operations
+    software.py     what a framework does; what was fitted
+    job.py          what is trained, on what, how; what a prediction is
+    question.py     a job on a system, as users write it
+
+How long things take:
+
+    operators.py    a matrix product, a pass over memory
+    layers.py       a layer, forward and backward
+    collectives.py  ranks that exchange
+    overlap.py      compute and exchange at once
+    hosts.py        processors and drives that take part
+    rank_groups.py, topologies.py, direct_topologies.py, topology_graphs.py    networks
+
+Systems, by closed forms:
+
+    training.py     tensor, pipeline, context and data parallel ranks
+    zero.py         sharded states        offload.py      and offloaded ones
+    replicated.py   DDP, sums in a switch        in_network.py   LuWu
+    memory.py       what a device holds
+    inference.py, inference_job.py, inference_sockets.py    prefill and decode
+    events/         LuWu's steps played through
+
+What is said of it:
+
+    answer.py       the answer, sensitivity.py    what it hangs on, cost.py    what it costs
+    calibration.py, offload_calibration.py, inference_calibration.py, validate.py
+                    published results beside predictions
 
 Times are seconds, sizes bytes, rates bytes or operations a second, one direction of a link, dense
-operations: SI without prefixes. Equations have numbers, which docs/predict/equations.md lists with
-their sources.
+operations: SI without prefixes. Equations have numbers; docs/predict/equations.md has all of them.
 """

@@ -1,8 +1,24 @@
-"""How long ranks take to exchange: closed forms (N1 to N12 of docs/predict/equations.md).
+"""How long ranks take to exchange: closed forms of n ranks, S bytes of the whole tensor.
 
-Every function takes the number of ranks, the bytes of the whole tensor and what carries them, and
-returns seconds. One rank exchanges nothing and takes no time. A `Path` is what one rank has: the
-time of an empty message, and the rate of a long one, which short ones do not reach (Hockney).
+A `Path` is what one rank has: a, the time of an empty message, and B, the rate of a long one, which
+short ones do not reach (Hockney).
+
+    N1   on the wire          (bytes + half) / B: a message of `half` bytes has half of the rate
+    N2   point to point       a + S/B
+    N3   ring, all-gather or reduce-scatter     (n-1) a + (n-1)/n S/B
+    N4   ring, all-reduce     2 (n-1) a + 2 (n-1)/n S/B
+    N5   broadcast, reduce    (n-1) a + S/B, through a chain
+    N6   all-to-all           max((n-1) a + (n-1)/n S/B, n S / (4 bisection))
+    N7   two trees            2 [(k-1) a_in + log2(hosts) a] + 2 S / (0.9 B), k ranks a host
+    N8   PAT                  log2(n) a / 3.5 + 2.8 us n + (n-1)/n S / (0.75 B), one rank a host
+    N9   summed by switches   2 d a + S / min(B, A), d tiers
+    N10  what a switch sums   A = min(rate, slots * payload / round trip)
+    N11  hierarchical         N3 in a host, N4 of each part between hosts, N3 in a host
+    N12  torus                N4 in each dimension, both ways around, on what the ones before left
+    N13  as measured          2 (n-1)/n S / bus bandwidth at S, never less than the shortest measured
+
+One rank exchanges nothing and takes no time. Sources: NCCL's tuning code (N3, N4, N7, N8, N9);
+nccl-tests (N13); derived.
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 """A transformer as numbers: parameters, matrix products, operations, activations.
 
+    M1  a layer's forward     2 parameters that a token passes, and M2, for each token
+    M2  attention             4 s (width of all heads) for each token; half where a mask is used
+    M3  a step                3 times the forward of all layers and the output layer
+
+Source: Narayanan et al. SC'21, whose formula for GPT this equals.
 Symbols of the equations: h hidden width, a heads, g heads of keys and values, f width of the MLP,
 V vocabulary, l layers, E experts of which k are used, s tokens of a sequence, n tokens at once.
 """

@@ -1,11 +1,11 @@
 """A step of ZeRO-Offload and ZeRO-Infinity: optimizer state in hosts' memory, or on their drives.
 
-    F1  PCIe          gradients down, weights up, of a device's share, each direction at once
-    F2  optimizer     Adam on the processors (H1), of the share of a host's devices
-    F3  drives        12 bytes a parameter of that share read and written, and the 16-bit weights
+    U1  PCIe          gradients down, weights up, of a device's share, each direction at once
+    U2  optimizer     Adam on the processors (H1), of the share of a host's devices
+    U3  drives        12 bytes a parameter of that share read and written, and the 16-bit weights
                       read for each gather where they are on drives too
-    F4  a step        micro-batches as ZeRO-3 (Z2), then the optimizer stage, which is not hidden
-    F5  its stage     F1 (up), F2 and F3, one after the other, which is DeepSpeed's default; in a
+    U4  a step        micro-batches as ZeRO-3 (Z2), then the optimizer stage, which is not hidden
+    U5  its stage     U1 (up), U2 and U3, one after the other, which is DeepSpeed's default; in a
                       pipeline, the longest of them
 
 Sources: arXiv 2101.06840 and 2104.07857; that the optimizer stage is in the open by default, an
@@ -47,7 +47,7 @@ class Offload:
 
 
 def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
-    """The time of a step (F4). Raises ConfigError where states do not fit a host."""
+    """The time of a step (U4). Raises ConfigError where states do not fit a host."""
     _check_memory(job, offload)
     sharded = predict_sharded_step(job)
     share = job.model.parameters * offload.devices / job.devices
@@ -71,7 +71,7 @@ def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
 
 
 def _optimizer_stage(job: TrainingJob, offload: Offload, share: float) -> dict[str, float]:
-    """Seconds of each resource in the optimizer stage (F5), for a host's share of parameters."""
+    """Seconds of each resource in the optimizer stage (U5), for a host's share of parameters."""
     host = offload.host
     stage = {
         "PCIe": WIRE_BYTES * share / offload.devices / job.device.host_rate,

@@ -13,6 +13,7 @@ from luwu.predict.memory import sharded_state_bytes
 from luwu.predict.offload_calibration import compare_offload
 from luwu.predict.overlap import eta, overlapped
 from luwu.predict.zero import predict_sharded_step
+from tests import equations
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +94,8 @@ def test_predict_laws_sharded_steps(catalogue: Catalogue) -> None:
     assert sharded_state_bytes(twice) < sharded_state_bytes(row.job)
     step = predict_sharded_step(row.job)
     assert step.seconds == sum(step.parts.values())
+
+
+def test_equations_are_on_their_page() -> None:
+    """Goal: docs/predict/equations.md has what the modules say, and each number means one thing."""
+    assert equations.main(["--check"]) == 0
