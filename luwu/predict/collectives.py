@@ -15,7 +15,7 @@ short ones do not reach (Hockney).
     N10  what a switch sums   A = min(rate, slots * payload / round trip)
     N11  hierarchical         N3 in a host, N4 of each part between hosts, N3 in a host
     N12  torus                N4 in each dimension, both ways around, on what the ones before left
-    N13  as measured          2 (n-1)/n S / bus bandwidth at S, never less than the shortest measured
+    N13  as measured          2 (n-1)/n S / bus bandwidth at S; no less than the shortest measured
 
 One rank exchanges nothing and takes no time. Sources: NCCL's tuning code (N3, N4, N7, N8, N9);
 nccl-tests (N13); derived.
