@@ -103,21 +103,23 @@ def published_operations(job: TrainingJob) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryCompared:
-    """Memory of a device, published and predicted, in bytes."""
+class ComparedNumber:
+    """A published number and the predicted one, in the same unit."""
 
+    group: str
     name: str
+    """What it is, for people."""
     published: float
     predicted: float
 
     @property
     def error(self) -> float:
-        """Above zero: too much is predicted."""
+        """Above zero: too much is predicted, or too long."""
         return self.predicted / self.published - 1
 
 
-def compare_memory(catalogue: Catalogue) -> list[MemoryCompared]:
-    """All calibration rows of memory."""
+def compare_memory(catalogue: Catalogue) -> list[ComparedNumber]:
+    """All calibration rows of memory, in bytes of a device."""
     found = []
     for row in read("memory.toml")["row"]:
         job = _job(catalogue, row, row["devices"])
@@ -127,9 +129,12 @@ def compare_memory(catalogue: Catalogue) -> list[MemoryCompared]:
             "activations_selective": activation_bytes(selective),
         }  # fmt: skip
         found += [
-            MemoryCompared(
-                name=f"{row['model']} {name}", published=row[name] * 2**30, predicted=nbytes
-            )
+            ComparedNumber(
+                group=row["group"],
+                name=f"{row['model']} {name}",
+                published=row[name] * 2**30,
+                predicted=nbytes,
+            )  # fmt: skip
             for name, nbytes in predicted.items()
         ]
     return found

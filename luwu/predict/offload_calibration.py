@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
-from luwu.predict.calibration import read
+from luwu.predict.calibration import ComparedNumber, read
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.hosts import Host
 from luwu.predict.question import make_question
@@ -28,21 +27,6 @@ _WORKER: Final = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadCompared:
-    """A published number and the predicted one, both seconds or both ratios."""
-
-    group: str
-    name: str
-    published: float
-    predicted: float
-
-    @property
-    def error(self) -> float:
-        """Above zero: too slow, or too large a ratio."""
-        return self.predicted / self.published - 1
-
-
 def testbed(catalogue: Catalogue, system: str, model: str, **changes: Any) -> float:
     """Seconds of a step on the testbed of arXiv 2409.00918."""
     table = {**_TESTBED, "system": system, "model": model, **changes}
@@ -53,30 +37,30 @@ def testbed(catalogue: Catalogue, system: str, model: str, **changes: Any) -> fl
     return make_question(table, catalogue).answer().seconds
 
 
-def compare_offload(catalogue: Catalogue) -> list[OffloadCompared]:
-    """All calibration rows."""
+def compare_offload(catalogue: Catalogue) -> list[ComparedNumber]:
+    """All calibration rows: seconds, and ratios."""
     found = read("offload.toml")
     rows = [row for series in found["adam"] for row in _adam(catalogue, series)]
     return rows + [row for each in found["ratio"] for row in _ratios(catalogue, each)]
 
 
-def _adam(catalogue: Catalogue, series: dict[str, Any]) -> Iterator[OffloadCompared]:
+def _adam(catalogue: Catalogue, series: dict[str, Any]) -> Iterator[ComparedNumber]:
     host = Host(
         processor=catalogue.processor(series["processor"]),
         memory_bytes=parse("memory_bytes", series["memory_bytes"], Dimension.BYTES),
     )
     for parameters, published in series["rows"]:
-        yield OffloadCompared(
+        yield ComparedNumber(
             group=series["group"], name=f"Adam of {parameters / 1e9:.0f} B on processors",
             published=published, predicted=host.adam(parameters),
         )  # fmt: skip
 
 
-def _ratios(catalogue: Catalogue, row: dict[str, Any]) -> Iterator[OffloadCompared]:
+def _ratios(catalogue: Catalogue, row: dict[str, Any]) -> Iterator[ComparedNumber]:
     ours = testbed(catalogue, "luwu", row["model"])
     for system in ("zero-infinity", "zero3", "atp"):
         if system in row:
-            yield OffloadCompared(
+            yield ComparedNumber(
                 group=row["group"], name=f"{row['model']} {system} over LuWu",
                 published=row[system], predicted=testbed(catalogue, system, row["model"]) / ours,
             )  # fmt: skip

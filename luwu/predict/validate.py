@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from luwu.predict.calibration import compare, compare_memory, training_rows
+from luwu.predict.calibration import ComparedNumber, compare, compare_memory, training_rows
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.inference_calibration import compare_inference, inference_rows
 from luwu.predict.offload_calibration import compare_offload
@@ -45,7 +45,7 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
     return {"schema": SCHEMA, **families, "summary": summary}
 
 
-def _named(each: Any) -> dict[str, Any]:
+def _named(each: ComparedNumber) -> dict[str, Any]:
     return {
         "name": each.name, "published": each.published, "predicted": each.predicted,
         "error": each.error,
