@@ -134,7 +134,7 @@ def compare_memory(catalogue: Catalogue) -> list[ComparedNumber]:
                 name=f"{row['model']} {name}",
                 published=row[name] * 2**30,
                 predicted=nbytes,
-            )  # fmt: skip
+            )
             for name, nbytes in predicted.items()
         ]
     return found
