@@ -26,6 +26,7 @@ VERBS: Final = {
     "status": "what the processes of a run are doing",
     "estimate": "what a job would take here: memory, disk, time, and what binds",
     "predict": "how long a step takes on machines that are not here, and what binds",
+    "plan": "the best configuration of a job on such machines",
     "doctor": "what this machine has and what is missing",
     "report": "make a run's report again",
     "trace": "make a run's timeline, or say how busy its engines were",

@@ -46,7 +46,7 @@ def answer(question: Question, catalogue: Catalogue) -> dict[str, Any]:
         "tokens_per_s_per_device": job.tokens / seconds / job.devices,
         **_utilisation(job, seconds),
         "exposed_ratio": _exposed(step) / seconds,
-        "memory_bytes": _memory(question),
+        "memory_bytes": memory_bytes(question),
         "memory_bytes_max": job.device.memory_bytes,
         "micro_batches": step.micro_batches,
         "extrapolated": step.notes.extrapolated,
@@ -55,7 +55,7 @@ def answer(question: Question, catalogue: Catalogue) -> dict[str, Any]:
     document["elasticities"] = {name: value for name, value in found.items() if value}
     document["no_effect"] = [name for name, value in found.items() if not value]
     document["warnings"] = _warnings(document)
-    document["asked"] = _asked(question)
+    document["asked"] = asked(question)
     document["sources"] = _sources(question, catalogue)
     return document
 
@@ -80,7 +80,7 @@ def _exposed(step: StepTime) -> float:
     )  # fmt: skip
 
 
-def _memory(question: Question) -> dict[str, float]:
+def memory_bytes(question: Question) -> dict[str, float]:
     """Of a device, by what takes it."""
     job = question.job
     activations = activation_bytes(job)
@@ -111,7 +111,7 @@ def _warnings(document: dict[str, Any]) -> list[str]:
     return found
 
 
-def _asked(question: Question) -> dict[str, Any]:
+def asked(question: Question) -> dict[str, Any]:
     """The question as it was understood."""
     job = question.job
     return {

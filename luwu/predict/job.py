@@ -54,9 +54,24 @@ class TrainingJob:
                 f"pipeline: {self.pipeline} stages, but {self.model.name} has "
                 f"{self.model.layers} layers"
             )
+        if self.virtual > 1:
+            self._check_interleaving()
         if self.tensor > self.model.heads:
             raise ConfigError(
                 f"tensor: {self.tensor} ranks, but {self.model.name} has {self.model.heads} heads"
+            )
+
+    def _check_interleaving(self) -> None:
+        parts = self.pipeline * self.virtual
+        if self.pipeline == 1 or self.model.layers % parts:
+            raise ConfigError(
+                f"virtual: {self.pipeline} stages of {self.virtual} parts do not share "
+                f"{self.model.layers} layers; take two stages or more, and parts that divide them"
+            )
+        if self.micro_batches % self.pipeline:
+            raise ConfigError(
+                f"virtual: {self.micro_batches} micro-batches are no multiple of {self.pipeline} "
+                "stages, which an interleaved pipeline takes them in; change batch or micro_batch"
             )
 
     @property

@@ -72,7 +72,7 @@ _NEEDED: Final = (
     "sequence",
     "batch",
 )
-_SECTIONS: Final = {"luwu": "node", "zero-offload": "host", "zero-infinity": "host"}
+SECTIONS: Final = {"luwu": "node", "zero-offload": "host", "zero-infinity": "host"}
 _HOST_KEYS: Final = ("processor", "processors", "memory_bytes", "disk", "disks")
 _OWN_KEYS: Final = {
     "node": (*_HOST_KEYS, "network", "nodes", "cached", "aggregate_rate", "tiers", "pulls"),
@@ -114,7 +114,7 @@ def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> Question:
         raise ConfigError(
             f"system: {system!r} is none of {', '.join(SYSTEMS)}{suggestion(str(system), SYSTEMS)}"
         )
-    section = _SECTIONS.get(system)
+    section = SECTIONS.get(system)
     known = [*_NAMES, *_WHOLE, "sequence_parallel", *([section] if section else [])]
     _check_keys("", table, known, _NEEDED)
     if system != "3d":
