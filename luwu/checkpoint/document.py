@@ -19,6 +19,7 @@ It may come from anywhere: what is read is checked, field by field.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,8 +106,11 @@ class ExportDocument:
         return json.dumps(document, indent=1) + "\n"
 
 
-def read_document(directory: Path) -> ExportDocument:
-    """The document of an export. Raises: ConfigError if there is none; DamagedFileError."""
+def read_document(directory: Path, *, is_whole: bool = True) -> ExportDocument:
+    """The document of an export. Raises: ConfigError if there is none; DamagedFileError.
+
+    `is_whole`: its files must be there too, and not be smaller than what is described.
+    """
     path = directory / FILE
     try:
         if path.stat().st_size > _BYTES_MAX:
@@ -130,9 +134,24 @@ def read_document(directory: Path) -> ExportDocument:
             f"version {VERSION}; use the program that wrote it"
         )
     try:
+        if is_whole:
+            _check_size(values["description"], directory)
         return _parse(values)
     except (LuwuError, LookupError, TypeError, ValueError) as exc:
         raise DamagedFileError(f"{path} is damaged: {exc!s:.400}. Get the export again.") from exc
+
+
+def _check_size(description: dict[str, Any], directory: Path) -> None:
+    """Before anything is made of its size: parameters are not more than the files beside it hold.
+
+    Raises ValueError, and what a document of another form makes of this.
+    """
+    held = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    elems = sum(math.prod(map(_natural, row[1])) for row in description["parameters"])
+    if elems > held:
+        raise ValueError(
+            f"it describes {elems} elements, and the files of the export are {held} bytes in all"
+        )
 
 
 def _parse(values: dict[str, Any]) -> ExportDocument:

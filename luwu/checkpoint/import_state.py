@@ -100,7 +100,7 @@ def description_at(path: Path) -> Description:
     if count is not None:
         configs = [read_config(node_directory(path, number, count)) for number in range(count)]
         return description_of(configs, path)
-    return read_document(path).description
+    return read_document(path, is_whole=False).description
 
 
 def _with_chunk(description: Description, chunk_bytes: int | None) -> Description:

@@ -208,11 +208,12 @@ class NicCore(NicMember):
             return
         if m.step > self._handles.judged:  # the verdict was lost
             self._judge(now_ns, m, is_void=m.attempt > self._attempt and not m.applied)
+        is_new = m.step >= self._step  # else an Abort has said so, and what waited is asked for
         self._step = m.step + 1
         self._actions.append(Settled(m.step, m.applied, m.grad_norm))
         self._statements.decided(now_ns)
         self._keepsakes.decided(m.step)
-        for handle in self._handles.pulls(step=self._step + 1):
+        for handle in self._handles.pulls(step=self._step + 1) if is_new else ():
             self._ask_for_weights(now_ns, handle)
 
     def _judge(self, now_ns: int, m: wire.Verdict | wire.Decided, *, is_void: bool) -> None:

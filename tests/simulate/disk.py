@@ -215,6 +215,8 @@ class StoredDisk(Disk):
         return None if self.device.config is None else self._opened()
 
     def make(self, description: bytes) -> node_actions.StoreFacts:
+        if self.device.config is not None:  # as `create_directory` finds
+            raise DiskFailed("another process has made the store already")
         self.device.make(self._config(description))
         return self._opened()
 

@@ -237,3 +237,24 @@ def test_a_poisoned_step_without_who_poisons_it() -> None:
     faults = (Crash(at_ms=55, for_ms=1000, who="worker 2"),)
     simulation = run_history(History(2024, Options(steps=3, poison_step=2, drops=True), faults))
     assert simulation.disks[0].ledger[3] == 0b10
+
+
+def test_a_decision_that_comes_after_the_abort_that_told_of_it() -> None:
+    """I6. Goal: weights that were asked for are not asked for again: the second answers came to a
+    pull that was done, which ended the worker."""
+    faults = (
+        Noise(at_ms=0, for_ms=1250, drop_percent=5, delay_ms=5),
+        PowerCut(at_ms=364, for_ms=200, who="node 2"),
+    )
+    options = Options(
+        frozen=True, node_count=2, steps=4, absent_unit=1, pulls_ahead=True, keeps=True,
+        slot_count=2,
+    )  # fmt: skip
+    run_history(History(5257, options, faults))
+
+
+def test_a_zombie_makes_no_store_over_another() -> None:
+    """I2, I5. Goal: a node that stalled before it made its store finds that of its successor, and
+    ends; as `create_directory` does."""
+    run_history(History(17303, Options(world_size=3, steps=3, stored=True),
+                        (Zombie(at_ms=8, for_ms=200, who="node 2"),)))  # fmt: skip

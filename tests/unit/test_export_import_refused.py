@@ -20,7 +20,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from luwu.base.errors import ConfigError, Interrupted, PageCorruptError, StateError, StoreFullError
+from luwu.base.errors import (
+    ConfigError,
+    DamagedFileError,
+    Interrupted,
+    PageCorruptError,
+    StateError,
+    StoreFullError,
+)
 from luwu.base.making import check_space, making_directory
 from luwu.checkpoint.document import read_document
 from luwu.checkpoint.export_state import ExportOptions, export_state
@@ -335,6 +342,19 @@ def test_export_import_asks_for_space_first(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hub", "like"]
     with pytest.raises(StoreFullError, match="Free some space or name another disk"):
         check_space(tmp_path / "not" / "yet" / "there", 2**60)
+
+
+def test_export_import_more_than_the_files_hold(made: Path, tmp_path: Path) -> None:
+    """Goal: a document that describes more than its files hold is refused before anything of that
+    size is made: pages of 10**12 elements once took seconds and hundreds of MiB."""
+    shutil.copytree(made / "out", tmp_path / "out")
+    path = tmp_path / "out" / "luwu.json"
+    document = json.loads(path.read_text())
+    document["description"]["parameters"][0][1] = [10**6, 10**6]
+    path.write_text(json.dumps(document))
+    with pytest.raises(DamagedFileError, match=r"describes 1000000\d+ elements, and the files"):
+        bring(tmp_path / "out", tmp_path / "state")
+    assert not (tmp_path / "state").exists()
 
 
 # ---------------------------------------------------------------------------- interrupted
