@@ -71,6 +71,8 @@ class Fan:
         """The core has said Hello and was not welcomed yet."""
         self._told = (-1, -1)
         """(generation, attempt) that the core knows."""
+        self._told_step = 0
+        """The first undecided step that it knows."""
         self._judged_step = -1
         """Of the last verdict that the core was told, unless its attempt was given up since."""
 
@@ -155,10 +157,11 @@ class Fan:
         if any(d is None or d.step != m.step for d in said):
             return []
         newest = max((d for d in said if d is not None), key=lambda d: (d.generation, d.attempt))
-        if m.step != self._judged_step:
+        if m.step != self._judged_step and m.step >= self._told_step:
             # Else the core knows how the step came out, and takes no attempt from it: what is said
             # again is stamped with the attempt of now, which may have come by an abort since.
             self._skipped(newest)
+        self._told_step = max(self._told_step, m.step + 1)
         for key in [key for key in self._received if key[3] < m.step]:
             del self._received[key]
         return [newest]
@@ -201,7 +204,7 @@ class Fan:
                 return []
             if self._told != (generation, attempt):  # else only the connection was lost
                 self._judged_step = -1
-            self._greets, self._told = False, (generation, attempt)
+            self._greets, self._told, self._told_step = False, (generation, attempt), step
             self._received.clear()
             newest = max(welcomes, key=_when)
             said: list[wire.Welcome | wire.Abort] = [*welcomes]
@@ -225,7 +228,7 @@ class Fan:
             return [_rejoin(current[0])]
         if attempt <= self._told[1] or not current:
             return []
-        self._told, self._judged_step = (generation, attempt), -1
+        self._told, self._told_step, self._judged_step = (generation, attempt), step, -1
         self._received.clear()
         loaded = step > 0 or (len(current) == len(aborts) and all(a.loaded for a in current))
         return [replace(current[0], step=step, loaded=loaded)]

@@ -258,3 +258,20 @@ def test_a_zombie_makes_no_store_over_another() -> None:
     ends; as `create_directory` does."""
     run_history(History(17303, Options(world_size=3, steps=3, stored=True),
                         (Zombie(at_ms=8, for_ms=200, who="node 2"),)))  # fmt: skip
+
+
+def test_a_decision_of_before_tells_no_attempt() -> None:
+    """I6. Goal: a switch that was just started hears a skipped step decided again, stamped with a
+    later attempt; it must still hear of that attempt by its Abort."""
+    faults = (
+        Noise(at_ms=0, for_ms=5000, drop_percent=10, delay_ms=30),
+        Stall(at_ms=794, for_ms=200, who="node 3"),
+        Stall(at_ms=1007, for_ms=50, who="worker 3"),
+        PowerCut(at_ms=1251, for_ms=50, who="node 1"),
+        Partition(at_ms=2066, for_ms=200, sender="switch 2", receiver="node 4", two_way=False),
+        Zombie(at_ms=2971, for_ms=50, who="switch 4"),
+    )
+    options = Options(
+        world_size=1, node_count=2, steps=4, update="at_step", backwards=2, poison_step=2
+    )
+    run_history(History(11999, options, faults))
