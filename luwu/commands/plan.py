@@ -6,7 +6,6 @@ luwu plan FILE.toml [--json] [--catalogue FILE]      luwu/predict/planner.py say
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.predict.answer import asked
 from luwu.predict.catalogue import load
 from luwu.predict.planner import Found, plan, text
+from luwu.predict.question import read_table
 
 VERB: Final = Verb(
     name="plan",
@@ -36,13 +36,8 @@ def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     if not parsed.rest:
         raise ConfigError(f"which file? usage: {VERB.usage}")
-    path, own = Path(parsed.rest[0]), parsed.flags.get("catalogue")
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
-    except tomllib.TOMLDecodeError as exc:
-        raise ConfigError(f"{path}: is no TOML: {exc}") from exc
+    own = parsed.flags.get("catalogue")
+    table = read_table(Path(parsed.rest[0]))
     found = plan(table, load(*([Path(own)] if own else [])))
     if parsed.has("json"):
         document = {

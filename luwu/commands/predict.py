@@ -1,6 +1,7 @@
 """`luwu predict`: how long a step takes on machines that are not here.
 
 luwu predict step FILE.toml [--json]       a question; luwu/predict/question.py says its form
+luwu predict compare FILE FILE ... [--json]    several, side by side
 luwu predict validate [--json]             published results, predicted
 """
 

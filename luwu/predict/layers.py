@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from luwu.base.errors import ConfigError
 from luwu.predict.collectives import Path, measured_all_reduce, ring_all_gather
 from luwu.predict.curves import Notes
 from luwu.predict.hardware import Network
 from luwu.predict.job import TrainingJob
 from luwu.predict.operators import WIRE_BYTES, Operators
-from luwu.predict.software import fitted
+from luwu.predict.software import fitted, is_fitted
 
 SCORE_PASSES = 7
 """Over the scores, forward, where attention is not one kernel: written, softmax, dropout, read."""
@@ -91,7 +92,13 @@ def _scale(job: TrainingJob) -> str:
     if family == "A100":
         return "matmul_scale_A100"
     kernels = "_torch" if job.software.kernels == "torch" else ""
-    return f"matmul_scale_{family}_{job.precision}{kernels}"
+    name = f"matmul_scale_{family}_{job.precision}{kernels}"
+    if not is_fitted(name):
+        raise ConfigError(
+            f"precision: {job.precision} by the kernels of {job.software.name} was not measured; "
+            "take bf16, or software with the vendor's kernels, such as nemo-2024, in bf16 or fp8"
+        )
+    return name
 
 
 def _attention(job: TrainingJob, operators: Operators, n: float) -> float:

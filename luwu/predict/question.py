@@ -97,14 +97,19 @@ class Question:
         return ALONE[self.system](self.job)
 
 
-def read_question(path: Path, catalogue: Catalogue) -> Question:
-    """A question of a file. Raises ConfigError."""
+def read_table(path: Path) -> dict[str, Any]:
+    """A TOML file of a user. Raises ConfigError."""
     try:
-        return make_question(tomllib.loads(path.read_text(encoding="utf-8")), catalogue)
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
-    except tomllib.TOMLDecodeError as exc:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise ConfigError(f"{path}: is no TOML: {exc}") from exc
+
+
+def read_question(path: Path, catalogue: Catalogue) -> Question:
+    """A question of a file. Raises ConfigError."""
+    return make_question(read_table(path), catalogue)
 
 
 def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> Question:

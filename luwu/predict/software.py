@@ -66,3 +66,8 @@ def software(name: str) -> Software:
 def fitted(name: str) -> float:
     """A fitted number."""
     return float(_data("fitted.toml")[name]["value"])
+
+
+def is_fitted(name: str) -> bool:
+    """Whether there is such a number."""
+    return name in _data("fitted.toml")

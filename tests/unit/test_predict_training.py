@@ -189,6 +189,11 @@ def test_bad_prediction_precision(job: TrainingJob) -> None:
     """Goal: a precision that the device lacks says which it has."""
     with pytest.raises(ConfigError, match=r"precision: a A100-80 has no fp8; it has bf16"):
         predict_step(replace(job, precision="fp8"))
+    torch = replace(job, software=software("torchtitan-2024"), sequence_parallel=False)
+    h100 = load().device("H100-80")
+    for precision, each in (("fp8", torch), ("fp4", replace(job, device=h100))):
+        with pytest.raises(ConfigError, match=rf"precision: {precision} by the kernels of"):
+            predict_step(replace(each, device=h100, precision=precision))
     with pytest.raises(ConfigError, match=r"software: 'megatron' is unknown; did you mean mega"):
         software("megatron")
 
