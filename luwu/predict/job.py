@@ -114,3 +114,16 @@ class StepTime:
             return self.bound_by
         busy = self.resources or self.parts
         return max(busy, key=lambda name: busy[name])
+
+
+def utilisation(job: TrainingJob, seconds: float) -> dict[str, float]:
+    """MFU without what is computed again, HFU with it; shares of the peak of the precision."""
+    peak = job.device.peak(job.precision)
+    assert peak is not None
+    model = job.model.step_operations(job.tokens, job.sequence)
+    layers = model / 3 - job.model.head_operations(job.tokens)
+    again = {"full": 1.0, "half": 0.5}.get(job.recompute, 0.0) * layers
+    return {
+        "mfu": model / seconds / job.devices / peak,
+        "hfu": (model + again) / seconds / job.devices / peak,
+    }
