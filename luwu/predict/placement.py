@@ -91,7 +91,7 @@ def domain_path(device: Device) -> Path:
 
 def network_path(network: Network) -> Path:
     """What a device has of the network: its port."""
-    return Path(latency_s=network.latency_s, rate=network.rate * network.efficiency)
+    return Path(latency_s=network.latency_s, rate=network.port_rate)
 
 
 def ring_path(job: TrainingJob, group: Group) -> Path:
