@@ -42,8 +42,8 @@ class Software:
     ring: str = "hierarchical"
     """Of exchanges between all devices: `hierarchical` uses all network ports of a host at once,
     `flat` one of them."""
-    host_devices: int = 8
-    """Devices of a host, each with a port of its own."""
+    host_devices: int | None = None
+    """Of a host, each with a port of its own, where a testbed had not the device's domain."""
 
 
 @cache

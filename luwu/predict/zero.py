@@ -21,6 +21,7 @@ from luwu.predict.job import StepTime, TrainingJob
 from luwu.predict.layers import compute_time, operators_of
 from luwu.predict.operators import WIRE_BYTES
 from luwu.predict.overlap import KAPPA, eta, overlapped
+from luwu.predict.placement import placed, ring_path
 from luwu.predict.software import fitted
 from luwu.predict.training import OPTIMIZER_BYTES
 
@@ -50,13 +51,5 @@ def predict_sharded_step(job: TrainingJob) -> StepTime:
 
 
 def sharded_path(job: TrainingJob) -> Path:
-    """What a rank has of the ring through all devices."""
-    device, network, software = job.device, job.network, job.software
-    inside = device.domain_rate
-    if job.devices <= software.host_devices and inside is not None:
-        bus = device.all_reduce
-        rate = inside if bus is None else bus.rates[-1]
-        return Path(latency_s=network.hop_s, rate=rate)
-    rate = network.rate * network.efficiency
-    rate *= software.host_devices if software.ring == "hierarchical" else fitted("flat_ring")
-    return Path(latency_s=network.latency_s, rate=rate if inside is None else min(rate, inside))
+    """What a rank has of the ring through all devices (G3)."""
+    return ring_path(job, placed(job, job.devices, 1))
