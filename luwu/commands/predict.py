@@ -3,6 +3,7 @@
 luwu predict step FILE.toml [--json]       a question; luwu/predict/question.py says its form
 luwu predict compare FILE FILE ... [--json]    several, side by side
 luwu predict validate [--json]             published results, predicted
+luwu predict blind [--json] [--out FILE]   results that nobody looked up, predicted
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.commands.predict_blind import blind
 from luwu.predict import validate
 from luwu.predict.answer import answer, side_by_side, text
 from luwu.predict.catalogue import Catalogue, load
@@ -22,13 +24,14 @@ from luwu.predict.question import read_question
 
 VERB: Final = Verb(
     name="predict",
-    usage="luwu predict step FILE | compare FILE... | validate [--json] [--catalogue FILE]",
+    usage="luwu predict step FILE | compare FILE... | validate | blind [--json] [--catalogue FILE]",
     text=(
         "Predict a step of training on machines that are not here: its time, what binds, memory,\n"
         "and which numbers the answer hangs on; or compare predictions with published results."
     ),
     flags=(
         Flag(name="json", text="print JSON"),
+        Flag(name="out", shape="FILE", text="write the JSON of blind there too"),
         Flag(name="catalogue", shape="FILE", text="TOML with your own hardware and models"),
     ),
     has_keys=False,
@@ -38,7 +41,7 @@ VERB: Final = Verb(
 
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
-    does = {"step": _step, "compare": _compare, "validate": _validate}
+    does = {"step": _step, "compare": _compare, "validate": _validate, "blind": _blind}
     verb, *rest = parsed.rest or ("",)
     if verb not in does:
         raise ConfigError(
@@ -46,26 +49,36 @@ def run(parsed: Parsed) -> int:
         )
     own = parsed.flags.get("catalogue")
     catalogue = load(*([Path(own)] if own else []))
-    print(does[verb](rest, catalogue, parsed.has("json")))
+    print(does[verb](parsed, rest, catalogue))
     return 0
 
 
-def _step(rest: Sequence[str], catalogue: Catalogue, as_json: bool) -> str:
+def _step(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     if len(rest) != 1:
         raise ConfigError(f"luwu predict step takes a file; usage: {VERB.usage}")
     document = answer(read_question(Path(rest[0]), catalogue), catalogue)
-    return json.dumps(document, indent=1) if as_json else text(document)
+    return json.dumps(document, indent=1) if parsed.has("json") else text(document)
 
 
-def _compare(rest: Sequence[str], catalogue: Catalogue, as_json: bool) -> str:
+def _compare(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     if not rest:
         raise ConfigError(f"luwu predict compare takes files; usage: {VERB.usage}")
     found = {name: answer(read_question(Path(name), catalogue), catalogue) for name in rest}
-    return json.dumps({"schema": 1, "answers": found}, indent=1) if as_json else side_by_side(found)
+    return (
+        json.dumps({"schema": 1, "answers": found}, indent=1)
+        if parsed.has("json")
+        else side_by_side(found)
+    )
 
 
-def _validate(rest: Sequence[str], catalogue: Catalogue, as_json: bool) -> str:
+def _validate(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     if rest:
         raise ConfigError(f"luwu predict validate takes no {rest[0]!r}; usage: {VERB.usage}")
     document = validate.document(catalogue)
-    return json.dumps(document, indent=1) if as_json else validate.text(document)
+    return json.dumps(document, indent=1) if parsed.has("json") else validate.text(document)
+
+
+def _blind(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
+    if rest:
+        raise ConfigError(f"luwu predict blind takes no {rest[0]!r}; usage: {VERB.usage}")
+    return blind(catalogue, as_json=parsed.has("json"), out=parsed.flags.get("out"))

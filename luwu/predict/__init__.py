@@ -35,6 +35,7 @@ What is said of it:
 
     answer.py       the answer    sensitivity.py    what it hangs on    cost.py    what it costs
     planner.py      the best of all configurations
+    blind/          what is expected of configurations that nobody looked up
     calibration.py, offload_calibration.py, inference_calibration.py, validate.py
                     published results beside predictions
 
