@@ -32,7 +32,8 @@ Systems, by closed forms:
 What is said of it:
 
     answer.py       the answer    sensitivity.py    what it hangs on    cost.py    what it costs
-    planner.py      the best of all configurations
+    planner.py      the best of all configurations    sweep.py    a question over values of its keys
+    pictures.py     what the event core did, as rows of a picture
     calibration.py, offload_calibration.py, inference_calibration.py, validate.py
                     published results beside predictions
 
