@@ -172,15 +172,17 @@ def span_chart(
     for number, (title, bars) in enumerate(rows):
         top = TOP + ROW * (number + 1)
         parts.append(_text(ROW_LEFT - 8, top + ROW - 9, title, anchor="end"))
+        parts.append('<g stroke="#fff" stroke-width="0.3">')
         for bar in bars:
             left, right = max(start, bar.start), min(end, bar.end)
             if left < right:
                 parts.append(
                     f'<rect x="{x_of(left):.2f}" y="{top}" width="{per_unit * (right - left):.2f}" '
                     f'height="{ROW - 4}" fill="{colour(bar.colour_index)}" '
-                    f'fill-opacity="{0.45 if bar.is_pale else 0.9}" stroke="#fff" '
-                    f'stroke-width="0.3"><title>{escape(bar.text)}</title></rect>'
+                    f'fill-opacity="{0.45 if bar.is_pale else 0.9}">'
+                    f"<title>{escape(bar.text)}</title></rect>"
                 )
+        parts.append("</g>")
     for said, time in (marks or {}).items():
         parts.append(f'<path d="M{x_of(time):.1f} {TOP + 4}V{bottom}" stroke="#222"/>')
         parts.append(_text(x_of(time) - 4, TOP + 12, said, anchor="end"))
