@@ -170,13 +170,13 @@ class _World:
             for index, unit in enumerate(self._units):
                 yield self._pulled[step, 0, index]
                 yield from engine.work(f"step {step} forward {unit.name}", unit.forward_s)
-                if self._pulls == 2:
-                    yield self._room.put(1)
+                yield self._room.put(1)
             for index, unit in reversed(list(enumerate(self._units))):
                 if self._pulls == 2:
                     yield self._pulled[step, 1, index]
                 yield from engine.work(f"step {step} backward {unit.name}", unit.backward_s)
-                yield self._room.put(1)
+                if self._pulls == 2:
+                    yield self._room.put(1)
                 self._env.process(self._update(step, index))
             self._ends.append(self._env.now)
 
