@@ -106,7 +106,7 @@ def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -
     """Seconds that each resource is busy with so many parameters, once pulled and pushed for each
     micro-batch (L1 to L5)."""
     own = parameters / nodes.nodes
-    worker, node = network_rate(job.network), network_rate(nodes.network) * nodes.nodes
+    worker, node = _rate(job.network), _rate(nodes.network) * nodes.nodes
     down = nodes.pulls * WIRE_BYTES * parameters
     up = job.software.gradient_bytes * parameters
     host, away = nodes.host, (1 - nodes.cached) * STATE_BYTES * own
@@ -132,6 +132,5 @@ def tail(job: TrainingJob, nodes: OptimizerNodes, *, within: str) -> float:
     return sum(seconds.values()) + pull + hops
 
 
-def network_rate(network: Network) -> float:
-    """Bytes a second that large messages reach."""
-    return network.rate * network.efficiency
+def _rate(network: Network) -> float:
+    return network.port_rate

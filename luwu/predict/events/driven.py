@@ -32,7 +32,7 @@ from luwu.predict.events.driven_worker import DrivenWorker, Script
 from luwu.predict.events.engines import Record
 from luwu.predict.events.in_network import AHEAD, Played, Unit, units_of
 from luwu.predict.events.links import Link
-from luwu.predict.in_network import OptimizerNodes, network_rate
+from luwu.predict.in_network import OptimizerNodes
 from luwu.predict.job import TrainingJob
 from luwu.wire.description import Description
 from switch_emu.node.actions import NodeLimits
@@ -179,7 +179,7 @@ def _links(
     scale: int,
 ) -> tuple[Link, Link]:  # fmt: skip
     """Up and down; the narrowest place on the way sets the rate (L1, L2)."""
-    down = min(network_rate(job.network), network_rate(nodes.network) * nodes.nodes)
+    down = min(job.network.port_rate, nodes.network.port_rate * nodes.nodes)
     up = min(down, nodes.aggregate_rate)
     latency_s = job.network.latency_s + nodes.tiers * job.network.hop_s
     return (
