@@ -159,7 +159,8 @@ def test_predict_laws_driven_micro_batches(catalogue: Catalogue) -> None:
     the state in memory they take the closed form's time and the updates that `at_step` leaves
     behind the last backward."""
     job, nodes = luwu(catalogue, batch=128, node={"cached": 1.0})
-    played = play_driven_steps(job, nodes, COARSE)
+    limits = NodeLimits(sum_bytes_max=10**12, push_window_bytes=10**9)
+    played = play_driven_steps(job, nodes, replace(COARSE, limits=limits))
     parameters = 3 * job.model.parameters
     assert played.record.amount("down") == pytest.approx(4 * 4 * parameters, rel=1e-5)
     folds, updates = (len(played.told["node"].of(name)) for name in ("fold", "update"))
@@ -169,6 +170,23 @@ def test_predict_laws_driven_micro_batches(catalogue: Catalogue) -> None:
     most = least + node_resources(job, nodes, job.model.parameters)["node memory"]
     assert least <= played.step_s * 1.01
     assert played.step_s <= most * 1.01
+
+
+def test_predict_laws_driven_spills_are_read_back(catalogue: Catalogue) -> None:
+    """Goal: what is beyond the node's room for sums goes to drives and comes back once, and takes
+    time; without drives that is refused."""
+    job, nodes = luwu(catalogue, node={"cached": 1.0})
+    small = replace(COARSE, update="at_step")
+    wide = replace(small, limits=NodeLimits(sum_bytes_max=10**12, push_window_bytes=10**9))
+    spilled, held = (play_driven_steps(job, nodes, how) for how in (small, wide))
+    assert spilled.record.amount("disk write") > 0
+    assert spilled.record.amount("disk read") == spilled.record.amount("disk write")
+    assert held.record.amount("disk write") == 0
+    assert spilled.step_s > held.step_s
+    bare = replace(nodes, host=replace(nodes.host, disk=None, disks=0))
+    assert play_driven_steps(job, bare, wide).step_s == held.step_s
+    with pytest.raises(ConfigError, match=r"node.disks: .*1,024 MiB.*give disk and disks"):
+        play_driven_steps(job, bare, small)
 
 
 def test_driven_messages_are_those_of_the_wire(

@@ -43,7 +43,7 @@ STEPS: Final = 3
 CHUNK_BYTES_MIN: Final = 16 * 1024 * 1024
 """What the project takes where memory and links allow."""
 CHUNKS_MAX: Final = 512
-"""Of a model, unless more are asked for: playing takes time by their number."""
+"""Played in a step, unless more are asked for: playing takes time by their number."""
 UPDATES: Final = ("streaming", "at_step")
 GRADIENT_DTYPES: Final = {2: "bfloat16", 4: "float32"}
 
@@ -110,7 +110,7 @@ def play_driven_steps(
     """Play steps as the project's cores decide them. Raises ConfigError."""
     how = playing or Playing()
     units = units_of(job, nodes)
-    chunk_bytes = how.chunk_bytes or _chunk_bytes(job.model.parameters)
+    chunk_bytes = how.chunk_bytes or _chunk_bytes(job)
     scale = -(-chunk_bytes // PAYLOAD_BYTES_MAX)
     description = Description(
         layout=_layout(units, chunk_bytes // scale, scale), optimizer="adamw",
@@ -151,10 +151,11 @@ def play_driven_steps(
     return Driven(record, tuple(worker.ends_s), told, description)
 
 
-def _chunk_bytes(parameters: float) -> int:
-    """16 MiB, doubled until there are few."""
+def _chunk_bytes(job: TrainingJob) -> int:
+    """16 MiB, doubled until few are played in a step; but two of a layer, so that they overlap."""
     chunk_bytes = CHUNK_BYTES_MIN
-    while parameters * SUM_BYTES / chunk_bytes > CHUNKS_MAX:
+    most = max(CHUNKS_MAX // job.micro_batches, 2 * job.model.layers)
+    while job.model.parameters * SUM_BYTES / chunk_bytes > most:
         chunk_bytes *= 2
     return chunk_bytes
 

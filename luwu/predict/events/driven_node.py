@@ -14,12 +14,14 @@ Updates, folds and flushes are done by a crew of threads, weights are read by an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import simpy
 
+from luwu.base.errors import ConfigError
 from luwu.base.outstanding import RetryPolicy
 from luwu.layout import SUM_BYTES
 from luwu.predict.events.engines import Engine, Fields, Instant, Process, Record, Span
@@ -45,7 +47,7 @@ class NodeCosts:
     """What the engines of all nodes together take; nodes are equal, so one stands for all."""
 
     read_s: float
-    """To read a byte from drives."""
+    """To read a byte from drives; NaN where there are none."""
     write_s: float
     memory_s: float
     """To pass over a byte of memory."""
@@ -61,9 +63,10 @@ class NodeCosts:
     def of(nodes: OptimizerNodes, **more: Any) -> NodeCosts:
         """Of hosts of the catalogue. Raises ConfigError where a state is on drives and none is."""
         away = 1 - nodes.cached
+        has_drives = away > 0 or nodes.host.disks > 0
         return NodeCosts(
-            read_s=nodes.host.read(1.0) / nodes.nodes if away else 0.0,
-            write_s=nodes.host.write(1.0) / nodes.nodes if away else 0.0,
+            read_s=nodes.host.read(1.0) / nodes.nodes if has_drives else math.nan,
+            write_s=nodes.host.write(1.0) / nodes.nodes if has_drives else math.nan,
             memory_s=1 / (nodes.host.memory_rate * nodes.nodes),
             away=away, **more,
         )  # fmt: skip
@@ -94,6 +97,7 @@ class DrivenNode:
         self._env, self._told, self._layout = env, told, description.layout
         self._streaming = description.update == "streaming"
         self._costs, self._scale, self._send = costs, scale, send
+        self._sum_bytes_max = limits.sum_bytes_max * scale
         self._read = Engine(env, record, "disk read")
         self._write = Engine(env, record, "disk write")
         self._memory = Engine(env, record, "node memory")
@@ -142,7 +146,8 @@ class DrivenNode:
             start_s = self._env.now
             yield from self._read_back(action.contributions, about)
             nbytes = elems * self._costs.state_bytes
-            yield from self._read.work("state", nbytes * self._costs.read_s, nbytes, about)
+            if nbytes:
+                yield from self._read.work("state", nbytes * self._costs.read_s, nbytes, about)
             start_s = self._tell("read", start_s, nbytes, about)
             passed = elems * self._costs.update_bytes
             passed += self._arrived_bytes(action.contributions) if self._streaming else 0
@@ -151,7 +156,8 @@ class DrivenNode:
             start_s = self._tell("update", start_s, passed, about)
             weights = Token(place.wire_bytes) if action.publish else None
             self._do(self.core.updated(action, SQUARES, weights))
-            yield from self._write.work("state", nbytes * self._costs.write_s, nbytes, about)
+            if nbytes:
+                yield from self._write.work("state", nbytes * self._costs.write_s, nbytes, about)
             self._tell("write", start_s, nbytes, about)
         self._do(self.core.written(action))
 
@@ -174,7 +180,7 @@ class DrivenNode:
         with self._readers.request() as turn:
             yield turn
             start_s = self._env.now
-            if self._costs.weights_away:
+            if self._costs.weights_away and self._costs.away:
                 nbytes = elems * SUM_BYTES * self._costs.away
                 yield from self._read.work("weights", nbytes * self._costs.read_s, nbytes, about)
             yield from self._pass("read_weights", elems * WIRE_BYTES, about)
@@ -198,6 +204,12 @@ class DrivenNode:
     # ---------------------------------------------------------------------- engines
 
     def _spill(self, payload: Any) -> Process:
+        if math.isnan(self._costs.write_s):
+            raise ConfigError(
+                "node.disks: gradients that wait for their update take more than the "
+                f"{self._sum_bytes_max / 2**20:,.0f} MiB that the node plans for them, and it has "
+                "no drives for the rest; give disk and disks, or more memory"
+            )
         nbytes = payload.nbytes * self._scale
         yield from self._write.work("spill", nbytes * self._costs.write_s, nbytes)
 
