@@ -7,6 +7,7 @@ schedules.py  1F1B and interleaved pipelines of training: what each stage does w
 schedule_paths.py       the same by the longest path, without a record
 pipeline_training.py    a step of 3-D training through its pipeline's schedule
 flows.py      bytes over a graph of links that they share fairly
+serving.py    requests that come, in rounds of prefill and decode
 
 Built on SimPy. Nothing is random: the same question gives the same record.
 """
