@@ -60,7 +60,7 @@ def flow(source: str, target: str, nbytes: float, **more: Any) -> Flow:
 
 
 def test_predict_laws_one_flow_is_its_closed_form() -> None:
-    """J3. Goal: latency + bytes over the slowest link on its way."""
+    """A3. Goal: latency + bytes over the slowest link on its way."""
     made = links(ab=40.0, bc=10.0, cd=20.0)
     assert play_flows(made, [flow("a", "d", 200, latency_s=3)]).end_s == pytest.approx(23)
     wide = links(ab=40.0, bd=30.0, ac=40.0, cd=10.0)  # half on each way: the 10 binds
@@ -69,7 +69,7 @@ def test_predict_laws_one_flow_is_its_closed_form() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100])
 def test_predict_laws_equal_flows_share(count: int) -> None:
-    """J2. Goal: n equal flows through a link take n times as long, and end at once."""
+    """A2. Goal: n equal flows through a link take n times as long, and end at once."""
     flows = [flow("a", "b", 50, name=str(each)) for each in range(count)]
     found = arrivals_s(play_flows(links(ab=10.0), flows))
     assert len(found) == count
@@ -77,7 +77,7 @@ def test_predict_laws_equal_flows_share(count: int) -> None:
 
 
 def test_predict_laws_rates_change_when_flows_begin_and_end() -> None:
-    """J2. Goal: what ends leaves its share to the others; what comes takes one."""
+    """A2. Goal: what ends leaves its share to the others; what comes takes one."""
     made = links(ab=100.0)
     both = [flow("a", "b", 100, name="short"), flow("a", "b", 300, name="long")]
     assert arrivals_s(play_flows(made, both)) == pytest.approx({"short": 2, "long": 4})
@@ -88,7 +88,7 @@ def test_predict_laws_rates_change_when_flows_begin_and_end() -> None:
 
 
 def test_predict_laws_rates_of_the_textbook() -> None:
-    """J2. Goal: a long way and two short ones: the first link's two get halves, and who is alone
+    """A2. Goal: a long way and two short ones: the first link's two get halves, and who is alone
     with what is left of the second has all of it."""
     made = links(ab=10.0, bc=30.0)
     routes = [route_of(made, each) for each in
@@ -123,7 +123,7 @@ def any_network(seed: int) -> tuple[nx.DiGraph, list[Flow]]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_predict_laws_each_flow_has_a_full_link_where_none_is_faster(seed: int) -> None:
-    """J2. Goal: what makes rates max-min fair; and no link carries more than it can."""
+    """A2. Goal: what makes rates max-min fair; and no link carries more than it can."""
     made, flows = any_network(seed)
     routes = [route_of(made, each) for each in flows]
     capacities = dict(nx.get_edge_attributes(made, "capacity"))
@@ -145,7 +145,7 @@ def test_predict_laws_each_flow_has_a_full_link_where_none_is_faster(seed: int) 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_predict_laws_bytes_are_conserved_per_link(seed: int) -> None:
-    """J1. Goal: each link carries what routes put on it, never faster than it can, and never in two
+    """A1. Goal: each link carries what routes put on it, never faster than it can, and never in two
     spans at once; each flow arrives with all its bytes, no sooner than alone."""
     made, flows = any_network(seed)
     record = play_flows(made, flows)
@@ -245,7 +245,7 @@ def test_predict_laws_flows_take_what_graphs_give(topology: Any, group: RankGrou
 
 
 def test_predict_laws_hashed_paths_meet() -> None:
-    """J1. Goal: flows that each take one of the shortest paths meet on links, and are no faster
+    """A1. Goal: flows that each take one of the shortest paths meet on links, and are no faster
     than those that take all of them; the same name takes the same path."""
     topology, group = TOPOLOGIES[0]
     made = graph(topology)

@@ -1,10 +1,10 @@
 """Flows that share links: each has its max-min fair rate, newly found when one begins or ends.
 
-    J1  route      over all shortest paths, by the capacities that lie there (W2), or over one path;
+    A1  route      over all shortest paths, by the capacities that lie there (W2), or over one path;
                    of what a flow sends, a link of its route carries a share
-    J2  fair       all rates rise together until a link is full; its flows stay there, the others
+    A2  fair       all rates rise together until a link is full; its flows stay there, the others
                    go on (progressive filling). So each flow has a full link on which none is faster
-    J3  one flow   latency + bytes / min(capacity / share) over the links of its route
+    A3  one flow   latency + bytes / min(capacity / share) over the links of its route
 
 A flow's last byte arrives `latency_s` after it has left; links are in use until it has left. Links
 go one way; what takes no link (to itself) takes the latency alone. A record has a span of each flow
@@ -13,7 +13,7 @@ same, with what it carried.
 
 More capacity everywhere makes all flows faster, as much as it is more. On one link alone it may
 make others slower: who gets on there takes a fair share of a link that others had to themselves.
-Source: Bertsekas and Gallager, Data Networks, 6.5.2 (J2); derived.
+Source: Bertsekas and Gallager, Data Networks, 6.5.2 (A2); derived.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Flow:
 
 
 def route_of(graph: nx.DiGraph, flow: Flow) -> Route:
-    """The links of a flow, and its share on each (J1). Raises ConfigError where there is no way."""
+    """The links of a flow, and its share on each (A1). Raises ConfigError where there is no way."""
     for node in (flow.source, flow.target, *(flow.path or ())):
         if node not in graph:
             known = {str(each): each for each in graph}
@@ -128,7 +128,7 @@ def _capacity(graph: nx.DiGraph, link: Link) -> float:
 
 
 def max_min_rates(routes: Sequence[Route], capacities: Mapping[Link, float]) -> list[float]:
-    """Bytes a second of each flow (J2); without limit where it takes no link."""
+    """Bytes a second of each flow (A2); without limit where it takes no link."""
     rates = [math.inf] * len(routes)
     on_link: dict[Link, set[int]] = defaultdict(set)
     for index, route in enumerate(routes):
