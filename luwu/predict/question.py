@@ -10,6 +10,7 @@
     batch = 64
     micro_batch = 8
     recompute = "full"
+    streams = 24                 at once on a port, of networks where one does not fill it
 
     [node]                       of luwu: where the state is
     processor = "Xeon-5320"
@@ -33,6 +34,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict import units
 from luwu.predict.catalogue import Catalogue
+from luwu.predict.hardware import Network
 from luwu.predict.hosts import Host
 from luwu.predict.in_network import OptimizerNodes, predict_in_network_step
 from luwu.predict.job import StepTime, TrainingJob
@@ -120,7 +122,7 @@ def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> Question:
             f"system: {system!r} is none of {', '.join(SYSTEMS)}{suggestion(str(system), SYSTEMS)}"
         )
     section = SECTIONS.get(system)
-    known = [*_NAMES, *_WHOLE, "sequence_parallel", *([section] if section else [])]
+    known = [*_NAMES, *_WHOLE, "sequence_parallel", "streams", *([section] if section else [])]
     _check_keys("", table, known, _NEEDED)
     if system != "3d":
         for key in _DEGREES:
@@ -131,7 +133,7 @@ def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> Question:
     job = TrainingJob(
         model=catalogue.model(_text("model", table)),
         device=catalogue.device(_text("device", table)),
-        network=catalogue.network(_text("network", table)),
+        network=_network(table, catalogue),
         software=software(_text("software", table)),
         sequence_parallel=_flag("sequence_parallel", table),
         **values,
@@ -143,6 +145,13 @@ def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> Question:
         raise ConfigError(f"[{section}] is missing: {system} needs to know where its state is")
     make: Callable[..., Any] = _nodes if section == "node" else _offload
     return Question(system=system, job=job, part=make(own, catalogue, job, system))
+
+
+def _network(table: Mapping[str, Any], catalogue: Catalogue) -> Network:
+    network = catalogue.network(_text("network", table))
+    if "streams" not in table:
+        return network
+    return network.with_streams(_whole("streams", table["streams"]))
 
 
 def _nodes(
@@ -159,8 +168,10 @@ def _nodes(
     if "aggregate_rate" in table:
         rate = units.parse("node.aggregate_rate", table["aggregate_rate"], Dimension.BYTES_PER_S)
         values["aggregate_rate"] = rate
-    network = catalogue.network(table.get("network", job.network.name), "node.network")
-    return OptimizerNodes(host=_host("node.", table, catalogue), network=network, **values)
+    own = catalogue.network(table["network"], "node.network") if "network" in table else None
+    return OptimizerNodes(
+        host=_host("node.", table, catalogue), network=own or job.network, **values
+    )
 
 
 def _offload(

@@ -11,10 +11,10 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.predict.catalogue import Catalogue, load
 from luwu.predict.events.pipeline_training import (
+    layers_of_stages,
     pipeline_of,
     play_training_step,
     sent_bytes,
-    stage_layers,
 )
 from luwu.predict.events.schedule_paths import longest_path_s
 from luwu.predict.events.schedules import (
@@ -322,8 +322,8 @@ def test_stages_share_layers(catalogue: Catalogue) -> None:
     layer are somewhere, once."""
     llama = replace(catalogue.model("Llama3-405B"), layers=126)
     made = job(catalogue, model=llama, pipeline=16, batch=2048)
-    assert stage_layers(made) == (7, *[8] * 14, 7)
-    assert sum(stage_layers(made)) == 126
+    assert layers_of_stages(made) == (7, *[8] * 14, 7)
+    assert sum(layers_of_stages(made)) == 126
     plan = pipeline_of(made)
     first, second, *_, last = plan.parts
     assert second[0].forward_s * 7 / 8 < first[0].forward_s < second[0].forward_s
@@ -350,6 +350,23 @@ def test_bad_prediction_schedules(change: dict[str, Any], said: str) -> None:
     """Goal: what cannot be played names the key and what would fit."""
     with pytest.raises(ConfigError, match=said):
         uneven(**change)
+
+
+@pytest.mark.parametrize("virtual", [1, 8])
+def test_ends_take_places_of_layers(catalogue: Catalogue, virtual: int) -> None:
+    """E7. Goal: with ends that count as layers, as 405B is trained, the first and the last stage
+    have a layer fewer, in their first and last part; all layers are there, and the step is that of
+    the closed form within 1 %, of which the network has no part."""
+    network = replace(catalogue.network("ib-hdr"), rate=1e18, latency_s=0.0)
+    made = job(
+        catalogue, model=catalogue.model("Llama3-405B"), pipeline=16, devices=1024, batch=512,
+        virtual=virtual, ends_as_layers=True, network=network,
+    )  # fmt: skip
+    assert layers_of_stages(made) == (7, *[8] * 14, 7)
+    plan = pipeline_of(made)
+    layer_s = plan.parts[1][0].forward_s * made.virtual / 8
+    assert plan.parts[0][0].forward_s < (8 / made.virtual - 1) * layer_s + 0.1 * layer_s
+    assert play_training_step(made).ratio == pytest.approx(1, abs=0.01)
 
 
 def test_bad_prediction_layers(catalogue: Catalogue) -> None:

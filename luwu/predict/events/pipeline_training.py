@@ -1,7 +1,8 @@
 """A step of 3-D parallel training, played through its pipeline's schedule.
 
     E7  layers         of l in p stages, l mod p have one more: those in the middle first, as the
-                       ends have embedding and output layer too
+                       ends have embedding and output layer too; where these take places of layers,
+                       l + 2 places are shared so
     E8  embedding      a pass that reads and writes n h elements forward; backward one that reads
                        them and adds them to gradients of 4 bytes
     E9  exchange       of a stage by the parameters that it has: its layers, the embedding of the
@@ -25,7 +26,7 @@ from luwu.predict.events.engines import Record
 from luwu.predict.events.schedule_paths import longest_path_s
 from luwu.predict.events.schedules import Part, Pipeline, play_pipeline
 from luwu.predict.job import StepTime, TrainingJob
-from luwu.predict.layers import layer_time, operators_of
+from luwu.predict.layers import head_time, layer_time, operators_of
 from luwu.predict.operators import WIRE_BYTES
 from luwu.predict.training import predict_step
 
@@ -61,19 +62,26 @@ class PlayedTraining:
         return played / closed
 
 
-def stage_layers(job: TrainingJob) -> tuple[int, ...]:
+def layers_of_stages(job: TrainingJob) -> tuple[int, ...]:
     """Layers of each stage, if nobody says (E7)."""
-    each, more = divmod(job.model.layers, job.pipeline)
+    each, more = divmod(job.shared_layers, job.pipeline)
     order = [*range(1, job.pipeline - 1), 0, job.pipeline - 1]
     with_more = set(order[:more])
-    return tuple(each + (stage in with_more) for stage in range(job.pipeline))
+    return tuple(
+        each + (stage in with_more) - _taken(job, stage) for stage in range(job.pipeline)
+    )  # fmt: skip
+
+
+def _taken(job: TrainingJob, stage: int) -> int:
+    """Places of layers in a stage that embedding and output layer take."""
+    return job.ends_as_layers * ((stage == 0) + (stage == job.pipeline - 1))
 
 
 def pipeline_of(
     job: TrainingJob, *, layers: tuple[int, ...] | None = None, slowdowns: tuple[float, ...] = ()
 ) -> Pipeline:
     """A job's step as a pipeline that can be played. Raises ConfigError."""
-    layers = stage_layers(job) if layers is None else layers
+    layers = layers_of_stages(job) if layers is None else layers
     _check_layers(job, layers)
     seconds = _Seconds(job)
     parts = tuple(
@@ -95,7 +103,7 @@ def play_training_step(
     Where slowdowns are given, they are the straggling, of this pipeline; else it is the closed
     form's, which stands for that of all devices.
     """
-    layers = stage_layers(job) if layers is None else layers
+    layers = layers_of_stages(job) if layers is None else layers
     pipeline = pipeline_of(job, layers=layers, slowdowns=slowdowns)
     played = play_pipeline(pipeline)
     closed = predict_step(job)
@@ -116,14 +124,18 @@ def sent_bytes(job: TrainingJob) -> float:
 
 
 def _check_layers(job: TrainingJob, layers: tuple[int, ...]) -> None:
-    if len(layers) != job.pipeline or sum(layers) != job.model.layers or min(layers) < 1:
+    places = [each + _taken(job, stage) for stage, each in enumerate(layers)]
+    is_shared = len(layers) == job.pipeline and sum(layers) == job.model.layers
+    if not is_shared or min(layers) < 0 or min(places) < 1:
         raise ConfigError(
             f"layers: {list(layers)}, but {job.pipeline} stages share the {job.model.layers} of "
-            f"{job.model.name}, each one or more; {list(stage_layers(job))} would fit"
+            f"{job.model.name}, each one or more; {list(layers_of_stages(job))} would fit"
         )
-    if any(each % job.virtual for each in layers):
+    if any(each % job.virtual for each in places):
+        ends = ", with embedding and output layer," if job.ends_as_layers else ""
         raise ConfigError(
-            f"layers: {list(layers)} are no multiples of the {job.virtual} parts of each stage"
+            f"layers: {list(layers)}{ends} are no multiples of the {job.virtual} parts of each "
+            f"stage; {list(layers_of_stages(job))} would fit"
         )
 
 
@@ -134,11 +146,11 @@ class _Seconds:
         closed, self._job = predict_step(job), job
         micro_batches, self._operators = job.micro_batches, operators_of(job, closed.notes)
         self.layer = {
-            name: seconds / micro_batches * job.pipeline / job.model.layers
+            name: seconds / micro_batches / job.stage_layers
             for name, seconds in closed.parts.items()
             if name not in OF_STEP
         }
-        self.head_s = closed.parts["output layer"] / micro_batches
+        self.head_s = head_time(job, self._operators)
         sends = 2 * (job.pipeline - 1)
         self.send_s = closed.parts["pipeline exchange"] / sends if sends else 0.0
         self._own = job.model.parameters / job.pipeline
@@ -158,11 +170,13 @@ class _Seconds:
 
     def part(self, stage: int, part: int, layers: int) -> Part:
         """One of a stage with so many layers."""
-        job, count = self._job, layers // self._job.virtual
-        forward_s = count * self._forward_s()
-        backward_s = count * sum(self.layer.values()) - forward_s
+        job = self._job
         is_first = stage == 0 and part == 0
         is_last = stage == job.pipeline - 1 and part == job.virtual - 1
+        count = (layers + _taken(job, stage)) // job.virtual
+        count -= job.ends_as_layers * (is_first + is_last)
+        forward_s = count * self._forward_s()
+        backward_s = count * sum(self.layer.values()) - forward_s
         if is_first:
             forward_s += self.embedding_s[0]
             backward_s += self.embedding_s[1]
