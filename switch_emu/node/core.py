@@ -181,8 +181,7 @@ class NodeCore(NodeGathering):
         self._loaded = True
         self._was_decided()
         self._go_on()
-        for chunk in self._publisher.advance(self._step):
-            self._serve(self._step, chunk)
+        self._go_on_serving()
         self._settle()
         return self._take()
 

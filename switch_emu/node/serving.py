@@ -29,9 +29,12 @@ class NodeServing(NodeJoint):
     ) -> None:  # fmt: skip
         super().__init__(job, incarnation, ranks, place, limits, retry)
         self._publisher = Publisher(limits.reads_max)
+        self._pulled_ahead: dict[int, None] = {}
+        """Chunks of the step after the undecided one, in the order of their first pull."""
 
     def _forget(self) -> None:
         super()._forget()
+        self._pulled_ahead.clear()
         self._publisher.clear(waiting=True)
 
     def _step_of(self, number: int) -> Step:
@@ -46,8 +49,18 @@ class NodeServing(NodeJoint):
             return
         if m.step == self._step:
             self._step_of(m.step).pulled.setdefault(m.chunk)
+        else:
+            self._pulled_ahead.setdefault(m.chunk)
         self._publisher.ask(m.step, m.chunk, m.part)
         self._serve(m.step, m.chunk)
+
+    def _go_on_serving(self) -> None:
+        """A step was decided: what was pulled ahead of the next is how its forward begins."""
+        if self._pulled_ahead:
+            self._step_of(self._step).pulled.update(self._pulled_ahead)
+            self._pulled_ahead.clear()
+        for chunk in self._publisher.advance(self._step):
+            self._serve(self._step, chunk)
 
     def _serve(self, number: int, chunk: int) -> None:
         """Read the weights that were asked for, if they are there to be read."""

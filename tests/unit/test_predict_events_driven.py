@@ -314,6 +314,19 @@ def test_the_order_of_updates_changes_run_and_prediction(
     assert turned_s > in_order_s * 1.1
 
 
+def test_updates_of_a_whole_step_begin_with_what_forward_wants_first(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: also where forward asks for weights before the step before it is decided, which the
+    node once took for no part of the order: those that were wanted first came last."""
+    run = run_cluster("at_step", monkeypatch)
+    _, predicted = predict(catalogue, "at_step", monkeypatch)
+    for heard in (run, predicted):
+        for step in range(3):
+            order = [chunk for *said, chunk in heard if said == ["update", step]]
+            assert order == sorted(order), f"step {step}"
+
+
 # ---------------------------------------------------------------------- refused
 
 
