@@ -16,6 +16,7 @@ How long things take:
     operators.py    a matrix product, a pass over memory
     layers.py       a layer, forward and backward
     context.py      keys and values of a sequence that ranks share
+    experts.py      MLPs of which a token passes some, and ranks that share them
     collectives.py  ranks that exchange
     placement.py    which of them share a domain
     overlap.py      compute and exchange at once

@@ -120,8 +120,10 @@ class Network:
             return
         place = f"network.{self.name}.streams_count"
         if self.stream_rate is None:
-            raise ConfigError(f"{place}: has no effect without stream_rate, the rate of one; "
-                "leave it out where one fills the port")
+            raise ConfigError(
+                f"{place}: has no effect without stream_rate, the rate of one; "
+                "leave it out where one fills the port"
+            )
         if self.streams_count <= 0:
             raise ConfigError(f"{place}: {self.streams_count:g} send nothing; 1 or more fits")
 

@@ -1,6 +1,7 @@
 """A transformer as numbers: parameters, matrix products, operations, activations.
 
-    M1  a layer's forward     2 parameters that a token passes, and M2, for each token
+    M1  a layer's forward     2 parameters that a token passes, and M2, for each token; those are
+                              the matrices of attention, of k experts, and the router's h E
     M2  attention             4 s (width of all heads) for each token; half where a mask is used
     M3  a step                3 times the forward of all layers and the output layer
 
@@ -91,14 +92,23 @@ class Transformer:
         return self.mlp_matrices * self.hidden * self.ffn
 
     @property
+    def expert_parameters(self) -> int:
+        """Of one layer: matrices of all its experts."""
+        return self.experts * self.mlp_parameters
+
+    @property
+    def router_parameters(self) -> int:
+        """Of one layer: what chooses among its experts."""
+        return self.hidden * self.experts if self.experts > 1 else 0
+
+    @property
     def layer_parameters(self) -> int:
         """Of one layer: all experts, the router, biases (where the MLP is not gated), norms."""
-        router = self.hidden * self.experts if self.experts > 1 else 0
         if self.gated:
             small = 2 * self.hidden
         else:
             small = 2 * self.head_width * self.kv_heads + self.ffn * self.experts + 7 * self.hidden
-        return self.attention_parameters + self.experts * self.mlp_parameters + router + small
+        return self.attention_parameters + self.expert_parameters + self.router_parameters + small
 
     @property
     def embedding_parameters(self) -> int:
@@ -125,6 +135,7 @@ class Transformer:
         in kernels that leave out what a causal mask hides.
         """
         matrices = self.attention_parameters + self.experts_used * self.mlp_parameters
+        matrices += self.router_parameters
         return 2 * matrices * tokens + self.attention_operations(tokens, sequence, seen)
 
     def attention_operations(self, tokens: float, sequence: float, seen: float = 1.0) -> float:
