@@ -5,18 +5,21 @@ x groups of these have different experts, and what is left has copies. A rank co
 C is the capacity factor: how many tokens the fullest expert takes, over its even share; all wait
 for it, and buffers have its size.
 
-    J1  rows          of one expert's products: n (x w/t) k C/E, in products of width f/w
+    J1  rows          of an expert's products: n (x w/t) k C/E, of width f/w; its rank has E/x of
+                      them, in one grouped product whose rows are those of all
     J2  dispatch      a rank sends n/t k C tokens of h elements to the ranks of their experts, and
                       as many come back (combine); both again backward
     J3  all-to-all    N15 among x ranks, every w-th device
     J4  in an expert  w ranks gather their tokens, n w/t k C of them, n w/t where x is 1: copies of
                       a token are made where it is used
-    J5  passes        3 k C + 1 rows of h for each token: copies are made, and summed
+    J5  passes        3 k C + 2 rows of h for each token: the router reads it (too narrow a product
+                      to be bound by anything else), copies are made, and summed
     J6  gradients     of experts are reduced over their t c d/(x w) copies, of all else over d c
 
 One expert that w = t ranks share is the MLP of a dense model, in each of these. All-to-alls are in
-the open. Sources: Megatron-LM's MoE (the ranks of a stage are w x x x copies, w is t unless told;
-tensor parallel ranks need sequence parallelism); derived.
+the open. Rows that are fewer than a kernel's tile cost nothing more here, which is too little where
+experts are many and tokens few. Sources: Megatron-LM's MoE (w is t unless told, and the ranks of a
+stage are w times x times copies; tensor parallel ranks need sequence parallelism); derived.
 """
 
 from __future__ import annotations
@@ -76,19 +79,15 @@ def mlp_products(job: TrainingJob, operators: Operators, n: float) -> float:
     """Seconds of the products of a layer's experts on one rank, forward (J1)."""
     model, width = job.model, job.expert_width
     inner = model.ffn / width
-    rows = n * (job.expert * width / job.tensor) * model.experts_used * job.load / model.experts
-    one = operators.matmul(rows, model.hidden, inner * (model.mlp_matrices - 1))
-    one += operators.matmul(rows, inner, model.hidden)
-    seconds = model.experts / job.expert * one
-    if model.experts > 1:
-        whole = job.tensor if job.sequence_parallel else 1
-        seconds += operators.matmul(n / whole, model.hidden, model.experts)
+    rows = n * (width / job.tensor) * model.experts_used * job.load
+    seconds = operators.matmul(rows, model.hidden, inner * (model.mlp_matrices - 1))
+    seconds += operators.matmul(rows, inner, model.hidden)
     return seconds
 
 
 def passed_rows(job: TrainingJob) -> float:
     """Of a token's width, read and written to bring tokens to experts and back (J5)."""
-    return 3 * job.model.experts_used * job.load + 1 if job.model.experts > 1 else 0.0
+    return 3 * job.model.experts_used * job.load + 2 if job.model.experts > 1 else 0.0
 
 
 def gathered_tokens(job: TrainingJob, n: float) -> float:
