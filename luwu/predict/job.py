@@ -37,6 +37,9 @@ class TrainingJob:
     """Ranks that share one expert; as many as share a layer, unless given."""
     capacity: float | None = None
     """Tokens of the fullest expert over its even share; 1 unless given."""
+    ends_as_layers: bool = False
+    """Stages share the layers, the embedding and the output layer, each counted as one layer, so
+    that the first stage and the last have a layer fewer."""
     sequence_parallel: bool = False
     recompute: str = "none"
     precision: str = "bf16"
@@ -66,7 +69,6 @@ class TrainingJob:
             raise ConfigError(
                 f"tensor: {self.tensor} ranks, but {self.model.name} has {self.model.heads} heads"
             )
-
         self._check_experts()
 
     def _check_experts(self) -> None:
@@ -102,10 +104,10 @@ class TrainingJob:
 
     def _check_interleaving(self) -> None:
         parts = self.pipeline * self.virtual
-        if self.pipeline == 1 or self.model.layers % parts:
+        if self.pipeline == 1 or self.shared_layers % parts:
             raise ConfigError(
                 f"virtual: {self.pipeline} stages of {self.virtual} parts do not share "
-                f"{self.model.layers} layers; take two stages or more, and parts that divide them"
+                f"{self.shared_layers} layers; take two stages or more, and parts that divide them"
             )
         if self.micro_batches % self.pipeline:
             raise ConfigError(
@@ -137,6 +139,16 @@ class TrainingJob:
     def load(self) -> float:
         """The capacity factor."""
         return 1.0 if self.capacity is None else self.capacity
+
+    @property
+    def shared_layers(self) -> int:
+        """That stages share; with `ends_as_layers` also embedding and output layer."""
+        return self.model.layers + (2 if self.ends_as_layers else 0)
+
+    @property
+    def stage_layers(self) -> float:
+        """Of a stage in the middle."""
+        return self.shared_layers / self.pipeline
 
     @property
     def micro_batches(self) -> int:
@@ -173,3 +185,16 @@ class StepTime:
             return self.bound_by
         busy = self.resources or self.parts
         return max(busy, key=lambda name: busy[name])
+
+
+def utilisation(job: TrainingJob, seconds: float) -> dict[str, float]:
+    """MFU without what is computed again, HFU with it; shares of the peak of the precision."""
+    peak = job.device.peak(job.precision)
+    assert peak is not None
+    model = job.model.step_operations(job.tokens, job.sequence)
+    layers = model / 3 - job.model.head_operations(job.tokens)
+    again = {"full": 1.0, "half": 0.5}.get(job.recompute, 0.0) * layers
+    return {
+        "mfu": model / seconds / job.devices / peak,
+        "hfu": (model + again) / seconds / job.devices / peak,
+    }

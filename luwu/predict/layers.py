@@ -90,10 +90,10 @@ def _family(job: TrainingJob) -> str:
 
 
 def _scale(job: TrainingJob) -> str:
-    family = _family(job)
+    family, kernels = _family(job), job.software.kernels
     if family == "A100":
-        return "matmul_scale_A100"
-    kernels = "_torch" if job.software.kernels == "torch" else ""
+        return "matmul_scale_A100" + ("_deepspeed" if kernels == "deepspeed" else "")
+    kernels = "" if kernels == "vendor" else "_torch"
     name = f"matmul_scale_{family}_{job.precision}{kernels}"
     if not is_fitted(name):
         raise ConfigError(

@@ -6,8 +6,9 @@
                               + optimizer, all of it longer by what the slowest of n devices takes
 
 m is the number of micro-batches, p of stages, v of parts of the model that a stage has. The last
-stage also has the output layer, and the others wait for it. Gradients are reduced over the data and
-the context parallel ranks, which have the same weights; those of experts over their copies (J6).
+stage also has the output layer, in the place of a layer or besides, and the others wait for it.
+Gradients are reduced over the data and the context parallel ranks, which have the same weights;
+those of experts over their copies (J6).
 What is in a domain and what goes over the network is said by `placement.py`.
 Sources: Narayanan et al. SC'21 (T3, T4, bubble).
 """
@@ -44,12 +45,14 @@ def predict_step(job: TrainingJob) -> StepTime:
     m = job.micro_batches
     whole = compute_time(job, operators)
     head = whole.pop("output layer")
-    stage = {name: seconds / job.pipeline for name, seconds in whole.items()}
+    share = job.stage_layers / job.model.layers
+    stage = {name: seconds * share for name, seconds in whole.items()}
     stage["tensor exchange"] = _tensor_exchange(job, operators)
     stage["context exchange"] = _context_exchange(job, operators)
-    stage["expert exchange"] = job.model.layers / job.pipeline * expert_exchange(job)
+    stage["expert exchange"] = job.stage_layers * expert_exchange(job)
     parts = {name: m * seconds for name, seconds in stage.items()}
-    parts["output layer"] = m * head
+    spared = sum(stage.values()) / job.stage_layers if job.ends_as_layers else 0.0
+    parts["output layer"] = m * max(0.0, head - spared)
     parts["bubble"] = (job.pipeline - 1) / job.virtual * sum(stage.values())
     parts["pipeline exchange"] = _pipeline_exchange(job)
     parts["data exchange"] = _data_exchange(job) * (1 - job.software.data_overlap)
@@ -64,15 +67,14 @@ def _tensor_exchange(job: TrainingJob, operators: Operators) -> float:
     count = {"full": 6.0, "half": 5.0}.get(job.recompute, 4.0)
     count += 0.5 if job.sequence_parallel else 0.0
     shown = 1 - fitted("tensor_overlap") if job.software.overlaps_tensor else 1.0
-    layers = job.model.layers / job.pipeline
-    return layers * count * shown * layer_time(job, operators).exchange
+    return job.stage_layers * count * shown * layer_time(job, operators).exchange
 
 
 def _context_exchange(job: TrainingJob, operators: Operators) -> float:
     """Of a stage's micro-batch: keys and values that attention waits for."""
     attention = layer_time(job, operators).attention
     one = context_exchange(job, attention, attention_backward(job) * attention)
-    return job.model.layers / job.pipeline * one
+    return job.stage_layers * one
 
 
 def _pipeline_exchange(job: TrainingJob) -> float:

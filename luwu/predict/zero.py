@@ -43,8 +43,8 @@ def predict_sharded_step(job: TrainingJob) -> StepTime:
     ends = ring_all_gather(job.devices, (WIRE_BYTES + gradient) * model.layer_parameters, path)
     m = job.micro_batches
     parts = {name: m * seconds for name, seconds in compute.items()}
-    share = 1.0 if job.software.hides_gathers else fitted("gather_overlap")
-    parts["exchange"] = m * (share * hidden.exposed + (1 - share) * exchange + ends)
+    exposed = hidden.exposed if job.software.hides_gathers else exchange
+    parts["exchange"] = m * (exposed + ends)
     parts["optimizer"] = operators.passes(model.parameters * OPTIMIZER_BYTES / job.devices)
     parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
     return StepTime(parts=parts, micro_batches=m, notes=notes)
