@@ -7,6 +7,7 @@ What is known, and what is asked:
     hardware.py     devices, networks, drives, processors, switches, and what they are made of
     catalogue.py    all of it from files, each number with its source; files of users over them
     model.py        a transformer: parameters, operations
+    meta_model.py   the same of a PyTorch module
     software.py     what a framework does; what was fitted
     job.py          what is trained, on what, how; what a prediction is
     question.py     a job on a system, as users write it

@@ -13,6 +13,7 @@ V vocabulary, l layers, E experts of which k are used, s tokens of a sequence, n
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,8 @@ class Transformer:
     """Of one head."""
     dropout: bool = False
     """Masks are kept, and passes over memory take longer."""
+    other_parameters: int = 0
+    """Of none of these kinds: positions, a last norm; below zero where biases are missing."""
 
     @staticmethod
     def parse(place: str, name: str, entry: Mapping[str, Any]) -> Transformer:
@@ -57,7 +60,8 @@ class Transformer:
             if key not in known or key == "name":
                 raise ConfigError(f"{place}.{key} is unknown{suggestion(key, known)}")
             kind = bool if known[key].type == "bool" else int
-            if type(value) is not kind or (kind is int and value < 1):
+            least = -math.inf if key == "other_parameters" else 1
+            if type(value) is not kind or (kind is int and value < least):
                 raise ConfigError(f"{place}.{key}: {value!r} is no {kind.__name__} above zero")
             values[key] = value
         values.setdefault("kv_heads", values.get("heads"))
@@ -116,9 +120,9 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """All of them (without positions, which are thousandths)."""
+        """All of them (without positions, which are thousandths, unless `other_parameters`)."""
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
-        return self.layers * self.layer_parameters + embeddings
+        return self.layers * self.layer_parameters + embeddings + self.other_parameters
 
     @property
     def active_parameters(self) -> int:
