@@ -6,6 +6,7 @@ What is known, and what is asked:
     curves.py       measured rates by size
     hardware.py     devices, networks, drives, processors, switches, and what they are made of
     catalogue.py    all of it from files, each number with its source; files of users over them
+    scaling.py      hardware of later generations
     model.py        a transformer: parameters, operations
     meta_model.py   the same of a PyTorch module
     software.py     what a framework does; what was fitted
