@@ -37,7 +37,9 @@ Systems, by closed forms:
 What is said of it:
 
     answer.py       the answer    sensitivity.py    what it hangs on    cost.py    what it costs
-    planner.py      the best of all configurations
+    planner.py      the best of all configurations    sweep.py    a question over values of its keys
+    pictures.py     what the event core did, as rows of a picture
+    blind/          what is expected of configurations that nobody looked up
     calibration.py, offload_calibration.py, inference_calibration.py, validate.py
                     published results beside predictions
 
