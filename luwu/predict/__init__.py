@@ -40,7 +40,8 @@ What is said of it:
     planner.py      the best of all configurations    sweep.py    a question over values of its keys
     pictures.py     what the event core did, as rows of a picture
     blind/          what is expected of configurations that nobody looked up
-    calibration.py, offload_calibration.py, inference_calibration.py, validate.py
+    calibration.py, offload_calibration.py, inference_calibration.py, validate.py,
+    rankings.py
                     published results beside predictions
 
 Times are seconds, sizes bytes, rates bytes or operations a second, one direction of a link, dense
