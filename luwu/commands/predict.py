@@ -4,6 +4,7 @@ luwu predict step FILE.toml [--json] [--svg FILE]    a question; its form is in
                                                luwu/predict/question.py
 luwu predict compare FILE FILE ... [--json]    several, side by side
 luwu predict sweep FILE --over KEY=v1,v2,...   one, over values of its keys: predict_sweep.py
+luwu predict timeline FILE --out FILE          a step as a timeline: predict_timeline.py
 luwu predict validate [--json]                 published results, predicted
 luwu predict blind [--json] [--out FILE]       results that nobody looked up: predict_blind.py
 """
@@ -21,6 +22,7 @@ from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.commands.predict_blind import blind
 from luwu.commands.predict_pictures import step_timeline
 from luwu.commands.predict_sweep import run_sweep
+from luwu.commands.predict_timeline import timeline
 from luwu.predict import validate
 from luwu.predict.answer import answer, side_by_side, text
 from luwu.predict.catalogue import Catalogue, load
@@ -29,8 +31,8 @@ from luwu.predict.question import read_question
 VERB: Final = Verb(
     name="predict",
     usage=(
-        "luwu predict step FILE | compare FILE... | sweep FILE --over KEY=V,V... | validate "
-        "| blind [--json] [--catalogue FILE]"
+        "luwu predict step FILE | compare FILE... | sweep FILE --over KEY=V,V... | timeline FILE "
+        "--out FILE | validate | blind [--json] [--catalogue FILE]"
     ),
     text=(
         "Predict a step of training on machines that are not here: its time, what binds, memory,\n"
@@ -42,13 +44,15 @@ VERB: Final = Verb(
         Flag(name="over", shape="KEY=V,V", text="of sweep: values of a key", repeats=True),
         Flag(name="of", shape="METRIC", text="of sweep: a number of the answer; step_s"),
         Flag(name="svg", shape="FILE", text="of step and sweep: write a picture there"),
-        Flag(name="out", shape="FILE", text="of blind: write its JSON there"),
+        Flag(name="out", shape="FILE", text="of timeline: a Chrome trace; of blind: its JSON"),
+        Flag(name="run_dir", shape="DIR", text="of timeline: keep the events for luwu trace DIR"),
     ),
     has_keys=False,
     rest="many",
 )
 _FLAGS_OF: Final = {
-    "over": ("sweep",), "of": ("sweep",), "svg": ("step", "sweep"), "out": ("blind",),
+    "over": ("sweep",), "of": ("sweep",), "svg": ("step", "sweep"),
+    "out": ("timeline", "blind"), "run_dir": ("timeline",),
 }  # fmt: skip
 """Flags that not every word after the verb takes."""
 
@@ -63,7 +67,9 @@ def run(parsed: Parsed) -> int:
         )
     for flag, words in _FLAGS_OF.items():
         if flag in parsed.flags and verb not in words:
-            raise ConfigError(f"--{flag} belongs to luwu predict {' and '.join(words)}")
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} belongs to luwu predict {' and '.join(words)}"
+            )
     own = parsed.flags.get("catalogue")
     catalogue = load(*([Path(own)] if own else []))
     print(_DOES[verb](parsed, rest, catalogue))
@@ -106,6 +112,6 @@ def _blind(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
 
 
 _DOES: Final[dict[str, Callable[[Parsed, Sequence[str], Catalogue], str]]] = {
-    "step": _step, "compare": _compare, "sweep": run_sweep, "validate": _validate,
-    "blind": _blind,
+    "step": _step, "compare": _compare, "sweep": run_sweep, "timeline": timeline,
+    "validate": _validate, "blind": _blind,
 }  # fmt: skip

@@ -32,7 +32,7 @@ Systems, by closed forms:
     replicated.py   DDP, sums in a switch        in_network.py   LuWu
     memory.py       what a device holds
     inference.py, inference_job.py, inference_sockets.py    prefill and decode
-    events/         LuWu's steps played through
+    events/         played through: LuWu's steps, pipelines of training, flows, serving
 
 What is said of it:
 

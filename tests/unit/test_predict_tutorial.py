@@ -35,22 +35,22 @@ def test_the_tutorial_shows_what_its_commands_print() -> None:
 
 
 def test_predict_laws_of_the_tutorial(directory: Path, catalogue: Catalogue) -> None:
-    """Goal: what sections 1 to 5 say of their numbers: the exchange binds; twice as fast with a
-    fifth of the memory; 100 Gbit/s is worth 400; long steps hide it; drives bind up to a number;
+    """Goal: what sections 1 to 5 say of their numbers: the exchange binds; a third faster with
+    a fifth of the memory; 100 Gbit/s is worth 200; long steps hide it; drives bind up to a number;
     one node serves all."""
     today, luwu = (
         answer(read_question(directory / f"{name}.toml", catalogue), catalogue)
         for name in ("today", "luwu")
     )
     assert today["binding"] == "exchange"
-    assert today["step_s"] / luwu["step_s"] == pytest.approx(2, abs=0.2)
+    assert today["step_s"] / luwu["step_s"] == pytest.approx(4 / 3, abs=0.1)
     memory = [sum(each["memory_bytes"].values()) for each in (today, luwu)]
     assert memory[1] / memory[0] == pytest.approx(1 / 5, abs=0.03)
 
     table, systems = read_table(directory / "luwu.toml"), parse_axis("system=zero3,luwu")
-    rates = [parse_axis("network.rate=100 Gbit/s,400 Gbit/s"), systems]
+    rates = [parse_axis("network.rate=100 Gbit/s,200 Gbit/s"), systems]
     (_, fast), (slow, _) = sweep(table, rates, catalogue).curves().values()
-    assert slow / fast == pytest.approx(1, abs=0.1)
+    assert 1 < slow / fast < 1.2
     lengths = [parse_axis("micro_batch:batch=4:32,8:64,16:128"), systems]
     zero3, luwu_s = sweep(table, lengths, catalogue).curves().values()
     gains = [a / b for a, b in zip(zero3, luwu_s, strict=True)]
