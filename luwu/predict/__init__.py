@@ -6,7 +6,9 @@ What is known, and what is asked:
     curves.py       measured rates by size
     hardware.py     devices, networks, drives, processors, switches, and what they are made of
     catalogue.py    all of it from files, each number with its source; files of users over them
+    scaling.py      hardware of later generations
     model.py        a transformer: parameters, operations
+    meta_model.py   the same of a PyTorch module
     software.py     what a framework does; what was fitted
     job.py          what is trained, on what, how; what a prediction is
     question.py     a job on a system, as users write it
@@ -16,6 +18,7 @@ How long things take:
     operators.py    a matrix product, a pass over memory
     layers.py       a layer, forward and backward
     context.py      keys and values of a sequence that ranks share
+    experts.py      MLPs of which a token passes some, and ranks that share them
     collectives.py  ranks that exchange
     placement.py    which of them share a domain
     overlap.py      compute and exchange at once
@@ -37,7 +40,8 @@ What is said of it:
     planner.py      the best of all configurations    sweep.py    a question over values of its keys
     pictures.py     what the event core did, as rows of a picture
     blind/          what is expected of configurations that nobody looked up
-    calibration.py, offload_calibration.py, inference_calibration.py, validate.py
+    calibration.py, offload_calibration.py, inference_calibration.py, validate.py,
+    rankings.py
                     published results beside predictions
 
 Times are seconds, sizes bytes, rates bytes or operations a second, one direction of a link, dense

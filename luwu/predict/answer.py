@@ -106,7 +106,7 @@ def asked(question: Question) -> dict[str, Any]:
         "model": job.model.name, "parameters": job.model.parameters, "device": job.device.name,
         "network": job.network.name, "software": job.software.name, "devices": job.devices,
         "data": job.data, "tensor": job.tensor, "pipeline": job.pipeline, "virtual": job.virtual,
-        "context": job.context, "sequence": job.sequence, "batch": job.batch,
+        "context": job.context, "expert": job.expert, "sequence": job.sequence, "batch": job.batch,
         "micro_batch": job.micro_batch, "recompute": job.recompute, "precision": job.precision,
         "sequence_parallel": job.sequence_parallel,
     }  # fmt: skip

@@ -109,6 +109,8 @@ class ComparedNumber:
     group: str
     name: str
     """What it is, for people."""
+    unit: str
+    """Rows of one group and unit can be put in order."""
     published: float
     predicted: float
 
@@ -132,6 +134,7 @@ def compare_memory(catalogue: Catalogue) -> list[ComparedNumber]:
             ComparedNumber(
                 group=row["group"],
                 name=f"{row['model']} {name}",
+                unit="byte",
                 published=row[name] * 2**30,
                 predicted=nbytes,
             )

@@ -11,8 +11,8 @@
 
 Every number has a source, a date, and a tag: how much it can be trusted. A user's file has the same
 form; what it says of a name that is known replaces single numbers, and `like = "A100-80"` takes the
-rest from another entry. What is unknown, misspelt or of another dimension is an error that names
-the key.
+rest from another entry. A device or network that is not there yet is made by `scaling` of one that
+is (`scaling.py`). What is unknown, misspelt or of another dimension is an error that names the key.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ from luwu.predict.hardware import (
     Network,
     Nic,
     Processor,
+    Scaling,
     Server,
     Switch,
     Tariff,
     keys_of,
 )
 from luwu.predict.model import Transformer
+from luwu.predict.scaling import ASSUMED, SCALED, factors, scale
 from luwu.predict.units import Dimension
 
 Entry = TypeVar("Entry")
@@ -52,6 +54,8 @@ TAGS: Final = ("read", "stated", "paper", "derived", "memory", "assumed")
 computed from others; from memory, to be checked; assumed."""
 _ABOUT: Final = ("source", "tag", "date")
 _MODEL: Final = "model"
+_SCALING: Final = "scaling"
+_GENERATIONS: Final = "generations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,9 @@ class Catalogue:
     def tariff(self, name: str, key: str = "tariff") -> Tariff:
         return self._find("tariff", name, key, Tariff)
 
+    def scaling(self, name: str, key: str = _SCALING) -> Scaling:
+        return self._find(_SCALING, name, key, Scaling)
+
     def model(self, name: str, key: str = "model") -> Transformer:
         return self._find(_MODEL, name, key, Transformer)
 
@@ -130,7 +137,7 @@ def load(*more: Path) -> Catalogue:
         except tomllib.TOMLDecodeError as exc:
             raise ConfigError(f"catalogue {path}: is no TOML: {exc}") from exc
     catalogue = Catalogue()
-    for kind, entries in tables.items():
+    for kind, entries in sorted(tables.items(), key=lambda each: each[0] != _SCALING):
         catalogue.entries[kind] = {
             name: _made(catalogue, kind, name, _with_like(kind, name, entries)) for name in entries
         }
@@ -179,7 +186,10 @@ def _made(catalogue: Catalogue, kind: str, name: str, entry: Mapping[str, Any]) 
         return Transformer.parse(f"{kind}.{name}", name, entry)
     keys = keys_of(KINDS[kind])
     values: dict[str, Any] = {}
+    steps = [each for each in entry if kind in SCALED and each in (_SCALING, _GENERATIONS)]
     for name_of_key, value in entry.items():
+        if name_of_key in steps:
+            continue
         place, key = f"{kind}.{name}.{name_of_key}", keys.get(name_of_key)
         if key is None:
             raise ConfigError(
@@ -189,12 +199,29 @@ def _made(catalogue: Catalogue, kind: str, name: str, entry: Mapping[str, Any]) 
             values[key.name] = _curve(place, value, *key.dimensions)
         else:
             values[key.name] = units.parse(place, value, key.dimensions[0])
-        catalogue.known[place] = _about(place, value)
+        catalogue.known[place] = _about(place, value, ASSUMED if kind == _SCALING else None)
     for key in keys.values():
         if key.is_required and key.name not in values:
             fits = units.units_of(key.dimensions[0])
             raise ConfigError(f"{kind}.{name}.{key.name} is missing; give it in one of {fits}")
-    return KINDS[kind](name=name, **values)
+    made = KINDS[kind](name=name, **values)
+    return _scaled(catalogue, kind, made, entry) if steps else made
+
+
+def _scaled(catalogue: Catalogue, kind: str, made: Any, entry: Mapping[str, Any]) -> Any:
+    """An entry some generations later; where its numbers come from says so."""
+    place = f"{kind}.{made.name}"
+    if _SCALING not in entry:
+        raise ConfigError(f"{place}.{_GENERATIONS}: has no effect without {_SCALING}, by its name")
+    generations = entry.get(_GENERATIONS, 1)
+    if type(generations) is not int or generations < 1:
+        raise ConfigError(f"{place}.{_GENERATIONS}: {generations!r} is no whole number above zero")
+    scaling = catalogue.scaling(str(entry[_SCALING]), f"{place}.{_SCALING}")
+    for key, factor in factors(made, scaling, generations).items():
+        known = catalogue.known[f"{place}.{key}"]
+        source = f"{known.source}; {factor:g} times, scaling.{scaling.name}"
+        catalogue.known[f"{place}.{key}"] = Known(source, "assumed", known.date)
+    return scale(made, scaling, generations)
 
 
 def _curve(place: str, table: Any, size: Dimension, rate: Dimension) -> Curve:
@@ -209,7 +236,7 @@ def _curve(place: str, table: Any, size: Dimension, rate: Dimension) -> Curve:
         raise ConfigError(str(exc)) from exc
 
 
-def _about(place: str, value: Any) -> Known:
+def _about(place: str, value: Any, unless_told: str | None = None) -> Known:
     """Source, tag and date; a user's own number may come without."""
     table = value if isinstance(value, dict) else {}
     source, tag, date = (table.get(name) for name in _ABOUT)
@@ -220,4 +247,6 @@ def _about(place: str, value: Any) -> Known:
             datetime.date.fromisoformat(str(date))
         except ValueError as exc:
             raise ConfigError(f"{place}.date: {date!r} is no date; write 2026-11-22") from exc
+    if unless_told is not None:
+        return Known(str(source or unless_told), str(tag or "assumed"), str(date or ""))
     return Known(str(source or "given by the user"), str(tag or "stated"), str(date or ""))

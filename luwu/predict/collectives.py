@@ -16,6 +16,7 @@ short ones do not reach (Hockney).
     N11  hierarchical         N3 in a host, N4 of each part between hosts, N3 in a host
     N12  torus                N4 in each dimension, both ways around, on what the ones before left
     N13  as measured          2 (n-1)/n S / bus bandwidth at S; no less than the shortest measured
+    N15  all-to-all, n ranks in domains of k    (n-1) a + max((k-1)/n S/B_in, (n-k)/n S/B)
 
 One rank exchanges nothing and takes no time. Sources: NCCL's tuning code (N3, N4, N7, N8, N9);
 nccl-tests (N13); derived.
@@ -131,6 +132,18 @@ def hierarchical_all_reduce(
     """Reduce-scatter in each host, an all-reduce of each part between hosts, all-gather (N11)."""
     scatter = ring_all_gather(in_host, nbytes, inside)
     return 2 * scatter + ring_all_reduce(hosts, nbytes / in_host, between)
+
+
+def domains_all_to_all(
+    domains: int, in_domain: int, nbytes: float, inside: Path, between: Path
+) -> float:
+    """Each rank sends `nbytes` in all, what stays in its domain beside what leaves it (N15)."""
+    ranks = domains * in_domain
+    if ranks == 1:
+        return 0.0
+    latency_s = (in_domain - 1) * inside.latency_s + (ranks - in_domain) * between.latency_s
+    stays = inside.seconds((in_domain - 1) / ranks * nbytes)
+    return latency_s + max(stays, between.seconds((ranks - in_domain) / ranks * nbytes))
 
 
 def torus_all_reduce(sizes: tuple[int, ...], nbytes: float, path: Path) -> float:

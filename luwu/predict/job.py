@@ -31,6 +31,12 @@ class TrainingJob:
     pipeline: int = 1
     virtual: int = 1
     context: int = 1
+    expert: int = 1
+    """Ranks that have different experts, of all ranks of a stage."""
+    expert_tensor: int | None = None
+    """Ranks that share one expert; as many as share a layer, unless given."""
+    capacity: float | None = None
+    """Tokens of the fullest expert over its even share; 1 unless given."""
     ends_as_layers: bool = False
     """Stages share the layers, the embedding and the output layer, each counted as one layer, so
     that the first stage and the last have a layer fewer."""
@@ -63,6 +69,38 @@ class TrainingJob:
             raise ConfigError(
                 f"tensor: {self.tensor} ranks, but {self.model.name} has {self.model.heads} heads"
             )
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        model, ranks = self.model, self.tensor * self.context * self.data
+        if model.experts == 1:
+            for key, value in (("expert", self.expert > 1), ("capacity", self.capacity),
+                               ("expert_tensor", self.expert_tensor)):  # fmt: skip
+                if value:
+                    raise ConfigError(f"{key}: {model.name} has no experts; leave it out")
+        if model.experts % self.expert:
+            fits = [n for n in range(1, model.experts + 1) if model.experts % n == 0]
+            raise ConfigError(
+                f"expert: {self.expert} ranks do not share {model.experts} experts evenly; one of "
+                f"{', '.join(map(str, fits))} fits"
+            )
+        if self.tensor % self.expert_width:
+            raise ConfigError(
+                f"expert_tensor: {self.expert_width} ranks of an expert do not divide the "
+                f"{self.tensor} of a layer (tensor)"
+            )
+        if ranks % (self.expert * self.expert_width):
+            raise ConfigError(
+                f"expert: {self.expert} groups of {self.expert_width} ranks do not divide the "
+                f"{ranks} of a stage (tensor x context x data)"
+            )
+        if self.spreads_experts and self.tensor > 1 and not self.sequence_parallel:
+            raise ConfigError(
+                "sequence_parallel: must be true where tensor parallel ranks have several experts "
+                "among them, as each brings tokens of its own"
+            )
+        if self.capacity is not None and not self.capacity > 0:
+            raise ConfigError(f"capacity: {self.capacity!r} is no factor above zero")
 
     def _check_interleaving(self) -> None:
         parts = self.pipeline * self.virtual
@@ -81,6 +119,26 @@ class TrainingJob:
     def data(self) -> int:
         """Data parallel ranks."""
         return self.devices // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def expert_width(self) -> int:
+        """Ranks that share one expert."""
+        return self.expert_tensor or self.tensor
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks of a stage that have the same part of the same experts."""
+        return self.tensor * self.context * self.data // (self.expert * self.expert_width)
+
+    @property
+    def spreads_experts(self) -> bool:
+        """Experts are shared otherwise than the rest of a layer."""
+        return self.expert > 1 or self.expert_width != self.tensor
+
+    @property
+    def load(self) -> float:
+        """The capacity factor."""
+        return 1.0 if self.capacity is None else self.capacity
 
     @property
     def shared_layers(self) -> int:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from luwu.base.errors import ConfigError
 from luwu.predict.collectives import hierarchical_all_reduce, measured_all_reduce
 from luwu.predict.curves import Notes
+from luwu.predict.experts import gathered_tokens, mlp_products, passed_rows
 from luwu.predict.job import TrainingJob
 from luwu.predict.operators import WIRE_BYTES, Operators
-from luwu.predict.placement import domain_path, network_path, tensor_group
+from luwu.predict.placement import Group, domain_path, network_path, placed, tensor_group
 from luwu.predict.software import fitted, is_fitted
 
 SCORE_PASSES = 7
@@ -39,13 +40,10 @@ def layer_time(job: TrainingJob, operators: Operators) -> LayerTime:
     model, tensor = job.model, job.tensor
     n = job.micro_batch * job.sequence / job.context
     own_heads = model.head_width * (model.heads + 2 * model.kv_heads) / tensor
-    inner = model.ffn / tensor
-    used = model.experts_used
     products = (
         operators.matmul(n, model.hidden, own_heads)
         + operators.matmul(n, model.head_width * model.heads / tensor, model.hidden)
-        + used * operators.matmul(n, model.hidden, inner * (model.mlp_matrices - 1))
-        + used * operators.matmul(n, inner, model.hidden)
+        + mlp_products(job, operators, n)
     )
     attention = _attention(job, operators, n)
     passes = operators.passes(_passed_bytes(job, n) * fitted("pass_share"))
@@ -123,23 +121,35 @@ def _passed_bytes(job: TrainingJob, n: float) -> float:
     model = job.model
     whole = job.tensor if job.sequence_parallel else 1
     residual = model.hidden * (2 * 2 + 2 * 3 + (1 if model.dropout else 0)) / whole
-    activation = model.ffn * model.experts_used * (3 if model.gated else 2) / job.tensor
+    copies = model.experts_used * job.load
+    residual += model.hidden * passed_rows(job) / whole
+    activation = model.ffn * copies * (3 if model.gated else 2) / job.tensor
     turned = 2 * model.head_width * (model.heads + 2 * model.kv_heads) / job.tensor
     nbytes = n * WIRE_BYTES * (residual + activation + turned)
     if job.precision == "fp8":
-        cast = 2 * model.hidden + (model.head_width * model.heads + model.ffn) / job.tensor
+        inner = model.head_width * model.heads + copies * model.ffn
+        cast = (1 + copies) * model.hidden + inner / job.tensor
         nbytes += n * fitted("fp8_cast_bytes") * cast
     return nbytes
 
 
 def _tensor_exchange(job: TrainingJob, n: float, notes: Notes) -> float:
-    """One all-reduce of a layer's activations, or the two halves of it."""
-    if job.tensor == 1:
+    """One all-reduce of a layer's activations, or the two halves of it: the mean of those around
+    attention and around the MLP, whose experts may be shared otherwise (J4)."""
+    attention = _all_reduce(job, tensor_group(job), n, notes)
+    if not job.spreads_experts:
+        return attention
+    mlp = _all_reduce(job, placed(job, job.expert_width, 1), gathered_tokens(job, n), notes)
+    return (attention + mlp) / 2
+
+
+def _all_reduce(job: TrainingJob, group: Group, tokens: float, notes: Notes) -> float:
+    """Of the activations of so many tokens."""
+    if group.size == 1:
         return 0.0
-    nbytes = WIRE_BYTES * n * job.model.hidden
-    group = tensor_group(job)
+    nbytes = WIRE_BYTES * tokens * job.model.hidden
     if job.device.all_reduce is not None and group.is_inside:
-        return measured_all_reduce(job.tensor, nbytes, job.device.all_reduce, notes)
+        return measured_all_reduce(group.size, nbytes, job.device.all_reduce, notes)
     return hierarchical_all_reduce(
         group.domains, group.inside, nbytes, domain_path(job.device), network_path(job.network)
     )

@@ -1,7 +1,8 @@
 """What a device holds while it trains.
 
     Y1  states of 3-D training    18 bytes a parameter: 2 of weights, 4 of gradients, 12 of Adam
-    Y2  activations of a layer    what backward needs of it, unless it is computed again
+    Y2  activations of a layer    what backward needs of it, unless it is computed again; of experts
+                                  also what goes in and what comes out, for each copy of a token
     Y3  of a first stage          as many layers' worth as the model has; more, if interleaved
     Y4  sharded states            16 bytes a parameter over all ranks, and a window of whole layers
 
@@ -11,6 +12,7 @@ arXiv 1910.02054 (Y4). Without embeddings, as these sources count: they are on o
 
 from __future__ import annotations
 
+from luwu.predict.experts import own_layer_parameters
 from luwu.predict.job import TrainingJob
 from luwu.predict.operators import WIRE_BYTES
 
@@ -24,10 +26,12 @@ SCORE_BYTES = 5
 
 def state_bytes(job: TrainingJob) -> float:
     """Weights, gradients and optimizer state of the layers on one device (Y1)."""
-    own = job.model.layers * job.model.layer_parameters / (job.tensor * job.pipeline)
+    own = own_layer_parameters(job)
+    both = own.shared + own.experts
     if not job.software.shards_optimizer:
-        return STATE_BYTES * own
-    return (STATE_BYTES - 12) * own + 12 * own / (job.data * job.context)
+        return STATE_BYTES * both
+    shards = own.shared / (job.data * job.context) + own.experts / job.expert_copies
+    return (STATE_BYTES - 12) * both + 12 * shards
 
 
 def sharded_state_bytes(job: TrainingJob) -> float:
@@ -61,9 +65,12 @@ def layer_activation_bytes(job: TrainingJob) -> float:
     if job.recompute == "full":
         return WIRE_BYTES * tokens * model.hidden / whole_share
     masks = 2 * model.hidden if model.dropout else 0
-    whole = 8 * model.hidden + masks
+    whole: float = 8 * model.hidden + masks
     heads = 2 * model.head_width * (2 * model.heads + 2 * model.kv_heads)
-    mlp = WIRE_BYTES * model.ffn * model.mlp_matrices * model.experts_used
+    copies = model.experts_used * job.load
+    mlp = WIRE_BYTES * model.ffn * model.mlp_matrices * copies
+    if model.experts > 1:
+        whole += 2 * WIRE_BYTES * model.hidden * copies
     kept = tokens * (whole / whole_share + (heads + mlp) / job.tensor)
     if job.recompute == "selective" or job.software.fused_attention:
         return kept

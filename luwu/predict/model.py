@@ -1,6 +1,7 @@
 """A transformer as numbers: parameters, matrix products, operations, activations.
 
-    M1  a layer's forward     2 parameters that a token passes, and M2, for each token
+    M1  a layer's forward     2 parameters that a token passes, and M2, for each token; those are
+                              the matrices of attention, of k experts, and the router's h E
     M2  attention             4 s (width of all heads) for each token; half where a mask is used
     M3  a step                3 times the forward of all layers and the output layer
 
@@ -12,6 +13,7 @@ V vocabulary, l layers, E experts of which k are used, s tokens of a sequence, n
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +46,8 @@ class Transformer:
     """Of one head."""
     dropout: bool = False
     """Masks are kept, and passes over memory take longer."""
+    other_parameters: int = 0
+    """Of none of these kinds: positions, a last norm; below zero where biases are missing."""
 
     @staticmethod
     def parse(place: str, name: str, entry: Mapping[str, Any]) -> Transformer:
@@ -56,7 +60,8 @@ class Transformer:
             if key not in known or key == "name":
                 raise ConfigError(f"{place}.{key} is unknown{suggestion(key, known)}")
             kind = bool if known[key].type == "bool" else int
-            if type(value) is not kind or (kind is int and value < 1):
+            least = -math.inf if key == "other_parameters" else 1
+            if type(value) is not kind or (kind is int and value < least):
                 raise ConfigError(f"{place}.{key}: {value!r} is no {kind.__name__} above zero")
             values[key] = value
         values.setdefault("kv_heads", values.get("heads"))
@@ -91,14 +96,23 @@ class Transformer:
         return self.mlp_matrices * self.hidden * self.ffn
 
     @property
+    def expert_parameters(self) -> int:
+        """Of one layer: matrices of all its experts."""
+        return self.experts * self.mlp_parameters
+
+    @property
+    def router_parameters(self) -> int:
+        """Of one layer: what chooses among its experts."""
+        return self.hidden * self.experts if self.experts > 1 else 0
+
+    @property
     def layer_parameters(self) -> int:
         """Of one layer: all experts, the router, biases (where the MLP is not gated), norms."""
-        router = self.hidden * self.experts if self.experts > 1 else 0
         if self.gated:
             small = 2 * self.hidden
         else:
             small = 2 * self.head_width * self.kv_heads + self.ffn * self.experts + 7 * self.hidden
-        return self.attention_parameters + self.experts * self.mlp_parameters + router + small
+        return self.attention_parameters + self.expert_parameters + self.router_parameters + small
 
     @property
     def embedding_parameters(self) -> int:
@@ -106,9 +120,9 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """All of them (without positions, which are thousandths)."""
+        """All of them (without positions, which are thousandths, unless `other_parameters`)."""
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
-        return self.layers * self.layer_parameters + embeddings
+        return self.layers * self.layer_parameters + embeddings + self.other_parameters
 
     @property
     def active_parameters(self) -> int:
@@ -125,6 +139,7 @@ class Transformer:
         in kernels that leave out what a causal mask hides.
         """
         matrices = self.attention_parameters + self.experts_used * self.mlp_parameters
+        matrices += self.router_parameters
         return 2 * matrices * tokens + self.attention_operations(tokens, sequence, seen)
 
     def attention_operations(self, tokens: float, sequence: float, seen: float = 1.0) -> float:

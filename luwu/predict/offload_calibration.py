@@ -59,7 +59,7 @@ def _adam(catalogue: Catalogue, series: dict[str, Any]) -> Iterator[ComparedNumb
     for parameters, published in series["rows"]:
         yield ComparedNumber(
             group=series["group"], name=f"Adam of {parameters / 1e9:.0f} B on processors",
-            published=published, predicted=host.adam(parameters),
+            unit="s", published=published, predicted=host.adam(parameters),
         )  # fmt: skip
 
 
@@ -69,7 +69,8 @@ def _ratios(catalogue: Catalogue, row: dict[str, Any]) -> Iterator[ComparedNumbe
         if system in row:
             yield ComparedNumber(
                 group=row["group"], name=f"{row['model']} {system} over LuWu",
-                published=row[system], predicted=testbed(catalogue, system, row["model"]) / ours,
+                unit="over LuWu", published=row[system],
+                predicted=testbed(catalogue, system, row["model"]) / ours,
             )  # fmt: skip
 
 
@@ -80,5 +81,5 @@ def _utilisation(catalogue: Catalogue, row: dict[str, Any]) -> ComparedNumber:
     found = utilisation(question.job, question.answer().seconds)["hfu"]
     return ComparedNumber(
         group=row["group"], name=f"{row['model']} LuWu, of the peak",
-        published=row["hfu"], predicted=found,
+        unit="of the peak", published=row["hfu"], predicted=found,
     )  # fmt: skip

@@ -61,7 +61,7 @@ ALONE: Final = {
     "atp": predict_switch_summed_step,
 }
 """Systems that are a job and nothing else."""
-_DEGREES: Final = ("tensor", "pipeline", "virtual", "context")
+_DEGREES: Final = ("tensor", "pipeline", "virtual", "context", "expert", "expert_tensor")
 _WHOLE: Final = ("devices", "sequence", "batch", "micro_batch", *_DEGREES)
 _NAMES: Final = ("system", "model", "device", "network", "software", "recompute", "precision")
 _NEEDED: Final = (
@@ -122,7 +122,14 @@ def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> Question:
             f"system: {system!r} is none of {', '.join(SYSTEMS)}{suggestion(str(system), SYSTEMS)}"
         )
     section = SECTIONS.get(system)
-    known = [*_NAMES, *_WHOLE, "sequence_parallel", "streams", *([section] if section else [])]
+    known = [
+        *_NAMES,
+        *_WHOLE,
+        "sequence_parallel",
+        "streams",
+        "capacity",
+        *([section] if section else []),
+    ]
     _check_keys("", table, known, _NEEDED)
     if system != "3d":
         for key in _DEGREES:
@@ -130,6 +137,8 @@ def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> Question:
                 raise ConfigError(f"{key}: {system} has data parallel ranks alone; leave it out")
     values: dict[str, Any] = {key: _whole(key, table[key]) for key in _WHOLE if key in table}
     values |= {key: _text(key, table) for key in ("recompute", "precision") if key in table}
+    if "capacity" in table:
+        values["capacity"] = units.parse("capacity", table["capacity"], Dimension.RATIO)
     job = TrainingJob(
         model=catalogue.model(_text("model", table)),
         device=catalogue.device(_text("device", table)),

@@ -1,13 +1,14 @@
 """A step of 3-D parallel training: tensor and sequence, pipeline, context and data parallel ranks.
 
     T3  a stage's micro-batch its layers (`layers.py`), forward, backward, what is computed again,
-                              and what its ranks exchange in the open (keys and values: X4)
+                              and what its ranks exchange in the open (X4, J3)
     T4  a step                m stages + (p - 1)/v stages of the bubble + data parallel exchanges
                               + optimizer, all of it longer by what the slowest of n devices takes
 
 m is the number of micro-batches, p of stages, v of parts of the model that a stage has. The last
 stage also has the output layer, in the place of a layer or besides, and the others wait for it.
-Gradients are reduced over the data and the context parallel ranks, which have the same weights.
+Gradients are reduced over the data and the context parallel ranks, which have the same weights;
+those of experts over their copies (J6).
 What is in a domain and what goes over the network is said by `placement.py`.
 Sources: Narayanan et al. SC'21 (T3, T4, bubble).
 """
@@ -19,10 +20,12 @@ import math
 from luwu.predict.collectives import ring_all_gather, send
 from luwu.predict.context import context_exchange
 from luwu.predict.curves import Notes
+from luwu.predict.experts import copies_group, expert_exchange, own_parameters
 from luwu.predict.job import StepTime, TrainingJob
 from luwu.predict.layers import attention_backward, compute_time, layer_time, operators_of
 from luwu.predict.operators import WIRE_BYTES, Operators
 from luwu.predict.placement import (
+    Group,
     domain_path,
     gradient_group,
     network_path,
@@ -46,6 +49,7 @@ def predict_step(job: TrainingJob) -> StepTime:
     stage = {name: seconds * share for name, seconds in whole.items()}
     stage["tensor exchange"] = _tensor_exchange(job, operators)
     stage["context exchange"] = _context_exchange(job, operators)
+    stage["expert exchange"] = job.stage_layers * expert_exchange(job)
     parts = {name: m * seconds for name, seconds in stage.items()}
     spared = sum(stage.values()) / job.stage_layers if job.ends_as_layers else 0.0
     parts["output layer"] = m * max(0.0, head - spared)
@@ -90,16 +94,27 @@ def _pipeline_exchange(job: TrainingJob) -> float:
 
 def _data_exchange(job: TrainingJob) -> float:
     """Gradients are reduced, and parameters gathered where the optimizer is sharded."""
-    group = gradient_group(job)
-    own = job.model.parameters / (job.tensor * job.pipeline)
+    own = own_parameters(job)
+    return _reduced(job, own.shared, gradient_group(job)) + _reduced(
+        job, own.experts, copies_group(job)
+    )
+
+
+def _reduced(job: TrainingJob, parameters: float, group: Group) -> float:
+    """Gradients of so many, among the ranks that have them too."""
     path = ring_path(job, group)
-    back = WIRE_BYTES if job.software.shards_optimizer else job.software.gradient_bytes
-    return ring_all_gather(group.size, own * job.software.gradient_bytes, path) + ring_all_gather(
-        group.size, own * back, path
+    gradient = job.software.gradient_bytes
+    back = WIRE_BYTES if job.software.shards_optimizer else gradient
+    if not parameters:
+        return 0.0
+    return ring_all_gather(group.size, parameters * gradient, path) + ring_all_gather(
+        group.size, parameters * back, path
     )
 
 
 def _optimizer(job: TrainingJob, operators: Operators) -> float:
-    own = job.model.parameters / (job.tensor * job.pipeline)
-    shards = job.data * job.context if job.software.shards_optimizer else 1
-    return operators.passes(own * OPTIMIZER_BYTES / shards)
+    own = own_parameters(job)
+    if not job.software.shards_optimizer:
+        return operators.passes((own.shared + own.experts) * OPTIMIZER_BYTES)
+    shards = own.shared / (job.data * job.context) + own.experts / job.expert_copies
+    return operators.passes(shards * OPTIMIZER_BYTES)

@@ -1,4 +1,8 @@
-"""Published results beside predictions, all families: signed errors, and what they come to."""
+"""Published results beside predictions, all families: signed errors, and what they come to.
+
+Of each family the mean and the maximum of errors, and whether rows of one source in one unit keep
+their order (`rankings.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from luwu.predict.calibration import ComparedNumber, compare, compare_memory, tr
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.inference_calibration import compare_inference, inference_rows
 from luwu.predict.offload_calibration import compare_offload
+from luwu.predict.rankings import rankings
 
 SCHEMA = 1
 
@@ -31,7 +36,7 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
         "offload": [_named(each) for each in compare_offload(catalogue)],
         "inference": [
             {
-                "name": row.name, "unit": row.unit, "published": row.published,
+                "group": row.group, "name": row.name, "unit": row.unit, "published": row.published,
                 "predicted": each.predicted, "error": each.error, "source": row.source,
             }
             for row in inference_rows(catalogue)
@@ -41,14 +46,17 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
     summary = {}
     for name, rows in families.items():
         errors = [abs(row["error"]) for row in rows]
-        summary[name] = {"rows": len(rows), "mean": mean(errors), "max": max(errors)}
+        summary[name] = {
+            "rows": len(rows), "mean": mean(errors), "max": max(errors),
+            "rankings": rankings(rows),
+        }  # fmt: skip
     return {"schema": SCHEMA, **families, "summary": summary}
 
 
 def _named(each: ComparedNumber) -> dict[str, Any]:
     return {
-        "name": each.name, "published": each.published, "predicted": each.predicted,
-        "error": each.error,
+        "group": each.group, "name": each.name, "unit": each.unit, "published": each.published,
+        "predicted": each.predicted, "error": each.error,
     }  # fmt: skip
 
 
@@ -74,4 +82,6 @@ def text(found: dict[str, Any]) -> str:
     for name, each in found["summary"].items():
         within = f"{each['mean']:.1%} in the mean, {each['max']:.1%} at most"
         lines.append(f"{name}: {each['rows']} rows, {within}")
+        orders = [f"{one['group']} {one['tau']:+.2f} ({one['rows']})" for one in each["rankings"]]
+        lines.append(f"  rank correlation by group (rows): {', '.join(orders)}")
     return "\n".join(lines)

@@ -12,6 +12,8 @@ from luwu.predict.catalogue import Catalogue, load
 from luwu.predict.memory import sharded_state_bytes
 from luwu.predict.offload_calibration import compare_offload
 from luwu.predict.overlap import eta, overlapped
+from luwu.predict.rankings import kendall_tau
+from luwu.predict.validate import document
 from luwu.predict.zero import predict_sharded_step
 from tests import equations
 
@@ -56,6 +58,37 @@ def test_rows_keep_their_order(catalogue: Catalogue) -> None:
         both = {each.row.system: each for each in rows if each.row.job.devices == devices}
         assert both["3d"].row.published > both["zero3"].row.published
         assert both["3d"].predicted > both["zero3"].predicted
+
+
+@pytest.mark.parametrize(
+    ("published", "predicted", "tau"),
+    [
+        ([1, 2, 3, 4], [10, 20, 30, 40], 1.0),
+        ([1, 2, 3, 4], [4, 3, 2, 1], -1.0),
+        ([1, 2, 3], [1, 3, 2], 1 / 3),
+        ([1, 1, 2], [5, 6, 7], 2 / 6**0.5),
+        ([1, 1], [5, 6], None),
+        ([1], [5], None),
+    ],
+)
+def test_predict_laws_rank_correlation(
+    published: list[float], predicted: list[float], tau: float | None
+) -> None:
+    """Goal: equal orders are 1, opposite ones -1, a pair of three exchanged a third; equal values
+    tell nothing."""
+    found = kendall_tau(published, predicted)
+    assert found == (None if tau is None else pytest.approx(tau))
+    assert kendall_tau(predicted, published) == found
+
+
+def test_calibration_keeps_the_order_of_groups(catalogue: Catalogue) -> None:
+    """Goal: rows of one source in one unit come in their order: 0.8 or more of 1 in each group."""
+    summary = document(catalogue)["summary"]
+    taus = {(name, one["group"], one["unit"]): one["tau"] for name in summary
+            for one in summary[name]["rankings"]}  # fmt: skip
+    assert len(taus) >= 10
+    assert min(taus.values()) > 0.8, taus
+    assert taus["training", "C3", "TFLOP/s"] == 1
 
 
 @pytest.mark.parametrize("kappa", [0.0, 0.15])

@@ -1,0 +1,252 @@
+"""Experts: parameters, operations, ranks that share them, and what these exchange."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.predict import collectives as c
+from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.collectives import Path
+from luwu.predict.curves import Notes
+from luwu.predict.experts import (
+    copies_group,
+    dispatched_bytes,
+    expert_exchange,
+    expert_group,
+    gathered_tokens,
+    mlp_products,
+    own_layer_parameters,
+    own_parameters,
+)
+from luwu.predict.job import TrainingJob
+from luwu.predict.layers import operators_of
+from luwu.predict.memory import activation_bytes, state_bytes
+from luwu.predict.operators import WIRE_BYTES
+from luwu.predict.question import make_question
+from luwu.predict.software import software
+from luwu.predict.training import predict_step
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load()
+
+
+@pytest.fixture
+def job(catalogue: Catalogue) -> TrainingJob:
+    return TrainingJob(
+        model=catalogue.model("Mixtral-8x7B"), device=catalogue.device("H100-80"),
+        network=catalogue.network("ib-ndr"), software=software("nemo-2024"), devices=128,
+        sequence=4096, batch=256, tensor=2, pipeline=4, expert=8, sequence_parallel=True,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- the model
+
+
+def test_a_model_of_experts_has_its_parameters(catalogue: Catalogue) -> None:
+    """Goal: 46.7 billion, of which a token passes 12.9; the latter counts the embedding too, which
+    is looked up."""
+    model = catalogue.model("Mixtral-8x7B")
+    assert model.parameters / 1e9 == pytest.approx(46.7, rel=0.001)
+    assert (model.active_parameters + model.embedding_parameters) / 1e9 == pytest.approx(
+        12.9, rel=0.005
+    )
+
+
+def test_predict_laws_all_experts_are_a_wide_mlp(catalogue: Catalogue) -> None:
+    """M1. Goal: where a token passes all experts, parameters and operations are those of one MLP
+    as wide as all of them, and of the router."""
+    model = catalogue.model("Mixtral-8x7B")
+    every = replace(model, experts_used=model.experts)
+    wide = replace(model, experts=1, experts_used=1, ffn=model.experts * model.ffn)
+    router = model.router_parameters
+    assert every.parameters == wide.parameters + model.layers * router
+    assert every.active_parameters == wide.active_parameters + model.layers * router
+    assert every.layer_operations(100, 100) == wide.layer_operations(100, 100) + 200 * router
+
+
+# ---------------------------------------------------------------------- laws of sizes
+
+
+def test_predict_laws_one_expert_is_the_dense_model(job: TrainingJob) -> None:
+    """J1 to J6. Goal: one expert on as many ranks as share a layer is the dense model, exactly, in
+    time, memory and parameters."""
+    dense = replace(
+        job, model=replace(job.model, experts=1, experts_used=1), expert=1, capacity=None
+    )
+    n = 4096.0
+    operators = operators_of(dense, Notes())
+    inner, h = dense.model.ffn / dense.tensor, dense.model.hidden
+    assert mlp_products(dense, operators, n) == (
+        operators.matmul(n, h, inner * 2) + operators.matmul(n, inner, h)
+    )
+    assert gathered_tokens(dense, n) == n
+    assert own_parameters(dense) == (dense.model.parameters / 8, 0)
+    parts = predict_step(dense).parts
+    assert parts["expert exchange"] == 0
+    assert predict_step(replace(job, model=dense.model, expert=1)).parts == parts
+
+
+def test_predict_laws_experts_on_one_rank_exchange_nothing(job: TrainingJob) -> None:
+    """Goal: ranks that have all experts send no tokens."""
+    one = replace(job, expert=1)
+    assert dispatched_bytes(one) == expert_exchange(one) == 0
+    assert predict_step(one).parts["expert exchange"] == 0
+    assert own_parameters(one).experts == 0
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [{"expert": 1}, {"expert": 2}, {"expert": 8}, {"expert": 8, "expert_tensor": 1},
+     {"expert": 4, "tensor": 4, "expert_tensor": 2}, {"expert": 8, "context": 2}],
+    ids=str,
+)  # fmt: skip
+def test_predict_laws_parameters_are_conserved(job: TrainingJob, degrees: dict[str, Any]) -> None:
+    """Goal: the ranks of one copy have the whole model, and each part has the copies that it is
+    reduced over."""
+    one = replace(job, **degrees)
+    own, stage = own_parameters(one), one.tensor * one.context * one.data
+    assert stage * one.pipeline == one.devices
+    shared = own.shared * one.tensor * one.pipeline
+    experts = own.experts * one.expert * one.expert_width * one.pipeline
+    assert shared + experts == pytest.approx(one.model.parameters)
+    assert one.expert_copies * one.expert * one.expert_width == stage
+    assert copies_group(one).size == one.expert_copies
+    layers = one.model.layers * one.model.layer_parameters
+    own = own_layer_parameters(one)
+    assert (
+        own.shared * one.tensor + own.experts * one.expert * one.expert_width
+    ) * one.pipeline == pytest.approx(layers)
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+@pytest.mark.parametrize("expert_tensor", [None, 1])
+def test_predict_laws_tokens_are_conserved(
+    job: TrainingJob, tensor: int, expert_tensor: int | None
+) -> None:
+    """J1, J2. Goal: what all ranks of a group send is each token's state once for each expert that
+    it passes; and the products of all ranks are those of all tokens."""
+    one = replace(job, tensor=tensor, expert_tensor=expert_tensor, expert=8)
+    n = one.sequence * one.micro_batch
+    groups = one.context * one.data
+    tokens = groups * n * one.model.experts_used
+    ranks = one.tensor * groups
+    assert ranks * dispatched_bytes(one) == pytest.approx(WIRE_BYTES * one.model.hidden * tokens)
+    flat = operators_of(one, Notes())
+    curve = flat.device.matmul_fp8
+    assert curve is not None
+    level = replace(flat.device, matmul_fp8=replace(curve, rates=(1e15,) * len(curve.rates)))
+    flat.device = level
+    rate = flat.matmul_rate(4096)
+    seconds = mlp_products(one, flat, n)
+    assert ranks * seconds * rate == pytest.approx(2 * tokens * one.model.mlp_parameters)
+
+
+def test_predict_laws_capacity(job: TrainingJob) -> None:
+    """Goal: a factor of 1 is none at all; more sends, computes and keeps more."""
+    assert predict_step(replace(job, capacity=1.0)).parts == predict_step(job).parts
+    more = replace(job, capacity=1.25)
+    assert dispatched_bytes(more) == 1.25 * dispatched_bytes(job)
+    assert predict_step(more).parts["products"] > predict_step(job).parts["products"]
+    assert activation_bytes(more) > activation_bytes(job)
+    assert state_bytes(more) == state_bytes(job)
+
+
+def test_predict_laws_more_expert_ranks_hold_less(job: TrainingJob) -> None:
+    """Goal: states of a device shrink with the ranks that share experts, where the optimizer is
+    sharded already too."""
+    held = [state_bytes(replace(job, expert=each)) for each in (1, 2, 4, 8)]
+    assert held == sorted(held, reverse=True)
+    assert held[3] < 0.5 * held[0]
+
+
+# ---------------------------------------------------------------------- exchange
+
+
+def test_predict_laws_all_to_all_in_domains() -> None:
+    """N15. Goal: in one domain and with one rank a domain it is N6; both ways at once are as long
+    as the longer one; one rank exchanges nothing."""
+    inside, port = Path(latency_s=1e-6, rate=450e9), Path(latency_s=5e-6, rate=50e9)
+    assert c.domains_all_to_all(1, 1, 1e9, inside, port) == 0
+    assert c.domains_all_to_all(1, 8, 1e9, inside, port) == c.all_to_all(8, 1e9, inside)
+    assert c.domains_all_to_all(8, 1, 1e9, inside, port) == c.all_to_all(8, 1e9, port)
+    mixed = c.domains_all_to_all(4, 8, 1e9, inside, port)
+    assert mixed == pytest.approx(7 * 1e-6 + 24 * 5e-6 + 24 / 32 * 1e9 / 50e9)
+    assert mixed < c.all_to_all(32, 1e9, port)
+
+
+def test_predict_laws_experts_of_one_domain_exchange_fast(job: TrainingJob) -> None:
+    """G2, J3. Goal: experts of a tensor parallel width of 2 span two hosts of 8 at 8 ranks; on
+    whole experts they fit one; a domain of 72 has all, and a faster network is never slower."""
+    assert expert_group(job).inside == 4
+    alone = replace(job, expert_tensor=1)
+    assert expert_group(alone).is_inside
+    wide = replace(job, device=replace(job.device, domain_count=72.0))
+    assert expert_group(wide).is_inside
+    assert expert_exchange(alone) == expert_exchange(wide) < expert_exchange(job)
+    faster = replace(job, network=replace(job.network, rate=2 * job.network.rate))
+    assert expert_exchange(faster) < expert_exchange(job)
+
+
+def test_predict_laws_again_is_sent_again(job: TrainingJob) -> None:
+    """J2. Goal: four all-to-alls, six where a layer is computed again."""
+    again = replace(job, recompute="full")
+    assert expert_exchange(again) == pytest.approx(1.5 * expert_exchange(job))
+
+
+def test_experts_of_their_own_width_gather_nothing(job: TrainingJob) -> None:
+    """J4. Goal: with whole experts on ranks, half of the tensor exchange is gone."""
+    parts = predict_step(replace(job, expert_tensor=1)).parts
+    dense = predict_step(replace(job, expert=1)).parts
+    assert parts["tensor exchange"] == pytest.approx(dense["tensor exchange"] / 2)
+
+
+# ---------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"expert": 3, "devices": 96, "batch": 240},
+            r"expert: 3 ranks do not share 8 experts.*1, 2, 4, 8 fits",
+        ),
+        ({"expert": 8, "devices": 32}, r"expert: 8 groups of 2 ranks do not divide the 8 of a"),
+        ({"expert_tensor": 4}, r"expert_tensor: 4 ranks of an expert do not divide the 2"),
+        ({"sequence_parallel": False}, r"sequence_parallel: must be true where tensor parallel"),
+        ({"capacity": 0.0}, r"capacity: 0.0 is no factor above zero"),
+    ],
+)
+def test_bad_prediction_experts(job: TrainingJob, change: dict[str, Any], said: str) -> None:
+    """Goal: what cannot be names the key and what would fit."""
+    with pytest.raises(ConfigError, match=said):
+        replace(job, **change)
+
+
+@pytest.mark.parametrize("key", ["expert", "capacity", "expert_tensor"])
+def test_bad_prediction_experts_of_a_dense_model(
+    job: TrainingJob, catalogue: Catalogue, key: str
+) -> None:
+    """Goal: a key without an effect is refused."""
+    dense = replace(job, expert=1, model=catalogue.model("Llama3-8B"))
+    with pytest.raises(ConfigError, match=rf"{key}: Llama3-8B has no experts; leave it out"):
+        replace(dense, **{key: 2})
+
+
+def test_a_question_asks_for_experts(catalogue: Catalogue) -> None:
+    """Goal: degrees and the capacity factor of a question arrive."""
+    table = {
+        "system": "3d", "model": "Mixtral-8x7B", "device": "H100-80", "network": "ib-ndr",
+        "software": "nemo-2024", "devices": 64, "sequence": 4096, "batch": 256, "tensor": 2,
+        "pipeline": 2, "expert": 8, "expert_tensor": 1, "capacity": 1.5, "sequence_parallel": True,
+    }  # fmt: skip
+    found = make_question(table, catalogue)
+    assert (found.job.expert, found.job.expert_width, found.job.load) == (8, 1, 1.5)
+    assert found.answer().parts["expert exchange"] > 0
+    with pytest.raises(ConfigError, match=r"expert: zero3 has data parallel ranks alone"):
+        make_question({**table, "system": "zero3", "tensor": 1, "pipeline": 1}, catalogue)
