@@ -31,7 +31,8 @@ Systems, by closed forms:
 
 What is said of it:
 
-    answer.py       the answer    sensitivity.py    what it hangs on    cost.py    what it costs
+    answer.py       the answer, of answer_training.py, answer_inference.py and answer_parts.py
+    sensitivity.py  what it hangs on    cost.py    what it costs
     planner.py      the best of all configurations
     calibration.py, offload_calibration.py, inference_calibration.py, validate.py
                     published results beside predictions

@@ -26,7 +26,8 @@ from luwu.base.suggestion import suggestion
 from luwu.predict.answer import memory_bytes
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.job import StepTime
-from luwu.predict.question import SECTIONS, SYSTEMS, Question, make_question
+from luwu.predict.question import SECTIONS, TRAINING, Question
+from luwu.predict.question_training import make_training_question
 
 SEARCHED: Final = (
     "tensor", "pipeline", "virtual", "context", "micro_batch", "recompute", "sequence_parallel",
@@ -69,7 +70,7 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
     tried, found, least_bytes = 0, [], float("inf")
     for one in _tables(table, catalogue):
         tried += 1
-        question = make_question(one, catalogue)
+        question = make_training_question(one, catalogue)
         has, needs = question.job.device.memory_bytes, sum(memory_bytes(question).values())
         least_bytes = min(least_bytes, needs)
         if needs <= has:
@@ -143,11 +144,12 @@ def _degrees(system: str, devices: int, layers: int, domain: int) -> Iterator[di
 def _systems(table: Mapping[str, Any]) -> list[str]:
     asked = table.get("systems")
     if asked is None:
-        return [name for name in SYSTEMS if SECTIONS.get(name) is None or SECTIONS[name] in table]
+        return [name for name in TRAINING if SECTIONS.get(name) is None or SECTIONS[name] in table]
     for name in asked:
-        if name not in SYSTEMS:
+        if name not in TRAINING:
             raise ConfigError(
-                f"systems: {name!r} is none of {', '.join(SYSTEMS)}{suggestion(str(name), SYSTEMS)}"
+                f"systems: {name!r} is none of {', '.join(TRAINING)}"
+                f"{suggestion(str(name), TRAINING)}"
             )
         if SECTIONS.get(name) not in (None, *table):
             raise ConfigError(f"[{SECTIONS[name]}] is missing: {name} needs to know its hosts")
