@@ -19,6 +19,7 @@ How long things take:
     overlap.py      compute and exchange at once
     hosts.py        processors and drives that take part
     rank_groups.py, topologies.py, direct_topologies.py, topology_graphs.py    networks
+    on_topology.py  a job on one of them
 
 Systems, by closed forms:
 
@@ -33,7 +34,7 @@ What is said of it:
 
     answer.py       the answer, of answer_training.py, answer_inference.py and answer_parts.py
     sensitivity.py  what it hangs on    cost.py    what it costs
-    planner.py      the best of all configurations
+    break_even.py   tokens that hide exchanges    planner.py      the best of all configurations
     calibration.py, offload_calibration.py, inference_calibration.py, validate.py
                     published results beside predictions
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
+from luwu.predict import on_topology, question_cost
 from luwu.predict.answer_inference import inference_answer, inference_text, socket_answer
 from luwu.predict.answer_parts import SCHEMA
 from luwu.predict.answer_training import asked, memory_bytes, training_answer, training_text
+from luwu.predict.break_even import break_even, break_even_text
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.question import AnyQuestion, InferenceQuestion, SocketQuestion
 
@@ -22,15 +25,38 @@ __all__ = ["SCHEMA", "answer", "asked", "memory_bytes", "side_by_side", "text"]
 def answer(question: AnyQuestion, catalogue: Catalogue) -> dict[str, Any]:
     """Everything that is predicted of a question, as a document."""
     if isinstance(question, InferenceQuestion):
-        return inference_answer(question, catalogue)
-    if isinstance(question, SocketQuestion):
-        return socket_answer(question, catalogue)
-    return training_answer(question, catalogue)
+        document = inference_answer(question, catalogue)
+    elif isinstance(question, SocketQuestion):
+        document = socket_answer(question, catalogue)
+    else:
+        document = training_answer(question, catalogue)
+        if question.system in ("luwu", "zero3"):
+            on = question.as_on_topology()
+            document["break_even_tokens"] = break_even(on.job, on.nodes).document
+    built = question.build()
+    if question.topology is not None and built is not None:
+        kind = question.topology.kind
+        document["topology"] = on_topology.document(built, kind, question.exchanges())
+    if question.costs is not None:
+        rate = document["tokens_per_s"]
+        if rate is None:
+            raise ConfigError(f"[cost]: tokens_per_s: {document['unknown']['tokens_per_s']}")
+        spent = question_cost.expense(question.costs, question.place, built)
+        document["cost"] = question_cost.document(spent, rate, document.get("step_s"))
+    return document
 
 
 def text(document: dict[str, Any]) -> str:
     """The document for people."""
-    return training_text(document) if "step_s" in document else inference_text(document)
+    said = training_text(document) if "step_s" in document else inference_text(document)
+    lines = [said]
+    if "break_even_tokens" in document:
+        lines += ["", *break_even_text(document["break_even_tokens"])]
+    if "topology" in document:
+        lines += ["", *on_topology.document_text(document["topology"])]
+    if "cost" in document:
+        lines += ["", *question_cost.document_text(document["cost"])]
+    return "\n".join(lines)
 
 
 _TABLE: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
@@ -47,14 +73,22 @@ _TABLE: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "in the open": lambda a: f"{a['exposed_ratio']:.1%}",
     "binds": lambda a: a["binding"],
     "memory": lambda a: format_bytes(sum(a["memory_bytes"].values())),
+    "network": lambda a: f"{a['topology']['kind']}, {a['topology']['switches']} switches",
+    "to buy": lambda a: f"{a['cost']['capex']:,.0f} USD",
+    "at work": lambda a: f"{a['cost']['watts'] / 1e3:,.1f} kW",
+    "of a million tokens": lambda a: f"{a['cost']['dollars_per_million_tokens']:,.3g} USD",
+    "tokens per dollar": lambda a: f"{a['cost']['tokens_per_dollar']:,.0f}",
     "warnings": lambda a: str(len(a["warnings"]) or "none"),
 }
 _NEEDS: Final = {
-    "tokens a step": "tokens", "step": "step_s", "batch": "batch", "first token": "first_token_s",
-    "between tokens": "token_s", "MFU, HFU": "mfu", "in the open": "exposed_ratio",
-    "tokens/s of a device": "tokens_per_s_per_device",
+    "tokens a step": ("tokens",), "step": ("step_s",), "batch": ("batch",),
+    "first token": ("first_token_s",), "between tokens": ("token_s",), "MFU, HFU": ("mfu",),
+    "in the open": ("exposed_ratio",), "tokens/s of a device": ("tokens_per_s_per_device",),
+    "network": ("topology",), "to buy": ("cost", "capex"), "at work": ("cost", "watts"),
+    "of a million tokens": ("cost",), "tokens per dollar": ("cost",),
 }  # fmt: skip
-"""Of a document, the key without which a row has nothing to say of it."""
+"""Of a document, where that stands without which a row has nothing to say of it."""
+_NOT_THERE: Final = object()
 
 
 def side_by_side(documents: dict[str, dict[str, Any]]) -> str:
@@ -64,7 +98,7 @@ def side_by_side(documents: dict[str, dict[str, Any]]) -> str:
     rows = {
         name: [_cell(name, each) for each in columns]
         for name in _TABLE
-        if name not in _NEEDS or any(_NEEDS[name] in each for each in columns)
+        if any(_found(each, _NEEDS.get(name, ())) is not _NOT_THERE for each in columns)
     }
     rows["against the first"] = [_against(columns[0], each) for each in columns]
     rows = {"": list(documents), **rows}
@@ -76,10 +110,19 @@ def side_by_side(documents: dict[str, dict[str, Any]]) -> str:
 
 
 def _cell(name: str, document: dict[str, Any]) -> str:
-    needs = _NEEDS.get(name)
-    if needs is None or document.get(needs) is not None:
-        return _TABLE[name](document)
-    return "not known" if needs in document else "-"
+    found = _found(document, _NEEDS.get(name, ()))
+    if found is _NOT_THERE:
+        return "-"
+    return "not known" if found is None else _TABLE[name](document)
+
+
+def _found(document: dict[str, Any], place: tuple[str, ...]) -> Any:
+    found: Any = document
+    for key in place:
+        found = found.get(key, _NOT_THERE)
+        if found is _NOT_THERE:
+            break
+    return found
 
 
 def _against(first: dict[str, Any], other: dict[str, Any]) -> str:

@@ -12,27 +12,29 @@
     recompute = "full"
 
 Which keys there are depends on the system: of training `question_training.py` says them, of
-inference `question_inference.py`. A key that nobody knows, that belongs to another system, or that
-is missing is an error.
+inference `question_inference.py` and `question_sockets.py`. `[topology]` and `[cost]` go with all
+of them: `question_topology.py`, `question_cost.py`. A key that nobody knows, that belongs to
+another system, or that is missing is an error.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict.catalogue import Catalogue
+from luwu.predict.question_cost import make_costs
 from luwu.predict.question_inference import (
     INFERENCE,
     InferenceQuestion,
-    SocketQuestion,
     make_inference_question,
-    make_socket_question,
 )
+from luwu.predict.question_sockets import SocketQuestion, make_socket_question
+from luwu.predict.question_topology import make_topology
 from luwu.predict.question_training import (
     ALONE,
     SECTIONS,
@@ -72,8 +74,17 @@ def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> AnyQuestion
         raise ConfigError(
             f"system: {system!r} is none of {', '.join(SYSTEMS)}{suggestion(str(system), SYSTEMS)}"
         )
-    if system == "inference":
-        return make_inference_question(table, catalogue)
-    if system == "inference-sockets":
-        return make_socket_question(table, catalogue)
-    return make_training_question(table, catalogue)
+    own = {key: value for key, value in table.items() if key not in ("topology", "cost")}
+    topology = make_topology(_section(table, "topology")) if "topology" in table else None
+    costs = make_costs(_section(table, "cost"), catalogue) if "cost" in table else None
+    make: Callable[..., AnyQuestion] = {
+        "inference": make_inference_question, "inference-sockets": make_socket_question,
+    }.get(system, make_training_question)  # fmt: skip
+    return make(own, catalogue, topology=topology, costs=costs)
+
+
+def _section(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    if not isinstance(table[key], dict):
+        raise ConfigError(f"{key}: {table[key]!r} is no section; write [{key}] and its keys below")
+    found: Mapping[str, Any] = table[key]
+    return found

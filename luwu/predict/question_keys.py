@@ -6,10 +6,13 @@ Every function raises ConfigError, which names the key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
+
+SHARED: Final = ("topology", "cost")
+"""Sections that every question may have."""
 
 
 def check_keys(

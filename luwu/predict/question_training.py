@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
@@ -22,7 +22,16 @@ from luwu.predict.hosts import Host
 from luwu.predict.in_network import OptimizerNodes, predict_in_network_step
 from luwu.predict.job import StepTime, TrainingJob
 from luwu.predict.offload import Offload, predict_offload_step
+from luwu.predict.on_topology import (
+    Exchange,
+    build_for_training,
+    on_topology,
+    three_d_step,
+    training_exchanges,
+)
+from luwu.predict.question_cost import Costs, Place
 from luwu.predict.question_keys import (
+    SHARED,
     check_keys,
     flag_of,
     section_of,
@@ -30,6 +39,7 @@ from luwu.predict.question_keys import (
     whole_of,
     wholes_of,
 )
+from luwu.predict.question_topology import Built, TopologyChoice
 from luwu.predict.replicated import predict_replicated_step, predict_switch_summed_step
 from luwu.predict.software import software
 from luwu.predict.training import predict_step
@@ -83,19 +93,66 @@ class Question:
     system: str
     job: TrainingJob
     part: Part = None
+    topology: TopologyChoice | None = None
+    costs: Costs | None = None
 
     def answer(self) -> StepTime:
         """The prediction. Raises ConfigError for what cannot be."""
-        return predict(self.system, self.job, self.part)
+        if self.topology is None:
+            return predict(self.system, self.job, self.part)
+        job, nodes, found = on_topology(self.topology, self.system, self.job, self.nodes)
+        if self.system == "3d":
+            return three_d_step(self.job, found, predict_step)
+        return predict(self.system, job, nodes or self.part)
+
+    def as_on_topology(self) -> Question:
+        """The same without a topology, on ports as it leaves them."""
+        if self.topology is None:
+            return self
+        job, nodes, _ = on_topology(self.topology, self.system, self.job, self.nodes)
+        return replace(self, job=job, part=nodes or self.part, topology=None)
+
+    def build(self) -> Built | None:
+        """The network."""
+        if self.topology is None:
+            return None
+        return build_for_training(self.topology, self.job, self.nodes)
+
+    def exchanges(self) -> dict[str, Exchange]:
+        """That go over the network in a step."""
+        return training_exchanges(self.system, self.job, self.nodes)
+
+    @property
+    def nodes(self) -> OptimizerNodes | None:
+        """Where LuWu's state is."""
+        return self.part if isinstance(self.part, OptimizerNodes) else None
+
+    @property
+    def place(self) -> Place:
+        """What it takes of machines."""
+        ranks, part = self.job.devices, self.part
+        if isinstance(part, OptimizerNodes):
+            host = part.host
+            return Place(ranks=ranks, nodes=part.nodes, node_disk=host.disk, node_disks=host.disks)
+        if isinstance(part, Offload):
+            host = part.host
+            return Place(
+                ranks=ranks, host_disk=host.disk, host_disks=host.disks, host_devices=part.devices
+            )
+        return Place(ranks=ranks)
 
 
 def make_training_question(
-    table: Mapping[str, Any], catalogue: Catalogue, more: tuple[str, ...] = ()
+    table: Mapping[str, Any],
+    catalogue: Catalogue,
+    *,
+    topology: TopologyChoice | None = None,
+    costs: Costs | None = None,
 ) -> Question:
-    """A question of a table, in which keys of `more` are somebody else's. Raises ConfigError."""
+    """A question of a table without its [topology] and [cost]. Raises ConfigError."""
     system = text_of("", table, "system")
     section = SECTIONS.get(system)
-    known = [*_NAMES, *_WHOLE, "sequence_parallel", *([section] if section else []), *more]
+    known = [*_NAMES, *_WHOLE, "sequence_parallel", *([section] if section else []), *SHARED]
     check_keys("", table, known, _NEEDED)
     if system != "3d":
         for key in _DEGREES:
@@ -112,10 +169,13 @@ def make_training_question(
         **values,
     )
     if section is None:
-        return Question(system=system, job=job)
+        return Question(system=system, job=job, topology=topology, costs=costs)
     own = section_of(table, section, f"{system} needs to know where its state is")
+    if topology is not None and "tiers" in own:
+        raise ConfigError(f"{section}.tiers: [topology] says how many there are; leave it out")
     make: Callable[..., Part] = _nodes if section == "node" else _offload
-    return Question(system=system, job=job, part=make(own, catalogue, job, system))
+    part = make(own, catalogue, job, system)
+    return Question(system=system, job=job, part=part, topology=topology, costs=costs)
 
 
 def _nodes(

@@ -14,13 +14,14 @@ from luwu.base.errors import ConfigError
 from luwu.predict.curves import Curve
 from luwu.predict.model import Transformer
 from luwu.predict.question import AnyQuestion
+from luwu.predict.question_cost import Costs
 from luwu.predict.software import Software
 
 STEP: Final = 0.1
-_NO_INPUT: Final = (Transformer, Software)
-"""What is trained and by what is asked, not measured."""
-_NO_TENTH: Final = ("part.cached",)
-"""A share has no tenth more at its end."""
+_NO_INPUT: Final = (Transformer, Software, Costs)
+"""What is trained and by what is asked, not measured; prices change no time."""
+_NO_TENTH: Final = ("part.cached", "topology.global_taper", "job.device.domain_count")
+"""A share has no tenth more at its end; links and devices are whole."""
 
 
 def inputs(thing: Any, place: str = "") -> list[str]:
