@@ -15,7 +15,9 @@ How long things take:
 
     operators.py    a matrix product, a pass over memory
     layers.py       a layer, forward and backward
+    context.py      keys and values of a sequence that ranks share
     collectives.py  ranks that exchange
+    placement.py    which of them share a domain
     overlap.py      compute and exchange at once
     hosts.py        processors and drives that take part
     rank_groups.py, topologies.py, direct_topologies.py, topology_graphs.py    networks

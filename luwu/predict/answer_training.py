@@ -18,7 +18,7 @@ from luwu.predict.answer_parts import (
 )
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.in_network import OptimizerNodes
-from luwu.predict.job import StepTime, TrainingJob
+from luwu.predict.job import StepTime, utilisation
 from luwu.predict.memory import (
     activation_bytes,
     replicated_state_bytes,
@@ -47,7 +47,7 @@ def training_answer(question: Question, catalogue: Catalogue) -> dict[str, Any]:
         "tokens": job.tokens,
         "tokens_per_s": job.tokens / seconds,
         "tokens_per_s_per_device": job.tokens / seconds / job.devices,
-        **_utilisation(job, seconds),
+        **utilisation(job, seconds),
         "exposed_ratio": _exposed(step) / seconds,
         "memory_bytes": memory_bytes(question),
         "memory_bytes_max": job.device.memory_bytes,
@@ -60,18 +60,6 @@ def training_answer(question: Question, catalogue: Catalogue) -> dict[str, Any]:
     places = (f"device.{job.device.name}.", f"network.{job.network.name}.")
     document["sources"] = sources_of(catalogue, places)
     return document
-
-
-def _utilisation(job: TrainingJob, seconds: float) -> dict[str, float]:
-    peak = job.device.peak(job.precision)
-    assert peak is not None
-    model = job.model.step_operations(job.tokens, job.sequence)
-    layers = model / 3 - job.model.head_operations(job.tokens)
-    again = {"full": 1.0, "half": 0.5}.get(job.recompute, 0.0) * layers
-    return {
-        "mfu": model / seconds / job.devices / peak,
-        "hfu": (model + again) / seconds / job.devices / peak,
-    }
 
 
 def _exposed(step: StepTime) -> float:

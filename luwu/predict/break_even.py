@@ -4,14 +4,14 @@ Compute of T tokens takes o Psi T/F on a device that achieves F operations a sec
 with full recomputation and 6 without; an exchange takes so many bytes of each parameter over its
 rate. They are equal at
 
-    J1  pull         F pulls e / (o B_down), of a micro-batch
-    J2  push         F e_g / (o B_up), of a micro-batch
-    J3  drives       12 (1 - cached) F / (o drives B), of a step; to write, and to read
-    J4  ZeRO-3       F (gathers e + e_g) (N - 1) / (o N eta B), of a micro-batch
+    B8   pull         F pulls e / (o B_down), of a micro-batch
+    B9   push         F e_g / (o B_up), of a micro-batch
+    B10  drives       12 (1 - cached) F / (o drives B), of a step; to write, and to read
+    B11  ZeRO-3       F (gathers e + e_g) (N - 1) / (o N eta B), of a micro-batch
 
-e and e_g are bytes of a weight and of a gradient on the wire. None depends on Psi, and J1 to J3 not
-on the number of devices. Below, tokens a second fall in proportion with T. Of experts, F counts all
-parameters as the bytes do. Source: simulation.md 5.10.
+e and e_g are bytes of a weight and of a gradient on the wire. None depends on Psi, and B8 to B10
+not on the number of devices. Below, tokens a second fall in proportion with T. Of experts, F counts
+all parameters as the bytes do. Source: simulation.md 5.10.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def operations_of_a_token(recompute: str) -> float:
 
 
 def exchange_tokens(achieved: float, nbytes: float, rate: float, operations: float = 8.0) -> float:
-    """Tokens that hide so many bytes of a parameter at a rate (J1, J2). Raises ConfigError."""
+    """Tokens that hide so many bytes of a parameter at a rate (B8, B9). Raises ConfigError."""
     for key, value in (("achieved", achieved), ("rate", rate), ("operations", operations)):
         if not value > 0:  # also catches NaN
             raise ConfigError(f"{key}: {value!r} is not above zero")
@@ -51,21 +51,21 @@ def exchange_tokens(achieved: float, nbytes: float, rate: float, operations: flo
 
 
 def pull_tokens(achieved: float, rate: float, *, pulls: int = 2, operations: float = 8.0) -> float:
-    """That hide the weights on their way down (J1)."""
+    """That hide the weights on their way down (B8)."""
     return exchange_tokens(achieved, pulls * WIRE_BYTES, rate, operations)
 
 
 def push_tokens(
     achieved: float, rate: float, *, gradient_bytes: float = 2.0, operations: float = 8.0
 ) -> float:
-    """That hide the gradients on their way up (J2)."""
+    """That hide the gradients on their way up (B9)."""
     return exchange_tokens(achieved, gradient_bytes, rate, operations)
 
 
 def drive_tokens(
     achieved: float, rate: float, *, cached: float = 0.0, operations: float = 8.0
 ) -> float:
-    """That hide the state on its way to all drives, or from them (J3)."""
+    """That hide the state on its way to all drives, or from them (B10)."""
     return exchange_tokens(achieved, (1 - cached) * STATE_BYTES, rate, operations)
 
 
@@ -78,7 +78,7 @@ def sharded_tokens(
     gradient_bytes: float = 2.0,
     operations: float = 8.0,
 ) -> float:
-    """That hide what ZeRO-3 gathers and reduces (J4); `interference` is eta, of V1."""
+    """That hide what ZeRO-3 gathers and reduces (B11); `interference` is eta, of V1."""
     nbytes = (GATHERS * WIRE_BYTES + gradient_bytes) * (devices - 1) / devices
     return exchange_tokens(achieved, nbytes, interference * rate, operations)
 
@@ -88,7 +88,7 @@ def sharded_tokens(
 
 def achieved_of(job: TrainingJob) -> float:
     """Operations a second of a device of a job whose devices have the whole model each: those of
-    J1 to J4 over the seconds of a micro-batch's compute."""
+    B8 to B11 over the seconds of a micro-batch's compute."""
     seconds = sum(compute_time(job, operators_of(job, Notes())).values())
     tokens = job.micro_batch * job.sequence
     return operations_of_a_token(job.recompute) * job.model.parameters * tokens / seconds

@@ -2,6 +2,10 @@
 
 A field's dimension stands in its type, and the catalogue's reader (`catalogue.py`) refuses any
 other. A field without a default must be given; None where a device does not have something.
+
+    N14  streams    a port carries min(rate, streams * rate of one) * efficiency of long messages
+
+Source of N14: simulation.md 5.6, of virtual machines whose single stream does not fill a port.
 """
 
 from __future__ import annotations
@@ -105,9 +109,34 @@ class Network:
     latency_s: Seconds
     """From one rank to another, of a small message."""
     stream_rate: Rate | None = None
-    """Of a single stream, where that is less."""
+    """Of a single stream or thread, where that is less."""
+    streams_count: Count | None = None
+    """At once, of one device; as many as fill the port, unless given."""
     hop_s: Seconds = 300e-9
     """Of a switch on the way."""
+
+    def __post_init__(self) -> None:
+        if self.streams_count is None:
+            return
+        place = f"network.{self.name}.streams_count"
+        if self.stream_rate is None:
+            raise ConfigError(
+                f"{place}: has no effect without stream_rate, the rate of one; "
+                "leave it out where one fills the port"
+            )
+        if self.streams_count <= 0:
+            raise ConfigError(f"{place}: {self.streams_count:g} send nothing; 1 or more fits")
+
+    @property
+    def port_rate(self) -> float:
+        """Bytes a second of long messages, of a device and direction, by all its streams (N14)."""
+        if self.stream_rate is None or self.streams_count is None:
+            return self.rate * self.efficiency
+        return min(self.rate, self.streams_count * self.stream_rate) * self.efficiency
+
+    def with_streams(self, count: int) -> Network:
+        """The same, by so many streams. Raises ConfigError where one's rate is not known."""
+        return dataclasses.replace(self, streams_count=float(count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

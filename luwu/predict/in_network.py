@@ -133,4 +133,4 @@ def tail(job: TrainingJob, nodes: OptimizerNodes, *, within: str) -> float:
 
 
 def _rate(network: Network) -> float:
-    return network.rate * network.efficiency
+    return network.port_rate

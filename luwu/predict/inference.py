@@ -325,4 +325,4 @@ def _domain_path(job: InferenceJob) -> Path:
 
 
 def _network_path(job: InferenceJob) -> Path:
-    return Path(latency_s=job.network.latency_s, rate=job.network.rate * job.network.efficiency)
+    return Path(latency_s=job.network.latency_s, rate=job.network.port_rate)

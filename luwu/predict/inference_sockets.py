@@ -161,4 +161,4 @@ def _all_reduce(job: SocketJob, nbytes: float) -> float:
 
 
 def _path(network: Network) -> Path:
-    return Path(latency_s=network.latency_s, rate=network.rate * network.efficiency)
+    return Path(latency_s=network.latency_s, rate=network.port_rate)

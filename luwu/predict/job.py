@@ -31,6 +31,9 @@ class TrainingJob:
     pipeline: int = 1
     virtual: int = 1
     context: int = 1
+    ends_as_layers: bool = False
+    """Stages share the layers, the embedding and the output layer, each counted as one layer, so
+    that the first stage and the last have a layer fewer."""
     sequence_parallel: bool = False
     recompute: str = "none"
     precision: str = "bf16"
@@ -63,10 +66,10 @@ class TrainingJob:
 
     def _check_interleaving(self) -> None:
         parts = self.pipeline * self.virtual
-        if self.pipeline == 1 or self.model.layers % parts:
+        if self.pipeline == 1 or self.shared_layers % parts:
             raise ConfigError(
                 f"virtual: {self.pipeline} stages of {self.virtual} parts do not share "
-                f"{self.model.layers} layers; take two stages or more, and parts that divide them"
+                f"{self.shared_layers} layers; take two stages or more, and parts that divide them"
             )
         if self.micro_batches % self.pipeline:
             raise ConfigError(
@@ -78,6 +81,16 @@ class TrainingJob:
     def data(self) -> int:
         """Data parallel ranks."""
         return self.devices // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def shared_layers(self) -> int:
+        """That stages share; with `ends_as_layers` also embedding and output layer."""
+        return self.model.layers + (2 if self.ends_as_layers else 0)
+
+    @property
+    def stage_layers(self) -> float:
+        """Of a stage in the middle."""
+        return self.shared_layers / self.pipeline
 
     @property
     def micro_batches(self) -> int:
@@ -114,3 +127,16 @@ class StepTime:
             return self.bound_by
         busy = self.resources or self.parts
         return max(busy, key=lambda name: busy[name])
+
+
+def utilisation(job: TrainingJob, seconds: float) -> dict[str, float]:
+    """MFU without what is computed again, HFU with it; shares of the peak of the precision."""
+    peak = job.device.peak(job.precision)
+    assert peak is not None
+    model = job.model.step_operations(job.tokens, job.sequence)
+    layers = model / 3 - job.model.head_operations(job.tokens)
+    again = {"full": 1.0, "half": 0.5}.get(job.recompute, 0.0) * layers
+    return {
+        "mfu": model / seconds / job.devices / peak,
+        "hfu": (model + again) / seconds / job.devices / peak,
+    }

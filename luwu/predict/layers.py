@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from luwu.base.errors import ConfigError
-from luwu.predict.collectives import Path, measured_all_reduce, ring_all_gather
+from luwu.predict.collectives import hierarchical_all_reduce, measured_all_reduce
 from luwu.predict.curves import Notes
-from luwu.predict.hardware import Network
 from luwu.predict.job import TrainingJob
 from luwu.predict.operators import WIRE_BYTES, Operators
+from luwu.predict.placement import domain_path, network_path, tensor_group
 from luwu.predict.software import fitted, is_fitted
 
 SCORE_PASSES = 7
@@ -30,7 +30,7 @@ class LayerTime:
     attention: float
     passes: float
     exchange: float
-    """Forward, in the open or not."""
+    """Of tensor parallel ranks, forward, in the open or not."""
     recompute: float
 
 
@@ -64,14 +64,18 @@ def layer_time(job: TrainingJob, operators: Operators) -> LayerTime:
 def compute_time(job: TrainingJob, operators: Operators) -> dict[str, float]:
     """Of all layers, forward and backward, of a micro-batch on a device that has them all (T2)."""
     layer, layers = layer_time(job, operators), job.model.layers
-    fused = job.software.fused_attention
     return {
         "products": 3 * layers * layer.products,
-        "attention": (3.5 if fused else 3) * layers * layer.attention,
+        "attention": (1 + attention_backward(job)) * layers * layer.attention,
         "memory": 3 * layers * layer.passes,
         "recomputation": layers * layer.recompute,
         "output layer": head_time(job, operators),
     }
+
+
+def attention_backward(job: TrainingJob) -> float:
+    """Of a layer's attention, how many times its forward (T2)."""
+    return 2.5 if job.software.fused_attention else 2.0
 
 
 def operators_of(job: TrainingJob, notes: Notes) -> Operators:
@@ -88,10 +92,10 @@ def _family(job: TrainingJob) -> str:
 
 
 def _scale(job: TrainingJob) -> str:
-    family = _family(job)
+    family, kernels = _family(job), job.software.kernels
     if family == "A100":
-        return "matmul_scale_A100"
-    kernels = "_torch" if job.software.kernels == "torch" else ""
+        return "matmul_scale_A100" + ("_deepspeed" if kernels == "deepspeed" else "")
+    kernels = "" if kernels == "vendor" else "_torch"
     name = f"matmul_scale_{family}_{job.precision}{kernels}"
     if not is_fitted(name):
         raise ConfigError(
@@ -133,9 +137,12 @@ def _tensor_exchange(job: TrainingJob, n: float, notes: Notes) -> float:
     if job.tensor == 1:
         return 0.0
     nbytes = WIRE_BYTES * n * job.model.hidden
-    if job.device.all_reduce is not None and job.tensor <= job.device.domain_count:
+    group = tensor_group(job)
+    if job.device.all_reduce is not None and group.is_inside:
         return measured_all_reduce(job.tensor, nbytes, job.device.all_reduce, notes)
-    return 2 * ring_all_gather(job.tensor, nbytes, path_of(job.network))
+    return hierarchical_all_reduce(
+        group.domains, group.inside, nbytes, domain_path(job.device), network_path(job.network)
+    )
 
 
 def head_time(job: TrainingJob, operators: Operators) -> float:
@@ -145,8 +152,3 @@ def head_time(job: TrainingJob, operators: Operators) -> float:
     return 3 * operators.matmul(n, job.model.hidden, columns) + operators.passes(
         3 * n * columns * 4
     )
-
-
-def path_of(network: Network) -> Path:
-    """What a rank has of a network."""
-    return Path(latency_s=network.latency_s, rate=network.rate * network.efficiency)

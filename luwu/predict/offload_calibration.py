@@ -8,7 +8,8 @@ from typing import Any, Final
 from luwu.predict.calibration import ComparedNumber, read
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.hosts import Host
-from luwu.predict.question import make_question
+from luwu.predict.job import utilisation
+from luwu.predict.question_training import Question, make_training_question
 from luwu.predict.units import Dimension, parse
 
 MICRO_BATCH: Final = 4
@@ -27,21 +28,27 @@ _WORKER: Final = {
 }  # fmt: skip
 
 
-def testbed(catalogue: Catalogue, system: str, model: str, **changes: Any) -> float:
-    """Seconds of a step on the testbed of arXiv 2409.00918."""
+def testbed_question(catalogue: Catalogue, system: str, model: str, **changes: Any) -> Question:
+    """A job on the testbed of arXiv 2409.00918."""
     table = {**_TESTBED, "system": system, "model": model, **changes}
     if system == "luwu":
         table["node"] = _NODE
     elif system in ("zero-infinity", "zero-offload"):
         table["host"] = _WORKER
-    return make_question(table, catalogue).answer().seconds
+    return make_training_question(table, catalogue)
+
+
+def testbed(catalogue: Catalogue, system: str, model: str, **changes: Any) -> float:
+    """Seconds of a step on it."""
+    return testbed_question(catalogue, system, model, **changes).answer().seconds
 
 
 def compare_offload(catalogue: Catalogue) -> list[ComparedNumber]:
     """All calibration rows: seconds, and ratios."""
     found = read("offload.toml")
     rows = [row for series in found["adam"] for row in _adam(catalogue, series)]
-    return rows + [row for each in found["ratio"] for row in _ratios(catalogue, each)]
+    rows += [row for each in found["ratio"] for row in _ratios(catalogue, each)]
+    return rows + [_utilisation(catalogue, each) for each in found["utilisation"]]
 
 
 def _adam(catalogue: Catalogue, series: dict[str, Any]) -> Iterator[ComparedNumber]:
@@ -64,3 +71,14 @@ def _ratios(catalogue: Catalogue, row: dict[str, Any]) -> Iterator[ComparedNumbe
                 group=row["group"], name=f"{row['model']} {system} over LuWu",
                 published=row[system], predicted=testbed(catalogue, system, row["model"]) / ours,
             )  # fmt: skip
+
+
+def _utilisation(catalogue: Catalogue, row: dict[str, Any]) -> ComparedNumber:
+    """The longer the step, the lower it is: the error's sign is that of a rate."""
+    batch = {"micro_batch": row["micro_batch"], "batch": DEVICES * row["micro_batch"]}
+    question = testbed_question(catalogue, "luwu", row["model"], **batch)
+    found = utilisation(question.job, question.answer().seconds)["hfu"]
+    return ComparedNumber(
+        group=row["group"], name=f"{row['model']} LuWu, of the peak",
+        published=row["hfu"], predicted=found,
+    )  # fmt: skip

@@ -1,21 +1,21 @@
 """A job on a network that is known link by link: what its exchanges have of it, and put on it.
 
-    G1  ranks         tensor ranks are neighbours, then context, data and pipeline ranks: those of a
-                      data group are t c apart, stages t c d; rings through all ports of a host are
-                      one of each rail, host after host
-    G2  a port        an exchange has min(1, what the topology leaves) of it (S5, D6), and the
-                      latency of the switches on its longest way
-    G3  sharded       m (gathers 2 + gradient) Psi (N - 1)/N over the rings; DDP 2 gradient Psi
-                      (N - 1)/N once a step
-    G4  3-D           data: (gradient + back) Psi/(t p) (d - 1)/d; a stage: 2 m v of 2 n h bytes, to
-                      the next and to the one before; tensor ranks beyond a domain: 2 (t - 1)/t of
-                      each all-reduce
-    G5  LuWu          up m gradient Psi, down m pulls 2 Psi: on each link once, whatever is below
-    G6  busiest link  what a port sends / its share (G2): where flows meet
+    S11  ranks         as placement.py has them (G1, G2): what is in one domain is not here; of k
+                       ranks in each, a ring through their ports is k rings, domain after domain
+    S12  a port        an exchange has min(1, what the topology leaves) of it (S5, D6), and the
+                       latency of the switches on its longest way
+    S13  sharded       m (gathers 2 + gradient) Psi (N - 1)/N over the rings; DDP 2 gradient Psi
+                       (N - 1)/N once a step
+    S14  3-D           gradients: (gradient + back) Psi/(t p) (n - 1)/n over the rings of n data and
+                       context ranks; a stage: 2 m v of 2 n h bytes, to the next and to the one
+                       before; tensor ranks: 2 (D - 1)/D of each all-reduce over k, of D domains;
+                       context ranks: X2 and X3
+    S15  LuWu          up m gradient Psi, down m pulls 2 Psi: on each link once
+    S16  busiest link  what a port sends / its share (S12): where flows meet
 
 Bytes are of one step, or of one decode round, and of one direction. A topology never makes a port
 faster than it is; what it slows down is told by the step's parts.
-Sources: S5 to S8, D5, D6; Z1; Narayanan et al. SC'21 (G1, G4).
+Sources: S5 to S8, D5, D6; Z1; Narayanan et al. SC'21 (S14); derived.
 """
 
 from __future__ import annotations
@@ -24,19 +24,31 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from luwu.predict.context import sent_bytes
+from luwu.predict.direct_topologies import Torus
 from luwu.predict.hardware import Network
 from luwu.predict.in_network import OptimizerNodes
 from luwu.predict.inference_job import InferenceJob
 from luwu.predict.inference_sockets import SocketJob
 from luwu.predict.job import StepTime, TrainingJob
 from luwu.predict.operators import WIRE_BYTES
+from luwu.predict.placement import (
+    context_group,
+    domain_count,
+    pipeline_group,
+    placed,
+    tensor_group,
+)
 from luwu.predict.question_topology import Built, TopologyChoice
 from luwu.predict.rank_groups import Connection, RankGroup, port_rate
 from luwu.predict.topologies import AggregationTree
 from luwu.predict.zero import GATHERS
 
 AnyJob = TrainingJob | InferenceJob | SocketJob
-_PARTS = {"tensor": "tensor exchange", "pipeline": "pipeline exchange", "data": "data exchange"}
+_PARTS = {
+    "tensor": "tensor exchange", "context": "context exchange", "data": "data exchange",
+    "pipeline": "pipeline exchange",
+}  # fmt: skip
 """Of a 3-D step, the part that each group's exchange is."""
 
 
@@ -48,6 +60,13 @@ class Exchange:
     collective: str
     port_bytes: float
     """That each rank's port sends, or receives of a pull."""
+    whole: RankGroup | None = None
+    """All ranks of a ring that is several through domains: a torus has no domains."""
+
+    def connection(self, built: Built) -> Connection:
+        """What it has of a network. Raises ConfigError where that cannot do it."""
+        group = self.whole if isinstance(built, Torus) and self.whole else self.group
+        return built.connection(group, self.collective)
 
 
 # ---------------------------------------------------------------------- what is exchanged
@@ -56,7 +75,7 @@ class Exchange:
 def training_exchanges(
     system: str, job: TrainingJob, nodes: OptimizerNodes | None
 ) -> dict[str, Exchange]:
-    """Those that go over the network (G1, G3 to G5)."""
+    """Those that go over the network (S11, S13 to S15)."""
     everyone = RankGroup(size=job.devices)
     gradients = job.software.gradient_bytes * job.model.parameters
     if nodes is not None:
@@ -76,46 +95,56 @@ def training_exchanges(
 
 
 def _rings(system: str, job: TrainingJob, gradients: float) -> dict[str, Exchange]:
-    """Through all devices, in parallel through the ports of a host where software does so."""
-    hosts_of, n = job.software.host_devices, job.devices
-    if n == 1 or (n <= hosts_of and job.device.domain_rate is not None):
-        return {}
-    rings = hosts_of if job.software.ring == "hierarchical" else 1
-    group = RankGroup(size=-(-n // rings), stride=rings)
-    share = (n - 1) / n / rings
+    """Through all devices."""
     if system == "ddp":
-        nbytes = 2 * gradients * share
-        return {"gradients": Exchange(group=group, collective="all_reduce", port_bytes=nbytes)}
+        return _ring("gradients", job, job.devices, 1, 2 * gradients, "all_reduce")
     both = gradients + GATHERS * WIRE_BYTES * job.model.parameters
-    nbytes = job.micro_batches * both * share
-    return {"states": Exchange(group=group, collective="all_gather", port_bytes=nbytes)}
+    return _ring("states", job, job.devices, 1, job.micro_batches * both)
+
+
+def _ring(
+    name: str, job: TrainingJob, size: int, stride: int, nbytes: float,
+    collective: str = "all_gather",
+) -> dict[str, Exchange]:  # fmt: skip
+    """Of every stride-th device, where they are in several domains: through all ports that its
+    ranks have in each, or through one of them (S11)."""
+    group = placed(job, size, stride)
+    if group.is_inside:
+        return {}
+    ports = group.inside if job.software.ring == "hierarchical" else 1
+    ranks = RankGroup(size=size // ports, stride=stride * ports)
+    port_bytes = nbytes * (size - 1) / size / ports
+    whole = RankGroup(size=size, stride=stride)
+    return {name: Exchange(group=ranks, collective=collective, port_bytes=port_bytes, whole=whole)}
 
 
 def _three_d(job: TrainingJob) -> dict[str, Exchange]:
-    found = {}
-    tokens = job.micro_batch * job.sequence / job.context
-    layer = WIRE_BYTES * tokens * job.model.hidden
-    if job.tensor > job.device.domain_count:
+    m, found = job.micro_batches, {}
+    layer = WIRE_BYTES * job.micro_batch * job.sequence / job.context * job.model.hidden
+    tensor, stages = tensor_group(job), pipeline_group(job)
+    if not tensor.is_inside:
         count = {"full": 6.0, "half": 5.0}.get(job.recompute, 4.0)
         count += 0.5 if job.sequence_parallel else 0.0
-        times = job.micro_batches * count * job.model.layers / job.pipeline
+        between = 2 * (tensor.domains - 1) / tensor.domains * layer / tensor.inside
         found["tensor"] = Exchange(
-            group=RankGroup(size=job.tensor), collective="all_reduce",
-            port_bytes=times * 2 * (job.tensor - 1) / job.tensor * layer,
+            group=RankGroup(size=tensor.domains, stride=tensor.inside), collective="all_reduce",
+            port_bytes=m * count * job.stage_layers * between,
+        )  # fmt: skip
+    if not context_group(job).is_inside:
+        found["context"] = Exchange(
+            group=RankGroup(size=job.context, stride=job.tensor), collective="send",
+            port_bytes=m * job.stage_layers * sum(sent_bytes(job)),
         )  # fmt: skip
     inner = job.tensor * job.context
-    if job.data > 1:
-        own = job.model.parameters / (job.tensor * job.pipeline)
-        back = WIRE_BYTES if job.software.shards_optimizer else job.software.gradient_bytes
-        found["data"] = Exchange(
-            group=RankGroup(size=job.data, stride=inner), collective="all_gather",
-            port_bytes=own * (job.software.gradient_bytes + back) * (job.data - 1) / job.data,
-        )  # fmt: skip
-    if job.pipeline > 1:
+    own = job.model.parameters / (job.tensor * job.pipeline)
+    back = WIRE_BYTES if job.software.shards_optimizer else job.software.gradient_bytes
+    both = own * (job.software.gradient_bytes + back)
+    found |= _ring("data", job, job.data * job.context, job.tensor, both)
+    if not stages.is_inside:
         shared = job.tensor if job.sequence_parallel else 1
         found["pipeline"] = Exchange(
-            group=RankGroup(size=job.pipeline, stride=inner * job.data), collective="send",
-            port_bytes=2 * job.micro_batches * job.virtual * layer / shared,
+            group=RankGroup(size=stages.domains, stride=inner * job.data * stages.inside),
+            collective="send", port_bytes=2 * m * job.virtual * layer / shared,
         )  # fmt: skip
     return found
 
@@ -156,9 +185,11 @@ def socket_exchanges(job: SocketJob) -> dict[str, Exchange]:
 
 
 def slowed(network: Network, connection: Connection) -> Network:
-    """A network as one exchange has it (G2)."""
-    share = min(1.0, connection.rate / port_rate(network))
-    return replace(network, rate=share * network.rate, latency_s=connection.latency_s)
+    """A network as one exchange has it (S12)."""
+    rate = min(connection.rate, port_rate(network)) / network.efficiency
+    return replace(
+        network, rate=rate, latency_s=connection.latency_s, stream_rate=None, streams_count=None
+    )
 
 
 def slowest(network: Network, connections: list[Connection]) -> Network:
@@ -166,14 +197,13 @@ def slowest(network: Network, connections: list[Connection]) -> Network:
     if not connections:
         return network
     each = [slowed(network, connection) for connection in connections]
-    return replace(
-        network, rate=min(one.rate for one in each), latency_s=max(one.latency_s for one in each)
-    )
+    latency_s = max(one.latency_s for one in each)
+    return replace(min(each, key=lambda one: one.rate), latency_s=latency_s)
 
 
 def connections(built: Built, exchanges: dict[str, Exchange]) -> dict[str, Connection]:
     """Of each exchange. Raises ConfigError where the network cannot do it."""
-    return {name: built.connection(each.group, each.collective) for name, each in exchanges.items()}
+    return {name: each.connection(built) for name, each in exchanges.items()}
 
 
 def build_for_training(
@@ -181,7 +211,7 @@ def build_for_training(
 ) -> Built:
     """With a place for every device, and for the nodes. Raises ConfigError."""
     count = 0 if nodes is None else nodes.nodes
-    return choice.build(job.network, job.device, job.devices, count)
+    return choice.build(job.network, job.device, job.devices, count, domain=domain_count(job))
 
 
 def on_topology(
@@ -217,7 +247,7 @@ def three_d_step(
 
 
 def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[str, Any]:
-    """A network and what each exchange has of it and puts on it (G6)."""
+    """A network and what each exchange has of it and puts on it (S16)."""
     found: dict[str, Any] = {
         "kind": kind,
         "endpoints": built.endpoints,
@@ -230,7 +260,7 @@ def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[st
     if hasattr(built, "tier_count"):
         found["tiers"] = built.tier_count
     for name, each in exchanges.items():
-        connection = built.connection(each.group, each.collective)
+        connection = each.connection(built)
         share = min(1.0, connection.rate / port_rate(built.network))
         found["exchanges"][name] = {
             "collective": each.collective, "ranks": each.group.size, "stride": each.group.stride,

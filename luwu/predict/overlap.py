@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 KAPPA = 0.15
 """Of a device's compute, what collectives take that run on it. Source: Calculon's prior."""
+KAPPA_NETWORK = 0.02
+"""The same of messages over the network. Source: Calculon's prior for InfiniBand."""
 ETA = {1: 1.0, 2: 0.98, 4: 0.74, 8: 0.69}
 """Of a collective's bandwidth, what is left beside a matrix product, by ranks. Source: DisDP, which
 gives the gain of collectives off the device: 2, 35 and 44 %."""

@@ -35,7 +35,7 @@ from luwu.predict.on_topology import (
     slowest,
 )
 from luwu.predict.question_cost import Costs, Place
-from luwu.predict.question_keys import SHARED, check_keys, text_of, whole_of, wholes_of
+from luwu.predict.question_keys import SHARED, check_keys, network_of, text_of, whole_of, wholes_of
 from luwu.predict.question_topology import Built, TopologyChoice
 
 INFERENCE: Final = {
@@ -127,13 +127,13 @@ def make_inference_question(
     costs: Costs | None = None,
 ) -> InferenceQuestion:
     """A question of a table without its [topology] and [cost]. Raises ConfigError."""
-    known = [*_NEEDED, *_WHOLE, *_CHOICES, "batch", "replicas", *SHARED]
+    known = [*_NEEDED, *_WHOLE, *_CHOICES, "batch", "replicas", "streams", *SHARED]
     check_keys("", table, dict.fromkeys(known), _NEEDED)
     batch = batch_of(table)
     job = InferenceJob(
         model=catalogue.model(text_of("", table, "model")),
         device=catalogue.device(text_of("", table, "device")),
-        network=catalogue.network(text_of("", table, "network")),
+        network=network_of(table, catalogue),
         batch=batch or 1,
         **values_of(table, _WHOLE, _CHOICES),
     )

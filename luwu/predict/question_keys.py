@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
+from luwu.predict.catalogue import Catalogue
+from luwu.predict.hardware import Network
 
 SHARED: Final = ("topology", "cost")
 """Sections that every question may have."""
@@ -65,3 +67,11 @@ def section_of(table: Mapping[str, Any], key: str, why: str) -> Mapping[str, Any
     if not isinstance(found, dict):
         raise ConfigError(f"[{key}] is missing: {why}")
     return found
+
+
+def network_of(table: Mapping[str, Any], catalogue: Catalogue) -> Network:
+    """By as many streams as the question says. Raises ConfigError."""
+    network = catalogue.network(text_of("", table, "network"))
+    if "streams" not in table:
+        return network
+    return network.with_streams(whole_of("", table, "streams"))

@@ -38,7 +38,7 @@ from luwu.predict.inference_sockets import (
 from luwu.predict.on_topology import Exchange, connections, slowest, socket_exchanges
 from luwu.predict.question_cost import Costs, Place
 from luwu.predict.question_inference import batch_of, copies_of, values_of
-from luwu.predict.question_keys import SHARED, check_keys, flag_of, text_of
+from luwu.predict.question_keys import SHARED, check_keys, flag_of, network_of, text_of
 from luwu.predict.question_topology import Built, TopologyChoice
 from luwu.predict.units import Dimension
 
@@ -143,7 +143,7 @@ def make_socket_question(
 ) -> SocketQuestion:
     """The same of sockets. Raises ConfigError."""
     choices = ("precision", "kv_precision")
-    own = ("inside", "parallel_blocks", "memory_bytes", "batch", "replicas")
+    own = ("inside", "parallel_blocks", "memory_bytes", "batch", "replicas", "streams")
     check_keys(
         "", table, dict.fromkeys([*_NEEDED, *_WHOLE, *choices, *own, *SHARED]),
         _NEEDED,
@@ -155,7 +155,7 @@ def make_socket_question(
     job = SocketJob(
         model=catalogue.model(text_of("", table, "model")),
         processor=catalogue.processor(text_of("", table, "processor")),
-        network=catalogue.network(text_of("", table, "network")),
+        network=network_of(table, catalogue),
         inside=catalogue.network(inside, "inside"),
         parallel_blocks=flag_of("", table, "parallel_blocks"),
         batch=batch or 1,

@@ -68,12 +68,20 @@ class TopologyChoice:
     global_taper: float = 1.0
     endpoints: int | None = None
 
-    def build(self, network: Network, device: Device | None, ranks: int, nodes: int = 0) -> Built:
-        """For so many ranks and optimizer nodes. Raises ConfigError where it has no place for
-        them, or cannot be built."""
+    def build(
+        self,
+        network: Network,
+        device: Device | None,
+        ranks: int,
+        nodes: int = 0,
+        *,
+        domain: int | None = None,
+    ) -> Built:
+        """For so many ranks, `domain` of them in a fast domain, and optimizer nodes. Raises
+        ConfigError where it has no place for them, or cannot be built."""
         tree = self.kind == "aggregation-tree"
         needed = ranks if tree else ranks + nodes
-        built = self._built(network, device, self.endpoints or needed, nodes)
+        built = self._built(network, device, self.endpoints or needed, nodes, domain)
         if built.endpoints < needed:
             key = "endpoints" if self.endpoints else "sizes" if self.kind == "torus" else "groups"
             more = f" and {nodes} optimizer nodes" if nodes and not tree else ""
@@ -83,19 +91,26 @@ class TopologyChoice:
             )
         return built
 
-    def _built(self, network: Network, device: Device | None, endpoints: int, nodes: int) -> Built:
+    def _built(
+        self,
+        network: Network,
+        device: Device | None,
+        endpoints: int,
+        nodes: int,
+        domain: int | None,
+    ) -> Built:
         if self.kind == "single-switch":
             return single_switch(
                 endpoints=endpoints, radix=self.radix, network=network, aggregates=self.aggregates
             )
         if self.kind in ("clos", "rail-optimised"):
-            rails = 1 if self.kind == "clos" else self.rails or _domain(device, "rails")
+            rails = 1 if self.kind == "clos" else self.rails or domain or _domain(device, "rails")
             return Clos(
                 endpoints=endpoints, radix=self.radix, network=network, tapers=self.tapers,
                 rails=rails, aggregates=self.aggregates,
             )  # fmt: skip
         if self.kind == "rail-only":
-            return self._rail_only(network, device, endpoints)
+            return self._rail_only(network, device, endpoints, domain)
         if self.kind == "torus":
             return Torus(sizes=self.sizes, network=network)
         if self.kind == "dragonfly":
@@ -107,7 +122,9 @@ class TopologyChoice:
             endpoints=endpoints, fan_in=self.fan_in, network=network, optimizer_nodes=nodes
         )
 
-    def _rail_only(self, network: Network, device: Device | None, endpoints: int) -> RailOnly:
+    def _rail_only(
+        self, network: Network, device: Device | None, endpoints: int, domain: int | None
+    ) -> RailOnly:
         rate = self.domain_rate or (device.domain_rate if device is not None else None)
         if rate is None:
             raise ConfigError(
@@ -117,7 +134,7 @@ class TopologyChoice:
         latency_s = self.domain_latency_s
         return RailOnly(
             endpoints=endpoints, radix=self.radix, network=network, tapers=self.tapers,
-            domain=self.domain or _domain(device, "domain"), domain_rate=rate,
+            domain=self.domain or domain or _domain(device, "domain"), domain_rate=rate,
             domain_latency_s=network.hop_s if latency_s is None else latency_s,
         )  # fmt: skip
 

@@ -1,5 +1,7 @@
 """Questions of training: a job on a system, of what users write.
 
+    streams = 24                 at once on a port, of networks where one does not fill it
+
     [node]                       of luwu: where the state is
     processor = "Xeon-5320"
     disk = "P5510-3.84T"
@@ -34,6 +36,7 @@ from luwu.predict.question_keys import (
     SHARED,
     check_keys,
     flag_of,
+    network_of,
     section_of,
     text_of,
     whole_of,
@@ -152,7 +155,14 @@ def make_training_question(
     """A question of a table without its [topology] and [cost]. Raises ConfigError."""
     system = text_of("", table, "system")
     section = SECTIONS.get(system)
-    known = [*_NAMES, *_WHOLE, "sequence_parallel", *([section] if section else []), *SHARED]
+    known = [
+        *_NAMES,
+        *_WHOLE,
+        "sequence_parallel",
+        "streams",
+        *([section] if section else []),
+        *SHARED,
+    ]
     check_keys("", table, known, _NEEDED)
     if system != "3d":
         for key in _DEGREES:
@@ -163,7 +173,7 @@ def make_training_question(
     job = TrainingJob(
         model=catalogue.model(text_of("", table, "model")),
         device=catalogue.device(text_of("", table, "device")),
-        network=catalogue.network(text_of("", table, "network")),
+        network=network_of(table, catalogue),
         software=software(text_of("", table, "software")),
         sequence_parallel=flag_of("", table, "sequence_parallel"),
         **values,
@@ -188,8 +198,10 @@ def _nodes(
     if "aggregate_rate" in table:
         rate = units.parse("node.aggregate_rate", table["aggregate_rate"], Dimension.BYTES_PER_S)
         values["aggregate_rate"] = rate
-    network = catalogue.network(table.get("network", job.network.name), "node.network")
-    return OptimizerNodes(host=_host("node.", table, catalogue), network=network, **values)
+    own = catalogue.network(table["network"], "node.network") if "network" in table else None
+    return OptimizerNodes(
+        host=_host("node.", table, catalogue), network=own or job.network, **values
+    )
 
 
 def _offload(

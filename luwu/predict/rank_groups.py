@@ -119,7 +119,7 @@ def check_exchange(topology: Topology, group: RankGroup, collective: str, sums: 
 
 def port_rate(network: Network) -> float:
     """Bytes a second of one port and direction, of a long message."""
-    return network.rate * network.efficiency
+    return network.port_rate
 
 
 def alone(network: Network) -> Connection:

@@ -14,9 +14,10 @@ import math
 from luwu.predict.collectives import ring_all_reduce, switch_all_reduce
 from luwu.predict.curves import Notes
 from luwu.predict.job import StepTime, TrainingJob
-from luwu.predict.layers import compute_time, operators_of, path_of
+from luwu.predict.layers import compute_time, operators_of
 from luwu.predict.operators import Operators
 from luwu.predict.overlap import KAPPA, eta, overlapped
+from luwu.predict.placement import network_path
 from luwu.predict.software import fitted
 from luwu.predict.training import OPTIMIZER_BYTES
 from luwu.predict.zero import sharded_path
@@ -32,7 +33,7 @@ def predict_replicated_step(job: TrainingJob) -> StepTime:
 def predict_switch_summed_step(job: TrainingJob) -> StepTime:
     """The time of a step whose gradients a switch sums and hands back (R2)."""
     gradients = job.software.gradient_bytes * job.model.parameters
-    path = path_of(job.network)
+    path = network_path(job.network)
     exchange = 0.0
     if job.devices > 1:
         exchange = switch_all_reduce(1, gradients, path, fitted("atp_share") * path.rate)

@@ -35,14 +35,15 @@ class Software:
     """That data parallel ranks reduce, of each parameter."""
     shards_optimizer: bool
     hides_gathers: bool = True
-    """Exchanges of sharded states run beside compute all the time, else a fitted share of it."""
+    """Exchanges of sharded states run beside compute, else in the open."""
     kernels: str = "vendor"
-    """`vendor`: Megatron's and NeMo's own; `torch`: what PyTorch and its compiler make."""
+    """`vendor`: Megatron's and NeMo's own; `torch`: what PyTorch and its compiler make;
+    `deepspeed`: DeepSpeed's of 2023."""
     ring: str = "hierarchical"
     """Of exchanges between all devices: `hierarchical` uses all network ports of a host at once,
     `flat` one of them."""
-    host_devices: int = 8
-    """Devices of a host, each with a port of its own."""
+    host_devices: int | None = None
+    """Of a host, each with a port of its own, where a testbed had not the device's domain."""
 
 
 @cache

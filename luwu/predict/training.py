@@ -1,11 +1,14 @@
 """A step of 3-D parallel training: tensor and sequence, pipeline, context and data parallel ranks.
 
-    T3  a stage's micro-batch its layers (`layers.py`), forward, backward and what is computed again
+    T3  a stage's micro-batch its layers (`layers.py`), forward, backward, what is computed again,
+                              and what its ranks exchange in the open (keys and values: X4)
     T4  a step                m stages + (p - 1)/v stages of the bubble + data parallel exchanges
                               + optimizer, all of it longer by what the slowest of n devices takes
 
 m is the number of micro-batches, p of stages, v of parts of the model that a stage has. The last
-stage also has the output layer, and the others wait for it.
+stage also has the output layer, in the place of a layer or besides, and the others wait for it.
+Gradients are reduced over the data and the context parallel ranks, which have the same weights.
+What is in a domain and what goes over the network is said by `placement.py`.
 Sources: Narayanan et al. SC'21 (T3, T4, bubble).
 """
 
@@ -14,10 +17,18 @@ from __future__ import annotations
 import math
 
 from luwu.predict.collectives import ring_all_gather, send
+from luwu.predict.context import context_exchange
 from luwu.predict.curves import Notes
 from luwu.predict.job import StepTime, TrainingJob
-from luwu.predict.layers import compute_time, layer_time, operators_of, path_of
+from luwu.predict.layers import attention_backward, compute_time, layer_time, operators_of
 from luwu.predict.operators import WIRE_BYTES, Operators
+from luwu.predict.placement import (
+    domain_path,
+    gradient_group,
+    network_path,
+    pipeline_group,
+    ring_path,
+)
 from luwu.predict.software import fitted
 
 OPTIMIZER_BYTES = 30
@@ -31,10 +42,13 @@ def predict_step(job: TrainingJob) -> StepTime:
     m = job.micro_batches
     whole = compute_time(job, operators)
     head = whole.pop("output layer")
-    stage = {name: seconds / job.pipeline for name, seconds in whole.items()}
+    share = job.stage_layers / job.model.layers
+    stage = {name: seconds * share for name, seconds in whole.items()}
     stage["tensor exchange"] = _tensor_exchange(job, operators)
+    stage["context exchange"] = _context_exchange(job, operators)
     parts = {name: m * seconds for name, seconds in stage.items()}
-    parts["output layer"] = m * head
+    spared = sum(stage.values()) / job.stage_layers if job.ends_as_layers else 0.0
+    parts["output layer"] = m * max(0.0, head - spared)
     parts["bubble"] = (job.pipeline - 1) / job.virtual * sum(stage.values())
     parts["pipeline exchange"] = _pipeline_exchange(job)
     parts["data exchange"] = _data_exchange(job) * (1 - job.software.data_overlap)
@@ -49,29 +63,39 @@ def _tensor_exchange(job: TrainingJob, operators: Operators) -> float:
     count = {"full": 6.0, "half": 5.0}.get(job.recompute, 4.0)
     count += 0.5 if job.sequence_parallel else 0.0
     shown = 1 - fitted("tensor_overlap") if job.software.overlaps_tensor else 1.0
-    layers = job.model.layers / job.pipeline
-    return layers * count * shown * layer_time(job, operators).exchange
+    return job.stage_layers * count * shown * layer_time(job, operators).exchange
+
+
+def _context_exchange(job: TrainingJob, operators: Operators) -> float:
+    """Of a stage's micro-batch: keys and values that attention waits for."""
+    attention = layer_time(job, operators).attention
+    one = context_exchange(job, attention, attention_backward(job) * attention)
+    return job.stage_layers * one
 
 
 def _pipeline_exchange(job: TrainingJob) -> float:
-    """Activations between stages, while the pipeline fills and drains."""
+    """Activations between stages, while the pipeline fills and drains (G2)."""
     if job.pipeline == 1:
         return 0.0
     n = job.micro_batch * job.sequence / job.context
     shared = job.tensor if job.sequence_parallel else 1
-    one = send(WIRE_BYTES * n * job.model.hidden / shared, path_of(job.network))
-    return 2 * (job.pipeline - 1) * one
+    nbytes = WIRE_BYTES * n * job.model.hidden / shared
+    stages = pipeline_group(job)
+    crossings, inside = stages.domains - 1, stages.size - stages.domains
+    return 2 * (
+        crossings * send(nbytes, network_path(job.network))
+        + inside * send(nbytes, domain_path(job.device))
+    )
 
 
 def _data_exchange(job: TrainingJob) -> float:
     """Gradients are reduced, and parameters gathered where the optimizer is sharded."""
-    if job.data == 1:
-        return 0.0
+    group = gradient_group(job)
     own = job.model.parameters / (job.tensor * job.pipeline)
-    path = path_of(job.network)
+    path = ring_path(job, group)
     back = WIRE_BYTES if job.software.shards_optimizer else job.software.gradient_bytes
-    return ring_all_gather(job.data, own * job.software.gradient_bytes, path) + ring_all_gather(
-        job.data, own * back, path
+    return ring_all_gather(group.size, own * job.software.gradient_bytes, path) + ring_all_gather(
+        group.size, own * back, path
     )
 
 

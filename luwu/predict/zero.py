@@ -21,6 +21,7 @@ from luwu.predict.job import StepTime, TrainingJob
 from luwu.predict.layers import compute_time, operators_of
 from luwu.predict.operators import WIRE_BYTES
 from luwu.predict.overlap import KAPPA, eta, overlapped
+from luwu.predict.placement import placed, ring_path
 from luwu.predict.software import fitted
 from luwu.predict.training import OPTIMIZER_BYTES
 
@@ -42,21 +43,13 @@ def predict_sharded_step(job: TrainingJob) -> StepTime:
     ends = ring_all_gather(job.devices, (WIRE_BYTES + gradient) * model.layer_parameters, path)
     m = job.micro_batches
     parts = {name: m * seconds for name, seconds in compute.items()}
-    share = 1.0 if job.software.hides_gathers else fitted("gather_overlap")
-    parts["exchange"] = m * (share * hidden.exposed + (1 - share) * exchange + ends)
+    exposed = hidden.exposed if job.software.hides_gathers else exchange
+    parts["exchange"] = m * (exposed + ends)
     parts["optimizer"] = operators.passes(model.parameters * OPTIMIZER_BYTES / job.devices)
     parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
     return StepTime(parts=parts, micro_batches=m, notes=notes)
 
 
 def sharded_path(job: TrainingJob) -> Path:
-    """What a rank has of the ring through all devices."""
-    device, network, software = job.device, job.network, job.software
-    inside = device.domain_rate
-    if job.devices <= software.host_devices and inside is not None:
-        bus = device.all_reduce
-        rate = inside if bus is None else bus.rates[-1]
-        return Path(latency_s=network.hop_s, rate=rate)
-    rate = network.rate * network.efficiency
-    rate *= software.host_devices if software.ring == "hierarchical" else fitted("flat_ring")
-    return Path(latency_s=network.latency_s, rate=rate if inside is None else min(rate, inside))
+    """What a rank has of the ring through all devices (G3)."""
+    return ring_path(job, placed(job, job.devices, 1))

@@ -127,7 +127,7 @@ class SwitchCore(SwitchHandingOn):
         elif isinstance(m, wire.Rejoin):
             self._asked_to_rejoin()
         elif isinstance(m, wire.Refuse):
-            self._tell_all(self._ours(wire.Refuse, text=m.text))
+            self._refused(m)
         elif isinstance(m, wire.Welcome):
             self._welcomed(m)
         elif not self._joined or m.generation < self._generation or m.attempt < self._attempt:

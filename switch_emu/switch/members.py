@@ -83,6 +83,11 @@ class Members:
         present = (self._by_ranks.get(ranks) for ranks in self.counted)
         return tuple(member.peer for member in present if member is not None)
 
+    @property
+    def everyone(self) -> tuple[str, ...]:
+        """Connections of all members, whether they count or not."""
+        return tuple(member.peer for member in self._by_ranks.values())
+
     def counts(self, member: Member) -> bool:
         """Whether any rank of a member counts in this attempt."""
         return bool(member.ranks & self.active)

@@ -19,6 +19,8 @@ from switch_emu.switch.members import Member, RefusedError, ranks_text
 from switch_emu.switch.parent import Parent
 from switch_emu.switch.presence import Presence
 
+_JOB_IS_OVER = "the job is over: its other ranks have finished the last step"
+
 
 class SwitchMember(Parent):
     """See the module. Subclasses extend `_forget` with what they hold of an attempt."""
@@ -104,7 +106,7 @@ class SwitchMember(Parent):
     def _hello(self, peer: str, m: wire.Hello, description: bytes) -> None:
         try:
             if self._gone and not m.contributors & self._members.active:
-                raise RefusedError("the job is over: its other ranks have finished the last step")
+                raise RefusedError(_JOB_IS_OVER)
             replaced = self._members.join(peer, m, description)
         except RefusedError as exc:
             self._refuse_child(peer, exc)
@@ -112,7 +114,7 @@ class SwitchMember(Parent):
         self._presence.heard(self._now_ns, m.contributors)
         self._presence.said(m.contributors, m.present, (m.incarnation, m.roll))
         if self._joined and not m.contributors & self._members.active:
-            self._call_the_roll()  # it is welcomed with the attempt in which it counts again
+            self._say_present()  # it is welcomed with the attempt in which it counts again
         elif self._joined:
             if replaced and self._loaded:  # before, nobody had weights to make a gradient of
                 self._unwelcomed.add(m.contributors)
@@ -131,18 +133,32 @@ class SwitchMember(Parent):
             if self._members.complete or self._presence.has_given_up(self._now_ns):
                 self._say_hello()
             return
-        present = self._presence.present(self._now_ns)
-        if present != self._told_present:
-            self._told_present = present
-            self._roll += 1
-            said = self._ours(wire.Present, contributors=present, roll=self._roll)
-            self._uplink.ask(self._now_ns, "present", said)
+        if self._presence.present(self._now_ns) != self._told_present:
+            self._say_present()
 
     def _present(self, peer: str, member: Member, m: wire.Present) -> None:
         """A switch below says whom it hears."""
+        counts = self._members.counts(member)
+        if self._gone and not counts:
+            self._refuse_child(peer, RefusedError(_JOB_IS_OVER))
+            return
         self._presence.said(member.ranks, m.contributors, (m.incarnation, m.roll))
         self._tell(peer, self._receipt(m, Verb.PRESENT, m.contributors))
-        self._call_the_roll()
+        if self._joined and not counts:
+            self._say_present()
+        else:
+            self._call_the_roll()
+
+    def _say_present(self) -> None:
+        """Say whom we hear; again, for one that asks to be let in: the job may be over by now."""
+        present = self._presence.present(self._now_ns)
+        is_said = self._uplink.asks("present") and present == self._told_present
+        if self._gone or is_said or self._uplink.asks("hello"):
+            return
+        self._told_present = present
+        self._roll += 1
+        said = self._ours(wire.Present, contributors=present, roll=self._roll)
+        self._uplink.ask(self._now_ns, "present", said)
 
     def _heard_present(self, m: wire.Received) -> None:
         if m.contributors == self._told_present:
@@ -191,6 +207,11 @@ class SwitchMember(Parent):
         self._unwelcomed.clear()
         self._adopt(m)
         self._tell_all(self._welcome_child())
+
+    def _refused(self, m: wire.Refuse) -> None:
+        """The parent takes us in no more; also those wait that do not count."""
+        self._uplink.answered("present")
+        self._announce(self._members.everyone, self._ours(wire.Refuse, text=m.text))
 
     def _judged(self, m: wire.Verdict | wire.Decided) -> None:
         """How the open step came out."""

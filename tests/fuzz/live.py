@@ -3,8 +3,9 @@
 A stranger has connections to both and says what it likes: every type of message, with this job's
 number too, whole and mutated, with frames of any number and size behind it; one in twenty comes by
 a new socket that knows nothing of our transports. Each step of the job begins when its share of the
-messages is out, so that the flood meets all of it. In between the stranger says a Hello of another
-job, and the Refuse must come within a second: nothing hangs.
+messages is out, so that the flood meets all of it; the last one when all are, for nobody answers
+after it. In between the stranger says a Hello of another job, and the Refuse must come within a
+second: nothing hangs.
 
 Only a Hello with the job's own number is left out: without keys that is a member who speaks.
 """
@@ -222,7 +223,7 @@ def _round(
             try:
                 with Stranger(cluster, seed, over.is_set) as stranger:
                     for index in range(start, stop):
-                        worker.allow((index - start) * STEPS // (stop - start) + 1)
+                        worker.allow((index - start) * (STEPS - 1) // (stop - start) + 1)
                         stranger.say(index)
                         if index % BATCH == BATCH - 1:
                             stranger.ask(random, 20 * hang_s)

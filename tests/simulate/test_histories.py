@@ -275,3 +275,21 @@ def test_a_decision_of_before_tells_no_attempt() -> None:
         world_size=1, node_count=2, steps=4, update="at_step", backwards=2, poison_step=2
     )
     run_history(History(11999, options, faults))
+
+
+def test_a_worker_that_was_left_out_hears_that_the_job_is_over() -> None:
+    """I6. Goal: whoever comes back as the last step is decided is refused at once, in every tree;
+    it once waited for the grace time, where all that had counted were under other switches."""
+    faults = (
+        Crash(at_ms=319, for_ms=1000, who="worker 0"),
+        Crash(at_ms=320, for_ms=50, who="worker 3"),
+        Crash(at_ms=546, for_ms=1000, who="worker 1"),
+        Crash(at_ms=567, for_ms=200, who="worker 4"),
+        Crash(at_ms=694, for_ms=1000, who="worker 4"),
+        Crash(at_ms=747, for_ms=1000, who="worker 2"),
+    )
+    options = Options(
+        world_size=1, node_count=3, steps=3, update="at_step", backwards=2, absent_unit=1,
+        pulls_ahead=True, tree="three levels", drops=True,
+    )  # fmt: skip
+    run_history(History(12656, options, faults))

@@ -9,6 +9,7 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.predict.catalogue import TAGS, load
 from luwu.predict.curves import Curve, Notes
+from luwu.predict.question import make_question
 from luwu.predict.units import Dimension, parse
 
 MINE = """
@@ -123,3 +124,41 @@ def test_curves_are_exact_at_their_points_and_note_what_is_beyond() -> None:
     assert 0.5 / curve.rate(0.5, notes) == 1.0 / curve.rate(1.0)  # latency binds
     assert curve.rate(1e6) == 9.0
     assert list(notes.extrapolated) == ["c"]
+
+
+# ---------------------------------------------------------------------- streams
+
+
+@pytest.mark.parametrize(
+    ("streams", "gbit"), [(1, 37.1), (2, 74.2), (9, 333.9), (10, 349), (24, 349)]
+)
+def test_predict_laws_streams_fill_a_port(streams: int, gbit: float) -> None:
+    """N14. Goal: a single stream has its own rate, several their sum, and never more than the
+    port; the rates are those of the article on networks of virtual machines."""
+    sriov = load().network("sriov")
+    assert sriov.with_streams(streams).port_rate == pytest.approx(gbit * 1e9 / 8)
+    assert sriov.port_rate == pytest.approx(349e9 / 8)
+
+
+def test_predict_laws_streams_change_a_step() -> None:
+    """Goal: what a question says of streams is heard: more are never slower, until the port is
+    full."""
+    table = {
+        "system": "zero3", "model": "Llama3-70B", "device": "H100-80", "network": "sriov",
+        "software": "torchtitan-2024", "devices": 64, "sequence": 8192, "batch": 64,
+    }  # fmt: skip
+    seconds = [
+        make_question({**table, "streams": streams}, load()).answer().seconds
+        for streams in (1, 4, 10, 24)
+    ]
+    assert seconds[0] > seconds[1] > seconds[2] == seconds[3]
+    assert seconds[3] == make_question(table, load()).answer().seconds
+
+
+def test_bad_prediction_streams() -> None:
+    """Goal: streams where one already fills the port, or none at all, name the key."""
+    said = r"network.ib-ndr.streams_count: has no effect without stream_rate"
+    with pytest.raises(ConfigError, match=said):
+        load().network("ib-ndr").with_streams(4)
+    with pytest.raises(ConfigError, match=r"streams_count: 0 send nothing; 1 or more fits"):
+        load().network("sriov").with_streams(0)

@@ -101,7 +101,7 @@ def asked(table: dict[str, Any], catalogue: Catalogue, **more: Any) -> Question:
 def test_predict_laws_full_bisection_slows_by_hops_alone(
     catalogue: Catalogue, table: dict[str, Any]
 ) -> None:
-    """G2. Goal: with ports enough for all, a step is that without a topology but for the switches
+    """S12. Goal: with ports enough for all, a step is that without a topology but for the switches
     on the way; a taper is never faster, and more of it is never faster than less."""
     plain = asked(table, catalogue)
     full = {"kind": "clos", "radix": 64}
@@ -131,7 +131,7 @@ def test_predict_laws_rail_only_trains_as_fast_as_rail_optimised(catalogue: Cata
 
 
 def test_predict_laws_every_exchange_has_its_own_group(catalogue: Catalogue) -> None:
-    """G1. Goal: what slows pipelines alone changes their part alone; parts still add up, and one
+    """S11. Goal: what slows pipelines alone changes their part alone; parts still add up, and one
     network for all is never faster than each its own."""
     question = asked(THREE_D, catalogue, topology={"kind": "clos", "radix": 16, "taper": 7})
     plain, step = asked(THREE_D, catalogue).answer(), question.answer()
@@ -140,13 +140,16 @@ def test_predict_laws_every_exchange_has_its_own_group(catalogue: Catalogue) -> 
     worst = predict_step(question.as_on_topology().job)
     assert plain.seconds < step.seconds <= worst.seconds
     assert set(question.exchanges()) == {"pipeline", "data"}
-    assert question.exchanges()["data"].group.stride == 4
+    data = question.exchanges()["data"]
+    assert (data.group.size, data.group.stride) == (8, 8)
+    assert data.whole is not None
+    assert (data.whole.size, data.whole.stride) == (16, 4)
     assert question.exchanges()["pipeline"].group.stride == 64
 
 
 def test_predict_laws_bytes_are_conserved(catalogue: Catalogue) -> None:
-    """G3 to G6. Goal: in a tree every link carries the gradient once, however many are below; what
-    all ports of rings send is what all ranks must get from others."""
+    """S13 to S16. Goal: in a tree every link carries the gradient once, however many are below;
+    what all ports of rings send is what all ranks must get from others."""
     question = asked(LUWU, catalogue, topology=TREE)
     psi, found = question.job.model.parameters, answer(question, catalogue)["topology"]
     gradient = question.job.software.gradient_bytes
@@ -280,7 +283,7 @@ def test_rented_devices_cost_their_rental(catalogue: Catalogue) -> None:
 
 
 def test_predict_laws_break_even_is_that_of_the_sources() -> None:
-    """J1 to J4. Goal: the numbers of simulation.md 5.10, of A100 at 184 TFLOP/s, 12.5 GB/s, and 12
+    """B8 to B11. Goal: the numbers of simulation.md 5.10, of A100 at 184 TFLOP/s, 12.5 GB/s, and 12
     drives of 3.4 GB/s."""
     achieved, rate = 184e12, 12.5e9
     assert pull_tokens(achieved, rate) == pytest.approx(7.4e3, rel=0.01)
@@ -298,7 +301,7 @@ def _of(question: Question) -> BreakEven:
 
 
 def test_predict_laws_break_even_is_where_times_are_equal(catalogue: Catalogue) -> None:
-    """J1 to J3. Goal: at as many tokens, compute takes as long as what it hides; neither the model
+    """B8 to B10. Goal: at as many tokens, compute takes as long as what it hides; neither the model
     nor, of LuWu, the number of workers counts."""
     question = asked(LUWU, catalogue)
     step, found = question.answer(), _of(question)

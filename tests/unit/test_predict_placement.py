@@ -1,0 +1,191 @@
+"""Where ranks sit, and what context parallel ranks exchange: laws, whatever the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.context import block_bytes, context_exchange, sent_bytes
+from luwu.predict.curves import Notes
+from luwu.predict.job import TrainingJob
+from luwu.predict.layers import attention_backward, layer_time, operators_of
+from luwu.predict.operators import WIRE_BYTES
+from luwu.predict.overlap import KAPPA_NETWORK
+from luwu.predict.placement import (
+    context_group,
+    domain_path,
+    gradient_group,
+    network_path,
+    pipeline_group,
+    placed,
+    ring_path,
+    step_path,
+    tensor_group,
+)
+from luwu.predict.software import fitted, software
+from luwu.predict.training import predict_step
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load()
+
+
+@pytest.fixture
+def job(catalogue: Catalogue) -> TrainingJob:
+    return TrainingJob(
+        model=catalogue.model("Llama3-70B"), device=catalogue.device("H100-80"),
+        network=catalogue.network("ib-ndr"), software=software("nemo-2024"), devices=512,
+        sequence=8192, batch=64, tensor=4, pipeline=4, context=2, sequence_parallel=True,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- placement
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "inside"),
+    [(8, 1, 8), (4, 1, 4), (16, 1, 8), (2, 4, 2), (4, 4, 2), (3, 4, 1), (32, 8, 1), (12, 1, 6),
+     (1, 64, 1), (16, 16, 1)],
+)  # fmt: skip
+def test_predict_laws_groups_in_domains_of_eight(
+    job: TrainingJob, size: int, stride: int, inside: int
+) -> None:
+    """G2. Goal: a domain holds as many ranks of a group as its stride leaves, in equal parts."""
+    group = placed(job, size, stride)
+    assert group.inside == inside
+    assert group.domains * group.inside == size
+    assert group.inside == 1 or group.inside * stride <= job.device.domain_count
+
+
+def test_ranks_of_an_nvl72_share_its_domain(catalogue: Catalogue, job: TrainingJob) -> None:
+    """G1. Goal: of 128 devices as 4 x 2 x 2 x 8, four stages fit a domain of 72 and everything
+    inside of a stage; of those of hosts of eight, tensor and context ranks alone."""
+    large = replace(job, devices=128, pipeline=8, batch=64)
+    for device, insides in (("GB200", (4, 2, 4, 4)), ("B200-180", (4, 2, 2, 1))):
+        one = replace(large, device=catalogue.device(device))
+        groups = (tensor_group(one), context_group(one), gradient_group(one), pipeline_group(one))
+        assert tuple(group.inside for group in groups) == insides, device
+
+
+def test_predict_laws_paths_of_groups(job: TrainingJob) -> None:
+    """G3, G4. Goal: inside, the domain; between, a port for each rank of the host and never more
+    than the domain; a flat ring has a share of one port; a send has a port."""
+    inside, port = domain_path(job.device), network_path(job.network)
+    assert ring_path(job, placed(job, 8, 1)) == inside
+    assert ring_path(job, placed(job, 64, 8)) == port
+    assert ring_path(job, placed(job, 64, 4)).rate == pytest.approx(2 * port.rate)
+    fast = replace(job, network=replace(job.network, rate=1e12))
+    assert ring_path(fast, placed(job, 64, 1)).rate == inside.rate
+    flat = replace(job, software=replace(job.software, ring="flat"))
+    assert ring_path(flat, placed(job, 64, 4)).rate == fitted("flat_ring") * port.rate
+    assert step_path(job, placed(job, 64, 4)).rate == port.rate
+    assert step_path(job, placed(job, 2, 4)) == inside
+
+
+def test_a_host_of_one_device_has_no_domain(job: TrainingJob) -> None:
+    """Goal: a testbed with fewer devices in a host than the catalogue's has its own domain."""
+    alone = replace(job, software=replace(job.software, host_devices=1))
+    assert tensor_group(alone).inside == 1
+
+
+# ---------------------------------------------------------------------- context
+
+
+@pytest.mark.parametrize("context", [1, 2, 4, 8])
+def test_predict_laws_context_bytes_are_conserved(job: TrainingJob, context: int) -> None:
+    """X1 to X3. Goal: all ranks together send keys and values of the whole sequence c - 1 times,
+    each of which lacks its own part alone, and backward twice as much."""
+    one = replace(job, context=context)
+    forward, backward = sent_bytes(one)
+    whole = WIRE_BYTES * 2 * one.sequence * one.model.kv_heads * one.model.head_width
+    assert context * one.tensor * block_bytes(one) == whole
+    assert one.tensor * forward == pytest.approx(whole * (context - 1) / context)
+    assert backward == 2 * forward
+
+
+def test_predict_laws_heads_that_ranks_share_are_sent_by_each(job: TrainingJob) -> None:
+    """X1. Goal: with more tensor parallel ranks than heads of keys, each has a whole one."""
+    more = replace(job, tensor=16, devices=1024)
+    assert block_bytes(more) == block_bytes(replace(more, tensor=8))
+
+
+def _shown(job: TrainingJob) -> float:
+    attention = layer_time(job, operators_of(job, Notes())).attention
+    return context_exchange(job, attention, attention_backward(job) * attention)
+
+
+def test_predict_laws_context_of_one_exchanges_nothing(job: TrainingJob) -> None:
+    """X4. Goal: a rank with the whole sequence waits for no keys."""
+    assert _shown(replace(job, context=1)) == 0
+    assert predict_step(replace(job, context=1)).parts["context exchange"] == 0
+
+
+def test_predict_laws_context_exchange_hides_behind_attention(job: TrainingJob) -> None:
+    """X4. Goal: nothing but the disturbance is in the open where attention is longer; without
+    attention, all of it is; over the network it takes longer; longer sequences hide it."""
+    forward, backward = sent_bytes(job)
+    path = domain_path(job.device)
+    alone = context_exchange(job, 0.0, 0.0)
+    assert alone == pytest.approx(2 * path.latency_s + (forward + backward) / path.rate)
+    assert _shown(job) < 0.2 * alone
+    slow = replace(job, network=replace(job.network, rate=1e9))
+    assert _shown(replace(slow, context=4)) > _shown(slow)
+    between = [_shown(replace(slow, context=4, sequence=s)) for s in (4096, 65536, 1048576)]
+    assert between[0] / 4096 > between[1] / 65536 > between[2] / 1048576
+    longest = replace(slow, context=4, sequence=1048576)
+    alone = context_exchange(longest, 0.0, 0.0)
+    assert between[2] == pytest.approx(KAPPA_NETWORK * alone)
+
+
+@pytest.mark.parametrize("context", [2, 4])
+def test_predict_laws_a_faster_network_never_slows_context(job: TrainingJob, context: int) -> None:
+    """Goal: more bandwidth is never slower, inside a domain and between them."""
+    one = replace(job, context=context)
+    network = replace(job.network, rate=2 * job.network.rate)
+    device = replace(job.device, all_reduce=None, domain_rate=900e9)
+    assert predict_step(replace(one, network=network)).seconds <= predict_step(one).seconds
+    before = replace(one, device=replace(device, domain_rate=450e9))
+    assert predict_step(replace(one, device=device)).seconds < predict_step(before).seconds
+
+
+@pytest.mark.parametrize(
+    ("recompute", "fused", "rounds"),
+    [("none", True, 1), ("half", True, 1.5), ("full", True, 2), ("selective", False, 2),
+     ("selective", True, 1)],
+)  # fmt: skip
+def test_predict_laws_forward_again_exchanges_again(
+    job: TrainingJob, recompute: str, fused: bool, rounds: float
+) -> None:
+    """Goal: what is computed again has its keys and values sent again."""
+    changes: dict[str, Any] = {"recompute": recompute}
+    one = replace(job, software=replace(job.software, fused_attention=fused), **changes)
+    path = domain_path(job.device)
+    forward, backward = (path.latency_s + nbytes / path.rate for nbytes in sent_bytes(job))
+    assert context_exchange(one, 0.0, 0.0) == pytest.approx(rounds * forward + backward)
+
+
+def test_predict_laws_gradients_are_reduced_over_context_ranks(job: TrainingJob) -> None:
+    """Goal: data x context ranks have the same weights; with two context ranks in place of two of
+    data, as many reduce as before."""
+    more = replace(job, context=1)
+    assert gradient_group(job) == gradient_group(more)
+    assert predict_step(job).parts["data exchange"] == predict_step(more).parts["data exchange"]
+    only = replace(job, devices=32, batch=64)
+    assert only.data == 1
+    assert predict_step(only).parts["data exchange"] > 0
+
+
+def test_predict_laws_tensor_ranks_beyond_a_domain_use_both_networks(job: TrainingJob) -> None:
+    """Goal: 16 tensor parallel ranks in hosts of 8 take longer than in a domain of 72, and less
+    than over ports alone."""
+    wide = replace(job, tensor=16, context=1, sequence_parallel=True)
+    one_domain = replace(wide, device=replace(job.device, domain_count=72.0))
+    no_domain = replace(wide, software=replace(job.software, host_devices=1))
+    seconds = [
+        predict_step(each).parts["tensor exchange"] for each in (one_domain, wide, no_domain)
+    ]
+    assert seconds[0] < seconds[1] < seconds[2]
