@@ -36,7 +36,9 @@ What is said of it:
 
     answer.py       the answer, of answer_training.py, answer_inference.py and answer_parts.py
     sensitivity.py  what it hangs on    cost.py    what it costs
-    break_even.py   tokens that hide exchanges    planner.py      the best of all configurations
+    break_even.py   tokens that hide exchanges
+    planner.py      the best of all configurations, of planner_space.py; plan_text.py says it, and
+                    replay.py has the event core play it
     calibration.py, offload_calibration.py, inference_calibration.py, validate.py
                     published results beside predictions
 

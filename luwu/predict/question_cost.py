@@ -177,7 +177,10 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
             )
         )  # fmt: skip
     elif costs.node_server is not None or costs.node_nic is not None:
-        raise ConfigError(f"{_PLACE}node_server, node_nic: nothing here has an optimizer node")
+        raise ConfigError(
+            f"{_PLACE}node_server, node_nic: nothing here has an optimizer node; leave them out, "
+            "or in a plan, put them into [cost.luwu]"
+        )
     return found
 
 

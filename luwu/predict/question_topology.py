@@ -106,7 +106,7 @@ class TopologyChoice:
         if self.kind in ("clos", "rail-optimised"):
             rails = 1 if self.kind == "clos" else self.rails or domain or _domain(device, "rails")
             return Clos(
-                endpoints=endpoints, radix=self.radix, network=network, tapers=self.tapers,
+                endpoints=self._in_rails(endpoints, rails), radix=self.radix, network=network, tapers=self.tapers,
                 rails=rails, aggregates=self.aggregates,
             )  # fmt: skip
         if self.kind == "rail-only":
@@ -122,6 +122,10 @@ class TopologyChoice:
             endpoints=endpoints, fan_in=self.fan_in, network=network, optimizer_nodes=nodes
         )
 
+    def _in_rails(self, endpoints: int, rails: int) -> int:
+        """As many in each rail, where nobody said how many endpoints there are."""
+        return self.endpoints or -(-endpoints // rails) * rails
+
     def _rail_only(
         self, network: Network, device: Device | None, endpoints: int, domain: int | None
     ) -> RailOnly:
@@ -132,9 +136,10 @@ class TopologyChoice:
                 'and this device has none; give its rate, such as "450 GB/s", or take clos'
             )
         latency_s = self.domain_latency_s
+        rails = self.domain or domain or _domain(device, "domain")
         return RailOnly(
-            endpoints=endpoints, radix=self.radix, network=network, tapers=self.tapers,
-            domain=self.domain or domain or _domain(device, "domain"), domain_rate=rate,
+            endpoints=self._in_rails(endpoints, rails), radix=self.radix, network=network,
+            tapers=self.tapers, domain=rails, domain_rate=rate,
             domain_latency_s=network.hop_s if latency_s is None else latency_s,
         )  # fmt: skip
 
