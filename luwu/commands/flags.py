@@ -24,6 +24,8 @@ class Flag:
     text: str
     shape: str = ""
     """What stands for its value in the help; without one it takes none."""
+    repeats: bool = False
+    """Whether it may be given several times; elsewhere the last one counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,8 @@ class Parsed:
     keys: dict[str, str]
     flags: dict[str, str]
     rest: list[str]
+    repeated: dict[str, list[str]] = field(default_factory=dict)
+    """All values of flags that may be given several times, in their order."""
 
     def has(self, name: str) -> bool:
         """Whether a flag without a value was given."""
@@ -95,6 +99,8 @@ def parse(verb: Verb, tokens: Sequence[str]) -> Parsed:
             flag = own[name]
             if flag.shape:
                 parsed.flags[name] = value if equals else _value(token, waiting)
+                if flag.repeats:
+                    parsed.repeated.setdefault(name, []).append(parsed.flags[name])
             elif equals:
                 raise ConfigError(f"--{written} takes no value, got {value!r}")
             else:

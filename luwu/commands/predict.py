@@ -1,20 +1,28 @@
 """`luwu predict`: how long a step takes on machines that are not here.
 
-luwu predict step FILE.toml [--json]       a question; luwu/predict/question.py says its form
+luwu predict step FILE.toml [--json] [--svg FILE]    a question; its form is in
+                                               luwu/predict/question.py
 luwu predict compare FILE FILE ... [--json]    several, side by side
-luwu predict validate [--json]             published results, predicted
+luwu predict sweep FILE --over KEY=v1,v2,...   one, over values of its keys: predict_sweep.py
+luwu predict timeline FILE --out FILE          a step as a timeline: predict_timeline.py
+luwu predict validate [--json]                 published results, predicted
+luwu predict blind [--json] [--out FILE]       results that nobody looked up: predict_blind.py
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.commands.predict_blind import blind
+from luwu.commands.predict_pictures import step_timeline
+from luwu.commands.predict_sweep import run_sweep
+from luwu.commands.predict_timeline import timeline
 from luwu.predict import validate
 from luwu.predict.answer import answer, side_by_side, text
 from luwu.predict.catalogue import Catalogue, load
@@ -22,7 +30,10 @@ from luwu.predict.question import read_question
 
 VERB: Final = Verb(
     name="predict",
-    usage="luwu predict step FILE | compare FILE... | validate [--json] [--catalogue FILE]",
+    usage=(
+        "luwu predict step FILE | compare FILE... | sweep FILE --over KEY=V,V... | timeline FILE "
+        "--out FILE | validate | blind [--json] [--catalogue FILE]"
+    ),
     text=(
         "Predict a step of training on machines that are not here: its time, what binds, memory,\n"
         "and which numbers the answer hangs on; or compare predictions with published results."
@@ -30,42 +41,77 @@ VERB: Final = Verb(
     flags=(
         Flag(name="json", text="print JSON"),
         Flag(name="catalogue", shape="FILE", text="TOML with your own hardware and models"),
+        Flag(name="over", shape="KEY=V,V", text="of sweep: values of a key", repeats=True),
+        Flag(name="of", shape="METRIC", text="of sweep: a number of the answer; step_s"),
+        Flag(name="svg", shape="FILE", text="of step and sweep: write a picture there"),
+        Flag(name="out", shape="FILE", text="of timeline: a Chrome trace; of blind: its JSON"),
+        Flag(name="run_dir", shape="DIR", text="of timeline: keep the events for luwu trace DIR"),
     ),
     has_keys=False,
     rest="many",
 )
+_FLAGS_OF: Final = {
+    "over": ("sweep",), "of": ("sweep",), "svg": ("step", "sweep"),
+    "out": ("timeline", "blind"), "run_dir": ("timeline",),
+}  # fmt: skip
+"""Flags that not every word after the verb takes."""
 
 
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
-    does = {"step": _step, "compare": _compare, "validate": _validate}
     verb, *rest = parsed.rest or ("",)
-    if verb not in does:
+    if verb not in _DOES:
         raise ConfigError(
-            f"{verb!r} is not one of {', '.join(does)}{suggestion(verb, does)}; usage: {VERB.usage}"
+            f"{verb!r} is not one of {', '.join(_DOES)}{suggestion(verb, _DOES)}; usage: "
+            f"{VERB.usage}"
         )
+    for flag, words in _FLAGS_OF.items():
+        if flag in parsed.flags and verb not in words:
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} belongs to luwu predict {' and '.join(words)}"
+            )
     own = parsed.flags.get("catalogue")
     catalogue = load(*([Path(own)] if own else []))
-    print(does[verb](rest, catalogue, parsed.has("json")))
+    print(_DOES[verb](parsed, rest, catalogue))
     return 0
 
 
-def _step(rest: Sequence[str], catalogue: Catalogue, as_json: bool) -> str:
+def _step(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     if len(rest) != 1:
         raise ConfigError(f"luwu predict step takes a file; usage: {VERB.usage}")
-    document = answer(read_question(Path(rest[0]), catalogue), catalogue)
-    return json.dumps(document, indent=1) if as_json else text(document)
+    question = read_question(Path(rest[0]), catalogue)
+    document = answer(question, catalogue)
+    as_json = parsed.has("json")
+    said = [json.dumps(document, indent=1) if as_json else text(document)]
+    if "svg" in parsed.flags:
+        timeline = step_timeline(question, Path(parsed.flags["svg"]))
+        said += [] if as_json else [timeline]
+    return "\n".join(said)
 
 
-def _compare(rest: Sequence[str], catalogue: Catalogue, as_json: bool) -> str:
+def _compare(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     if not rest:
         raise ConfigError(f"luwu predict compare takes files; usage: {VERB.usage}")
     found = {name: answer(read_question(Path(name), catalogue), catalogue) for name in rest}
-    return json.dumps({"schema": 1, "answers": found}, indent=1) if as_json else side_by_side(found)
+    if parsed.has("json"):
+        return json.dumps({"schema": 1, "answers": found}, indent=1)
+    return side_by_side(found)
 
 
-def _validate(rest: Sequence[str], catalogue: Catalogue, as_json: bool) -> str:
+def _validate(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     if rest:
         raise ConfigError(f"luwu predict validate takes no {rest[0]!r}; usage: {VERB.usage}")
     document = validate.document(catalogue)
-    return json.dumps(document, indent=1) if as_json else validate.text(document)
+    return json.dumps(document, indent=1) if parsed.has("json") else validate.text(document)
+
+
+def _blind(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
+    if rest:
+        raise ConfigError(f"luwu predict blind takes no {rest[0]!r}; usage: {VERB.usage}")
+    return blind(catalogue, as_json=parsed.has("json"), out=parsed.flags.get("out"))
+
+
+_DOES: Final[dict[str, Callable[[Parsed, Sequence[str], Catalogue], str]]] = {
+    "step": _step, "compare": _compare, "sweep": run_sweep, "timeline": timeline,
+    "validate": _validate, "blind": _blind,
+}  # fmt: skip

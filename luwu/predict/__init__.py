@@ -30,7 +30,7 @@ Systems, by closed forms:
     replicated.py   DDP, sums in a switch        in_network.py   LuWu
     memory.py       what a device holds
     inference.py, inference_job.py, inference_sockets.py    prefill and decode
-    events/         LuWu's steps played through
+    events/         played through: LuWu's steps, pipelines of training, flows, serving
 
 What is said of it:
 
@@ -39,6 +39,9 @@ What is said of it:
     break_even.py   tokens that hide exchanges
     planner.py      the best of all configurations, of planner_space.py; plan_text.py says it, and
                     replay.py has the event core play it
+    sweep.py        a question over values of its keys
+    pictures.py     what the event core did, as rows of a picture
+    blind/          what is expected of configurations that nobody looked up
     calibration.py, offload_calibration.py, inference_calibration.py, validate.py
                     published results beside predictions
 

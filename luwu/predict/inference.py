@@ -55,7 +55,7 @@ class Work:
     context: float = 0.0
     """Tokens that each of them sees."""
     prefill_tokens: float = 0.0
-    prompt: int = 1
+    prompt: float = 1
     """Length of the prompts that these tokens belong to."""
 
     @property
@@ -157,7 +157,12 @@ def predict_continuous(job: InferenceJob) -> tuple[float, RoundTime]:
         decodes=batch / parts, context=job.input_tokens + job.output_tokens / 2,
         prefill_tokens=batch / parts * prefills, prompt=job.input_tokens,
     )  # fmt: skip
-    return batch, _round(
+    return batch, predict_round(job, work, parts)
+
+
+def predict_round(job: InferenceJob, work: Work, parts: float = 1.0) -> RoundTime:
+    """Of continuous batching, with as many parts of a batch under way, each of them `work`."""
+    return _round(
         job, work, parts,
         layer_launch_s=fitted("decode_layer_s"), round_s=fitted("round_s"),
     )  # fmt: skip
@@ -272,6 +277,8 @@ def _passes(job: InferenceJob, n: float) -> float:
 
 def _head_time(job: InferenceJob, answers: float, notes: Notes) -> float:
     """The output layer in 16 bits, for tokens that come out alone, and a pass over its logits."""
+    if not answers:  # a part of a prompt, and nothing else
+        return 0.0
     columns = job.model.vocab / job.tensor
     logits = 2 * answers * columns * LOGIT_BYTES
     shape = (answers, job.model.hidden, columns)

@@ -106,8 +106,8 @@ class TopologyChoice:
         if self.kind in ("clos", "rail-optimised"):
             rails = 1 if self.kind == "clos" else self.rails or domain or _domain(device, "rails")
             return Clos(
-                endpoints=self._in_rails(endpoints, rails), radix=self.radix, network=network, tapers=self.tapers,
-                rails=rails, aggregates=self.aggregates,
+                endpoints=self._in_rails(endpoints, rails), radix=self.radix, network=network,
+                tapers=self.tapers, rails=rails, aggregates=self.aggregates,
             )  # fmt: skip
         if self.kind == "rail-only":
             return self._rail_only(network, device, endpoints, domain)

@@ -172,9 +172,9 @@ def test_validate(capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: all rows, and how far off they are."""
     assert main(["predict", "validate", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found["training"]) == found["summary"]["training"]["rows"] == 53
+    assert len(found["training"]) == found["summary"]["training"]["rows"] == 56
     assert main(["predict", "validate"]) == 0
-    assert "training: 53 rows, " in capsys.readouterr().out
+    assert "training: 56 rows, " in capsys.readouterr().out
 
 
 def test_examples_of_the_page_are_answered() -> None:

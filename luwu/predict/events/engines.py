@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import simpy
 
 Process: TypeAlias = Generator[simpy.events.Event, Any, None]
+Fields: TypeAlias = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,17 @@ class Span:
     end_s: float
     amount: float
     """Of bytes, or of whatever the engine counts."""
+    fields: Fields = ()
+    """What names it in a timeline: step, unit, chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """Something was said."""
+
+    name: str
+    at_s: float
+    fields: Fields = ()
 
 
 @dataclass(slots=True)
@@ -32,6 +44,7 @@ class Record:
     """All spans, in the order in which they ended."""
 
     spans: list[Span] = field(default_factory=list)
+    instants: list[Instant] = field(default_factory=list)
 
     def of(self, engine: str) -> list[Span]:
         """The spans of an engine."""
@@ -59,10 +72,10 @@ class Engine:
         self._env, self._record = env, record
         self._turn = simpy.Resource(env, capacity=lanes)
 
-    def work(self, job: str, seconds: float, amount: float = 0.0) -> Process:
+    def work(self, job: str, seconds: float, amount: float = 0.0, fields: Fields = ()) -> Process:
         """Wait for a turn, and be at the job for so long; to be yielded from a process."""
         with self._turn.request() as turn:
             yield turn
             start_s = self._env.now
             yield self._env.timeout(seconds)
-            self._record.spans.append(Span(self.name, job, start_s, self._env.now, amount))
+            self._record.spans.append(Span(self.name, job, start_s, self._env.now, amount, fields))

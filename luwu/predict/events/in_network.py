@@ -6,6 +6,10 @@
     read      a unit's state, when its gradient is on its way        memory   sum, update, publish
     write     its state, when it is updated
 
+Of several micro-batches each is pulled and pushed; a unit is read, updated and written as the last
+one's gradient of it comes, and its passes over memory are counted there. `driven.py` has what the
+project does instead: it holds the updates of such a step back until all of its gradients are in.
+
 A forward pull of the next step waits until the unit is published: the first unit's gradient is the
 last to come and its weights the first to be needed, so that is where steps are seen to be chained.
 Workers are equal, so one stands for all; the switch sums and copies at the rate of the links.
@@ -13,6 +17,7 @@ Workers are equal, so one stands for all; the switch sums and copies at the rate
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import simpy
@@ -94,7 +99,8 @@ def _unit(
     seconds = node_resources(job, nodes, parameters)
     return Unit(
         name=name, parameters=parameters, forward_s=forward_s, backward_s=backward_s,
-        pull_s=seconds["pull"] / nodes.pulls, push_s=seconds["push"],
+        pull_s=seconds["pull"] / (job.micro_batches * nodes.pulls),
+        push_s=seconds["push"] / job.micro_batches,
         read_s=seconds["disk read"], memory_s=seconds["node memory"],
         write_s=seconds["disk write"],
     )  # fmt: skip
@@ -103,16 +109,13 @@ def _unit(
 def play_steps(
     job: TrainingJob, nodes: OptimizerNodes, *, steps: int = STEPS, ahead: int = AHEAD
 ) -> Played:
-    """Play some steps of a micro-batch each. Raises ConfigError."""
-    if job.micro_batches != 1:
-        raise ConfigError(
-            "micro_batch: the event core plays one of each worker in a step, so "
-            f"{job.batch // job.devices} here"
-        )
+    """Play some steps. Raises ConfigError."""
     if steps < 2 or ahead < 1:
         raise ConfigError(f"steps is at least 2 and ahead at least 1, got {steps} and {ahead}")
     env, record = simpy.Environment(), Record()
-    return _World(env, record, units_of(job, nodes), steps, ahead, nodes.pulls).play()
+    return _World(
+        env, record, units_of(job, nodes), steps, ahead, nodes.pulls, job.micro_batches
+    ).play()
 
 
 class _World:
@@ -120,10 +123,10 @@ class _World:
 
     def __init__(
         self, env: simpy.Environment, record: Record, units: list[Unit], steps: int, ahead: int,
-        pulls: int,
+        pulls: int, micro_batches: int,
     ) -> None:  # fmt: skip
         self._env, self._record, self._units = env, record, units
-        self._steps, self._ahead, self._pulls = steps, ahead, pulls
+        self._steps, self._pulls, self._micro_batches = steps, pulls, micro_batches
         self._engines = {
             name: Engine(env, record, name)
             for name in ("compute", "down", "up", "read", "memory", "write")
@@ -139,7 +142,7 @@ class _World:
         for step in range(self._steps + 1):
             for index in range(len(self._units)):
                 self._published[step, index] = self._env.event()
-                for use in range(self._pulls):
+                for use in range(self._micro_batches * self._pulls):
                     self._pulled[step, use, index] = self._env.event()
         for index in range(len(self._units)):
             self._published[0, index].succeed()
@@ -148,11 +151,13 @@ class _World:
         self._env.run()
         return Played(self._record, tuple(self._ends))
 
-    def _uses(self) -> list[tuple[int, int]]:
+    def _uses(self) -> Iterator[tuple[int, int]]:
         """(use, unit) in the order in which a step needs them."""
-        order = list(range(len(self._units)))
-        forward = [(0, index) for index in order]
-        return forward + ([(1, index) for index in reversed(order)] if self._pulls == 2 else [])
+        order = range(len(self._units))
+        for part in range(self._micro_batches):
+            yield from ((part * self._pulls, index) for index in order)
+            if self._pulls == 2:
+                yield from ((part * 2 + 1, index) for index in reversed(order))
 
     def _pull(self) -> Process:
         for step in range(self._steps):
@@ -165,27 +170,42 @@ class _World:
                 self._pulled[step, use, index].succeed()
 
     def _compute(self) -> Process:
-        engine = self._engines["compute"]
         for step in range(self._steps):
-            for index, unit in enumerate(self._units):
-                yield self._pulled[step, 0, index]
-                yield from engine.work(f"step {step} forward {unit.name}", unit.forward_s)
-                if self._pulls == 2:
-                    yield self._room.put(1)
-            for index, unit in reversed(list(enumerate(self._units))):
-                if self._pulls == 2:
-                    yield self._pulled[step, 1, index]
-                yield from engine.work(f"step {step} backward {unit.name}", unit.backward_s)
-                yield self._room.put(1)
-                self._env.process(self._update(step, index))
+            for part in range(self._micro_batches):
+                yield from self._forward(step, part)
+                yield from self._backward(step, part)
             self._ends.append(self._env.now)
+
+    def _forward(self, step: int, part: int) -> Process:
+        for index, unit in enumerate(self._units):
+            yield self._pulled[step, part * self._pulls, index]
+            job = f"step {step} forward {unit.name}"
+            yield from self._engines["compute"].work(job, unit.forward_s)
+            yield self._room.put(1)
+
+    def _backward(self, step: int, part: int) -> Process:
+        is_last = part == self._micro_batches - 1
+        for index, unit in reversed(list(enumerate(self._units))):
+            if self._pulls == 2:
+                yield self._pulled[step, part * 2 + 1, index]
+            job = f"step {step} backward {unit.name}"
+            yield from self._engines["compute"].work(job, unit.backward_s)
+            if self._pulls == 2:
+                yield self._room.put(1)
+            self._env.process(self._update(step, index) if is_last else self._push(step, index))
+
+    def _push(self, step: int, index: int) -> Process:
+        """A gradient of an earlier micro-batch travels up, to be added."""
+        unit = self._units[index]
+        job = f"step {step} {unit.name}"
+        yield from self._engines["up"].work(job, unit.push_s, unit.parameters)
 
     def _update(self, step: int, index: int) -> Process:
         """A unit's gradient travels up; the node updates and publishes it, and writes it down."""
         unit = self._units[index]
         job = f"step {step} {unit.name}"
         reading = self._env.process(self._read(job, unit))
-        yield from self._engines["up"].work(job, unit.push_s, unit.parameters)
+        yield from self._push(step, index)
         yield reading
         yield from self._engines["memory"].work(job, unit.memory_s, unit.parameters)
         self._published[step + 1, index].succeed()

@@ -1,0 +1,63 @@
+"""Pictures of `luwu predict`, as files: the timeline of a step, the plot of a sweep."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from luwu.base.errors import ConfigError
+from luwu.predict.events.in_network import play_steps
+from luwu.predict.pictures import Picture, colour_index, is_pale, steps_picture
+from luwu.predict.question import AnyQuestion, Question
+from luwu.report.chart import Bar, as_file, span_chart
+
+
+def step_timeline(question: AnyQuestion, path: Path) -> str:
+    """Draw the last steps of a question that the event core plays; what to say of it. Raises
+    ConfigError."""
+    on = question.as_on_topology() if isinstance(question, Question) else None
+    if on is None or on.nodes is None:
+        raise ConfigError(
+            f"svg: the event core plays steps of luwu, and this is {question.system}; leave it out"
+        )
+    played = play_steps(on.job, on.nodes)
+    shown = steps_picture(played)
+    write_svg(path, timeline_svg(shown, name=f"steps of {question.job.model.name}"))
+    return (
+        f"timeline          {path}: {len(shown.marks_s)} steps of the event core, "
+        f"{played.step_s:.3f} s each without straggling"
+    )
+
+
+def timeline_svg(shown: Picture, *, name: str) -> str:
+    """A picture of a record, a part of a page."""
+    rows = [
+        (
+            f"{row.title} {row.busy_ratio:4.0%}",
+            [
+                Bar(
+                    span.start_s, span.end_s,
+                    f"{span.engine}: {span.job}, {(span.end_s - span.start_s) * 1e3:,.1f} ms",
+                    colour_index(span), is_pale(span),
+                )
+                for span in row.spans
+            ],
+        )
+        for row in shown.rows
+    ]  # fmt: skip
+    return span_chart(
+        rows, start=shown.start_s, end=shown.end_s, name=name, x_name="seconds",
+        marks=shown.marks_s,
+    )  # fmt: skip
+
+
+def write_svg(path: Path, svg: str) -> None:
+    """Whole, or not at all. Raises ConfigError."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(as_file(svg), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as exc:
+        raise ConfigError(f"svg: cannot write {path}: {exc.strerror}") from exc
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,117 @@
+"""`luwu predict sweep`: a question over values of its keys, as a table, as JSON, and as a plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.commands.flags import Parsed
+from luwu.commands.predict_pictures import write_svg
+from luwu.predict.catalogue import Catalogue
+from luwu.predict.question import read_table
+from luwu.predict.sweep import STEP, Point, Sweep, label, parse_axis, sweep
+from luwu.report.chart import point_chart
+
+USAGE: Final = (
+    "luwu predict sweep FILE --over KEY=v1,v2,... [--over ...] [--of METRIC] [--json] [--svg FILE]"
+)
+SCHEMA: Final = 1
+_ALWAYS: Final = {
+    "step_s": "{:.3f} s",
+    "tokens_per_s_per_device": "{:,.0f}",
+    "mfu": "{:.1%}",
+}
+_HEADINGS: Final = {"step_s": "step", "tokens_per_s_per_device": "tokens/s each", "mfu": "MFU"}
+
+
+def run_sweep(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
+    """What the command prints. Raises ConfigError."""
+    if len(rest) != 1:
+        raise ConfigError(f"luwu predict sweep takes a file; usage: {USAGE}")
+    axes = [parse_axis(each) for each in parsed.repeated.get("over", [])]
+    found = sweep(read_table(Path(rest[0])), axes, catalogue)
+    of = parsed.flags.get("of", STEP)
+    numbers = found.numbers(of)
+    if "svg" in parsed.flags:
+        write_svg(Path(parsed.flags["svg"]), sweep_svg(found, of))
+    return (
+        json.dumps(document(found, of), indent=1)
+        if parsed.has("json")
+        else text(found, of, numbers)
+    )
+
+
+def document(found: Sweep, of: str) -> dict[str, Any]:
+    """A sweep for programs; each answer is that of `luwu predict step`."""
+    return {
+        "schema": SCHEMA,
+        "over": {axis.name: axis.labels for axis in found.axes},
+        "of": of,
+        "points": [
+            {
+                "values": {
+                    key: value
+                    for axis, chosen in zip(found.axes, point.values, strict=True)
+                    for key, value in zip(axis.keys, chosen, strict=True)
+                },
+                of: number,
+                "answer": point.answer,
+                "refused": point.refused or None,
+            }
+            for point, number in zip(found.points, found.numbers(of), strict=True)
+        ],
+        "no_effect": found.without_effect(of),
+    }
+
+
+def text(found: Sweep, of: str, numbers: Sequence[float | None]) -> str:
+    """A sweep for people: a row for each point."""
+    shown = [] if of in _ALWAYS else [of]
+    rows = [[*(axis.name for axis in found.axes), *_HEADINGS.values(), *shown, "binds"]]
+    for point, number in zip(found.points, numbers, strict=True):
+        cells = [label(value) for value in point.values]
+        if point.answer is None:
+            rows.append([*cells, f"cannot be: {point.refused}"])
+            continue
+        cells += [_cell(point, key, form) for key, form in _ALWAYS.items()]
+        cells += ["-" if number is None else f"{number:.6g}" for _ in shown]
+        warned = f"; {len(point.answer['warnings'])} warning(s)" if point.answer["warnings"] else ""
+        rows.append([*cells, f"{point.answer.get('binding', '-')}{warned}"])
+    columns = len(rows[0]) - 1
+    whole = [row for row in rows if len(row) == columns + 1]
+    widths = [max(len(row[index]) for row in whole) for index in range(columns)]
+    for row in rows:
+        for index, width in enumerate(widths[: len(found.axes)]):
+            widths[index] = max(width, len(row[index]))
+    lines = [
+        "  ".join([*(f"{c:>{w}}" for c, w in zip(row[:-1], widths, strict=False)), row[-1]])
+        for row in rows
+    ]
+    nothing = found.without_effect(of)
+    lines += [f"without effect on {of}: {', '.join(nothing)}"] if nothing else []
+    said = list(dict.fromkeys(each for point in found.points for each in _warnings(point)))
+    return "\n".join(lines + [f"warning: {each}" for each in said])
+
+
+def sweep_svg(found: Sweep, of: str) -> str:
+    """A sweep as a plot, a part of a page: over the first axis, a curve for each of the others."""
+    first = found.axes[0]
+    return point_chart(
+        found.curves(of), first.labels, x_name=first.name, y_name=of, is_joined=first.is_ordered
+    )
+
+
+def _cell(point: Point, key: str, form: str) -> str:
+    value = None if point.answer is None else point.answer.get(key)
+    return "-" if value is None else form.format(value)
+
+
+def _warnings(point: Point) -> list[str]:
+    """With the values that they are of."""
+    if point.answer is None:
+        return []
+    where = ", ".join(label(value) for value in point.values)
+    return [f"{where}: {each}" for each in point.answer["warnings"]]

@@ -1,0 +1,51 @@
+"""All rows, as `docs/predict/blind.json` and for people."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from importlib import resources
+from typing import Any
+
+from luwu.predict.blind import inference, networks, testbed, training
+from luwu.predict.blind.rows import BlindRow
+from luwu.predict.catalogue import Catalogue
+
+SCHEMA = 1
+PARAMETERS = "luwu/predict/data/fitted.toml"
+
+
+def blind_rows(catalogue: Catalogue) -> list[BlindRow]:
+    """All of them, in a fixed order."""
+    parts: Iterable[Iterable[BlindRow]] = (
+        each(catalogue)
+        for each in (training.rows, inference.rows, testbed.rows, networks.rows)
+    )  # fmt: skip
+    return [row for part in parts for row in part]
+
+
+def parameters_sha256() -> str:
+    """Of the file of fitted numbers."""
+    file = resources.files("luwu.predict") / "data" / "fitted.toml"
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def document(catalogue: Catalogue, commit: str) -> dict[str, Any]:
+    """What `luwu predict blind` writes; `commit` is that of the model."""
+    return {
+        "schema": SCHEMA, "commit": commit,
+        "parameters": PARAMETERS, "parameters_sha256": parameters_sha256(),
+        "rows": [row.to_json() for row in blind_rows(catalogue)],
+    }  # fmt: skip
+
+
+def text(found: dict[str, Any]) -> str:
+    """The document for people."""
+    lines = [f"model {found['commit']}, fitted numbers {found['parameters_sha256'][:12]}"]
+    group = ""
+    for row in found["rows"]:
+        if row["group"] != group:
+            group = row["group"]
+            lines += ["", group]
+        lines.append(f"  {row['name']:<74} {row['value']:>10.4g} {row['unit']}")
+    return "\n".join(lines)

@@ -1,0 +1,225 @@
+"""The testbed of arXiv 2409.00918, eight workers with an A100-40 each, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from luwu.predict import collectives
+from luwu.predict.blind.rows import BlindRow
+from luwu.predict.catalogue import Catalogue
+from luwu.predict.events.pipelines import Stage, layer_centric_unit_s
+from luwu.predict.hosts import ADAM_BYTES, STATE_BYTES
+from luwu.predict.in_network import OptimizerNodes
+from luwu.predict.job import StepTime, TrainingJob, utilisation
+from luwu.predict.layers import compute_time, operators_of
+from luwu.predict.memory import WINDOW_LAYERS, layer_activation_bytes, sharded_state_bytes
+from luwu.predict.model import Transformer
+from luwu.predict.offload_calibration import DEVICES, MICRO_BATCH, testbed_question
+from luwu.predict.operators import WIRE_BYTES
+from luwu.predict.placement import network_path
+from luwu.predict.question import Question, make_question
+from luwu.predict.software import software
+
+_GROUP: Final = "LuWu testbed"
+_MODEL: Final = "GPT-175B"
+_BATCHES: Final = (2, 4, 8, 16, 32)
+_SIZES: Final = ("GPT-13B", "GPT-30B", "GPT-66B", "GPT-175B")
+_ASSUMED: Final = (
+    "sequences of 2,048 tokens", "one drive a worker, twelve at the node, 3.84 TB each",
+    "full recomputation; what is kept of activations has its place somewhere",
+)  # fmt: skip
+_LAYERS_IN_FLIGHT: Final = 2
+_RANKS: Final = 256
+_MICRO_BATCHES: Final = 16
+
+
+def rows(catalogue: Catalogue) -> Iterator[BlindRow]:
+    """All of them."""
+    for system in ("luwu", "zero-infinity"):
+        for each in _BATCHES:
+            yield _throughput(catalogue, system, each)
+    yield _largest(catalogue, "luwu")
+    yield _largest(catalogue, "zero-infinity")
+    for model in _SIZES:
+        for system in ("zero3", "zero-infinity"):
+            yield _utilisation_ratio(catalogue, model, system)
+    yield _step_centric(catalogue)
+    yield from _many_ranks(catalogue)
+    yield _dollars(catalogue)
+
+
+def _asked(catalogue: Catalogue, system: str, model: str, micro_batch: int) -> Question:
+    batch = {"micro_batch": micro_batch, "batch": DEVICES * micro_batch}
+    return testbed_question(catalogue, system, model, **batch)
+
+
+def _throughput(catalogue: Catalogue, system: str, micro_batch: int) -> BlindRow:
+    question = _asked(catalogue, system, _MODEL, micro_batch)
+    job = question.job
+    return BlindRow(
+        group=_GROUP, name=f"{_MODEL} by {system}, micro-batch {micro_batch}, throughput",
+        value=job.tokens / question.answer().seconds / job.devices, unit="token/s/device",
+        configuration={"system": system, "model": _MODEL, "micro_batch": micro_batch},
+        assumptions=_ASSUMED,
+    )  # fmt: skip
+
+
+def _utilisation_ratio(catalogue: Catalogue, model: str, system: str) -> BlindRow:
+    found = {}
+    for each in ("luwu", system):
+        question = _asked(catalogue, each, model, MICRO_BATCH)
+        found[each] = utilisation(question.job, question.answer().seconds)["mfu"]
+    job = _asked(catalogue, system, model, MICRO_BATCH).job
+    fits = system != "zero3" or sharded_state_bytes(job) < job.device.memory_bytes
+    runs = () if fits else (f"{system} would not fit the devices: as if it did",)
+    return BlindRow(
+        group=_GROUP, name=f"{model}, MFU of LuWu over {system}",
+        value=found["luwu"] / found[system], unit="ratio",
+        configuration={"model": model, "systems": ["luwu", system], "micro_batch": MICRO_BATCH},
+        assumptions=(*_ASSUMED, f"micro-batches of {MICRO_BATCH}", *runs),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- the largest model
+
+
+def _largest(catalogue: Catalogue, system: str) -> BlindRow:
+    """More layers of GPT-3's width until devices, memory of hosts or drives are full."""
+    base = _asked(catalogue, system, _MODEL, 1).job
+    layers = 1
+    while _fits(base, replace(base.model, layers=layers + 1), system):
+        layers += 1
+    model = replace(base.model, layers=layers)
+    return BlindRow(
+        group=_GROUP, name=f"largest model by {system} on {DEVICES} workers",
+        value=model.parameters / 1e9, unit="billion parameters",
+        configuration={"system": system, "devices": DEVICES, "hidden": model.hidden,
+                       "layers": layers},
+        assumptions=(
+            "layers of GPT-3's width are added; micro-batch 1, sequences of 2,048 tokens",
+            "inputs of layers stay on the device, three layers are there at once with gradients",
+            "ZeRO-Infinity: 16-bit weights and 32-bit gradients in 256 GB of each host, states on "
+            "a drive of 3.84 TB" if system != "luwu" else "node: 12 drives of 3.84 TB, 16 bytes a "
+            "parameter",
+        ),
+    )  # fmt: skip
+
+
+def _fits(base: TrainingJob, model: Transformer, system: str) -> bool:
+    job = replace(base, model=model)
+    window = WINDOW_LAYERS * 2 * WIRE_BYTES * model.layer_parameters
+    kept = model.layers * layer_activation_bytes(job)
+    at_work = layer_activation_bytes(replace(job, recompute="none"))
+    if window + kept + at_work > job.device.memory_bytes:
+        return False
+    drives = 12 if system == "luwu" else DEVICES
+    on_drives = STATE_BYTES + (4 if system == "luwu" else 0)
+    if on_drives * model.parameters > drives * 3.84e12:
+        return False
+    return system == "luwu" or (WIRE_BYTES + 4) * model.parameters / DEVICES <= 256e9
+
+
+# ---------------------------------------------------------------------- pipelines of the optimizer
+
+
+def _step_centric(catalogue: Catalogue) -> BlindRow:
+    """A layer's time in the node's optimizer, layer-centric over step-centric."""
+    question = _asked(catalogue, "luwu", _MODEL, MICRO_BATCH)
+    nodes = question.part
+    assert isinstance(nodes, OptimizerNodes)
+    host, path = nodes.host, network_path(nodes.network)
+    assert host.disk is not None
+    state = STATE_BYTES * question.job.model.layer_parameters
+    stages = [
+        Stage("read", host.disks * host.disk.read_rate),
+        Stage("update", host.memory_rate * STATE_BYTES / (ADAM_BYTES + 2 * STATE_BYTES)),
+        Stage("write", host.disks * host.disk.write_rate),
+        Stage("send", path.rate * STATE_BYTES / WIRE_BYTES),
+    ]
+    by_layer = layer_centric_unit_s(state, stages, _LAYERS_IN_FLIGHT)
+    by_step = max(stage.seconds(state) for stage in stages)
+    return BlindRow(
+        group=_GROUP, name=f"{_MODEL}, optimizer of the node: step-centric over layer-centric",
+        value=by_layer / by_step, unit="ratio",
+        configuration={"model": _MODEL, "layers_in_flight": _LAYERS_IN_FLIGHT},
+        assumptions=("two layers in flight where pipelines are opened for each layer",
+                     "stages: read, update, write, send; throughput in the long run"),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- at scale
+
+
+def _many_ranks(catalogue: Catalogue) -> Iterator[BlindRow]:
+    """256 data parallel ranks of TP8 x PP16: a step's exchange by rings and PAT, over LuWu's."""
+    job = TrainingJob(
+        model=catalogue.model(_MODEL), device=catalogue.device("A100-80"),
+        network=catalogue.network("roce-100g"), software=software("megatron-2023"),
+        devices=_RANKS * 8 * 16, batch=_RANKS * _MICRO_BATCHES, sequence=2048, tensor=8,
+        pipeline=16, recompute="full", sequence_parallel=True,
+    )  # fmt: skip
+    stage = job.model.parameters / (job.tensor * job.pipeline)
+    layers, path = job.model.layers // job.pipeline, network_path(job.network)
+    layer_bytes = WIRE_BYTES * stage / layers
+    luwu = 2 * layers * (4 * job.network.hop_s + path.seconds(layer_bytes))  # down; up beside it
+    times = 3 * layers  # two gathers and a reduction of each layer
+    ring = times * collectives.ring_all_gather(_RANKS, layer_bytes, path)
+    pat = times * collectives.pat_all_gather(_RANKS, layer_bytes, path)
+    computing = sum(compute_time(job, operators_of(job, StepTime(
+        parts={}, micro_batches=1).notes)).values()) / job.pipeline  # fmt: skip
+    whole = computing * (_MICRO_BATCHES + job.pipeline - 1)
+    for name, exchange in (("ring", ring), ("PAT", pat)):
+        for what, value in (
+            ("exchange", exchange / luwu),
+            ("step", (whole + exchange) / max(whole, luwu)),
+        ):
+            yield BlindRow(
+                group=_GROUP, name=f"256 data parallel x TP8 x PP16: {what}, {name} over LuWu",
+                value=value, unit="ratio",
+                configuration={"model": _MODEL, "data": _RANKS, "tensor": 8, "pipeline": 16},
+                assumptions=(
+                    "sharded by layers: two gathers and a reduction of each layer a step, of "
+                    "16-bit values, one port of 100 Gbit/s a device", "rings and PAT in the open, "
+                    "LuWu's exchange beside compute",
+                    f"{_MICRO_BATCHES} micro-batches of one sequence",
+                ),
+            )  # fmt: skip
+
+
+_PRICES: Final = {
+    "worker host with one A100-40": 15_000.0, "SmartNIC": 2_500.0, "switch": 20_000.0,
+    "node with 12 drives": 30_000.0, "DGX A100": 199_000.0,
+}  # fmt: skip
+"""Dollars; assumed: list prices as remembered, not looked up."""
+
+
+def _dollars(catalogue: Catalogue) -> BlindRow:
+    """32 workers with LuWu against four DGX A100 with ZeRO-Infinity, GPT-175B."""
+    table: dict[str, Any] = {
+        "model": _MODEL, "device": "A100-40", "devices": 32, "sequence": 2048, "batch": 256,
+        "micro_batch": 8, "recompute": "full",
+    }  # fmt: skip
+    node = {"processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T", "disks": 12}
+    ours = make_question(
+        {**table, "system": "luwu", "network": "roce-100g", "software": "deepspeed-2023",
+         "node": node}, catalogue,
+    )  # fmt: skip
+    host = {"processor": "Xeon-8168", "memory_bytes": "1 TB", "disk": "P5510-3.84T", "disks": 4,
+            "devices": 8}  # fmt: skip
+    theirs = make_question(
+        {**table, "system": "zero-infinity", "network": "ib-hdr", "software": "composer-2023",
+         "host": host}, catalogue,
+    )  # fmt: skip
+    luwu = 32 * (_PRICES["worker host with one A100-40"] + _PRICES["SmartNIC"])
+    luwu += _PRICES["switch"] + _PRICES["node with 12 drives"]
+    dgx = 4 * _PRICES["DGX A100"]
+    ratio = theirs.answer().seconds / ours.answer().seconds * dgx / luwu
+    return BlindRow(
+        group=_GROUP, name="throughput per dollar, LuWu over DGX A100 with ZeRO-Infinity, 32 GPUs",
+        value=ratio, unit="ratio",
+        configuration={"model": _MODEL, "devices": 32, "micro_batch": 8, "prices_usd": _PRICES},
+        assumptions=("prices are assumed", "DGX: ports of 200 Gbit/s, four drives a host, kernels "
+                     "of 2023 that hide gathers", "purchase alone, no energy"),
+    )  # fmt: skip

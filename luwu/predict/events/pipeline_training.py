@@ -1,0 +1,251 @@
+"""A step of 3-D parallel training, played through its pipeline's schedule.
+
+    E7  layers         of l in p stages, l mod p have one more: those in the middle first, as the
+                       ends have embedding and output layer too; where these take places of layers,
+                       l + 2 places are shared so
+    E8  embedding      a pass that reads and writes n h elements forward; backward one that reads
+                       them and adds them to gradients of 4 bytes
+    E9  exchange       of a stage by the parameters that it has: its layers, the embedding of the
+                       first, the output layer of the last (a copy of it, where they are tied)
+
+All seconds of a layer are those of the closed form (T3, T4); its data parallel exchange and its
+optimizer are shared by parameters. What the closed form has not: stages that differ, a pipeline
+that waits for sends all along and not only at its ends, exchange and optimizer of stages that end
+at different times, gathers that the first forward waits for, stages that are slow. Forward and
+backward share exchanges of tensor parallel ranks by the number of them (2 of 4, 5 or 6), which says
+nothing of a step of equal stages (E3).
+Sources: `training.py`, `schedules.py`; derived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from luwu.base.errors import ConfigError
+from luwu.predict.events.engines import Record
+from luwu.predict.events.schedule_paths import longest_path_s
+from luwu.predict.events.schedules import Part, Pipeline, play_pipeline
+from luwu.predict.job import StepTime, TrainingJob
+from luwu.predict.layers import head_time, layer_time, operators_of
+from luwu.predict.operators import WIRE_BYTES
+from luwu.predict.training import predict_step
+
+OF_STEP = (
+    "output layer", "bubble", "pipeline exchange", "data exchange", "optimizer", "straggling",
+)  # fmt: skip
+"""Parts of the closed form that are not of every layer."""
+GRADIENT_BYTES = 4
+"""Of an element that embedding's backward adds to."""
+FORWARD_SHARE = {"full": 1 / 3, "half": 2 / 5}
+"""Of exchanges of tensor parallel ranks, those of the first forward; half where it is the only
+one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedTraining:
+    """A step that was played, and the closed form's beside it."""
+
+    step: StepTime
+    """Parts of the stage with most work; `bubble`, and what each exchange adds to the step."""
+    closed: StepTime
+    record: Record
+    pipeline: Pipeline
+    layers: tuple[int, ...]
+    """Of each stage."""
+
+    @property
+    def ratio(self) -> float:
+        """Played over closed form, both without straggling: what the schedule makes of it."""
+        played, closed = (
+            each.seconds - each.parts["straggling"] for each in (self.step, self.closed)
+        )
+        return played / closed
+
+
+def layers_of_stages(job: TrainingJob) -> tuple[int, ...]:
+    """Layers of each stage, if nobody says (E7)."""
+    each, more = divmod(job.shared_layers, job.pipeline)
+    order = [*range(1, job.pipeline - 1), 0, job.pipeline - 1]
+    with_more = set(order[:more])
+    return tuple(
+        each + (stage in with_more) - _taken(job, stage) for stage in range(job.pipeline)
+    )  # fmt: skip
+
+
+def _taken(job: TrainingJob, stage: int) -> int:
+    """Places of layers in a stage that embedding and output layer take."""
+    return job.ends_as_layers * ((stage == 0) + (stage == job.pipeline - 1))
+
+
+def pipeline_of(
+    job: TrainingJob, *, layers: tuple[int, ...] | None = None, slowdowns: tuple[float, ...] = ()
+) -> Pipeline:
+    """A job's step as a pipeline that can be played. Raises ConfigError."""
+    layers = layers_of_stages(job) if layers is None else layers
+    _check_layers(job, layers)
+    seconds = _Seconds(job)
+    parts = tuple(
+        tuple(seconds.part(stage, part, layers[stage]) for part in range(job.virtual))
+        for stage in range(job.pipeline)
+    )
+    return Pipeline(
+        parts=parts, micro_batches=job.micro_batches, send_s=seconds.send_s,
+        sent_bytes=sent_bytes(job), optimizer_s=seconds.optimizers_s(layers),
+        data_overlap=job.software.data_overlap, slowdowns=slowdowns,
+    )  # fmt: skip
+
+
+def play_training_step(
+    job: TrainingJob, *, layers: tuple[int, ...] | None = None, slowdowns: tuple[float, ...] = ()
+) -> PlayedTraining:
+    """Play a step of a job. Raises ConfigError.
+
+    Where slowdowns are given, they are the straggling, of this pipeline; else it is the closed
+    form's, which stands for that of all devices.
+    """
+    layers = layers_of_stages(job) if layers is None else layers
+    pipeline = pipeline_of(job, layers=layers, slowdowns=slowdowns)
+    played = play_pipeline(pipeline)
+    closed = predict_step(job)
+    parts = _parts(job, pipeline, layers, played.seconds)
+    if not slowdowns:
+        rest = closed.seconds - closed.parts["straggling"]
+        parts["straggling"] = played.seconds * closed.parts["straggling"] / rest
+    step = StepTime(parts=parts, micro_batches=job.micro_batches, notes=closed.notes)
+    return PlayedTraining(step, closed, played.record, pipeline, layers)
+
+
+def sent_bytes(job: TrainingJob) -> float:
+    """Activations of a micro-batch that a device sends to the next stage; none of one stage."""
+    if job.pipeline == 1:
+        return 0.0
+    shared = job.tensor if job.sequence_parallel else 1
+    return WIRE_BYTES * job.micro_batch * job.sequence / job.context * job.model.hidden / shared
+
+
+def _check_layers(job: TrainingJob, layers: tuple[int, ...]) -> None:
+    places = [each + _taken(job, stage) for stage, each in enumerate(layers)]
+    is_shared = len(layers) == job.pipeline and sum(layers) == job.model.layers
+    if not is_shared or min(layers) < 0 or min(places) < 1:
+        raise ConfigError(
+            f"layers: {list(layers)}, but {job.pipeline} stages share the {job.model.layers} of "
+            f"{job.model.name}, each one or more; {list(layers_of_stages(job))} would fit"
+        )
+    if any(each % job.virtual for each in places):
+        ends = ", with embedding and output layer," if job.ends_as_layers else ""
+        raise ConfigError(
+            f"layers: {list(layers)}{ends} are no multiples of the {job.virtual} parts of each "
+            f"stage; {list(layers_of_stages(job))} would fit"
+        )
+
+
+class _Seconds:
+    """A job's, from its closed form: of a layer, of the ends, of an exchange."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        closed, self._job = predict_step(job), job
+        micro_batches, self._operators = job.micro_batches, operators_of(job, closed.notes)
+        self.layer = {
+            name: seconds / micro_batches / job.stage_layers
+            for name, seconds in closed.parts.items()
+            if name not in OF_STEP
+        }
+        self.head_s = head_time(job, self._operators)
+        sends = 2 * (job.pipeline - 1)
+        self.send_s = closed.parts["pipeline exchange"] / sends if sends else 0.0
+        self._own = job.model.parameters / job.pipeline
+        self._optimizer_s = closed.parts["optimizer"]
+        open_job = replace(job, software=replace(job.software, data_overlap=0.0))
+        self._exchange_s = predict_step(open_job).parts["data exchange"]
+
+    @property
+    def embedding_s(self) -> tuple[float, float]:
+        """Of a micro-batch, forward and backward (E8)."""
+        job = self._job
+        elements = job.micro_batch * job.sequence / job.context * job.model.hidden
+        return (
+            self._operators.passes(2 * WIRE_BYTES * elements),
+            self._operators.passes((WIRE_BYTES + 2 * GRADIENT_BYTES) * elements),
+        )
+
+    def part(self, stage: int, part: int, layers: int) -> Part:
+        """One of a stage with so many layers."""
+        job = self._job
+        is_first = stage == 0 and part == 0
+        is_last = stage == job.pipeline - 1 and part == job.virtual - 1
+        count = (layers + _taken(job, stage)) // job.virtual
+        count -= job.ends_as_layers * (is_first + is_last)
+        forward_s = count * self._forward_s()
+        backward_s = count * sum(self.layer.values()) - forward_s
+        if is_first:
+            forward_s += self.embedding_s[0]
+            backward_s += self.embedding_s[1]
+        if is_last:
+            forward_s += self.head_s / 3
+            backward_s += self.head_s * 2 / 3
+        share = self._parameters(count, is_first, is_last) / self._own
+        software = job.software
+        back = WIRE_BYTES if software.shards_optimizer else software.gradient_bytes
+        reduced = software.gradient_bytes / (software.gradient_bytes + back)
+        return Part(
+            forward_s=forward_s, backward_s=backward_s,
+            reduce_s=self._exchange_s * share * reduced,
+            gather_s=self._exchange_s * share * (1 - reduced),
+        )  # fmt: skip
+
+    def optimizers_s(self, layers: tuple[int, ...]) -> tuple[float, ...]:
+        """Of each stage."""
+        last = len(layers) - 1
+        return tuple(
+            self._optimizer_s * self._parameters(count, stage == 0, stage == last) / self._own
+            for stage, count in enumerate(layers)
+        )
+
+    def _forward_s(self) -> float:
+        layer = layer_time(self._job, self._operators)
+        compute_s = layer.products + layer.attention + layer.passes
+        exchange_s = sum(
+            seconds for name, seconds in self.layer.items() if name.endswith("exchange")
+        )
+        return compute_s + FORWARD_SHARE.get(self._job.recompute, 1 / 2) * exchange_s
+
+    def _parameters(self, layers: int, is_first: bool, is_last: bool) -> float:
+        """Of so many layers and what else is there (E9)."""
+        model = self._job.model
+        ends = int(is_first) + int(is_last)
+        if model.tied and is_first and is_last:
+            ends = 1
+        return layers * model.layer_parameters + ends * model.embedding_parameters
+
+
+def _parts(
+    job: TrainingJob, pipeline: Pipeline, layers: tuple[int, ...], seconds: float
+) -> dict[str, float]:
+    """Of a step that took so long: the work of the stage with most, and what adds to it.
+
+    What sends, the data parallel exchange and slowdowns add is how much shorter the step is without
+    them, one after the other in this order.
+    """
+    made = _Seconds(job)
+    work = [sum(part.forward_s + part.backward_s for part in each) for each in pipeline.parts]
+    stage = max(range(job.pipeline), key=work.__getitem__)
+    m = job.micro_batches
+    parts = {name: m * layers[stage] * each for name, each in made.layer.items()}
+    parts["output layer"] = m * made.head_s if stage == job.pipeline - 1 else 0.0
+    parts["embedding"] = m * sum(made.embedding_s) if stage == 0 else 0.0
+    parts["optimizer"] = pipeline.optimizer_s[stage]
+    even = replace(pipeline, slowdowns=())
+    alone = replace(even, parts=tuple(tuple(_alone(p) for p in each) for each in pipeline.parts))
+    free_s = longest_path_s(replace(alone, send_s=0.0))
+    alone_s = longest_path_s(alone) if pipeline.send_s else free_s
+    even_s = longest_path_s(even)
+    parts["bubble"] = free_s - sum(parts.values()) if job.pipeline > 1 else 0.0
+    parts["pipeline exchange"] = alone_s - free_s
+    parts["data exchange"] = even_s - alone_s
+    parts["straggling"] = seconds - even_s if pipeline.slowdowns else 0.0
+    return parts
+
+
+def _alone(part: Part) -> Part:
+    """Without an exchange."""
+    return replace(part, reduce_s=0.0, gather_s=0.0)

@@ -1,0 +1,71 @@
+"""Played steps as the events of a run lie on disk: what reads those reads these.
+
+Each process has its file of JSON lines, as `luwu.base.events` writes them: its clock, then spans
+and instants in the order in which they ended. `luwu trace`, its timeline and its summary know the
+names: forward, backward, pull, push, pull_wait; read, update, write, fold, read_weights, prepare.
+The links are a process of their own, `network`: a run cannot see when they are busy.
+
+Times are nanoseconds from the beginning of the first step, on a clock that all processes share.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.events import CLOCK
+from luwu.predict.events.driven import Driven
+from luwu.predict.events.engines import Record
+
+BOOT: Final = "predicted"
+"""Names the clock: no host ever had this boot."""
+
+
+def write_events(played: Driven, folder: Path) -> list[Path]:
+    """Write the events of all processes into a folder that has none. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.glob("*.jsonl")):
+            raise ConfigError(f"{folder} holds events already; name a new directory")
+        paths = []
+        for process, record in played.told.items():
+            paths.append(folder / f"{process}.jsonl")
+            lines = (json.dumps(each, separators=(",", ":")) for each in _lines(process, record))
+            paths[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"cannot write events into {folder}: {exc.strerror}") from exc
+    return paths
+
+
+def _lines(process: str, record: Record) -> Iterator[dict[str, Any]]:
+    """The records of a process."""
+    role, _, rank = process.partition("-")
+    common: dict[str, Any] = {"role": role}
+    yield {"name": CLOCK, **common, "monotonic_ns": 0, "unix_ns": 0, "boot": BOOT}
+    if rank:
+        common["rank"] = int(rank)
+    timed = [
+        (
+            _ns(span.end_s),
+            {
+                "name": span.engine, **common, "start_ns": _ns(span.start_s),
+                "end_ns": _ns(span.end_s), **dict(span.fields),
+            },
+        )
+        for span in record.spans
+    ] + [
+        (
+            _ns(instant.at_s),
+            {"name": instant.name, **common, "at_ns": _ns(instant.at_s), **dict(instant.fields)},
+        )
+        for instant in record.instants
+    ]  # fmt: skip
+    for _, line in sorted(timed, key=lambda entry: entry[0]):
+        yield line
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,0 +1,91 @@
+"""The longest path through a pipeline's schedule: its step without playing it.
+
+    E6  a task ends    its seconds after the stage's task before it and the send that it waits for
+                       have both ended; a send begins after its task and the link's send before
+
+Orders are fixed, so this is all there is to a step of one job: the event core gives the same to
+rounding, with a record of everything, and takes tens of times as long. Here times are asked for of
+the same step without its sends, its exchange, its slowdowns: what each of them adds.
+Source: derived.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from luwu.predict.events.schedules import BACKWARD, FORWARD, Pipeline, Task, tasks_of
+
+
+def longest_path_s(pipeline: Pipeline) -> float:
+    """Seconds of a step (E6)."""
+    return max(_Paths(pipeline).ends())
+
+
+class _Paths:
+    """Ends of tasks, as far as they are known."""
+
+    def __init__(self, plan: Pipeline) -> None:
+        self._plan = plan
+        stages = range(plan.stages)
+        self._tasks = [
+            deque(tasks_of(stage, plan.stages, plan.virtual, plan.micro_batches))
+            for stage in stages
+        ]
+        self._gathered = [_sums([plan.data_overlap * p.gather_s for p in each])
+                          for each in plan.parts]  # fmt: skip
+        self._now = [0.0] * plan.stages
+        self._reduced = [each[-1] for each in self._gathered]
+        """When the exchange beside compute is done with what it has."""
+        self._free: dict[tuple[int, int], float] = {}
+        self._arrived: dict[tuple[int, Task], float] = {
+            (0, task): 0.0 for task in self._tasks[0] if task.kind == FORWARD and task.part == 0
+        }
+
+    def ends(self) -> list[float]:
+        """Of all stages."""
+        waiting = deque(range(self._plan.stages))
+        while waiting:
+            stage = waiting.popleft()
+            while self._tasks[stage] and (stage, self._tasks[stage][0]) in self._arrived:
+                target = self._do(stage, self._tasks[stage].popleft())
+                if target is not None and target != stage:
+                    waiting.append(target)
+        return [self._end(stage) for stage in range(self._plan.stages)]
+
+    def _do(self, stage: int, task: Task) -> int | None:
+        """A task whose input is there; the stage that its output goes to."""
+        plan = self._plan
+        start = max(self._now[stage], self._arrived[stage, task])
+        if task.kind == BACKWARD and task.micro_batch == plan.micro_batches - 1:
+            seconds = plan.data_overlap * plan.parts[stage][task.part].reduce_s
+            self._reduced[stage] = max(start, self._reduced[stage]) + seconds
+        end = start + plan.seconds(stage, task)
+        if task.kind == FORWARD and task.micro_batch == 0:
+            end = max(end, self._gathered[stage][task.part])
+        self._now[stage] = end
+        place = task.part * plan.stages + stage + (1 if task.kind == FORWARD else -1)
+        if place < 0:
+            return None
+        if place == plan.stages * plan.virtual:
+            self._arrived[stage, Task(BACKWARD, task.part, task.micro_batch)] = end
+            return stage
+        part, target = divmod(place, plan.stages)
+        arrived = max(end, self._free.get((stage, target), 0.0)) + plan.send_s
+        self._free[stage, target] = arrived
+        self._arrived[target, Task(task.kind, part, task.micro_batch)] = arrived
+        return target
+
+    def _end(self, stage: int) -> float:
+        plan, parts = self._plan, self._plan.parts[stage]
+        rest = (1 - plan.data_overlap) * sum(part.reduce_s + part.gather_s for part in parts)
+        optimizer = plan.optimizer_s[stage] * plan.slowdown(stage) if plan.optimizer_s else 0.0
+        return max(self._now[stage], self._reduced[stage]) + rest + optimizer
+
+
+def _sums(seconds: list[float]) -> list[float]:
+    """Of the first, of the first two, and so on."""
+    found, total = [], 0.0
+    for each in seconds:
+        total += each
+        found.append(total)
+    return found

@@ -1,0 +1,307 @@
+"""Schedules of a pipeline: what each stage does, micro-batch by micro-batch, and when.
+
+    E1  1F1B          stage s of p does min(p - 1 - s, m) forwards, then a forward and a backward
+                      in turn, then the backwards that are left
+    E2  interleaved   a stage has v parts; part k of stage s is number k p + s of the model.
+                      Micro-batches go through a part p at a time; a stage does first
+                      min(2 (p - 1 - s) + (v - 1) p, m v) forwards of parts
+    E3  equal parts   (m + (p - 1)/v) (f + b), forward and backward of a whole stage, if sends take
+                      no time; then this is T4
+    E4  kept          the first stage has begun and not ended min(p, m) micro-batches at most;
+                      interleaved, p + (p - 1)/v of them: this is Y3
+    E5  sends of c    a micro-batch of 1F1B takes f + b + 2 c (p - 1)/p in the long run: p of them
+                      are under way, and a way through all stages and back has 2 (p - 1) sends
+
+A stage does its tasks in this order and waits for what is not there yet; sends run beside compute,
+one at a time from a stage to another. The share o of a part's data parallel exchange runs beside
+compute: its gather beside the first forward, which ends no sooner; its reduction from the beginning
+of the last backward on, as gradients come layer by layer. The rest is in the open at the end:
+reduction, optimizer, gather. A slowdown makes all compute of a stage so many times longer.
+Sources: Narayanan et al. SC'21 (E1, E2, as Megatron-LM orders them); derived (E3 to E5).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import simpy
+
+from luwu.base.errors import ConfigError
+from luwu.predict.events.engines import Engine, Process, Record
+
+FORWARD, BACKWARD = "forward", "backward"
+PART_SECONDS = ("forward_s", "backward_s", "reduce_s", "gather_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One of a stage's: a micro-batch through one of its parts."""
+
+    kind: str
+    """FORWARD or BACKWARD."""
+    part: int
+    micro_batch: int
+
+    @property
+    def name(self) -> str:
+        """In a record."""
+        return f"{self.kind} {self.micro_batch} part {self.part}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a stage has of the model, in one piece: seconds of a micro-batch, and of the exchange of
+    its gradients and weights among data parallel ranks."""
+
+    forward_s: float
+    backward_s: float
+    reduce_s: float = 0.0
+    gather_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """A step to be played. Raises ConfigError for what cannot be."""
+
+    parts: tuple[tuple[Part, ...], ...]
+    """Of each stage; as many of each."""
+    micro_batches: int
+    send_s: float = 0.0
+    """From a stage to the next, of activations or of their gradients."""
+    sent_bytes: float = 0.0
+    """Of such a send."""
+    optimizer_s: tuple[float, ...] = ()
+    """Of each stage; none: it takes no time."""
+    data_overlap: float = 0.0
+    """Of the exchange among data parallel ranks, the share beside compute."""
+    slowdowns: tuple[float, ...] = ()
+    """Of each stage, how many times longer its compute takes; none: all are as fast as is said."""
+
+    def __post_init__(self) -> None:
+        if not self.parts or not self.parts[0]:
+            raise ConfigError(
+                "parts: none; a pipeline has a stage or more, and each a part or more"
+            )
+        if len({len(each) for each in self.parts}) > 1:
+            found = ", ".join(str(len(each)) for each in self.parts)
+            raise ConfigError(f"parts: stages have {found} of them; as many of each would fit")
+        if self.micro_batches < 1:
+            raise ConfigError(f"micro_batches: {self.micro_batches}, but at least 1 is played")
+        if self.virtual > 1 and (self.stages == 1 or self.micro_batches % self.stages):
+            raise ConfigError(
+                f"micro_batches: an interleaved pipeline takes {self.stages} at a time, from 2 "
+                f"stages on; {self.micro_batches} are no multiple"
+            )
+        if not 0 <= self.data_overlap <= 1:
+            raise ConfigError(f"data_overlap: {self.data_overlap!r} is no share from 0 to 1")
+        self._check_seconds()
+        for key in ("optimizer_s", "slowdowns"):
+            found_count = len(getattr(self, key))
+            if found_count not in (0, self.stages):
+                raise ConfigError(
+                    f"{key}: {found_count} of them, but {self.stages} stages; one for each fits"
+                )
+        for stage, slowdown in enumerate(self.slowdowns):
+            if not 1 <= slowdown < math.inf:
+                raise ConfigError(
+                    f"slowdowns: {slowdown!r} of stage {stage}; 1 is none, and more is slower"
+                )
+
+    def _check_seconds(self) -> None:
+        named = [("send_s", self.send_s), ("sent_bytes", self.sent_bytes)]
+        named += [("optimizer_s", each) for each in self.optimizer_s]
+        for each in self.parts:
+            for part in each:
+                named += [(key, getattr(part, key)) for key in PART_SECONDS]
+        for key, value in named:
+            if not 0 <= value < math.inf:  # also catches NaN
+                raise ConfigError(f"{key}: {value!r}; a finite number from 0 on fits")
+
+    @property
+    def stages(self) -> int:
+        return len(self.parts)
+
+    @property
+    def virtual(self) -> int:
+        """Parts of each stage."""
+        return len(self.parts[0])
+
+    def slowdown(self, stage: int) -> float:
+        """Of a stage; 1 is none."""
+        return self.slowdowns[stage] if self.slowdowns else 1.0
+
+    def seconds(self, stage: int, task: Task) -> float:
+        """That a stage is at a task."""
+        part = self.parts[stage][task.part]
+        seconds = part.forward_s if task.kind == FORWARD else part.backward_s
+        return seconds * self.slowdown(stage)
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedPipeline:
+    """A step that was played."""
+
+    record: Record
+    compute_ends_s: tuple[float, ...]
+    """When each stage was done with its last micro-batch."""
+    ends_s: tuple[float, ...]
+    """And with exchange and optimizer too."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the step: until the last stage is done."""
+        return max(self.ends_s)
+
+
+# ---------------------------------------------------------------------- orders
+
+
+def tasks_of(stage: int, stages: int, virtual: int, micro_batches: int) -> list[Task]:
+    """What a stage does, in its order (E1, E2)."""
+    forwards = _in_order(FORWARD, stages, virtual, micro_batches)
+    backwards = _in_order(BACKWARD, stages, virtual, micro_batches)
+    if virtual == 1:
+        first = stages - 1 - stage
+    else:
+        first = 2 * (stages - 1 - stage) + (virtual - 1) * stages
+    first = min(first, len(forwards))
+    found = forwards[:first]
+    for forward, backward in zip(forwards[first:], backwards, strict=False):
+        found += [forward, backward]
+    return found + backwards[len(forwards) - first :]
+
+
+def _in_order(kind: str, stages: int, virtual: int, micro_batches: int) -> list[Task]:
+    """Of one kind: all micro-batches, or `stages` of them through each part in turn."""
+    at_once = stages if virtual > 1 else micro_batches
+    parts = range(virtual) if kind == FORWARD else range(virtual - 1, -1, -1)
+    return [
+        Task(kind, part, micro_batch)
+        for start in range(0, micro_batches, at_once)
+        for part in parts
+        for micro_batch in range(start, start + at_once)
+    ]
+
+
+def kept_parts(tasks: Sequence[Task]) -> int:
+    """Forwards whose backward has not ended, at most: what a stage keeps activations of (E4)."""
+    kept = most = 0
+    for task in tasks:
+        kept += 1 if task.kind == FORWARD else 0
+        most = max(most, kept)
+        kept -= 1 if task.kind == BACKWARD else 0
+    return most
+
+
+def drawn_slowdowns(seed: int, stages: int, spread: float) -> tuple[float, ...]:
+    """One for each stage, evenly from 1 to 1 + `spread`; the same seed gives the same ones."""
+    if not 0 <= spread < math.inf:
+        raise ConfigError(f"spread: {spread!r}; a finite number from 0 on fits")
+    source = random.Random(seed)
+    return tuple(1.0 + spread * source.random() for _ in range(stages))
+
+
+# ---------------------------------------------------------------------- playing
+
+
+def play_pipeline(pipeline: Pipeline) -> PlayedPipeline:
+    """Play a step: compute, sends, exchange, optimizer of all stages."""
+    return _World(pipeline).play()
+
+
+class _World:
+    """Engines of all stages, and what each task waits for."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._env, self._record = simpy.Environment(), Record()
+        stages = range(pipeline.stages)
+        self._compute = [self._engine(f"stage {stage}") for stage in stages]
+        self._data = [self._engine(f"stage {stage} data") for stage in stages]
+        self._links: dict[tuple[int, int], Engine] = {}
+        self._ready: dict[tuple[int, Task], simpy.Event] = {}
+        """What a task of a stage needs from another one is there."""
+        self._compute_ends = [0.0] * pipeline.stages
+        self._ends = [0.0] * pipeline.stages
+
+    def _engine(self, name: str) -> Engine:
+        return Engine(self._env, self._record, name)
+
+    def play(self) -> PlayedPipeline:
+        plan = self._pipeline
+        for stage in range(plan.stages):
+            tasks = tasks_of(stage, plan.stages, plan.virtual, plan.micro_batches)
+            for task in tasks:
+                self._ready[stage, task] = self._env.event()
+                if stage == 0 and task.part == 0 and task.kind == FORWARD:
+                    self._ready[stage, task].succeed()  # its input is the data itself
+            self._env.process(self._stage(stage, tasks))
+        self._env.run()
+        return PlayedPipeline(self._record, tuple(self._compute_ends), tuple(self._ends))
+
+    def _stage(self, stage: int, tasks: list[Task]) -> Process:
+        plan = self._pipeline
+        last = plan.micro_batches - 1
+        gathered = [self._env.event() for _ in range(plan.virtual)]
+        self._env.process(self._gather(stage, gathered))
+        reductions = []
+        for task in tasks:
+            yield self._ready[stage, task]
+            if task.kind == BACKWARD and task.micro_batch == last:
+                reductions.append(self._env.process(self._reduce(stage, task.part)))
+            yield from self._compute[stage].work(task.name, plan.seconds(stage, task), 1.0)
+            if task.kind == FORWARD and task.micro_batch == 0:
+                yield gathered[task.part]
+            self._pass_on(stage, task)
+        self._compute_ends[stage] = self._env.now
+        yield self._env.all_of(reductions)
+        yield from self._end(stage)
+        self._ends[stage] = self._env.now
+
+    def _pass_on(self, stage: int, task: Task) -> None:
+        """To the stage that goes on with it; after the model's last part, backward begins."""
+        plan = self._pipeline
+        step = 1 if task.kind == FORWARD else -1
+        place = task.part * plan.stages + stage + step
+        if place == plan.stages * plan.virtual:
+            self._ready[stage, Task(BACKWARD, task.part, task.micro_batch)].succeed()
+        elif place >= 0:
+            part, target = divmod(place, plan.stages)
+            ready = self._ready[target, Task(task.kind, part, task.micro_batch)]
+            self._env.process(self._send(stage, target, task, ready))
+
+    def _send(self, stage: int, target: int, task: Task, ready: simpy.Event) -> Process:
+        plan = self._pipeline
+        if (stage, target) not in self._links:
+            self._links[stage, target] = self._engine(f"stage {stage} to {target}")
+        link = self._links[stage, target]
+        yield from link.work(task.name, plan.send_s, plan.sent_bytes)
+        ready.succeed()
+
+    def _gather(self, stage: int, gathered: list[simpy.Event]) -> Process:
+        """What of the weights comes beside the first forwards, part by part."""
+        for part, event in zip(self._pipeline.parts[stage], gathered, strict=True):
+            seconds = self._pipeline.data_overlap * part.gather_s
+            yield from self._exchange(stage, "gather", seconds)
+            event.succeed()
+
+    def _reduce(self, stage: int, part: int) -> Process:
+        seconds = self._pipeline.data_overlap * self._pipeline.parts[stage][part].reduce_s
+        yield from self._exchange(stage, f"reduce part {part}", seconds)
+
+    def _end(self, stage: int) -> Process:
+        """What is in the open: the rest of the exchange, with the optimizer in between."""
+        plan, parts = self._pipeline, self._pipeline.parts[stage]
+        share = 1 - plan.data_overlap
+        yield from self._exchange(stage, "reduce rest", share * sum(p.reduce_s for p in parts))
+        if plan.optimizer_s:
+            seconds = plan.optimizer_s[stage] * plan.slowdown(stage)
+            yield from self._compute[stage].work("optimizer", seconds)
+        yield from self._exchange(stage, "gather rest", share * sum(p.gather_s for p in parts))
+
+    def _exchange(self, stage: int, job: str, seconds: float) -> Process:
+        if seconds:
+            yield from self._data[stage].work(job, seconds, seconds)

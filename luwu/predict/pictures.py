@@ -1,0 +1,111 @@
+"""A record of the event core as rows of a picture: who was at what, when.
+
+Each engine has a row, or several where it was at more than one job at once. Jobs of one step (or
+unit, or micro-batch: the first number of a job's name) share a colour; forward is paler than
+backward. `luwu.report.chart` draws it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from luwu.base.errors import ConfigError
+from luwu.predict.events.engines import Record, Span
+from luwu.predict.events.in_network import Played
+
+ENGINES: Final = ("compute", "down", "up", "read", "memory", "write")
+"""Of a step of LuWu, from the worker to the drives."""
+STEPS_SHOWN: Final = 2
+_NUMBER: Final = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Spans of an engine that do not overlap."""
+
+    title: str
+    busy_ratio: float
+    """Of the window, all rows of the engine together by their number."""
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Rows from the top, between two times in seconds."""
+
+    rows: tuple[Row, ...]
+    start_s: float
+    end_s: float
+    marks_s: dict[str, float]
+
+
+def picture(
+    record: Record,
+    *,
+    start_s: float = 0.0,
+    end_s: float | None = None,
+    engines: Sequence[str] = (),
+    marks_s: dict[str, float] | None = None,
+) -> Picture:
+    """What of a record lies in a window of time, all of it unless one is given; engines in that
+    order, or in the order in which they began. Raises ConfigError for an engine without spans, or
+    a window without any."""
+    end_s = record.end_s if end_s is None else end_s
+    inside = [each for each in record.spans if each.start_s < end_s and each.end_s > start_s]
+    if not inside:
+        raise ConfigError(
+            f"a picture from {start_s:g} s to {end_s:g} s: nothing happens then; the record ends "
+            f"at {record.end_s:g} s"
+        )
+    inside.sort(key=lambda span: (span.start_s, span.end_s))
+    known = list(dict.fromkeys(span.engine for span in sorted(record.spans, key=_start)))
+    for engine in engines:
+        if engine not in known:
+            raise ConfigError(f"{engine!r} is no engine of the record; they are {', '.join(known)}")
+    rows = []
+    for engine in engines or known:
+        rows += _rows(engine, [span for span in inside if span.engine == engine], start_s, end_s)
+    return Picture(tuple(rows), start_s, end_s, marks_s or {})
+
+
+def steps_picture(played: Played) -> Picture:
+    """The last steps that were played."""
+    ends = played.ends_s
+    first = max(0, len(ends) - STEPS_SHOWN)
+    return picture(
+        played.record, start_s=ends[first - 1] if first else 0.0, end_s=ends[-1], engines=ENGINES,
+        marks_s={f"step {index} ends": ends[index] for index in range(first, len(ends))},
+    )  # fmt: skip
+
+
+def colour_index(span: Span) -> int:
+    """The same of all jobs of one step."""
+    found = _NUMBER.search(span.job)
+    return int(found[0]) if found else 0
+
+
+def is_pale(span: Span) -> bool:
+    """Forward, which backward stands beside."""
+    return "forward" in span.job.split()
+
+
+def _start(span: Span) -> float:
+    return span.start_s
+
+
+def _rows(engine: str, spans: list[Span], start_s: float, end_s: float) -> list[Row]:
+    """Each span in the first row that is free; one row where there are none."""
+    lanes: list[list[Span]] = [[]]
+    for span in spans:
+        free = next((lane for lane in lanes if not lane or lane[-1].end_s <= span.start_s), None)
+        if free is None:
+            lanes.append([span])
+        else:
+            free.append(span)
+    busy_s = sum(min(span.end_s, end_s) - max(span.start_s, start_s) for span in spans)
+    ratio = busy_s / ((end_s - start_s) * len(lanes))
+    names = [engine] if len(lanes) == 1 else [f"{engine} {index}" for index in range(len(lanes))]
+    return [Row(name, ratio, tuple(lane)) for name, lane in zip(names, lanes, strict=True)]

@@ -1,0 +1,36 @@
+"""The benchmark of the performance model runs and checks its answers; its times are not judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.predict import SameEachTime
+from luwu.base.errors import LuwuError
+from tests.unit.test_benchmarks import run_smoke
+
+
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    """Goal: `benchmarks/predict.py` does not rot. Method: smoke sizes; every repeat of every arm
+    must give the same document, and the event core the closed form's step."""
+    document = run_smoke(tmp_path, "predict")
+    rows = {(row["case"], row["arm"]): row for row in document["rows"]}
+    arms = ("process", "call", "floor of a process", "floor of a call")
+    assert set(rows) == {
+        (case, arm) for case in ("closed form", "event core", "plan") for arm in arms
+    }
+    assert document["claims"]["configurations"] > 100
+    assert rows["plan", "process"]["goal_seconds"] == 30
+    assert rows["plan", "call"]["configurations_per_s"] > 0
+
+
+def test_another_answer_is_an_error() -> None:
+    """Goal: a fast and wrong answer is not reported."""
+    same = SameEachTime("plan")
+    same.add("process", "a")
+    same.add("call", "a")
+    with pytest.raises(LuwuError, match="plan: call gave another answer"):
+        same.add("call", "b")
+    with pytest.raises(LuwuError, match="closed form: process gave another answer"):
+        SameEachTime("closed form").add("process", "")

@@ -1,0 +1,53 @@
+"""Blind rows: what they cover, and that what is committed says who made it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.commands import predict_blind
+from luwu.predict.blind.document import blind_rows, document, parameters_sha256, text
+from luwu.predict.catalogue import load
+
+FROZEN = Path(__file__).parents[2] / "docs" / "predict" / "blind.json"
+
+
+def test_blind_rows_are_numbers_with_units_and_names_of_their_own() -> None:
+    """Goal: every configuration is predicted, twice alike."""
+    rows = blind_rows(load())
+    assert len({row.name for row in rows}) == len(rows) > 90
+    assert all(math.isfinite(row.value) and row.value > 0 and row.unit for row in rows)
+    assert [row.to_json() for row in rows] == [row.to_json() for row in blind_rows(load())]
+    found = document(load(), "a commit")
+    assert found["commit"] == "a commit"
+    assert found["parameters_sha256"] == parameters_sha256()
+    assert all(row.name in text(found) for row in rows)
+
+
+def test_the_frozen_rows_say_what_made_them() -> None:
+    """Goal: docs/predict/blind.json has every configuration, with the commit of the model."""
+    frozen = json.loads(FROZEN.read_text(encoding="utf-8"))
+    assert {row["name"] for row in frozen["rows"]} == {row.name for row in blind_rows(load())}
+    assert len(frozen["commit"]) == 40
+    assert len(frozen["parameters_sha256"]) == 64
+
+
+def test_bad_prediction_of_a_model_that_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: no commit is named that did not make the numbers."""
+    monkeypatch.setattr(predict_blind, "_git", lambda *words: " M luwu/predict/zero.py")
+    with pytest.raises(ConfigError, match="not committed"):
+        predict_blind.model_commit()
+
+
+def test_bad_prediction_outside_of_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Goal: an installed package says that it knows no commit."""
+    monkeypatch.setattr(predict_blind, "_MODEL", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(ConfigError, match="no git checkout"):
+        predict_blind.model_commit()

@@ -1,0 +1,337 @@
+"""Steps that the project's own cores decide: equal to closed forms where those hold, and to a run
+where a decision is changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.layout import SUM_BYTES
+from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.events import links
+from luwu.predict.events.driven import Driven, Playing, play_driven_steps
+from luwu.predict.events.driven_node import DrivenNode
+from luwu.predict.events.in_network import play_steps
+from luwu.predict.hosts import STATE_BYTES
+from luwu.predict.in_network import OptimizerNodes, node_resources, predict_in_network_step
+from luwu.predict.job import TrainingJob
+from luwu.predict.question import make_question
+from luwu.wire.codec import decode, encode
+from luwu.wire.kinds import Verb
+from luwu.wire.messages import Received
+from switch_emu.node import actions as do
+from switch_emu.node.actions import NodeLimits
+from switch_emu.node.core import NodeCore
+from switch_emu.node.step import Step
+from tests.simulate import machines
+from tests.simulate.cluster import Cluster
+from tests.simulate.job import Job, make_layout
+from tests.simulate.world import Faults
+
+COARSE = Playing(chunk_bytes=1 << 29)
+"""A layer of 13 B in three chunks: quick."""
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load()
+
+
+def luwu(catalogue: Catalogue, **changes: Any) -> tuple[TrainingJob, OptimizerNodes]:
+    """GPT of 13 B on eight workers, at 100 Gbit/s; `node` changes the node."""
+    node = {"processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T", "disks": 12}
+    table = {
+        "system": "luwu", "model": "GPT-13B", "device": "A100-40", "network": "roce-100g",
+        "software": "deepspeed-2023", "devices": 8, "sequence": 2048, "batch": 32,
+        "micro_batch": 4, "recompute": "full", **changes,
+        "node": {**node, **changes.get("node", {})},
+    }  # fmt: skip
+    question = make_question(table, catalogue)
+    assert isinstance(question.part, OptimizerNodes)
+    return question.job, question.part
+
+
+# ---------------------------------------------------------------------- laws
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "node"),
+    [
+        (1, {"cached": 1.0}), (4, {"cached": 1.0}), (64, {"cached": 1.0}),
+        (4, {"disks": 48}), (16, {}), (64, {}),
+    ],
+)  # fmt: skip
+def test_predict_laws_driven_steps_are_the_closed_form(
+    catalogue: Catalogue, micro_batch: int, node: dict[str, Any]
+) -> None:
+    """L6. Goal: where drives are not what is waited for, the cores' step is the closed form and the
+    events of in_network.py within 3 %: what these do by units, the cores do by chunks, so that the
+    stages of a unit overlap."""
+    job, nodes = luwu(catalogue, micro_batch=micro_batch, batch=8 * micro_batch, node=node)
+    closed = predict_in_network_step(job, nodes)
+    step_s = play_driven_steps(job, nodes).step_s
+    assert step_s == pytest.approx(closed.seconds - closed.parts["straggling"], rel=0.03)
+    assert step_s == pytest.approx(play_steps(job, nodes).step_s, rel=0.03)
+
+
+@pytest.mark.parametrize("cached", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("pulls", [1, 2])
+def test_predict_laws_driven_bytes_are_conserved(
+    catalogue: Catalogue, pulls: int, cached: float
+) -> None:
+    """L1 to L5. Goal: in each step every parameter is pulled as often as the question says, pushed,
+    read, updated and written once; memory passes what the closed form says. To 1e-5, as layouts
+    are padded."""
+    job, nodes = luwu(catalogue, node={"pulls": pulls, "cached": cached})
+    limits = NodeLimits(sum_bytes_max=10**12, push_window_bytes=10**9)
+    record = play_driven_steps(job, nodes, replace(COARSE, limits=limits)).record
+    parameters = 3 * job.model.parameters
+    state = parameters * STATE_BYTES * (1 - cached)
+    assert record.amount("down") == pytest.approx(2 * pulls * parameters, rel=1e-5)
+    assert record.amount("up") == pytest.approx(job.software.gradient_bytes * parameters, rel=1e-5)
+    assert record.amount("disk read") == pytest.approx(state, rel=1e-5)
+    assert record.amount("disk write") == pytest.approx(state, rel=1e-5)
+    busy = node_resources(job, nodes, parameters)["node memory"]
+    assert record.busy_s("node memory") == pytest.approx(busy, rel=1e-5)
+
+
+def test_predict_laws_driven_engines_do_one_thing(catalogue: Catalogue) -> None:
+    """Goal: no engine is at two jobs, and none works before what it works on has come."""
+    played = play_driven_steps(*luwu(catalogue), COARSE)
+    for engine in ("compute", "up", "down", "disk read", "disk write", "node memory"):
+        spans = sorted(played.record.of(engine), key=lambda span: span.start_s)
+        assert spans
+        assert all(a.end_s <= b.start_s for a, b in pairwise(spans))
+    pushed = {span.fields: span.end_s for span in played.record.of("up")}
+    for span in played.told["node"].of("read"):
+        assert span.start_s >= pushed[span.fields]
+
+
+def test_predict_laws_driven_runs_are_identical(catalogue: Catalogue) -> None:
+    """Goal: the same record of all processes, span by span."""
+    assert play_driven_steps(*luwu(catalogue), COARSE) == play_driven_steps(
+        *luwu(catalogue), COARSE
+    )
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_predict_laws_driven_more_is_never_slower(catalogue: Catalogue, micro_batch: int) -> None:
+    """Goal: no faster link, drive, memory or device, no further pull ahead makes a step longer."""
+    job, nodes = luwu(catalogue, micro_batch=micro_batch, batch=8 * micro_batch)
+    base = play_driven_steps(job, nodes, COARSE).step_s
+    quick = replace(job.network, rate=2 * job.network.rate)
+    faster = {
+        "link": (replace(job, network=quick), replace(nodes, network=quick), COARSE),
+        "drives": (job, replace(nodes, host=replace(nodes.host, disks=24)), COARSE),
+        "memory": (job, replace(nodes, host=replace(nodes.host, processors=4)), COARSE),
+        "ahead": (job, nodes, replace(COARSE, ahead=16)),
+        "threads": (job, nodes, replace(COARSE, threads=12)),
+    }
+    for name, (of_job, of_nodes, how) in faster.items():
+        assert play_driven_steps(of_job, of_nodes, how).step_s <= base * (1 + 1e-9), name
+
+
+def test_predict_laws_driven_chunks_hardly_matter(catalogue: Catalogue) -> None:
+    """Goal: chunks four times as large, for which one element stands for several parameters, change
+    a step by 2 % at most."""
+    job, nodes = luwu(catalogue)
+    base = play_driven_steps(job, nodes, Playing(chunk_bytes=1 << 26)).step_s
+    larger = play_driven_steps(job, nodes, Playing(chunk_bytes=1 << 28)).step_s
+    assert larger == pytest.approx(base, rel=0.02)
+
+
+def test_predict_laws_driven_sizes_of_one(catalogue: Catalogue) -> None:
+    """Goal: one layer on one worker, and a unit ahead, are played."""
+    job, nodes = luwu(catalogue, devices=1, batch=4)
+    small = replace(job, model=replace(job.model, layers=1))
+    played = play_driven_steps(small, nodes, Playing(ahead=1, threads=1, steps=2))
+    assert played.step_s > 0
+    assert len(played.told["worker-0"].of("forward")) == 2 * 2
+
+
+def test_predict_laws_driven_micro_batches(catalogue: Catalogue) -> None:
+    """Goal: several micro-batches are pulled and pushed as often, folded, and updated once; with
+    the state in memory they take the closed form's time and the updates that `at_step` leaves
+    behind the last backward."""
+    job, nodes = luwu(catalogue, batch=128, node={"cached": 1.0})
+    limits = NodeLimits(sum_bytes_max=10**12, push_window_bytes=10**9)
+    played = play_driven_steps(job, nodes, replace(COARSE, limits=limits))
+    parameters = 3 * job.model.parameters
+    assert played.record.amount("down") == pytest.approx(4 * 4 * parameters, rel=1e-5)
+    folds, updates = (len(played.told["node"].of(name)) for name in ("fold", "update"))
+    assert folds == 4 * updates
+    closed = predict_in_network_step(job, nodes)
+    least = closed.seconds - closed.parts["straggling"] - closed.parts["tail"]
+    most = least + node_resources(job, nodes, job.model.parameters)["node memory"]
+    assert least <= played.step_s * 1.01
+    assert played.step_s <= most * 1.01
+
+
+def test_predict_laws_driven_spills_are_read_back(catalogue: Catalogue) -> None:
+    """Goal: what is beyond the node's room for sums goes to drives and comes back once, and takes
+    time; without drives that is refused."""
+    job, nodes = luwu(catalogue, node={"cached": 1.0})
+    small = replace(COARSE, update="at_step")
+    wide = replace(small, limits=NodeLimits(sum_bytes_max=10**12, push_window_bytes=10**9))
+    spilled, held = (play_driven_steps(job, nodes, how) for how in (small, wide))
+    assert spilled.record.amount("disk write") > 0
+    assert spilled.record.amount("disk read") == spilled.record.amount("disk write")
+    assert held.record.amount("disk write") == 0
+    assert spilled.step_s > held.step_s
+    bare = replace(nodes, host=replace(nodes.host, disk=None, disks=0))
+    assert play_driven_steps(job, bare, wide).step_s == held.step_s
+    with pytest.raises(ConfigError, match=r"node.disks: .*1,024 MiB.*give disk and disks"):
+        play_driven_steps(job, bare, small)
+
+
+def test_driven_messages_are_those_of_the_wire(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: all that passes between the cores is what the codec carries."""
+    kinds: Counter[str] = Counter()
+    send = links.Link.send
+
+    def checked(self: links.Link, message: Any, payload: Any) -> None:
+        kinds[type(message).__name__] += 1
+        assert decode(encode(message), 0 if payload is None else 1) == message
+        send(self, message, payload)
+
+    monkeypatch.setattr(links.Link, "send", checked)
+    play_driven_steps(*luwu(catalogue), COARSE)
+    assert {"Hello", "Welcome", "Pull", "Weights", "Begin", "Push", "Commit"} <= set(kinds)
+    assert kinds["Verdict"] == kinds["Decided"] == 3
+    assert kinds["Pull"] == kinds["Weights"] == 2 * kinds["Push"]
+
+
+def test_cores_see_what_the_closed_form_does_not(catalogue: Catalogue) -> None:
+    """Goal: a thread of the node has its page until it is written, and a page is read again for the
+    next step once it is written; so slow drives delay the next forward, which the closed form
+    lets go on. Twice as many drives bring the two together."""
+    job, nodes = luwu(catalogue, micro_batch=1, batch=8)
+    closed = predict_in_network_step(job, nodes).seconds
+    assert play_driven_steps(job, nodes, COARSE).step_s > 1.1 * closed
+    quick = replace(nodes, host=replace(nodes.host, disks=48))
+    assert play_driven_steps(job, quick).step_s == pytest.approx(closed, rel=0.05)
+
+
+# ---------------------------------------------------------------------- a decision is changed
+
+
+def order_of(kind: type, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """What the node's core says to its surroundings, a run's or the prediction's: (what, step,
+    chunk) of each gradient that it received and each update that it began, in order."""
+    heard: list[tuple[str, int, int]] = []
+    doing = kind._do  # type: ignore[attr-defined]
+
+    def hearing(self: Any, actions: Any) -> None:
+        for action in actions:
+            if isinstance(action, do.Update):
+                heard.append(("update", action.step, action.chunk))
+            message = getattr(action, "message", None)
+            if isinstance(message, Received) and message.verb is Verb.PUSH:
+                heard.append(("push", message.step, message.chunk))
+        doing(self, actions)
+
+    monkeypatch.setattr(kind, "_do", hearing)
+    return heard
+
+
+def run_cluster(update: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """A run of the simulated cluster to its end; its oracles hold. What its node's core said."""
+    with monkeypatch.context() as patch:
+        heard = order_of(machines.Node, patch)
+        Cluster(0, Job(make_layout(), update=update), Faults(is_ordered=True)).run()
+    return heard
+
+
+def predict(
+    catalogue: Catalogue, update: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Driven, list[tuple[str, int, int]]]:
+    """A prediction, and what its node's core said."""
+    with monkeypatch.context() as patch:
+        heard = order_of(DrivenNode, patch)
+        job, nodes = luwu(catalogue, node={"cached": 1.0})
+        played = play_driven_steps(job, nodes, replace(COARSE, update=update))
+    return played, heard
+
+
+def early_updates(heard: list[tuple[str, int, int]]) -> int:
+    """Updates of step 0 that began before its last gradient had come."""
+    last = max(at for at, (what, step, _) in enumerate(heard) if (what, step) == ("push", 0))
+    return sum((what, step) == ("update", 0) for what, step, _ in heard[:last])
+
+
+def test_a_decision_of_the_node_changes_run_and_prediction(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Design 4. Goal: what the node's core decides is said once. Method: `NodeCore` is changed to
+    update a page only when the gradient of the whole step has come; a run of the simulated cluster
+    then updates nothing early, and the predicted step is longer by what backward hid before."""
+    run = run_cluster("streaming", monkeypatch)
+    played, predicted = predict(catalogue, "streaming", monkeypatch)
+    assert early_updates(run) > 0
+    assert early_updates(predicted) > 0
+    start = NodeCore._start_updates
+
+    def late(self: NodeCore, step: Step) -> None:
+        sums = (step.sums.chunks.get(chunk) for chunk in self._trainable)
+        if all(each is not None and each.complete_up_to(1) for each in sums):
+            start(self, step)
+
+    monkeypatch.setattr(NodeCore, "_start_updates", late)
+    run_late = run_cluster("streaming", monkeypatch)
+    played_late, predicted_late = predict(catalogue, "streaming", monkeypatch)
+    assert early_updates(run_late) == early_updates(predicted_late) == 0
+    assert sorted(run_late) == sorted(run)  # the same work in another order
+    assert sorted(predicted_late) == sorted(predicted)
+    updates_s = played.record.busy_s("node memory") / len(played.ends_s)
+    assert played_late.step_s > played.step_s + 0.5 * updates_s
+
+
+def test_the_order_of_updates_changes_run_and_prediction(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: the same of `at_step`, where the core says in which order pages are updated: in that of
+    the forward the next step begins with the first of them, in the other it waits for the last."""
+    steps_s = []
+    for way in (1, -1):
+        monkeypatch.setattr(
+            Step, "forward_order", lambda self, chunks, way=way: sorted(chunks)[::way]
+        )
+        run = run_cluster("at_step", monkeypatch)
+        played, predicted = predict(catalogue, "at_step", monkeypatch)
+        for heard in (run, predicted):
+            for step in range(3):
+                order = [chunk for *said, chunk in heard if said == ["update", step]]
+                assert order == sorted(order)[::way]
+        steps_s.append(played.step_s)
+    in_order_s, turned_s = steps_s
+    assert turned_s > in_order_s * 1.1
+
+
+# ---------------------------------------------------------------------- refused
+
+
+def test_bad_prediction_of_driven_steps(catalogue: Catalogue) -> None:
+    """Goal: what cannot be played is refused, with what would fit."""
+    job, nodes = luwu(catalogue, batch=64)
+    with pytest.raises(ConfigError, match=r"streaming has one backward a step.*take at_step"):
+        play_driven_steps(job, nodes, Playing(update="streaming"))
+    with pytest.raises(ConfigError, match=r"update: 'at-step' is none of.*did you mean at_step"):
+        Playing(update="at-step")
+    with pytest.raises(ConfigError, match="ahead at least 1"):
+        Playing(ahead=0)
+    with pytest.raises(ConfigError, match="threads: 0"):
+        Playing(threads=0)
+    with pytest.raises(ConfigError, match="prepare_s: -1"):
+        Playing(prepare_s=-1.0)
+    with pytest.raises(ConfigError, match=r"chunk: .*multiple of 16KiB"):
+        play_driven_steps(job, nodes, Playing(chunk_bytes=5000))
+    odd = replace(job, software=replace(job.software, gradient_bytes=SUM_BYTES - 1))
+    with pytest.raises(ConfigError, match=r"gradients of 3 bytes.*2 or 4"):
+        play_driven_steps(odd, nodes)

@@ -1,0 +1,383 @@
+"""Pipeline schedules: equal to closed forms where stages are equal and sends free, and laws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.events.pipeline_training import (
+    layers_of_stages,
+    pipeline_of,
+    play_training_step,
+    sent_bytes,
+)
+from luwu.predict.events.schedule_paths import longest_path_s
+from luwu.predict.events.schedules import (
+    BACKWARD,
+    FORWARD,
+    Part,
+    Pipeline,
+    drawn_slowdowns,
+    kept_parts,
+    play_pipeline,
+    tasks_of,
+)
+from luwu.predict.job import TrainingJob
+from luwu.predict.memory import activation_bytes, layer_activation_bytes
+from luwu.predict.software import software
+
+SHAPES = [
+    (1, 1, 1), (1, 1, 4), (2, 1, 1), (4, 1, 2), (4, 1, 8), (8, 1, 64), (2, 2, 2), (2, 2, 4),
+    (4, 2, 4), (4, 3, 8), (8, 4, 8), (8, 3, 64), (8, 12, 16),
+]  # fmt: skip
+"""Stages, parts of each, micro-batches."""
+
+
+def equal(stages: int, virtual: int, micro_batches: int, **changes: Any) -> Pipeline:
+    """A pipeline of equal parts, whose stages take 1 s forward and 2 s backward."""
+    part = Part(forward_s=1 / virtual, backward_s=2 / virtual)
+    parts = ((part,) * virtual,) * stages
+    return replace(Pipeline(parts=parts, micro_batches=micro_batches), **changes)
+
+
+def uneven(**changes: Any) -> Pipeline:
+    """Every part, send and exchange takes its own time."""
+    parts = tuple(
+        tuple(
+            Part(
+                forward_s=1 + (3 * stage + part) % 4, backward_s=2 + (stage + 2 * part) % 3,
+                reduce_s=0.5 + stage, gather_s=0.25 + part,
+            )
+            for part in range(2)
+        )
+        for stage in range(4)
+    )  # fmt: skip
+    plan = Pipeline(
+        parts=parts, micro_batches=8, send_s=0.3, sent_bytes=100.0, data_overlap=0.6,
+        optimizer_s=(0.1, 0.2, 0.3, 0.4),
+    )  # fmt: skip
+    return replace(plan, **changes)
+
+
+# ---------------------------------------------------------------------- orders
+
+
+@pytest.mark.parametrize(("stages", "virtual", "micro_batches"), SHAPES)
+def test_predict_laws_a_stage_does_each_task_once(
+    stages: int, virtual: int, micro_batches: int
+) -> None:
+    """E1, E2. Goal: each micro-batch goes forward and backward through each part once, forward
+    first."""
+    for stage in range(stages):
+        tasks = tasks_of(stage, stages, virtual, micro_batches)
+        assert len(tasks) == len(set(tasks)) == 2 * virtual * micro_batches
+        at = {task: index for index, task in enumerate(tasks)}
+        for task in tasks:
+            if task.kind == BACKWARD:
+                assert at[replace(task, kind=FORWARD)] < at[task]
+
+
+def test_predict_laws_orders_of_the_source() -> None:
+    """E1, E2. Goal: as SC'21 draws them: in 1F1B the first of four stages does three forwards
+    before it turns, the last one none; interleaved, the first does 2 * 3 + 4."""
+    first, last = (tasks_of(stage, 4, 1, 8) for stage in (0, 3))
+    text = "".join(task.kind[0] for task in first)
+    assert text == "fff" + "fb" * 5 + "bbb"
+    assert "".join(task.kind[0] for task in last) == "fb" * 8
+    tasks = tasks_of(0, 4, 2, 8)
+    assert [task.kind for task in tasks[:12]] == [FORWARD] * 11 + [BACKWARD]
+    assert [(task.part, task.micro_batch) for task in tasks[:10]] == [
+        (0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3), (0, 4), (0, 5),
+    ]  # fmt: skip
+    assert tasks[11].part == 1
+
+
+@pytest.mark.parametrize(("virtual", "micro_batches"), [(1, 2), (1, 8), (1, 64), (2, 16), (6, 64)])
+def test_predict_laws_the_first_stage_keeps_what_memory_counts(
+    catalogue: Catalogue, virtual: int, micro_batches: int
+) -> None:
+    """E4, Y3. Goal: the closed form of activations counts as many as the order keeps."""
+    made = job(catalogue, virtual=virtual, batch=32 * micro_batches)
+    kept = kept_parts(tasks_of(0, 8, virtual, micro_batches)) / virtual
+    layers = made.model.layers / made.pipeline
+    assert kept * layers * layer_activation_bytes(made) == pytest.approx(activation_bytes(made))
+    assert kept >= kept_parts(tasks_of(7, 8, virtual, micro_batches)) / virtual
+
+
+# ---------------------------------------------------------------------- closed forms
+
+
+@pytest.mark.parametrize(("stages", "virtual", "micro_batches"), SHAPES)
+def test_predict_laws_equal_stages_are_the_closed_form(
+    stages: int, virtual: int, micro_batches: int
+) -> None:
+    """E3. Goal: with equal parts and free sends, T4's bubble, to rounding; also of sizes of 1."""
+    played = play_pipeline(equal(stages, virtual, micro_batches))
+    expected = 3 * (micro_batches + (stages - 1) / virtual)
+    assert played.seconds == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_predict_laws_sends_are_waited_for_all_along(stages: int) -> None:
+    """E5. Goal: in 1F1B each micro-batch costs 2 c (p - 1)/p more, not only the first and last;
+    interleaved there is one more under way on each stage, and only the ends cost."""
+    c = 0.01
+    two, four = (play_pipeline(equal(stages, 1, m, send_s=c)).seconds for m in (200, 400))
+    assert (four - two) / 200 == pytest.approx(3 + 2 * c * (stages - 1) / stages, rel=1e-9)
+    two, four = (play_pipeline(equal(stages, 2, m, send_s=c)).seconds for m in (200, 400))
+    assert (four - two) / 200 == pytest.approx(3, rel=1e-9)
+
+
+@pytest.mark.parametrize("virtual", [1, 2, 6])
+def test_predict_laws_the_last_stage_makes_others_wait(virtual: int) -> None:
+    """T4. Goal: an output layer on the last stage costs m times its own time, as the closed form
+    has it, within 1 %."""
+    plan = equal(8, virtual, 64)
+    *others, last = plan.parts
+    head = replace(last[-1], forward_s=last[-1].forward_s + 0.02,
+                   backward_s=last[-1].backward_s + 0.04)  # fmt: skip
+    played = play_pipeline(replace(plan, parts=(*others, (*last[:-1], head))))
+    assert played.seconds == pytest.approx(3 * (64 + 7 / virtual) + 64 * 0.06, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"slowdowns": (1.0, 1.3, 1.0, 1.1)}, {"data_overlap": 0.0}, {"data_overlap": 1.0},
+     {"send_s": 0.0}, {"send_s": 3.0}, {"optimizer_s": ()}],
+    ids=str,
+)  # fmt: skip
+def test_predict_laws_played_steps_are_longest_paths(change: dict[str, Any]) -> None:
+    """E6. Goal: whatever parts differ, the event core is the longest path, to rounding."""
+    plan = uneven(**change)
+    assert play_pipeline(plan).seconds == pytest.approx(longest_path_s(plan), rel=1e-12)
+
+
+# ---------------------------------------------------------------------- laws of records
+
+
+def test_predict_laws_engines_do_one_thing_and_bytes_are_conserved() -> None:
+    """Goal: no engine is at two jobs; each boundary carries all activations and gradients once;
+    compute does all tasks and is busy for as long as they take."""
+    plan = uneven()
+    record = play_pipeline(plan).record
+    for engine in {span.engine for span in record.spans}:
+        spans = sorted(record.of(engine), key=lambda span: (span.start_s, span.end_s))
+        assert all(a.end_s <= b.start_s + 1e-9 for a, b in pairwise(spans)), engine
+    boundaries = plan.stages * plan.virtual - 1
+    sent = sum(span.amount for span in record.spans if " to " in span.engine)
+    assert sent == 2 * boundaries * plan.micro_batches * plan.sent_bytes
+    for stage, parts in enumerate(plan.parts):
+        work = plan.micro_batches * sum(part.forward_s + part.backward_s for part in parts)
+        assert record.busy_s(f"stage {stage}") == pytest.approx(work + plan.optimizer_s[stage])
+        exchange = sum(part.reduce_s + part.gather_s for part in parts)
+        assert record.amount(f"stage {stage} data") == pytest.approx(exchange)
+
+
+def test_predict_laws_nothing_is_used_before_it_arrived() -> None:
+    """Goal: a task begins after the send of what it works on has ended."""
+    plan = uneven()
+    record = play_pipeline(plan).record
+    begun = {
+        (stage, span.job): span.start_s
+        for stage in range(4)
+        for span in record.of(f"stage {stage}")
+    }
+    sends = [span for span in record.spans if " to " in span.engine]
+    assert sends
+    for span in sends:
+        kind, micro_batch, _, part = span.job.split()
+        source, target = (int(each) for each in (span.engine.split()[1], span.engine.split()[-1]))
+        step = 1 if kind == FORWARD else -1
+        assert (source + step) % 4 == target
+        wrapped = int(part) + (source + step) // 4
+        assert begun[target, f"{kind} {micro_batch} part {wrapped}"] >= span.end_s
+
+
+@pytest.mark.parametrize("key", ["send_s", "forward_s", "backward_s", "reduce_s", "gather_s"])
+def test_predict_laws_faster_is_never_slower_in_schedules(key: str) -> None:
+    """Goal: half the time of anything makes no step longer."""
+    plan = uneven()
+    if key == "send_s":
+        faster = replace(plan, send_s=plan.send_s / 2)
+    else:
+        parts = tuple(
+            tuple(replace(part, **{key: getattr(part, key) / 2}) for part in each)
+            for each in plan.parts
+        )
+        faster = replace(plan, parts=parts)
+    assert play_pipeline(faster).seconds <= play_pipeline(plan).seconds
+
+
+def test_predict_laws_two_steps_are_identical() -> None:
+    """Goal: the same record, span by span; a seed gives the same slowdowns, another one others."""
+    slow = drawn_slowdowns(3, 4, 0.2)
+    assert play_pipeline(uneven(slowdowns=slow)) == play_pipeline(uneven(slowdowns=slow))
+    assert slow == drawn_slowdowns(3, 4, 0.2) != drawn_slowdowns(4, 4, 0.2)
+    assert all(1 <= each <= 1.2 for each in slow)
+    assert drawn_slowdowns(3, 4, 0.0) == (1.0,) * 4
+
+
+@pytest.mark.parametrize("stage", [0, 3, 7])
+def test_predict_laws_one_slow_stage_sets_the_pace(stage: int) -> None:
+    """Goal: a stage that is 20 % slower makes a long step 20 % longer, wherever it is, and all
+    stages being slower makes all of it so."""
+    base = play_pipeline(equal(8, 1, 400)).seconds
+    slowdowns = tuple(1.2 if each == stage else 1.0 for each in range(8))
+    slow = play_pipeline(equal(8, 1, 400, slowdowns=slowdowns)).seconds
+    assert slow / base == pytest.approx(1.2, rel=0.01)
+    whole = play_pipeline(equal(8, 1, 400, slowdowns=(1.2,) * 8)).seconds
+    assert whole == pytest.approx(1.2 * base)
+
+
+def test_predict_laws_overlapped_exchange_hides_behind_the_ends() -> None:
+    """Goal: with no overlap the exchange adds all of the stage that ends last; with all of it
+    beside compute, and time enough there, nothing."""
+    part = Part(forward_s=1, backward_s=2, reduce_s=0.8, gather_s=0.4)
+    plan = Pipeline(parts=((part,),) * 4, micro_batches=8)
+    assert play_pipeline(plan).seconds == pytest.approx(33 + 1.2)
+    assert play_pipeline(replace(plan, data_overlap=1.0)).seconds == pytest.approx(33)
+    slow = replace(part, gather_s=1.5, reduce_s=2.5)
+    late = play_pipeline(Pipeline(parts=((slow,),) * 4, micro_batches=8, data_overlap=1.0))
+    assert late.seconds == pytest.approx(33 + 0.5 + 0.5)
+
+
+# ---------------------------------------------------------------------- jobs
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load()
+
+
+def job(catalogue: Catalogue, **changes: Any) -> TrainingJob:
+    """GPT-3 on 2,048 A100, eight stages."""
+    table = {
+        "model": catalogue.model("GPT-175B"), "device": catalogue.device("A100-80"),
+        "network": catalogue.network("ib-hdr"), "software": software("megatron-2023"),
+        "devices": 2048, "sequence": 2048, "batch": 1024, "tensor": 8, "pipeline": 8,
+        "sequence_parallel": True,
+    }  # fmt: skip
+    return TrainingJob(**{**table, **changes})
+
+
+@pytest.mark.parametrize("virtual", [1, 3, 12])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_predict_laws_played_training_is_the_closed_form(
+    catalogue: Catalogue, virtual: int, recompute: str
+) -> None:
+    """T4. Goal: with equal stages (no vocabulary to speak of) and a network that takes no time, a
+    job's step is that of the closed form within 1 %."""
+    network = replace(catalogue.network("ib-hdr"), rate=1e18, latency_s=0.0)
+    model = replace(catalogue.model("GPT-175B"), vocab=8)
+    made = job(catalogue, model=model, network=network, virtual=virtual, recompute=recompute)
+    played = play_training_step(made)
+    assert played.ratio == pytest.approx(1, abs=0.01)
+    assert played.step.seconds == pytest.approx(played.closed.seconds, rel=0.01)
+
+
+def test_predict_laws_played_parts_add_up(catalogue: Catalogue) -> None:
+    """Goal: parts are the step, none is below zero, those of layers are the closed form's."""
+    played = play_training_step(job(catalogue, virtual=3))
+    step, closed = played.step, played.closed
+    straggling = step.parts["straggling"]
+    assert step.seconds - straggling == pytest.approx(played.record.end_s)
+    assert min(step.parts.values()) >= 0
+    for name in ("products", "attention", "memory", "tensor exchange", "output layer"):
+        assert step.parts[name] == pytest.approx(closed.parts[name])
+    assert step.binding == closed.binding == "products"
+
+
+def test_predict_laws_one_stage_is_played_too(catalogue: Catalogue) -> None:
+    """Goal: sizes of one: no send, no bubble."""
+    made = job(catalogue, model=catalogue.model("GPT-13B"), devices=8, pipeline=1, batch=4)
+    played = play_training_step(made)
+    assert played.step.parts["bubble"] == played.step.parts["pipeline exchange"] == 0
+    assert played.ratio == pytest.approx(1, abs=0.001)
+    assert not [span for span in played.record.spans if " to " in span.engine]
+
+
+def test_events_see_sends_of_a_slow_network(catalogue: Catalogue) -> None:
+    """Goal: what the closed form misses: 1F1B waits for sends at each of the 128 micro-batches,
+    here 15 times as long in all; an output layer, which the others wait for anyway, hides some
+    of it; and interleaved pipelines of more parts send more at their ends."""
+    slow = job(catalogue, network=catalogue.network("virtio-10g"), devices=64, batch=128)
+    equal_job = replace(slow, model=replace(slow.model, vocab=8))
+    played = play_training_step(equal_job)
+    send_s = played.pipeline.send_s
+    waited = played.step.parts["pipeline exchange"]
+    assert played.closed.parts["pipeline exchange"] == pytest.approx(14 * send_s)
+    assert waited == pytest.approx(2 * 7 / 8 * 128 * send_s, rel=0.1)
+    assert 14 * send_s < play_training_step(slow).step.parts["pipeline exchange"] < waited
+    parts = play_training_step(replace(slow, virtual=12))
+    assert parts.step.parts["pipeline exchange"] > 5 * 14 * send_s
+
+
+def test_stages_share_layers(catalogue: Catalogue) -> None:
+    """E7, E9. Goal: what is left over goes to the middle; all layers, the embedding and the output
+    layer are somewhere, once."""
+    llama = replace(catalogue.model("Llama3-405B"), layers=126)
+    made = job(catalogue, model=llama, pipeline=16, batch=2048)
+    assert layers_of_stages(made) == (7, *[8] * 14, 7)
+    assert sum(layers_of_stages(made)) == 126
+    plan = pipeline_of(made)
+    first, second, *_, last = plan.parts
+    assert second[0].forward_s * 7 / 8 < first[0].forward_s < second[0].forward_s
+    assert last[0].backward_s > second[0].backward_s * 7 / 8
+    assert plan.sent_bytes == sent_bytes(made) == 2 * 2048 * llama.hidden / 8
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"parts": ()}, r"parts: none; a pipeline has a stage or more"),
+        ({"parts": ((Part(forward_s=1, backward_s=1),), ())}, r"parts: stages have 1, 0 of them"),
+        ({"micro_batches": 0}, r"micro_batches: 0, but at least 1"),
+        ({"micro_batches": 6}, r"micro_batches: .* takes 4 at a time.* 6 are no multiple"),
+        ({"data_overlap": 1.5}, r"data_overlap: 1.5 is no share from 0 to 1"),
+        ({"send_s": -1.0}, r"send_s: -1.0; a finite number from 0 on fits"),
+        ({"send_s": float("nan")}, r"send_s: nan; a finite"),
+        ({"slowdowns": (1.0,)}, r"slowdowns: 1 of them, but 4 stages; one for each fits"),
+        ({"slowdowns": (1.0, 0.5, 1.0, 1.0)}, r"slowdowns: 0.5 of stage 1; 1 is none"),
+        ({"optimizer_s": (1.0, 1.0)}, r"optimizer_s: 2 of them, but 4 stages"),
+    ],
+)
+def test_bad_prediction_schedules(change: dict[str, Any], said: str) -> None:
+    """Goal: what cannot be played names the key and what would fit."""
+    with pytest.raises(ConfigError, match=said):
+        uneven(**change)
+
+
+@pytest.mark.parametrize("virtual", [1, 8])
+def test_ends_take_places_of_layers(catalogue: Catalogue, virtual: int) -> None:
+    """E7. Goal: with ends that count as layers, as 405B is trained, the first and the last stage
+    have a layer fewer, in their first and last part; all layers are there, and the step is that of
+    the closed form within 1 %, of which the network has no part."""
+    network = replace(catalogue.network("ib-hdr"), rate=1e18, latency_s=0.0)
+    made = job(
+        catalogue, model=catalogue.model("Llama3-405B"), pipeline=16, devices=1024, batch=512,
+        virtual=virtual, ends_as_layers=True, network=network,
+    )  # fmt: skip
+    assert layers_of_stages(made) == (7, *[8] * 14, 7)
+    plan = pipeline_of(made)
+    layer_s = plan.parts[1][0].forward_s * made.virtual / 8
+    assert plan.parts[0][0].forward_s < (8 / made.virtual - 1) * layer_s + 0.1 * layer_s
+    assert play_training_step(made).ratio == pytest.approx(1, abs=0.01)
+
+
+def test_bad_prediction_layers(catalogue: Catalogue) -> None:
+    """Goal: stages that do not share the model's layers are refused, with ones that do."""
+    made = job(catalogue)
+    with pytest.raises(ConfigError, match=r"layers: \[12, 12\], but 8 stages share the 96 of GPT"):
+        pipeline_of(made, layers=(12, 12))
+    with pytest.raises(ConfigError, match=r"\[12, 12, 12, 12, 12, 12, 12, 12\] would fit"):
+        pipeline_of(made, layers=(96, 0, 0, 0, 0, 0, 0, 0))
+    uneven_layers = (13, 11, *[12] * 6)
+    with pytest.raises(ConfigError, match=r"no multiples of the 3 parts of each stage"):
+        pipeline_of(replace(made, virtual=3), layers=uneven_layers)
+    with pytest.raises(ConfigError, match=r"spread: -1; a finite number"):
+        drawn_slowdowns(0, 4, -1)
