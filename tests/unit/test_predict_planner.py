@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -222,17 +221,22 @@ def test_a_plan_with_costs_is_printed(
     json.dumps(document)
 
 
-def test_the_page_has_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Goal: the example of docs/predict.md runs, for people and as JSON."""
-    blocks = PAGE.read_text().split("```toml\n")[1:]
-    text = next(block.partition("```")[0] for block in blocks if block.startswith("systems"))
-    tomllib.loads(text)
-    file = tmp_path / "plan.toml"
-    file.write_text(text)
-    assert main(["plan", str(file)]) == 0
-    assert "that no other beats" in capsys.readouterr().out
-    assert main(["plan", str(file), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["best"][0]["system"] == "3d"
+def test_the_page_has_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: the examples of docs/predict.md run, for people and as JSON."""
+    blocks = [block.partition("```")[0] for block in PAGE.read_text().split("```toml\n")[1:]]
+    mine = tmp_path / "mine.toml"
+    mine.write_text(next(block for block in blocks if block.startswith("# mine.toml")))
+    plans = [block for block in blocks if block.startswith("systems")]
+    assert len(plans) == 2
+    for text, best in zip(plans, ("3d", "luwu"), strict=True):
+        file = tmp_path / "plan.toml"
+        file.write_text(text)
+        command = ["plan", str(file), "--catalogue", str(mine)]
+        assert main(command) == 0
+        assert "that no other beats" in capsys.readouterr().out
+        assert main([*command, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert best in {each["system"] for each in found["best"]}
+    assert found["best"][0].keys() >= {"capex", "topology", "watts"}
     assert main(["plan"]) == 2
     assert main(["plan", str(tmp_path / "none.toml")]) == 2
