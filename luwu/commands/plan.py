@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.commands.flags import Flag, Parsed, Verb
-from luwu.predict.answer import asked
 from luwu.predict.catalogue import load
-from luwu.predict.planner import Found, plan, text
+from luwu.predict.plan_text import plan_document, plan_text
+from luwu.predict.planner import plan
 from luwu.predict.question import read_table
 
 VERB: Final = Verb(
@@ -21,7 +21,8 @@ VERB: Final = Verb(
     usage="luwu plan FILE.toml [--json] [--catalogue FILE]",
     text=(
         "Search the degrees, micro-batches and recomputations of a job on machines that are not\n"
-        "here, and show those that no other beats in speed and in memory left."
+        "here, of systems and networks to choose from, and show those that no other beats in\n"
+        "speed, memory left, costs and power; and how many tokens hide what is exchanged."
     ),
     flags=(
         Flag(name="json", text="print JSON"),
@@ -40,19 +41,7 @@ def run(parsed: Parsed) -> int:
     table = read_table(Path(parsed.rest[0]))
     found = plan(table, load(*([Path(own)] if own else [])))
     if parsed.has("json"):
-        document = {
-            "schema": 1, "tried": found.tried, "too_large": found.too_large,
-            "best": [_document(each) for each in found.best],
-        }  # fmt: skip
-        print(json.dumps(document, indent=1))
+        print(json.dumps(plan_document(found), indent=1))
     else:
-        print(text(found))
+        print(plan_text(found))
     return 0
-
-
-def _document(found: Found) -> dict[str, Any]:
-    return {
-        "system": found.question.system, "step_s": found.step.seconds,
-        "tokens_per_s": found.tokens_per_s, "left_bytes": found.left_bytes,
-        "binding": found.step.binding, "asked": asked(found.question),
-    }  # fmt: skip

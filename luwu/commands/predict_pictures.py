@@ -7,20 +7,20 @@ from pathlib import Path
 
 from luwu.base.errors import ConfigError
 from luwu.predict.events.in_network import play_steps
-from luwu.predict.in_network import OptimizerNodes
 from luwu.predict.pictures import Picture, colour_index, is_pale, steps_picture
-from luwu.predict.question import Question
+from luwu.predict.question import AnyQuestion, Question
 from luwu.report.chart import Bar, as_file, span_chart
 
 
-def step_timeline(question: Question, path: Path) -> str:
+def step_timeline(question: AnyQuestion, path: Path) -> str:
     """Draw the last steps of a question that the event core plays; what to say of it. Raises
     ConfigError."""
-    if not isinstance(question.part, OptimizerNodes):
+    on = question.as_on_topology() if isinstance(question, Question) else None
+    if on is None or on.nodes is None:
         raise ConfigError(
             f"svg: the event core plays steps of luwu, and this is {question.system}; leave it out"
         )
-    played = play_steps(question.job, question.part)
+    played = play_steps(on.job, on.nodes)
     shown = steps_picture(played)
     write_svg(path, timeline_svg(shown, name=f"steps of {question.job.model.name}"))
     return (

@@ -17,8 +17,7 @@ from luwu.commands.trace import check_trace
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.events.driven import Driven, play_driven_steps
 from luwu.predict.events.recorded import write_events
-from luwu.predict.in_network import OptimizerNodes
-from luwu.predict.question import read_question
+from luwu.predict.question import Question, read_question
 from luwu.report.timeline import write_timeline
 
 USAGE = "luwu predict timeline FILE --out FILE [--run-dir DIR]"
@@ -36,11 +35,12 @@ def timeline(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     if out is not None:
         check_trace(Path(out), "--out")
     question = read_question(Path(rest[0]), catalogue)
-    if not isinstance(question.part, OptimizerNodes):
+    on = question.as_on_topology() if isinstance(question, Question) else None
+    if on is None or on.nodes is None:
         raise ConfigError(
             f"system: {question.system!r} has closed forms alone; a timeline is made of luwu"
         )
-    played = play_driven_steps(question.job, question.part)
+    played = play_driven_steps(on.job, on.nodes)
     said = [
         f"step    {played.step_s:.3f} s, as the cores of worker and node decide it "
         f"({len(played.ends_s)} played)"

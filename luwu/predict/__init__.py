@@ -24,6 +24,7 @@ How long things take:
     overlap.py      compute and exchange at once
     hosts.py        processors and drives that take part
     rank_groups.py, topologies.py, direct_topologies.py, topology_graphs.py    networks
+    on_topology.py  a job on one of them
 
 Systems, by closed forms:
 
@@ -36,8 +37,12 @@ Systems, by closed forms:
 
 What is said of it:
 
-    answer.py       the answer    sensitivity.py    what it hangs on    cost.py    what it costs
-    planner.py      the best of all configurations    sweep.py    a question over values of its keys
+    answer.py       the answer, of answer_training.py, answer_inference.py and answer_parts.py
+    sensitivity.py  what it hangs on    cost.py    what it costs
+    break_even.py   tokens that hide exchanges
+    planner.py      the best of all configurations, of planner_space.py; plan_text.py says it, and
+                    replay.py has the event core play it
+    sweep.py        a question over values of its keys
     pictures.py     what the event core did, as rows of a picture
     blind/          what is expected of configurations that nobody looked up
     calibration.py, offload_calibration.py, inference_calibration.py, validate.py,

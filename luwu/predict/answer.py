@@ -1,7 +1,7 @@
-"""What is said of a question: the step, what it goes to, what binds, what the answer hangs on.
+"""What is said of a question: how long, what it goes to, what binds, what the answer hangs on.
 
-`answer` makes a document (one JSON schema for all systems), `text` the same for people. Operations
-are counted twice and never mixed: MFU without what is computed again, HFU with it.
+`answer` makes a document (one JSON schema for all systems, with what a system does not have left
+out), `text` the same for people, `side_by_side` a table of several.
 """
 
 from __future__ import annotations
@@ -9,163 +9,53 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
+from luwu.predict import on_topology, question_cost
+from luwu.predict.answer_inference import inference_answer, inference_text, socket_answer
+from luwu.predict.answer_parts import SCHEMA
+from luwu.predict.answer_training import asked, memory_bytes, training_answer, training_text
+from luwu.predict.break_even import break_even, break_even_text
 from luwu.predict.catalogue import Catalogue
-from luwu.predict.in_network import OptimizerNodes
-from luwu.predict.job import StepTime, utilisation
-from luwu.predict.memory import (
-    activation_bytes,
-    replicated_state_bytes,
-    sharded_state_bytes,
-    state_bytes,
-)
-from luwu.predict.operators import WIRE_BYTES
-from luwu.predict.question import Question
-from luwu.predict.sensitivity import elasticities
+from luwu.predict.question import AnyQuestion, InferenceQuestion, SocketQuestion
 
-SCHEMA: Final = 1
-MFU_SANE: Final = (0.05, 0.85)
-"""Outside of this, something of the question or of the model is wrong."""
-EXPOSED: Final = ("exchange", "waiting", "tail", "bubble", "offload", "optimizer")
-SHOWN_MAX: Final = 8
+__all__ = ["SCHEMA", "answer", "asked", "memory_bytes", "side_by_side", "text"]
 
 
-def answer(question: Question, catalogue: Catalogue) -> dict[str, Any]:
+def answer(question: AnyQuestion, catalogue: Catalogue) -> dict[str, Any]:
     """Everything that is predicted of a question, as a document."""
-    job, step = question.job, question.answer()
-    seconds = step.seconds
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "system": question.system,
-        "step_s": seconds,
-        "parts_s": step.parts,
-        "resources_s": step.resources,
-        "binding": step.binding,
-        "tokens": job.tokens,
-        "tokens_per_s": job.tokens / seconds,
-        "tokens_per_s_per_device": job.tokens / seconds / job.devices,
-        **utilisation(job, seconds),
-        "exposed_ratio": _exposed(step) / seconds,
-        "memory_bytes": memory_bytes(question),
-        "memory_bytes_max": job.device.memory_bytes,
-        "micro_batches": step.micro_batches,
-        "extrapolated": step.notes.extrapolated,
-    }
-    found = elasticities(question)
-    document["elasticities"] = {name: value for name, value in found.items() if value}
-    document["no_effect"] = [name for name, value in found.items() if not value]
-    document["warnings"] = _warnings(document)
-    document["asked"] = asked(question)
-    document["sources"] = _sources(question, catalogue)
+    if isinstance(question, InferenceQuestion):
+        document = inference_answer(question, catalogue)
+    elif isinstance(question, SocketQuestion):
+        document = socket_answer(question, catalogue)
+    else:
+        document = training_answer(question, catalogue)
+        if question.system in ("luwu", "zero3"):
+            on = question.as_on_topology()
+            document["break_even_tokens"] = break_even(on.job, on.nodes).document
+    built = question.build()
+    if question.topology is not None and built is not None:
+        kind = question.topology.kind
+        document["topology"] = on_topology.document(built, kind, question.exchanges())
+    if question.costs is not None:
+        rate = document["tokens_per_s"]
+        if rate is None:
+            raise ConfigError(f"[cost]: tokens_per_s: {document['unknown']['tokens_per_s']}")
+        spent = question_cost.expense(question.costs, question.place, built)
+        document["cost"] = question_cost.document(spent, rate, document.get("step_s"))
     return document
-
-
-def _exposed(step: StepTime) -> float:
-    """Seconds in which a device waits for something else."""
-    return sum(
-        seconds for name, seconds in step.parts.items()
-        if any(name.startswith(each) or name.endswith(each) for each in EXPOSED)
-    )  # fmt: skip
-
-
-def memory_bytes(question: Question) -> dict[str, float]:
-    """Of a device, by what takes it."""
-    job = question.job
-    activations = activation_bytes(job)
-    if question.system == "3d":
-        return {"states": state_bytes(job), "activations": activations}
-    if question.system in ("ddp", "atp"):
-        return {"states": replicated_state_bytes(job), "activations": activations}
-    if question.system == "zero3":
-        return {"states": sharded_state_bytes(job), "activations": activations}
-    window = 3 * WIRE_BYTES * 2 * job.model.layer_parameters
-    own = 0.0 if isinstance(question.part, OptimizerNodes) else (
-        WIRE_BYTES * 2 * job.model.parameters / job.devices
-    )  # fmt: skip
-    return {"states": window + own, "activations": activations}
-
-
-def _warnings(document: dict[str, Any]) -> list[str]:
-    found = []
-    low, high = MFU_SANE
-    if not low <= document["mfu"] <= high:
-        found.append(f"an MFU of {document['mfu']:.1%} is not plausible; look at the question")
-    needed = sum(document["memory_bytes"].values())
-    if needed > document["memory_bytes_max"]:
-        found.append(
-            f"a device has {format_bytes(document['memory_bytes_max'])}, and "
-            f"{format_bytes(needed)} are needed: this does not run"
-        )
-    return found
-
-
-def asked(question: Question) -> dict[str, Any]:
-    """The question as it was understood."""
-    job = question.job
-    return {
-        "model": job.model.name, "parameters": job.model.parameters, "device": job.device.name,
-        "network": job.network.name, "software": job.software.name, "devices": job.devices,
-        "data": job.data, "tensor": job.tensor, "pipeline": job.pipeline, "virtual": job.virtual,
-        "context": job.context, "expert": job.expert, "sequence": job.sequence, "batch": job.batch,
-        "micro_batch": job.micro_batch, "recompute": job.recompute, "precision": job.precision,
-        "sequence_parallel": job.sequence_parallel,
-    }  # fmt: skip
-
-
-def _sources(question: Question, catalogue: Catalogue) -> dict[str, str]:
-    """Of the numbers of the device and the network that were used."""
-    places = (f"device.{question.job.device.name}.", f"network.{question.job.network.name}.")
-    return {
-        place: f"{known.source} ({known.tag}, {known.date})"
-        for place, known in catalogue.known.items()
-        if place.startswith(places)
-    }
 
 
 def text(document: dict[str, Any]) -> str:
     """The document for people."""
-    asked, step_s = document["asked"], document["step_s"]
-    lines = [
-        f"{asked['model']} ({asked['parameters'] / 1e9:.1f} B) by {document['system']} on "
-        f"{asked['devices']} x {asked['device']}, {asked['network']}, {asked['software']}",
-        f"batch {asked['batch']} x {asked['sequence']} tokens in {document['micro_batches']} "
-        f"micro-batches of {asked['micro_batch']}; data {asked['data']}, tensor {asked['tensor']}, "
-        f"pipeline {asked['pipeline']} x {asked['virtual']}, context {asked['context']}; "
-        f"recompute {asked['recompute']}, {asked['precision']}",
-        "",
-        f"step              {step_s:.3f} s",
-        f"tokens            {document['tokens_per_s']:,.0f} a second, "
-        f"{document['tokens_per_s_per_device']:,.0f} of a device",
-        f"utilisation       MFU {document['mfu']:.1%}, HFU {document['hfu']:.1%}",
-        f"binds             {document['binding']}",
-        "",
-    ]
-    lines += [
-        f"  {name:<24} {seconds:9.3f} s  {seconds / step_s:6.1%}"
-        for name, seconds in document["parts_s"].items()
-        if seconds
-    ]
-    if document["resources_s"]:
-        lines += ["", "busy in a step:"]
-        lines += [f"  {name:<24} {s:9.3f} s" for name, s in document["resources_s"].items()]
-    memory = document["memory_bytes"]
-    lines += [
-        "",
-        "memory of a device: "
-        + ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in memory.items())
-        + f"; it has {format_bytes(document['memory_bytes_max'])}",
-        "1 % more of this changes the step by:",
-    ]
-    shown = list(document["elasticities"].items())[:SHOWN_MAX]
-    lines += [f"  {name:<40} {value:+.2f} %" for name, value in shown]
-    lines += (
-        [f"without effect: {', '.join(document['no_effect'])}"] if document["no_effect"] else []
-    )
-    lines += [
-        f"beyond what was measured: {name}: {said}"
-        for name, said in document["extrapolated"].items()
-    ]
-    lines += [f"warning: {each}" for each in document["warnings"]]
+    said = training_text(document) if "step_s" in document else inference_text(document)
+    lines = [said]
+    if "break_even_tokens" in document:
+        lines += ["", *break_even_text(document["break_even_tokens"])]
+    if "topology" in document:
+        lines += ["", *on_topology.document_text(document["topology"])]
+    if "cost" in document:
+        lines += ["", *question_cost.document_text(document["cost"])]
     return "\n".join(lines)
 
 
@@ -175,24 +65,68 @@ _TABLE: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "devices": lambda a: f"{a['asked']['devices']} x {a['asked']['device']}",
     "tokens a step": lambda a: f"{a['tokens']:,}",
     "step": lambda a: f"{a['step_s']:.3f} s",
+    "batch": lambda a: f"{a['batch']:.0f}",
+    "first token": lambda a: f"{1e3 * a['first_token_s']:,.2f} ms",
+    "between tokens": lambda a: f"{1e3 * a['token_s']:,.2f} ms",
     "tokens/s of a device": lambda a: f"{a['tokens_per_s_per_device']:,.0f}",
     "MFU, HFU": lambda a: f"{a['mfu']:.1%}, {a['hfu']:.1%}",
     "in the open": lambda a: f"{a['exposed_ratio']:.1%}",
     "binds": lambda a: a["binding"],
     "memory": lambda a: format_bytes(sum(a["memory_bytes"].values())),
+    "network": lambda a: f"{a['topology']['kind']}, {a['topology']['switches']} switches",
+    "to buy": lambda a: f"{a['cost']['capex']:,.0f} USD",
+    "at work": lambda a: f"{a['cost']['watts'] / 1e3:,.1f} kW",
+    "of a million tokens": lambda a: f"{a['cost']['dollars_per_million_tokens']:,.3g} USD",
+    "tokens per dollar": lambda a: f"{a['cost']['tokens_per_dollar']:,.0f}",
     "warnings": lambda a: str(len(a["warnings"]) or "none"),
 }
+_NEEDS: Final = {
+    "tokens a step": ("tokens",), "step": ("step_s",), "batch": ("batch",),
+    "first token": ("first_token_s",), "between tokens": ("token_s",), "MFU, HFU": ("mfu",),
+    "in the open": ("exposed_ratio",), "tokens/s of a device": ("tokens_per_s_per_device",),
+    "network": ("topology",), "to buy": ("cost", "capex"), "at work": ("cost", "watts"),
+    "of a million tokens": ("cost",), "tokens per dollar": ("cost",),
+}  # fmt: skip
+"""Of a document, where that stands without which a row has nothing to say of it."""
+_NOT_THERE: Final = object()
 
 
 def side_by_side(documents: dict[str, dict[str, Any]]) -> str:
-    """Several answers as a table, a column each; the first is what the others are compared with."""
+    """Several answers as a table, a column each; the first is what the others are compared with.
+    Rows that nobody has are left out, and training is not compared with inference."""
     columns = list(documents.values())
-    rows = {name: [cell(each) for each in columns] for name, cell in _TABLE.items()}
-    rates = [each["tokens_per_s_per_device"] for each in columns]
-    rows["against the first"] = [f"{rate / rates[0]:.2f}" for rate in rates]
+    rows = {
+        name: [_cell(name, each) for each in columns]
+        for name in _TABLE
+        if any(_found(each, _NEEDS.get(name, ())) is not _NOT_THERE for each in columns)
+    }
+    rows["against the first"] = [_against(columns[0], each) for each in columns]
     rows = {"": list(documents), **rows}
     widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
     return "\n".join(
         f"{name:<22}" + "  ".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
         for name, cells in rows.items()
     )
+
+
+def _cell(name: str, document: dict[str, Any]) -> str:
+    found = _found(document, _NEEDS.get(name, ()))
+    if found is _NOT_THERE:
+        return "-"
+    return "not known" if found is None else _TABLE[name](document)
+
+
+def _found(document: dict[str, Any], place: tuple[str, ...]) -> Any:
+    found: Any = document
+    for key in place:
+        found = found.get(key, _NOT_THERE)
+        if found is _NOT_THERE:
+            break
+    return found
+
+
+def _against(first: dict[str, Any], other: dict[str, Any]) -> str:
+    rates = [each["tokens_per_s_per_device"] for each in (first, other)]
+    if None in rates or ("step_s" in first) != ("step_s" in other):
+        return "-"
+    return f"{rates[1] / rates[0]:.2f}"

@@ -144,6 +144,8 @@ class Hosts:
     disk: Disk | None = None
     disks: int = 0
     """Added to each host."""
+    what: str = ""
+    """In bills; by default by whether they have devices."""
 
     def __post_init__(self) -> None:
         whole("hosts.count", self.count)
@@ -165,7 +167,7 @@ class Hosts:
         server = self.server
         items = [
             Item(
-                what="hosts" if server.devices_count else "optimizer nodes",
+                what=self.what or ("hosts" if server.devices_count else "optimizer nodes"),
                 entry=f"server.{server.name}", count=self.count, price=server.price,
                 power=server.power,
             )

@@ -108,14 +108,18 @@ def dispatched_bytes(job: TrainingJob) -> float:
     return WIRE_BYTES * tokens * job.model.hidden
 
 
+def all_to_alls(job: TrainingJob) -> float:
+    """Of a layer and micro-batch: two forward, two backward, two where forward is computed again
+    (J2)."""
+    return 4.0 + 2 * {"full": 1.0, "half": 0.5}.get(job.recompute, 0.0)
+
+
 def expert_exchange(job: TrainingJob) -> float:
-    """Seconds of a layer's and micro-batch's all-to-alls (J2, J3): two forward, two backward, and
-    two where forward is computed again."""
+    """Seconds of a layer's and micro-batch's all-to-alls (J3)."""
     if job.expert == 1:
         return 0.0
     group = expert_group(job)
-    count = 4.0 + 2 * {"full": 1.0, "half": 0.5}.get(job.recompute, 0.0)
-    return count * domains_all_to_all(
+    return all_to_alls(job) * domains_all_to_all(
         group.domains, group.inside, dispatched_bytes(job),
         domain_path(job.device), network_path(job.network),
     )  # fmt: skip

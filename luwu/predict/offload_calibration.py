@@ -9,7 +9,7 @@ from luwu.predict.calibration import ComparedNumber, read
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.hosts import Host
 from luwu.predict.job import utilisation
-from luwu.predict.question import Question, make_question
+from luwu.predict.question_training import Question, make_training_question
 from luwu.predict.units import Dimension, parse
 
 MICRO_BATCH: Final = 4
@@ -35,7 +35,7 @@ def testbed_question(catalogue: Catalogue, system: str, model: str, **changes: A
         table["node"] = _NODE
     elif system in ("zero-infinity", "zero-offload"):
         table["host"] = _WORKER
-    return make_question(table, catalogue)
+    return make_training_question(table, catalogue)
 
 
 def testbed(catalogue: Catalogue, system: str, model: str, **changes: Any) -> float:

@@ -1,4 +1,5 @@
-"""Which configuration is best: all degrees, micro-batches and recomputations, of the systems asked.
+"""Which configuration is best: all degrees, micro-batches and recomputations, of the systems and
+networks asked.
 
     model = "GPT-175B"              as in a question (`question.py`), without what is searched
     device = "H100-80"
@@ -9,30 +10,45 @@
     systems = ["3d", "zero3"]       default: those that are told enough of
     software = "nemo-2024"          or {3d = "nemo-2024", zero3 = "torchtitan-2024"}
 
+    [[topology]]                    one, or several to choose from; as in a question
+    kind = "clos"
+    radix = 64
+
+    [cost]                          what is bought or rented; makes costs and power goals too
+    server = "H100x8"
+    [cost.luwu]                     and what a system needs besides
+    nic = "U50"
+    nics = 8
+
 `[node]` and `[host]` are those of a question. A configuration whose memory does not fit a device is
-left out and counted. What remains is scored by closed forms; the *Pareto set* are those that no
-other beats in both tokens a second and memory left on a device. The order of search is fixed, and
-of two equal ones the first counts, so two searches are the same.
+left out and counted; so is one that a network or a host cannot have, with the first reason. What
+remains is scored by closed forms; the *Pareto set* are those that no other beats in all of tokens a
+second, memory left on a device, and with [cost] dollars per million tokens, price and power. The
+best of it are played by the event core, where that can play them, and both numbers are told. The
+order of search is fixed, and of two equal ones the first counts, so two searches are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.base.suggestion import suggestion
 from luwu.predict.answer import memory_bytes
+from luwu.predict.break_even import BreakEven, break_even
 from luwu.predict.catalogue import Catalogue
+from luwu.predict.cost import dollars_per_million_tokens
 from luwu.predict.job import StepTime
-from luwu.predict.question import SECTIONS, SYSTEMS, Question, make_question
+from luwu.predict.planner_space import configurations, costs_by_system, topologies
+from luwu.predict.question_cost import Expense, expense
+from luwu.predict.question_topology import TopologyChoice
+from luwu.predict.question_training import Question, make_training_question
+from luwu.predict.replay import Replay, replay
 
-SEARCHED: Final = (
-    "tensor", "pipeline", "virtual", "context", "micro_batch", "recompute", "sequence_parallel",
-    "system",
-)  # fmt: skip
-_MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
+PLAYED_MAX: Final = 20
+"""Of the Pareto set, the fastest so many are played."""
+_BREAK_EVEN: Final = ("luwu", "zero3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +59,31 @@ class Found:
     step: StepTime
     left_bytes: float
     """Of a device's memory."""
+    expense: Expense | None = None
+    replay: Replay | None = None
+    """By the event core; None: it was not among the best."""
 
     @property
     def tokens_per_s(self) -> float:
         """Of all devices."""
         return self.question.job.tokens / self.step.seconds
+
+    @property
+    def dollars_per_million_tokens(self) -> float | None:
+        """None where no costs are told."""
+        if self.expense is None:
+            return None
+        return dollars_per_million_tokens(self.tokens_per_s, self.expense.dollars_per_s)
+
+    @property
+    def goals(self) -> tuple[float, ...]:
+        """All to be large."""
+        found = [self.tokens_per_s, self.left_bytes]
+        if self.expense is not None:
+            found.append(-(self.dollars_per_million_tokens or 0.0))
+            if self.expense.bill is not None:
+                found += [-self.expense.bill.capex, -self.expense.bill.watts]
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,123 +95,109 @@ class Plan:
     tried: int
     too_large: int
     """Configurations whose memory does not fit."""
+    refused: int = 0
+    """Those that a network or a host cannot have."""
+    first_refusal: str = ""
+    break_even: dict[str, BreakEven] = field(default_factory=dict)
+    """Of systems for which tokens decide what hides what, by the fastest of each."""
 
 
-def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
-    """Search. Raises ConfigError: for a table that means nothing, or where nothing fits."""
-    for key in table:
-        if key in SEARCHED:
-            raise ConfigError(f"{key}: is what a plan searches; leave it out")
-    tried, found, least_bytes = 0, [], float("inf")
-    for one in _tables(table, catalogue):
-        tried += 1
-        question = make_question(one, catalogue)
+@dataclass(slots=True)
+class _Search:
+    """What was seen so far."""
+
+    tried: int = 0
+    too_large: int = 0
+    least_bytes: float = float("inf")
+    refusals: list[str] = field(default_factory=list)
+    found: list[Found] = field(default_factory=list)
+    expenses: dict[tuple[str, TopologyChoice | None], Expense] = field(default_factory=dict)
+
+    def look_at(self, question: Question) -> None:
+        """One configuration. Raises ConfigError for a cost that is not known."""
+        self.tried += 1
         has, needs = question.job.device.memory_bytes, sum(memory_bytes(question).values())
-        least_bytes = min(least_bytes, needs)
-        if needs <= has:
+        self.least_bytes = min(self.least_bytes, needs)
+        if needs > has:
+            self.too_large += 1
+            return
+        try:
             step = question.answer()
-            found.append(Found(question=question, step=step, left_bytes=has - needs))
-    if not tried:
+        except ConfigError as exc:
+            self.refusals.append(str(exc))
+            return
+        spent = self._expense(question)
+        self.found.append(
+            Found(question=question, step=step, left_bytes=has - needs, expense=spent)
+        )
+
+    def _expense(self, question: Question) -> Expense | None:
+        """The same of all configurations of a system on a network."""
+        if question.costs is None:
+            return None
+        key = (question.system, question.topology)
+        if key not in self.expenses:
+            self.expenses[key] = expense(question.costs, question.place, question.build())
+        return self.expenses[key]
+
+
+def plan(table: Mapping[str, Any], catalogue: Catalogue, *, played: int = PLAYED_MAX) -> Plan:
+    """Search, and play the best. Raises ConfigError: for a table that means nothing, or where
+    nothing fits."""
+    search, choices = _Search(), topologies(table)
+    costs = costs_by_system(table, catalogue)
+    for one in configurations(table, catalogue):
+        question = make_training_question(one, catalogue, costs=costs.get(one["system"]))
+        for choice in choices:
+            search.look_at(replace(question, topology=choice))
+    _check(search)
+    best = pareto(search.found)
+    shown = [
+        replace(each, replay=replay(each.question)) if rank < played else each
+        for rank, each in enumerate(best)
+    ]
+    return Plan(
+        tuple(shown), search.tried, search.too_large, len(search.refusals),
+        search.refusals[0] if search.refusals else "", _break_even(search.found),
+    )  # fmt: skip
+
+
+def _check(search: _Search) -> None:
+    if not search.tried:
         raise ConfigError(
             "batch: no degrees share it evenly among the devices; a multiple of them fits"
         )
-    if not found:
-        raise ConfigError(
-            f"devices: none of {tried} configurations fits their memory; the least needs "
-            f"{least_bytes / 1e9:.0f} GB each, of {has / 1e9:.0f}; take more devices"
-        )
-    return Plan(tuple(_pareto(found)), tried, tried - len(found))
-
-
-def _pareto(found: list[Found]) -> Iterator[Found]:
-    """Those that nothing beats in both, fastest first."""
-    most_left = -1.0
-    for each in sorted(found, key=lambda one: (-one.tokens_per_s, -one.left_bytes)):
-        if each.left_bytes > most_left:
-            most_left = each.left_bytes
-            yield each
-
-
-def _tables(table: Mapping[str, Any], catalogue: Catalogue) -> Iterator[dict[str, Any]]:
-    """Every configuration as a question's table, those alone that share devices and batch."""
-    for needed in ("model", "device", "network", "software", "devices", "sequence", "batch"):
-        if needed not in table:
-            raise ConfigError(f"{needed} is missing")
-    layers = catalogue.model(table["model"]).layers
-    domain = int(catalogue.device(table["device"]).domain_count)
-    for system in _systems(table):
-        section = SECTIONS.get(system)
-        base = {
-            key: value for key, value in table.items()
-            if key not in ("systems", "software", "node", "host")
-        }  # fmt: skip
-        base |= {"system": system, "software": _software(table, system)}
-        if section is not None:
-            base[section] = table[section]
-        for degrees in _degrees(system, int(table["devices"]), layers, domain):
-            inner = degrees["tensor"] * degrees["pipeline"]
-            data = table["devices"] // inner
-            for micro_batch in _MICRO_BATCHES:
-                rounds, rest = divmod(table["batch"], data * micro_batch)
-                if rest or (degrees["virtual"] > 1 and rounds % degrees["pipeline"]):
-                    continue
-                for recompute in ("none", "selective", "full"):
-                    own = {"micro_batch": micro_batch, "recompute": recompute}
-                    if degrees["tensor"] > 1:
-                        own["sequence_parallel"] = True
-                    yield {**base, **degrees, **own}
-
-
-def _degrees(system: str, devices: int, layers: int, domain: int) -> Iterator[dict[str, int]]:
-    """Tensor ranks within a domain, stages and parts that divide the layers."""
-    if system != "3d":
-        yield {"tensor": 1, "pipeline": 1, "virtual": 1}
+    if search.found:
         return
-    for tensor in (each for each in (1, 2, 4, 8, 16, 32) if each <= domain):
-        for pipeline in range(1, layers + 1):
-            if layers % pipeline or devices % (tensor * pipeline):
-                continue
-            for virtual in range(1, layers // pipeline + 1):
-                if (layers // pipeline) % virtual == 0 and (virtual == 1 or pipeline > 1):
-                    yield {"tensor": tensor, "pipeline": pipeline, "virtual": virtual}
-
-
-def _systems(table: Mapping[str, Any]) -> list[str]:
-    asked = table.get("systems")
-    if asked is None:
-        return [name for name in SYSTEMS if SECTIONS.get(name) is None or SECTIONS[name] in table]
-    for name in asked:
-        if name not in SYSTEMS:
-            raise ConfigError(
-                f"systems: {name!r} is none of {', '.join(SYSTEMS)}{suggestion(str(name), SYSTEMS)}"
-            )
-        if SECTIONS.get(name) not in (None, *table):
-            raise ConfigError(f"[{SECTIONS[name]}] is missing: {name} needs to know its hosts")
-    return list(asked)
-
-
-def _software(table: Mapping[str, Any], system: str) -> Any:
-    chosen = table["software"]
-    if not isinstance(chosen, dict):
-        return chosen
-    if system not in chosen:
-        raise ConfigError(f"software.{system} is missing")
-    return chosen[system]
-
-
-def text(found: Plan, shown: int = 12) -> str:
-    """For people: the Pareto set as a table."""
-    lines = [
-        f"{found.tried} configurations, {found.too_large} of them too large for a device; "
-        f"{len(found.best)} that no other beats:",
-        f"{'tokens/s':>12} {'step':>10} {'left':>8}  {'system':<13}  degrees, micro-batch, again",
-    ]
-    for each in found.best[:shown]:
-        job, left = each.question.job, f"{each.left_bytes / 2**30:4.1f} GiB"
-        degrees = f"t{job.tensor} p{job.pipeline} v{job.virtual} d{job.data}"
-        lines.append(
-            f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {left}  "
-            f"{each.question.system:<13}  {degrees}, {job.micro_batch}, {job.recompute}; "
-            f"binds: {each.step.binding}"
+    if search.refusals:
+        raise ConfigError(
+            f"{search.refusals[0]}; so it is with {len(search.refusals)} of {search.tried} "
+            "configurations, and the others are too large for a device"
         )
-    return "\n".join(lines)
+    raise ConfigError(
+        f"devices: none of {search.tried} configurations fits their memory; the least needs "
+        f"{search.least_bytes / 1e9:.0f} GB each; take more devices"
+    )
+
+
+def pareto(found: list[Found]) -> list[Found]:
+    """Those that nothing beats in all goals, fastest first; of equal ones the first."""
+    best: list[Found] = []
+    goals: list[tuple[float, ...]] = []
+    ordered = sorted(enumerate(found), key=lambda one: (*(-goal for goal in one[1].goals), one[0]))
+    for _, each in ordered:  # who beats another stands before it
+        own = each.goals
+        if not any(all(a >= b for a, b in zip(other, own, strict=True)) for other in goals):
+            best.append(each)
+            goals.append(own)
+    return best
+
+
+def _break_even(found: list[Found]) -> dict[str, BreakEven]:
+    told = {}
+    for system in _BREAK_EVEN:
+        own = [each for each in found if each.question.system == system]
+        if own:
+            on = max(own, key=lambda each: each.tokens_per_s).question.as_on_topology()
+            told[system] = break_even(on.job, on.nodes)
+    return told

@@ -10,14 +10,18 @@ import dataclasses
 import math
 from typing import Any, Final
 
+from luwu.base.errors import ConfigError
 from luwu.predict.curves import Curve
 from luwu.predict.model import Transformer
-from luwu.predict.question import Question
+from luwu.predict.question import AnyQuestion
+from luwu.predict.question_cost import Costs
 from luwu.predict.software import Software
 
 STEP: Final = 0.1
-_NO_INPUT: Final = (Transformer, Software)
-"""What is trained and by what is asked, not measured."""
+_NO_INPUT: Final = (Transformer, Software, Costs)
+"""What is trained and by what is asked, not measured; prices change no time."""
+_NO_TENTH: Final = ("part.cached", "topology.global_taper", "job.device.domain_count")
+"""A share has no tenth more at its end; links and devices are whole."""
 
 
 def inputs(thing: Any, place: str = "") -> list[str]:
@@ -44,14 +48,38 @@ def scaled(thing: Any, place: str, factor: float) -> Any:
     return dataclasses.replace(thing, **{name: factor * value})
 
 
-def elasticities(question: Question) -> dict[str, float]:
-    """Of the step time, by input, those with the largest effect first."""
+def elasticities(question: AnyQuestion) -> dict[str, float]:
+    """Of the step time, or of the seconds of a token, by input, those with the largest effect
+    first. Where a tenth less of an input cannot be (`limits`), of a tenth more alone."""
     found = {}
-    for place in inputs(question):
-        if place == "part.cached":  # a share has no tenth more at its end
+    for place in _places(question):
+        less, more = (_seconds(question, place, factor) for factor in (1 - STEP, 1 + STEP))
+        if more is None:
             continue
-        less, more = (
-            scaled(question, place, factor).answer().seconds for factor in (1 - STEP, 1 + STEP)
-        )
-        found[place] = math.log(more / less) / math.log((1 + STEP) / (1 - STEP))
+        if less is None:
+            found[place] = math.log(more / question.answer().seconds) / math.log(1 + STEP)
+        else:
+            found[place] = math.log(more / less) / math.log((1 + STEP) / (1 - STEP))
     return dict(sorted(found.items(), key=lambda item: (-abs(item[1]), item[0])))
+
+
+def limits(question: AnyQuestion) -> list[str]:
+    """Inputs of which a tenth less or more cannot be: a memory that is as good as full."""
+    factors = (1 - STEP, 1 + STEP)
+    return [
+        place for place in _places(question)
+        if any(_seconds(question, place, factor) is None for factor in factors)
+    ]  # fmt: skip
+
+
+def _places(question: AnyQuestion) -> list[str]:
+    return [place for place in inputs(question) if place not in _NO_TENTH]
+
+
+def _seconds(question: AnyQuestion, place: str, factor: float) -> float | None:
+    """With one input changed; None where that cannot be."""
+    try:
+        seconds: float = scaled(question, place, factor).answer().seconds
+    except ConfigError:
+        return None
+    return seconds

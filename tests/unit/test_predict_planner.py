@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import tomllib
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from luwu.base.errors import ConfigError
 from luwu.commands.main import main
 from luwu.predict.answer import memory_bytes
 from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.plan_text import plan_document, plan_text
 from luwu.predict.planner import plan
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "predict.md"
@@ -71,6 +72,14 @@ def test_predict_laws_nothing_near_the_best_is_better(catalogue: Catalogue) -> N
         ({"systems": ["3dd"]}, r"systems: '3dd' is none of"),
         ({"systems": ["luwu"]}, r"\[node\] is missing: luwu"),
         ({"model": None}, r"model is missing"),
+        ({"topology": 3}, r"topology: 3 is no section; write \[topology\] or"),
+        ({"topology": [{"kind": "clo"}]}, r"topology.kind: 'clo' is none of .* mean clos"),
+        ({"cost": {"server": "H100x8", "rented": True, "luwu": {}}}, r"cost.luwu: none of the sys"),
+        ({"cost": {"rented": True}}, r"cost.server is missing"),
+        (
+            {"topology": {"kind": "torus", "sizes": [8]}},
+            r"topology.sizes: .*; so it is with \d+ of",
+        ),
         ({"software": {"3d": "nemo-2024"}}, r"software.zero3 is missing"),
         (
             {"devices": 1, "batch": 1, "model": "GPT-1T"},
@@ -88,17 +97,146 @@ def test_bad_prediction_plans(catalogue: Catalogue, change: dict[str, Any], said
         plan(table, catalogue)
 
 
-def test_the_page_has_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Goal: the example of docs/predict.md runs, for people and as JSON."""
-    blocks = PAGE.read_text().split("```toml\n")[1:]
-    text = next(block.partition("```")[0] for block in blocks if block.startswith("systems"))
-    tomllib.loads(text)
-    file = tmp_path / "plan.toml"
-    file.write_text(text)
-    assert main(["plan", str(file)]) == 0
-    assert "that no other beats" in capsys.readouterr().out
-    assert main(["plan", str(file), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["best"][0]["system"] == "3d"
+NODE: dict[str, Any] = {
+    "processor": "Xeon-5320", "memory_bytes": "512 GiB", "disk": "P5510-3.84T", "disks": 12,
+}  # fmt: skip
+NETWORKS: dict[str, Any] = {
+    **TABLE, "systems": ["3d", "zero3", "luwu"], "node": NODE, "batch": 512,
+    "topology": [
+        {"kind": "clos", "radix": 64, "aggregates": True},
+        {"kind": "clos", "radix": 16, "taper": 3, "aggregates": True},
+        {"kind": "rail-only", "radix": 64},
+        {"kind": "aggregation-tree", "fan_in": 8},
+    ],
+}  # fmt: skip
+MINE = """
+[server.eight]
+devices_count = 8
+price = "200 kUSD"
+power = "6 kW"
+[server.node]
+devices_count = 0
+price = "15 kUSD"
+power = "600 W"
+[disk."P5510-3.84T"]
+price = "600 USD"
+power = "15 W"
+[tariff.ours]
+life_s = "4 year"
+pue = 1.2
+energy_price = "0.1 USD/kWh"
+"""
+COST: dict[str, Any] = {
+    "server": "eight", "switch": "QM9700", "link": "400G", "tariff": "ours",
+    "luwu": {"node_server": "node"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+    file: Path = tmp_path_factory.mktemp("plan") / "mine.toml"
+    file.write_text(MINE)
+    return load(file)
+
+
+def test_predict_laws_plans_choose_networks(mine: Catalogue) -> None:
+    """Goal: every network is tried with every configuration, those that it cannot have are counted
+    with the reason, and none of what is left out beats what is shown in all goals."""
+    one = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine)
+    found = plan({**NETWORKS, "cost": COST}, mine)
+    assert found.tried == 4 * one.tried
+    assert found.too_large == 4 * one.too_large
+    assert found.refused > 0
+    assert "push needs switches that aggregate" in found.first_refusal
+    kinds = {each.question.topology.kind for each in found.best if each.question.topology}
+    assert kinds <= {"clos", "rail-only", "aggregation-tree"}
+    goals = [each.goals for each in found.best]
+    assert {len(each) for each in goals} == {5}
+    for own in goals:
+        beats = [o for o in goals if all(a >= b for a, b in zip(o, own, strict=True))]
+        assert beats == [own]
+    assert found.best[0].tokens_per_s >= one.best[0].tokens_per_s * (1 - 1e-12)
+    cheapest = min(each.dollars_per_million_tokens or 0.0 for each in found.best)
+    assert 0 < cheapest <= (found.best[0].dollars_per_million_tokens or 0.0)
+    assert plan({**NETWORKS, "cost": COST}, mine) == found
+
+
+def test_predict_laws_what_is_rented_has_dollars_alone(mine: Catalogue) -> None:
+    """Goal: of rented devices the fastest is the cheapest, as all cost the same; no price and no
+    power are goals."""
+    table = {**TABLE, "device": "H100-80", "software": "nemo-2024"}
+    found = plan({**table, "cost": {"server": "H100x8", "rented": True}}, mine)
+    assert all(len(each.goals) == 3 for each in found.best)
+    dollars = [each.dollars_per_million_tokens or 0.0 for each in found.best]
+    assert dollars == sorted(dollars)
+    plain = plan(table, mine)
+    assert [each.step for each in found.best] == [each.step for each in plain.best]
+
+
+def test_the_best_are_played(mine: Catalogue) -> None:
+    """Goal: the event core plays the best where it can, and the plan says which and why not; both
+    numbers are near each other."""
+    found = plan({**NETWORKS, "systems": ["luwu"], "batch": 128}, mine, played=3)
+    played = [each for each in found.best if each.replay is not None]
+    assert len(played) == min(3, len(found.best))
+    times = [(each.step.seconds, each.replay.step_s) for each in played if each.replay]
+    assert any(again is not None for _, again in times)
+    assert all(again is None or 0.7 < again / once < 1.3 for once, again in times)
+    others = plan(TABLE, mine)
+    assert {each.replay.why for each in others.best if each.replay} == {
+        "the event core plays steps of luwu alone"
+    }
+    assert "not played: the event core plays steps of luwu alone" in plan_text(others)
+
+
+def test_predict_laws_plans_tell_break_even_tokens(mine: Catalogue) -> None:
+    """B8 to B11. Goal: of LuWu and of ZeRO-3, for the cluster asked about; a tree's links are as
+    fast as a switch's, so its tokens are the same."""
+    found = plan({**NETWORKS, "topology": NETWORKS["topology"][3]}, mine)
+    assert set(found.break_even) == {"luwu", "zero3"}
+    luwu = found.break_even["luwu"]
+    assert set(luwu.of_a_micro_batch) == {"pull", "push"}
+    assert set(luwu.of_a_step) == {"disk read", "disk write"}
+    text = plan_text(found)
+    assert re.search(r"^luwu, tokens of a device that hide the rest, at \d+ TFLOP/s:$", text, re.M)
+    assert re.search(r"^  gathers and reductions +[\d,]+ of a micro-batch", text, re.M)
+    switch = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine)
+    assert switch.break_even["luwu"].of_a_step == luwu.of_a_step
+    assert plan(TABLE, mine).break_even.keys() == {"zero3"}
+
+
+def test_a_plan_with_costs_is_printed(
+    mine: Catalogue,
+) -> None:
+    """Goal: dollars, price, power and the network have columns, and keys in JSON."""
+    found = plan({**NETWORKS, "cost": COST}, mine)
+    head = plan_text(found).splitlines()[1]
+    for name in ("tokens/s", "played", "USD/Mtoken", "MUSD", "kW", "network", "system"):
+        assert name in head
+    document = plan_document(found)
+    assert document["best"][0].keys() >= {
+        "topology", "capex", "watts", "dollars_per_million_tokens", "played_step_s"
+    }  # fmt: skip
+    assert document["refused"] == found.refused
+    json.dumps(document)
+
+
+def test_the_page_has_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: the examples of docs/predict.md run, for people and as JSON."""
+    blocks = [block.partition("```")[0] for block in PAGE.read_text().split("```toml\n")[1:]]
+    mine = tmp_path / "mine.toml"
+    mine.write_text(next(block for block in blocks if block.startswith("# mine.toml")))
+    plans = [block for block in blocks if block.startswith("systems")]
+    assert len(plans) == 2
+    for text, best in zip(plans, ("3d", "luwu"), strict=True):
+        file = tmp_path / "plan.toml"
+        file.write_text(text)
+        command = ["plan", str(file), "--catalogue", str(mine)]
+        assert main(command) == 0
+        assert "that no other beats" in capsys.readouterr().out
+        assert main([*command, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert best in {each["system"] for each in found["best"]}
+    assert found["best"][0].keys() >= {"capex", "topology", "watts"}
     assert main(["plan"]) == 2
     assert main(["plan", str(tmp_path / "none.toml")]) == 2

@@ -12,7 +12,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.predict.answer import answer
+from luwu.predict.answer import answer, text
 from luwu.predict.catalogue import Catalogue, load
 from luwu.predict.question import make_question
 from luwu.predict.sensitivity import elasticities, inputs, scaled
@@ -177,11 +177,23 @@ def test_validate(capsys: pytest.CaptureFixture[str]) -> None:
     assert "training: 56 rows, " in capsys.readouterr().out
 
 
-def test_examples_of_the_page_are_answered() -> None:
-    """Goal: every question of docs/predict.md is one."""
+def test_examples_of_the_page_are_answered(tmp_path: Path) -> None:
+    """Goal: every question of docs/predict.md is one, and is answered for people too."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "predict.md").read_text()
     blocks = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    questions = [tomllib.loads(block) for block in blocks if "system =" in block]
-    assert len(questions) == 2
-    for table in questions:
-        assert make_question(table, load()).answer().seconds > 0
+    mine = tmp_path / "mine.toml"
+    mine.write_text(next(block for block in blocks if block.startswith("# mine.toml")))
+    catalogue = load(mine)
+    questions = [tomllib.loads(block) for block in blocks if block.startswith("system =")]
+    assert len(questions) == 7
+    found = [answer(make_question(table, catalogue), catalogue) for table in questions]
+    assert {each["system"] for each in found} == {"3d", "luwu", "inference", "inference-sockets"}
+    assert sum("topology" in each for each in found) == 2
+    assert sum("cost" in each for each in found) == 2
+    for each in found:
+        assert text(each)
+    for table, each in zip(questions, found, strict=True):
+        if "topology" in table and "cost" not in table:  # its taper shows
+            plain = {key: value for key, value in table.items() if key != "topology"}
+            full = answer(make_question(plain, catalogue), catalogue)
+            assert each["step_s"] > full["step_s"]

@@ -1,0 +1,97 @@
+"""What is said of a plan: a document, and the same for people."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from luwu.predict.answer import asked
+from luwu.predict.break_even import break_even_text
+from luwu.predict.planner import Found, Plan
+
+SCHEMA: Final = 1
+SHOWN: Final = 12
+
+
+def plan_document(found: Plan) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "schema": SCHEMA, "tried": found.tried, "too_large": found.too_large,
+        "refused": found.refused, "first_refusal": found.first_refusal,
+        "best": [_document(each) for each in found.best],
+        "break_even_tokens": {name: each.document for name, each in found.break_even.items()},
+    }  # fmt: skip
+
+
+def _document(found: Found) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "system": found.question.system, "step_s": found.step.seconds,
+        "tokens_per_s": found.tokens_per_s, "left_bytes": found.left_bytes,
+        "binding": found.step.binding, "asked": asked(found.question),
+    }  # fmt: skip
+    if found.question.topology is not None:
+        said["topology"] = found.question.topology.kind
+    if found.replay is not None:
+        said |= {"played_step_s": found.replay.step_s, "not_played": found.replay.why}
+    if found.expense is not None:
+        said["dollars_per_million_tokens"] = found.dollars_per_million_tokens
+        if found.expense.bill is not None:
+            said |= {"capex": found.expense.bill.capex, "watts": found.expense.bill.watts}
+    return said
+
+
+def plan_text(found: Plan, shown: int = SHOWN) -> str:
+    """For people: the Pareto set as a table, and the tokens that hide what is exchanged."""
+    refused = f", {found.refused} that cannot be" if found.refused else ""
+    lines = [
+        f"{found.tried} configurations, {found.too_large} of them too large for a device{refused}; "
+        f"{len(found.best)} that no other beats:",
+        _head(found),
+        *(_line(each, found) for each in found.best[:shown]),
+    ]
+    if len(found.best) > shown:
+        lines.append(f"and {len(found.best) - shown} more; --json shows all")
+    if found.refused:
+        lines.append(f"the first that cannot be: {found.first_refusal}")
+    played = [each.replay for each in found.best if each.replay is not None]
+    why = sorted({each.why for each in played if each.why})
+    if why:
+        lines.append(f"not played: {'; '.join(why)}")
+    for name, each in found.break_even.items():
+        lines += ["", f"{name}, {break_even_text(each.document)[0]}"]
+        lines += break_even_text(each.document)[1:]
+    return "\n".join(lines)
+
+
+def _has(found: Plan) -> tuple[bool, bool, bool]:
+    """Networks to choose from, costs, things bought."""
+    kinds = {each.question.topology for each in found.best}
+    spent = [each.expense for each in found.best if each.expense is not None]
+    return kinds != {None}, bool(spent), any(each.bill is not None for each in spent)
+
+
+def _head(found: Plan) -> str:
+    networks, costs, bought = _has(found)
+    cells = [f"{'tokens/s':>12} {'step':>10} {'played':>10} {'left':>8}"]
+    cells += [f"{'USD/Mtoken':>10}"] if costs else []
+    cells += [f"{'MUSD':>8} {'kW':>9}"] if bought else []
+    cells += [f"{'network':<16}"] if networks else []
+    return "  ".join([*cells, f"{'system':<13}", "degrees, micro-batch, again"])
+
+
+def _line(each: Found, found: Plan) -> str:
+    networks, costs, bought = _has(found)
+    job, played = each.question.job, each.replay.step_s if each.replay is not None else None
+    again = "-" if played is None else f"{played:.3f} s"
+    left = f"{each.left_bytes / 2**30:4.1f} GiB"
+    cells = [f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {again:>10} {left}"]
+    if costs:
+        cells.append(f"{each.dollars_per_million_tokens or 0.0:10,.3f}")
+    if bought and each.expense is not None and each.expense.bill is not None:
+        bill = each.expense.bill
+        cells.append(f"{bill.capex / 1e6:8,.2f} {bill.watts / 1e3:9,.1f}")
+    if networks:
+        topology = each.question.topology
+        cells.append(f"{topology.kind if topology is not None else '-':<16}")
+    degrees = f"t{job.tensor} p{job.pipeline} v{job.virtual} d{job.data}"
+    what = f"{degrees}, {job.micro_batch}, {job.recompute}; binds: {each.step.binding}"
+    return "  ".join([*cells, f"{each.question.system:<13}", what])

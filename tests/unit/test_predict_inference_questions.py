@@ -1,0 +1,185 @@
+"""Questions of inference as users write them, and what is answered."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.commands.main import main
+from luwu.predict.answer import answer, side_by_side, text
+from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.inference import predict_inference, with_largest_batch
+from luwu.predict.inference_job import maximum_batch
+from luwu.predict.question import InferenceQuestion, SocketQuestion, make_question
+from luwu.predict.sensitivity import inputs, scaled
+
+DEVICES: dict[str, Any] = {
+    "system": "inference", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
+    "tensor": 4, "precision": "fp8", "kv_precision": "fp8", "batch": "largest",
+    "batching": "continuous", "input_tokens": 1024, "output_tokens": 512,
+}  # fmt: skip
+SOCKETS: dict[str, Any] = {
+    "system": "inference-sockets", "model": "Qwen-72B", "processor": "Xeon-8575C",
+    "network": "roce-100g", "sockets": 4, "input_tokens": 128, "output_tokens": 64,
+    "memory_bytes": "256 GiB", "batch": 2,
+}  # fmt: skip
+TRAINING: dict[str, Any] = {
+    "system": "zero3", "model": "GPT-13B", "device": "A100-40", "network": "roce-100g",
+    "software": "megatron-2023", "devices": 8, "sequence": 2048, "batch": 64, "micro_batch": 8,
+    "recompute": "full",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"batching": "static", "batch": 8}, {"tensor": 2, "pipeline": 2}, {"tensor": 16},
+     {"batch": 1, "output_tokens": 1}],
+    ids=str,
+)  # fmt: skip
+def test_inference_is_answered(catalogue: Catalogue, change: dict[str, Any]) -> None:
+    """Goal: the same form of answer as of training: parts that add up, memory that fits, what
+    binds, what it hangs on."""
+    question = make_question({**DEVICES, **change}, catalogue)
+    found = answer(question, catalogue)
+    assert found["token_s"] == pytest.approx(sum(found["parts_s"].values()))
+    assert found["first_token_s"] == pytest.approx(sum(found["prefill_parts_s"].values()))
+    assert found["binding"] in found["parts_s"]
+    assert 0 < sum(found["memory_bytes"].values()) <= found["memory_bytes_max"]
+    devices = found["asked"]["devices"]
+    assert found["tokens_per_s"] == pytest.approx(devices * found["tokens_per_s_per_device"])
+    assert found["elasticities"]["job.device.memory_rate"] < 0
+    assert "job.device.power" in found["no_effect"]
+    json.dumps(found)
+    assert f"answers on {devices} x H100-80" in text(found)
+
+
+def test_predict_laws_questions_of_inference_are_their_jobs(catalogue: Catalogue) -> None:
+    """Goal: a question says what its job says; the largest batch fills memory, and one more does
+    not fit; copies multiply what comes out and nothing else."""
+    question = make_question(DEVICES, catalogue)
+    assert isinstance(question, InferenceQuestion)
+    served = question.answer()
+    assert served.inference == predict_inference(with_largest_batch(question.job))
+    assert served.job.batch == maximum_batch(question.job)
+    with pytest.raises(ConfigError, match="batch"):
+        replace(served.job, batch=served.job.batch + 1)
+    three = answer(make_question({**DEVICES, "replicas": 3}, catalogue), catalogue)
+    one = answer(question, catalogue)
+    assert three["tokens_per_s"] == pytest.approx(3 * one["tokens_per_s"])
+    same = ("tokens_per_s_per_device", "token_s", "first_token_s", "memory_bytes", "elasticities")
+    assert all(three[key] == pytest.approx(one[key]) for key in same)
+
+
+def test_predict_laws_more_memory_is_a_larger_batch(catalogue: Catalogue) -> None:
+    """Goal: an elasticity by memory takes the batch that it then holds; of a batch that is told
+    and fills memory, a tenth less is named as a limit, not answered."""
+    question = make_question(DEVICES, catalogue)
+    assert isinstance(question, InferenceQuestion)
+    assert answer(question, catalogue)["elasticities"]["job.device.memory_bytes"] < 0
+    told = {**DEVICES, "batch": maximum_batch(question.job)}
+    found = answer(make_question(told, catalogue), catalogue)
+    assert found["limits"] == ["job.device.memory_bytes"]
+    assert found["no_effect"].count("job.device.memory_bytes") == 1
+
+
+def test_sockets_are_answered(catalogue: Catalogue) -> None:
+    """Goal: without the peak of a processor prefill is not known, and the answer says why and has
+    no number; with it, all is answered."""
+    question = make_question(SOCKETS, catalogue)
+    assert isinstance(question, SocketQuestion)
+    found = answer(question, catalogue)
+    assert found["first_token_s"] is found["tokens_per_s"] is None
+    assert "processor.Xeon-8575C.bf16 is not known" in found["unknown"]["first_token_s"]
+    assert "not known" in text(found)
+    assert found["decode_tokens_per_s"] == pytest.approx(2 / found["token_s"])
+    peak = replace(question, job=replace(question.job, processor=replace(
+        question.job.processor, bf16=1e14)))  # fmt: skip
+    known = answer(peak, catalogue)
+    whole_s = known["first_token_s"] + 63 * known["token_s"]
+    assert known["tokens_per_s"] == pytest.approx(2 * 64 / whole_s)
+    assert known["unknown"] == {}
+    largest = answer(make_question({**SOCKETS, "batch": "largest"}, catalogue), catalogue)
+    assert largest["batch"] > 100
+    assert 0.9 < sum(largest["memory_bytes"].values()) / largest["memory_bytes_max"] <= 1
+
+
+def test_an_input_of_inference_is_scaled_alone(catalogue: Catalogue) -> None:
+    """Goal: one number changes, wherever it stands, and no other."""
+    for table in ({**DEVICES, "batch": 1}, SOCKETS):
+        question = make_question(table, catalogue)
+        for place in inputs(question):
+            twice = scaled(question, place, 2.0)
+            assert twice != question
+            assert scaled(twice, place, 0.5) == question
+
+
+def test_training_beside_inference(catalogue: Catalogue) -> None:
+    """Goal: one table of all kinds; what a kind has not is a dash, and rates of training are not
+    compared with those of inference."""
+    tables = {"a": TRAINING, "b": DEVICES, "c": SOCKETS, "d": {**TRAINING, "micro_batch": 4}}
+    found = {
+        name: answer(make_question(each, catalogue), catalogue) for name, each in tables.items()
+    }
+    rows = {line[:22].strip(): line[22:].split() for line in side_by_side(found).splitlines()}
+    assert rows["system"] == ["zero3", "inference", "inference-sockets", "zero3"]
+    assert rows["first token"][0] == "-"
+    assert rows["against the first"][:3] == ["1.00", "-", "-"]
+    assert rows["between tokens"][0] == rows["between tokens"][-1] == "-"
+    assert "first token" not in side_by_side({"a": found["a"], "d": found["d"]})
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "said"),
+    [
+        (DEVICES, {"system": "inferense"}, r"'inferense' is none of .*did you mean inference"),
+        (DEVICES, {"micro_batch": 1}, r"^micro_batch is unknown here; "),
+        (DEVICES, {"output_token": 1}, r"^output_token is unknown .*mean output_tokens"),
+        (DEVICES, {"input_tokens": None}, r"^input_tokens is missing"),
+        (DEVICES, {"batch": "larges"}, r"batch: 'larges' is neither a whole number nor 'largest'"),
+        (DEVICES, {"batch": 0}, r"batch: 0 is no whole number above zero"),
+        (DEVICES, {"batch": 10**6}, r"batch: 1000000 sequences .* a batch of \d+ fits"),
+        (
+            DEVICES,
+            {"tensor": 1, "precision": "bf16"},
+            r"tensor: 1 of H100-80 do not hold Llama3-70B",
+        ),
+        (DEVICES, {"kv_precision": "fp9"}, r"kv_precision: 'fp9' is none of .* mean fp8"),
+        (DEVICES, {"precision": 8}, r"precision: 8 is no name"),
+        (DEVICES, {"batching": "continous"}, r"batching: 'continous' .* mean continuous"),
+        (DEVICES, {"replicas": 0}, r"replicas: 0 is no whole number above zero"),
+        (DEVICES, {"device": "H100"}, r"device: no device 'H100' is known"),
+        (SOCKETS, {"sockets": 3}, r"sockets: 3 ranks cannot share 64 heads"),
+        (SOCKETS, {"device": "H100-80"}, r"^device is unknown here"),
+        (SOCKETS, {"memory_bytes": "64 Gbit/s"}, r"memory_bytes: the unit 'Gbit/s' is one of"),
+        (SOCKETS, {"batch": "largest", "memory_bytes": None}, r"memory_bytes is missing: the larg"),
+        (SOCKETS, {"inside": "upj"}, r"inside: no network 'upj' is known; did you mean upi"),
+        (SOCKETS, {"memory_bytes": "8 GiB"}, r"batch: 2 sequences need"),
+    ],
+)
+def test_bad_prediction_questions_of_inference(
+    catalogue: Catalogue, table: dict[str, Any], change: dict[str, Any], said: str
+) -> None:
+    """Goal: what is wrong is named by its key, with what would fit."""
+    changed = {key: value for key, value in {**table, **change}.items() if value is not None}
+    with pytest.raises(ConfigError, match=said):
+        make_question(changed, catalogue).answer()
+
+
+def test_the_command_answers_inference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: a file is answered for people and as JSON."""
+    file = tmp_path / "question.toml"
+    file.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in DEVICES.items()))
+    assert main(["predict", "step", str(file)]) == 0
+    assert "between tokens" in capsys.readouterr().out
+    assert main(["predict", "step", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["asked"]["largest_batch"] is True

@@ -1,0 +1,432 @@
+"""`[topology]` and `[cost]` of a question, and the tokens that hide exchanges."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.predict.answer import answer, side_by_side, text
+from luwu.predict.break_even import (
+    BreakEven,
+    achieved_of,
+    break_even,
+    drive_tokens,
+    exchange_tokens,
+    operations_of_a_token,
+    pull_tokens,
+    push_tokens,
+    sharded_tokens,
+)
+from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.in_network import OptimizerNodes
+from luwu.predict.question import Question, make_question
+from luwu.predict.question_training import make_training_question
+from luwu.predict.training import predict_step
+
+MINE = """
+[server.H100x8]
+power = "10 kW"
+[server.one]
+devices_count = 1
+price = "20 kUSD"
+power = "1 kW"
+[server.node]
+devices_count = 0
+price = "15 kUSD"
+power = "600 W"
+[disk."P5510-3.84T"]
+price = "600 USD"
+power = "15 W"
+[nic.U50]
+price = "3 kUSD"
+[tariff.ours]
+life_s = "4 year"
+pue = 1.2
+energy_price = "0.1 USD/kWh"
+"""
+TARIFF = {"life_years": 4, "energy_price": "0.1 USD/kWh", "pue": 1.2}
+COST = {"server": "H100x8", "switch": "QM9700", "link": "400G", **TARIFF}
+THREE_D: dict[str, Any] = {
+    "system": "3d", "model": "GPT-175B", "device": "H100-80", "network": "ib-ndr",
+    "software": "nemo-2024", "devices": 512, "sequence": 2048, "batch": 1024, "tensor": 4,
+    "pipeline": 8, "virtual": 12, "sequence_parallel": True,
+}  # fmt: skip
+LUWU: dict[str, Any] = {
+    "system": "luwu", "model": "GPT-13B", "device": "A100-40", "network": "roce-100g",
+    "software": "megatron-2023", "devices": 16, "sequence": 2048, "batch": 64, "micro_batch": 4,
+    "recompute": "full",
+    "node": {"processor": "Xeon-5320", "memory_bytes": "512 GiB", "disk": "P5510-3.84T",
+             "disks": 12},
+}  # fmt: skip
+ZERO3: dict[str, Any] = {key: value for key, value in LUWU.items() if key != "node"} | {
+    "system": "zero3"
+}
+DEVICES: dict[str, Any] = {
+    "system": "inference", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
+    "tensor": 8, "pipeline": 2, "replicas": 2, "precision": "fp8", "batch": 16,
+    "input_tokens": 1024, "output_tokens": 512,
+}  # fmt: skip
+SOCKETS: dict[str, Any] = {
+    "system": "inference-sockets", "model": "Qwen-72B", "processor": "Xeon-8575C",
+    "network": "roce-100g", "sockets": 4, "input_tokens": 128, "output_tokens": 64,
+}  # fmt: skip
+TREE = {"kind": "aggregation-tree", "fan_in": 4}
+RAIL_ONLY = {"kind": "rail-only", "radix": 64}
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+    file: Path = tmp_path_factory.mktemp("catalogue") / "mine.toml"
+    file.write_text(MINE)
+    return load(file)
+
+
+def asked(table: dict[str, Any], catalogue: Catalogue, **more: Any) -> Question:
+    question = make_question({**table, **more}, catalogue)
+    assert isinstance(question, Question)
+    return question
+
+
+# ---------------------------------------------------------------------- topologies
+
+
+@pytest.mark.parametrize(
+    "table", [THREE_D, {**ZERO3, "devices": 64, "batch": 256}], ids=lambda table: table["system"]
+)
+def test_predict_laws_full_bisection_slows_by_hops_alone(
+    catalogue: Catalogue, table: dict[str, Any]
+) -> None:
+    """S12. Goal: with ports enough for all, a step is that without a topology but for the switches
+    on the way; a taper is never faster, and more of it is never faster than less."""
+    plain = asked(table, catalogue)
+    full = {"kind": "clos", "radix": 64}
+    seconds = [plain.answer().seconds, asked(table, catalogue, topology=full).answer().seconds]
+    assert seconds[0] < seconds[1] < 1.001 * seconds[0]
+    no_hops = replace(plain.job.network, hop_s=0.0)
+    hopless = asked(table, catalogue, topology=full)
+    hopless = replace(hopless, job=replace(hopless.job, network=no_hops))
+    assert hopless.answer().seconds == pytest.approx(seconds[0], rel=1e-12)
+    for taper in (3, 7, 15):
+        tapered = {"kind": "clos", "radix": 16, "taper": taper}
+        seconds.append(asked(table, catalogue, topology=tapered).answer().seconds)
+    assert sorted(seconds) == seconds
+    assert seconds[-1] > seconds[1]
+
+
+def test_predict_laws_rail_only_trains_as_fast_as_rail_optimised(catalogue: Catalogue) -> None:
+    """Goal: with tensor ranks in the domain and the rest aligned to rails, what is left out was not
+    used: the same step, with fewer switches or as many."""
+    table = {**THREE_D, "tensor": 8, "devices": 2048, "batch": 4096}
+    rails = asked(table, catalogue, topology={"kind": "rail-optimised", "radix": 64})
+    only = asked(table, catalogue, topology=RAIL_ONLY)
+    assert only.answer().seconds == pytest.approx(rails.answer().seconds, rel=1e-3)
+    found = [answer(each, catalogue)["topology"] for each in (rails, only)]
+    assert found[1]["switches"] <= found[0]["switches"]
+    assert all(each["port_share"] == 1 for each in found[1]["exchanges"].values())
+
+
+def test_predict_laws_every_exchange_has_its_own_group(catalogue: Catalogue) -> None:
+    """S11. Goal: what slows pipelines alone changes their part alone; parts still add up, and one
+    network for all is never faster than each its own."""
+    question = asked(THREE_D, catalogue, topology={"kind": "clos", "radix": 16, "taper": 7})
+    plain, step = asked(THREE_D, catalogue).answer(), question.answer()
+    changed = {name for name in step.parts if step.parts[name] != plain.parts[name]}
+    assert changed == {"pipeline exchange", "data exchange", "straggling"}
+    worst = predict_step(question.as_on_topology().job)
+    assert plain.seconds < step.seconds <= worst.seconds
+    assert set(question.exchanges()) == {"pipeline", "data"}
+    data = question.exchanges()["data"]
+    assert (data.group.size, data.group.stride) == (8, 8)
+    assert data.whole is not None
+    assert (data.whole.size, data.whole.stride) == (16, 4)
+    assert question.exchanges()["pipeline"].group.stride == 64
+
+
+def test_predict_laws_bytes_are_conserved(catalogue: Catalogue) -> None:
+    """S13 to S16. Goal: in a tree every link carries the gradient once, however many are below;
+    what all ports of rings send is what all ranks must get from others."""
+    question = asked(LUWU, catalogue, topology=TREE)
+    psi, found = question.job.model.parameters, answer(question, catalogue)["topology"]
+    gradient = question.job.software.gradient_bytes
+    assert found["exchanges"]["push"]["bytes_of_a_link_by_tier"] == [gradient * psi] * 2
+    assert found["exchanges"]["pull"]["bytes_of_a_link_by_tier"] == [2 * 2 * psi] * 2
+    assert found["tiers"] == 2
+    rings = asked(ZERO3, catalogue).exchanges()["states"]
+    flat = asked(ZERO3, catalogue, software="deepspeed-2021").exchanges()["states"]
+    assert flat.group.size == 16
+    assert (rings.group.size, rings.group.stride) == (2, 8)
+    received = (2 * 2 + gradient) * psi * 15 / 16
+    assert rings.port_bytes * rings.group.stride == pytest.approx(received)
+    assert asked(ZERO3, catalogue, devices=8).exchanges() == {}
+    twice = asked(LUWU, catalogue, micro_batch=2).exchanges()
+    once = asked(LUWU, catalogue).exchanges()
+    assert all(twice[name].port_bytes == 2 * once[name].port_bytes for name in once)
+
+
+def test_predict_laws_tiers_of_a_tree_add_latency_alone(catalogue: Catalogue) -> None:
+    """Goal: a deeper tree is slower by its hops in the tail, and by nothing else."""
+    steps = [
+        asked(LUWU, catalogue, topology={**TREE, "fan_in": fan_in}).answer()
+        for fan_in in (16, 4, 2)
+    ]
+    network = catalogue.network("roce-100g")
+    for step, tiers in zip(steps, (1, 2, 4), strict=True):
+        more_s = (tiers - 1) * 2 * network.hop_s
+        assert step.parts["tail"] - steps[0].parts["tail"] == pytest.approx(more_s, abs=1e-12)
+    own = {**LUWU["node"], "tiers": 4}
+    assert asked({**LUWU, "node": own}, catalogue).answer().seconds == steps[2].seconds
+
+
+def test_predict_laws_experts_on_a_topology(catalogue: Catalogue) -> None:
+    """J2, S14. Goal: what ranks of experts send each other leaves hosts and has the taper's share;
+    a port sends what is for other hosts, in each of a step's all-to-alls."""
+    table = {
+        **THREE_D, "model": "Mixtral-8x7B", "devices": 128, "batch": 256, "tensor": 2,
+        "pipeline": 4, "virtual": 1, "expert": 8,
+    }  # fmt: skip
+    question = asked(table, catalogue, topology={"kind": "clos", "radix": 16, "taper": 7})
+    (exchange,) = (each for name, each in question.exchanges().items() if name == "expert")
+    job = question.job
+    tokens = job.micro_batch * job.sequence / job.tensor * job.model.experts_used
+    rounds = 4 * job.micro_batches * job.model.layers / job.pipeline
+    assert exchange.port_bytes == pytest.approx(2 * tokens * job.model.hidden * rounds / 2)
+    plain = predict_step(job).parts["expert exchange"]
+    assert question.answer().parts["expert exchange"] > 1.5 * plain
+    assert answer(question, catalogue)["topology"]["exchanges"]["expert"]["port_share"] < 1
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        {"kind": "single-switch", "radix": 1024},
+        {"kind": "clos", "radix": 64, "taper": [2.0], "endpoints": 1024},
+        {"kind": "rail-optimised", "radix": 64, "rails": 8},
+        {**RAIL_ONLY, "domain": 8, "domain_rate": "450 GB/s", "domain_latency": "1 us"},
+        {"kind": "torus", "sizes": [4, 16, 8]},
+        {"kind": "dragonfly", "groups": 16, "routers_per_group": 8, "endpoints_per_router": 4},
+    ],
+    ids=lambda topology: topology["kind"],
+)
+def test_every_kind_of_network_is_answered(catalogue: Catalogue, topology: dict[str, Any]) -> None:
+    """Goal: each kind is built, slows nothing down below a port, and is told with its parts."""
+    question = asked(THREE_D, catalogue, topology=topology)
+    found = answer(question, catalogue)
+    assert found["step_s"] >= asked(THREE_D, catalogue).answer().seconds
+    assert found["topology"]["endpoints"] >= 512
+    for each in found["topology"]["exchanges"].values():
+        assert 0 < each["port_share"] <= 1
+        assert each["bytes_of_the_busiest_link"] >= each["bytes_of_a_port"] > 0
+    assert f"{topology['kind']}: " in text(found)
+    json.dumps(found)
+
+
+def test_predict_laws_inference_has_what_the_network_leaves(catalogue: Catalogue) -> None:
+    """Goal: stages in several hosts exchange over the topology, tensor ranks in one do not; a taper
+    is slower; sockets of two hosts have hosts as endpoints."""
+    tables = [
+        {**DEVICES, "topology": {"kind": "clos", "radix": 4, "taper": taper}} for taper in (1, 3)
+    ]
+    found = [answer(make_question(each, catalogue), catalogue) for each in (DEVICES, *tables)]
+    assert found[0]["token_s"] < found[1]["token_s"] < found[2]["token_s"]
+    assert found[1]["topology"]["endpoints"] == 32
+    assert list(found[1]["topology"]["exchanges"]) == ["pipeline"]
+    sockets = {**SOCKETS, "topology": {"kind": "single-switch", "radix": 64}}
+    said = answer(make_question(sockets, catalogue), catalogue)["topology"]
+    assert (said["endpoints"], said["links"]) == (2, 2)
+    assert said["exchanges"]["layers"]["ranks"] == 2
+
+
+# ---------------------------------------------------------------------- costs
+
+
+def test_predict_laws_costs_add_up(catalogue: Catalogue) -> None:
+    """B1 to B5. Goal: items add up; an hour is what is written off and the power; tokens a dollar
+    times dollars a million tokens is a million; a step's energy is its power times its time."""
+    found = answer(asked(THREE_D, catalogue, topology=RAIL_ONLY, cost=COST), catalogue)
+    said = found["cost"]
+    assert said["capex_by_item"] == {
+        "hosts": 64 * 310e3, "switches": 8 * 36e3, "links": pytest.approx(512 * 1320.0),
+        "transceivers": 0.0,
+    }  # fmt: skip
+    assert said["capex"] == pytest.approx(sum(said["capex_by_item"].values()))
+    assert said["watts"] == pytest.approx(64 * 10e3 + 8 * 1225 + 1024 * 11)
+    hours = 4 * 8760
+    power = said["watts"] / 1e3 * 1.2 * 0.1
+    assert said["dollars_per_h"] == pytest.approx(said["capex"] / hours + power)
+    assert said["tokens_per_dollar"] * said["dollars_per_million_tokens"] == pytest.approx(1e6)
+    assert said["joules_of_a_step"] == pytest.approx(said["watts"] * found["step_s"])
+    assert said["joules_per_token"] == pytest.approx(said["watts"] / found["tokens_per_s"])
+    own = {"server": "H100x8", "switch": "QM9700", "link": "400G", "tariff": "ours"}
+    same = answer(asked(THREE_D, catalogue, topology=RAIL_ONLY, cost=own), catalogue)["cost"]
+    assert same["dollars_per_h"] == pytest.approx(said["dollars_per_h"])
+
+
+def test_optimizer_nodes_are_billed(catalogue: Catalogue) -> None:
+    """Goal: LuWu's nodes, their drives as [node] says them, SmartNICs of workers and the tree."""
+    cost = {
+        "server": "one", "nic": "U50", "nics": 1, "node_server": "node", "switch": "QM9700",
+        "link": "400G", **TARIFF,
+    }  # fmt: skip
+    question = asked(LUWU, catalogue, topology=TREE, cost=cost)
+    said = answer(question, catalogue)["cost"]
+    counts = {each["what"]: each["count"] for each in said["items"]}
+    assert counts == {
+        "hosts": 16, "network cards": 16, "optimizer nodes": 1, "disks": 12, "switches": 5,
+        "links": 21, "transceivers": 42,
+    }  # fmt: skip
+    assert said["capex_by_item"]["disks"] == 12 * 600
+
+
+def test_rented_devices_cost_their_rental(catalogue: Catalogue) -> None:
+    """Goal: 2.06 USD an hour of each device, and nothing is said of what was not bought; training
+    and inference stand side by side."""
+    rented = {"server": "H100x8", "rented": True}
+    train = answer(asked(THREE_D, catalogue, cost=rented), catalogue)
+    serve = answer(make_question({**DEVICES, "cost": rented}, catalogue), catalogue)
+    assert train["cost"]["dollars_per_h"] == pytest.approx(512 * 2.06)
+    assert serve["cost"]["dollars_per_h"] == pytest.approx(32 * 2.06)
+    assert "capex" not in train["cost"]
+    assert "rented: 1,054.72 USD an hour" in text(train)
+    table = side_by_side({"a": train, "b": serve})
+    assert "tokens per dollar" in table
+    assert "to buy" not in table
+
+
+# ---------------------------------------------------------------------- break-even
+
+
+def test_predict_laws_break_even_is_that_of_the_sources() -> None:
+    """B8 to B11. Goal: the numbers of simulation.md 5.10, of A100 at 184 TFLOP/s, 12.5 GB/s, and 12
+    drives of 3.4 GB/s."""
+    achieved, rate = 184e12, 12.5e9
+    assert pull_tokens(achieved, rate) == pytest.approx(7.4e3, rel=0.01)
+    assert push_tokens(achieved, rate) == pytest.approx(3.7e3, rel=0.01)
+    assert drive_tokens(achieved, 12 * 3.4e9) == pytest.approx(6.8e3, rel=0.01)
+    assert sharded_tokens(achieved, rate, devices=8) == pytest.approx(9.7e3, rel=0.01)
+    with_loss = sharded_tokens(achieved, rate, devices=8, interference=0.69)
+    assert with_loss == pytest.approx(14e3, rel=0.01)
+    assert sharded_tokens(achieved, rate, devices=1) == 0
+    assert drive_tokens(achieved, 1e9, cached=1.0) == 0
+
+
+def _of(question: Question) -> BreakEven:
+    return break_even(question.job, question.nodes)
+
+
+def test_predict_laws_break_even_is_where_times_are_equal(catalogue: Catalogue) -> None:
+    """B8 to B10. Goal: at as many tokens, compute takes as long as what it hides; neither the model
+    nor, of LuWu, the number of workers counts."""
+    question = asked(LUWU, catalogue)
+    step, found = question.answer(), _of(question)
+    compute_s = step.resources["compute"]
+    for name, needed in {**found.of_a_micro_batch, **found.of_a_step}.items():
+        there_s = compute_s * needed / found.step_tokens
+        assert there_s == pytest.approx(step.resources[name])
+    assert found.achieved == pytest.approx(achieved_of(question.job))
+    more = _of(asked(LUWU, catalogue, devices=32, batch=128))
+    assert more.of_a_micro_batch == pytest.approx(found.of_a_micro_batch)
+    assert _of(asked(ZERO3, catalogue)).of_a_step == {}
+    cached = {**LUWU["node"], "cached": 1.0}
+    assert _of(asked(LUWU, catalogue, node=cached)).of_a_step == {}
+    assert (operations_of_a_token("full"), operations_of_a_token("none")) == (8, 6)
+    assert isinstance(question.part, OptimizerNodes)
+    said = answer(question, catalogue)
+    assert said["break_even_tokens"]["of_a_step"] == found.of_a_step
+    assert "of a micro-batch, which has 8,192" in text(said)
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("table", "topology", "said"),
+    [
+        (THREE_D, {}, r"topology.kind: None is none of single-switch, clos"),
+        (THREE_D, {"kind": "torsu"}, r"topology.kind: 'torsu' is none of .* did you mean torus"),
+        (THREE_D, {"kind": "clos"}, r"topology.radix is missing"),
+        (THREE_D, {"kind": "clos", "radix": 64, "tapr": 2}, r"topology.tapr is .* mean taper"),
+        (THREE_D, {"kind": "clos", "radix": 64.0}, r"topology.radix: 64.0 is no whole number"),
+        (THREE_D, {"kind": "clos", "radix": 64, "taper": "2"}, r"topology.taper: '2' is no number"),
+        (THREE_D, {"kind": "clos", "radix": 64, "taper": 0.5}, r"tapers: 0.5 does not fit"),
+        (THREE_D, {"kind": "clos", "radix": 64, "endpoints": 500}, r"topology.endpoints: .* 512 o"),
+        (THREE_D, {"kind": "single-switch", "radix": 64}, r"endpoints: 512 do not fit a single"),
+        (THREE_D, {"kind": "torus", "sizes": 8}, r"topology.sizes: 8 is no list of counts"),
+        (THREE_D, {"kind": "torus", "sizes": [8, 8]}, r"topology.sizes: .* 64 endpoints, but"),
+        (THREE_D, {"kind": "torus", "sizes": [8, 8, 8]}, r"group: 16 ranks, every 4., are not w"),
+        (THREE_D, {**RAIL_ONLY, "domain_rate": 450}, r"topology.domain_rate: 450 is not a number"),
+        (SOCKETS, RAIL_ONLY, r"topology.domain_rate is missing"),
+        (LUWU, {"kind": "clos", "radix": 64}, r"push needs switches that aggregate"),
+        ({**LUWU, "node": {**LUWU["node"], "tiers": 2}}, TREE, r"node.tiers: \[topology\] says"),
+        (THREE_D, 3, r"topology: 3 is no section"),
+    ],
+)  # fmt: skip
+def test_bad_prediction_topologies(
+    catalogue: Catalogue, table: dict[str, Any], topology: Any, said: str
+) -> None:
+    """Goal: what is wrong with a network is named by its key, with what would fit."""
+    with pytest.raises(ConfigError, match=said):
+        make_question({**table, "topology": topology}, catalogue).answer()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"server": None}, r"cost.server is missing"),
+        ({"server": "H100x9"}, r"cost.server: no server 'H100x9' .* did you mean H100x8"),
+        ({"swich": "QM9700"}, r"cost.swich is unknown here; did you mean switch"),
+        ({"pue": None}, r"cost.pue is missing: what is bought"),
+        ({"pue": 0.9}, r"tariff.cost.pue: 0.9 is too small"),
+        ({"life_years": "4 years"}, r"cost.life_years: '4 years' is no number of years"),
+        ({"energy_price": 0.1}, r"cost.energy_price: 0.1 is not a number with a unit"),
+        ({"tariff": "ours"}, r"cost.life_years: the tariff has it"),
+        ({"rented": True}, r"cost.switch: what is rented has none"),
+        ({"nic": "U50"}, r"cost.nics is missing: nic and nics go together"),
+        ({"switch": None}, r"cost.switch is missing: 8 are needed"),
+        ({"link": None}, r"cost.link is missing: 512 are needed"),
+        ({"switch": "Tofino-1"}, r"switch.Tofino-1.port_rate: 100 Gbit/s"),
+        ({"node_server": "node"}, r"cost.node_server, node_nic: nothing here has"),
+        ({"server": "node"}, r"cost.server: 512 devices are no whole number of node"),
+        ({"disk": "PM9A3", "disks": 2}, r"disk.PM9A3.price is not known, but 128 disks"),
+    ],
+)
+def test_bad_prediction_costs(catalogue: Catalogue, change: dict[str, Any], said: str) -> None:
+    """Goal: a cost that cannot be told is refused by its key; nothing is taken to be free."""
+    cost = {key: value for key, value in {**COST, **change}.items() if value is not None}
+    with pytest.raises(ConfigError, match=said):
+        answer(asked(THREE_D, catalogue, topology=RAIL_ONLY, cost=cost), catalogue)
+
+
+def test_bad_prediction_costs_of_what_is_not_known(catalogue: Catalogue) -> None:
+    """Goal: no network, no node, no rental, no rate, no power: each is named."""
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({**THREE_D, "cost": COST}, r"\[topology\] is missing"),
+        ({**LUWU, "topology": TREE, "cost": {**COST, "server": "one"}}, r"cost.node_server is mis"),
+        ({**THREE_D, "cost": {"server": "one", "rented": True}}, r"server.one.device_rental is no"),
+        (
+            {**SOCKETS, "cost": {"server": "node", "rented": True}},
+            r"\[cost\]: tokens_per_s: processor.Xeon-8575C.bf16 is not known",
+        ),
+    ]
+    for table, said in cases:
+        with pytest.raises(ConfigError, match=said):
+            answer(make_question(table, catalogue), catalogue)
+    bare = make_question({**THREE_D, "topology": RAIL_ONLY, "cost": COST}, load())
+    with pytest.raises(ConfigError, match=r"server.H100x8.power is not known"):
+        answer(bare, load())
+    for value in (0.0, float("nan")):
+        with pytest.raises(ConfigError, match=r"rate: .* is not above zero"):
+            exchange_tokens(1e12, 2.0, value)
+    with pytest.raises(ConfigError, match="nbytes"):
+        exchange_tokens(1e12, -1.0, 1.0)
+
+
+def test_a_table_without_sections_is_a_question_of_training(catalogue: Catalogue) -> None:
+    """Goal: a misspelt section is told as a key, with the one that is meant."""
+    with pytest.raises(ConfigError, match=r"^topolgy is unknown here; did you mean topology"):
+        make_question({**THREE_D, "topolgy": TREE}, catalogue)
+    assert make_training_question(THREE_D, catalogue) == make_question(THREE_D, catalogue)
