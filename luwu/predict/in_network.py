@@ -9,8 +9,10 @@
     L6  a step    its phases one after the other, each as long as its slowest resource, and the
                   tail; at least L4, which goes on behind the next step
         forward   compute, half of the pulls
-        backward  compute, the other half, push; in the last of a step, read and memory too: a unit
-                  is updated when its gradient is there, and needed again first what came last
+        backward  compute, the other half; in the last of a step, read and memory too: a unit is
+                  updated when its gradient is there, and needed again first what came last
+        push      goes on behind the next forward, so it binds over all of them: from the end of
+                  the first forward on, m pushes, the last of them beside read and memory
     L7  tail      the first unit's gradient is the last to come, and its weights the first to be
                   needed: its push, read, update and pull, which nothing hides
 
@@ -70,10 +72,19 @@ def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime
     resources = node_resources(job, nodes, job.model.parameters)
     waits: dict[str, float] = {}
     binds = {"compute": 0.0}
-    for phase in _phases(job, compute, resources, nodes.pulls):
+    phases = _phases(job, compute, resources, nodes.pulls)
+    for phase in phases:
         longest = max(phase, key=lambda name: phase[name])
         binds[longest] = binds.get(longest, 0.0) + phase[longest]
         waits[longest] = waits.get(longest, 0.0) + phase[longest] - phase["compute"]
+    push_s = resources["push"] / m
+    beside_s = max(0.0, max(resources["disk read"], resources["node memory"]) - push_s)
+    pushed_s = max(phases[0].values()) + resources["push"] + beside_s
+    behind_s = pushed_s - sum(max(phase.values()) for phase in phases)
+    if behind_s > 0:
+        longest = "push"
+        waits["push"] = behind_s
+        binds["push"] = resources["push"]
     parts |= {f"waiting for {name}": seconds for name, seconds in waits.items() if seconds}
     parts["tail"] = tail(job, nodes, within=longest)
     left = resources["disk write"] - sum(parts.values())
@@ -95,9 +106,9 @@ def _phases(
     again = compute["recomputation"]
     forward_s = (sum(compute.values()) - again) / 3
     backward_s = 2 * forward_s + again
-    pull_s, push_s = resources["pull"] / m, resources["push"] / m
+    pull_s = resources["pull"] / m
     forward = {"compute": forward_s, "pull": pull_s / pulls}
-    backward = {"compute": backward_s, "pull": pull_s * (1 - 1 / pulls), "push": push_s}
+    backward = {"compute": backward_s, "pull": pull_s * (1 - 1 / pulls)}
     last = {name: resources[name] for name in ("disk read", "node memory")}
     return [forward, backward] * (m - 1) + [forward, backward | last]
 

@@ -149,6 +149,30 @@ def test_predict_laws_events_are_the_closed_form_of_micro_batches(
     assert played.record.amount("write") == pytest.approx(parameters)
 
 
+@pytest.mark.parametrize(("micro_batch", "count"), [(1, 2), (1, 8), (2, 16), (4, 8)])
+def test_predict_laws_pushes_go_on_behind_the_next_forward(
+    catalogue: Catalogue, micro_batch: int, count: int
+) -> None:
+    """L6. Goal: with gradients of 4 bytes, a step is its phases, or the first forward and all pushes,
+    within 2 %: the closed form once let them wait for each forward, and was 30 % too slow."""
+    batch = 8 * micro_batch * count
+    job, nodes = luwu(catalogue, micro_batch=micro_batch, batch=batch, software="megatron-2023")
+    closed = predict_in_network_step(job, nodes)
+    played = play_steps(job, nodes)
+    assert played.step_s == pytest.approx(closed.seconds - closed.parts["straggling"], rel=0.02)
+
+
+def test_predict_laws_a_state_is_read_again_when_it_is_written(catalogue: Catalogue) -> None:
+    """L4. Goal: where drives bind, steps cannot run ahead of their writes: in its stride the event
+    core takes the time that writing takes."""
+    node = {"processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T", "disks": 6}
+    job, nodes = luwu(catalogue, micro_batch=1, batch=8, node=node)
+    closed = predict_in_network_step(job, nodes)
+    assert closed.binding == "disk write"
+    written_s = closed.resources["disk write"]
+    assert play_steps(job, nodes, steps=12).step_s == pytest.approx(written_s, rel=0.02)
+
+
 @pytest.mark.parametrize("micro_batch", [1, 4])
 def test_predict_laws_events_with_weights_kept(catalogue: Catalogue, micro_batch: int) -> None:
     """L6. Goal: weights that stay from forward to backward are pulled once; within 2 % of the

@@ -4,7 +4,7 @@
     down      pulls in the order in which compute will need them, `ahead` units before it at most
     up        pushes, as backward ends a unit
     read      a unit's state, when its gradient is on its way        memory   sum, update, publish
-    write     its state, when it is updated
+    write     its state, when it is updated; not read again before that
 
 Of several micro-batches each is pulled and pushed; a unit is read, updated and written as the last
 one's gradient of it comes, and its passes over memory are counted there. `driven.py` has what the
@@ -30,7 +30,7 @@ from luwu.predict.job import TrainingJob
 from luwu.predict.layers import compute_time, operators_of
 from luwu.predict.model import Transformer
 
-STEPS = 4
+STEPS = 8
 """Played; the last one is measured, when all engines are in their stride."""
 AHEAD = 4
 
@@ -132,6 +132,7 @@ class _World:
             for name in ("compute", "down", "up", "read", "memory", "write")
         }
         self._published: dict[tuple[int, int], simpy.Event] = {}
+        self._written: dict[tuple[int, int], simpy.Event] = {}
         self._pulled: dict[tuple[int, int, int], simpy.Event] = {}
         self._room = simpy.Container(env, capacity=ahead, init=ahead)
         """Units that may still be pulled ahead of compute."""
@@ -142,10 +143,12 @@ class _World:
         for step in range(self._steps + 1):
             for index in range(len(self._units)):
                 self._published[step, index] = self._env.event()
+                self._written[step, index] = self._env.event()
                 for use in range(self._micro_batches * self._pulls):
                     self._pulled[step, use, index] = self._env.event()
         for index in range(len(self._units)):
             self._published[0, index].succeed()
+            self._written[0, index].succeed()
         self._env.process(self._compute())
         self._env.process(self._pull())
         self._env.run()
@@ -204,12 +207,16 @@ class _World:
         """A unit's gradient travels up; the node updates and publishes it, and writes it down."""
         unit = self._units[index]
         job = f"step {step} {unit.name}"
-        reading = self._env.process(self._read(job, unit))
+        reading = self._env.process(self._read(step, index))
         yield from self._push(step, index)
         yield reading
         yield from self._engines["memory"].work(job, unit.memory_s, unit.parameters)
         self._published[step + 1, index].succeed()
         yield from self._engines["write"].work(job, unit.write_s, unit.parameters)
+        self._written[step + 1, index].succeed()
 
-    def _read(self, job: str, unit: Unit) -> Process:
+    def _read(self, step: int, index: int) -> Process:
+        unit = self._units[index]
+        yield self._written[step, index]
+        job = f"step {step} {unit.name}"
         yield from self._engines["read"].work(job, unit.read_s, unit.parameters)
