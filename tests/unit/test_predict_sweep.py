@@ -242,7 +242,7 @@ def test_the_timeline_of_a_step(
     assert f"{picture_file}: 2 steps of the event core, " in capsys.readouterr().out
     svg = ElementTree.fromstring(picture_file.read_text())
     said = [each.text or "" for each in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"step 2 ends", "step 3 ends", "seconds"} <= set(said)
+    assert {"step 6 ends", "step 7 ends", "seconds"} <= set(said)
     assert main(["predict", "step", str(file), "--json", "--svg", str(picture_file)]) == 0
     assert json.loads(capsys.readouterr().out)["system"] == "luwu"
     other = tmp_path / "zero3.toml"
