@@ -3,6 +3,7 @@
 luwu predict step FILE.toml [--json]       a question; luwu/predict/question.py says its form
 luwu predict compare FILE FILE ... [--json]    several, side by side
 luwu predict validate [--json]             published results, predicted
+luwu predict validate --machine [--json]   runs on this machine, predicted and measured
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from luwu.predict.question import read_question
 
 VERB: Final = Verb(
     name="predict",
-    usage="luwu predict step FILE | compare FILE... | validate [--json] [--catalogue FILE]",
+    usage="luwu predict step FILE | compare FILE... | validate [--machine] [--json] "
+    "[--catalogue FILE]",
     text=(
         "Predict a step of training on machines that are not here: its time, what binds, memory,\n"
         "and which numbers the answer hangs on; or compare predictions with published results."
     ),
     flags=(
         Flag(name="json", text="print JSON"),
+        Flag(name="machine", text="of validate: predict runs on this machine, and run them"),
         Flag(name="catalogue", shape="FILE", text="TOML with your own hardware and models"),
     ),
     has_keys=False,
@@ -44,10 +47,20 @@ def run(parsed: Parsed) -> int:
         raise ConfigError(
             f"{verb!r} is not one of {', '.join(does)}{suggestion(verb, does)}; usage: {VERB.usage}"
         )
+    if parsed.has("machine"):
+        return _machine(verb, rest, parsed)
     own = parsed.flags.get("catalogue")
     catalogue = load(*([Path(own)] if own else []))
     print(does[verb](rest, catalogue, parsed.has("json")))
     return 0
+
+
+def _machine(verb: str, rest: Sequence[str], parsed: Parsed) -> int:
+    from luwu.commands.predict_machine import run_validate_machine
+
+    if verb != "validate" or "catalogue" in parsed.flags:
+        raise ConfigError(f"--machine is of luwu predict validate alone; usage: {VERB.usage}")
+    return run_validate_machine(rest, as_json=parsed.has("json"))
 
 
 def _step(rest: Sequence[str], catalogue: Catalogue, as_json: bool) -> str:

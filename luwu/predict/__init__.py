@@ -29,6 +29,10 @@ Systems, by closed forms:
     inference.py, inference_job.py, inference_sockets.py    prefill and decode
     events/         LuWu's steps played through
 
+This machine, where all of a run's processes share a few cores:
+
+    machine.py, machine_cores.py, machine_play.py    a step from floors that are measured here
+
 What is said of it:
 
     answer.py       the answer    sensitivity.py    what it hangs on    cost.py    what it costs
