@@ -2,7 +2,7 @@
 
 First the floors of every case are measured, each part alone, and all cases are predicted; only then
 is each case run, as `luwu compare` runs it. A case is a number of workers, a transport, and a state
-in RAM (durability none) or out of core (an eighth of it in memory, durability process). Other work
+in RAM (durability none) or out of core (a quarter of it in memory, durability process). Other work
 on the machine is not predicted: its share of the cores is shown beside each case.
 """
 
@@ -30,6 +30,7 @@ from luwu.launch.estimate.job import gpt_job, gpt_options, node_plan
 from luwu.launch.estimate.shape import JobShape, kept_in_ram
 from luwu.launch.floors import core_count
 from luwu.launch.machine_floors import QUICK, MachineAsk, machine_floors
+from luwu.launch.machine_rehearsal import RehearsalFloors, rehearse
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import decide_sizes, state_directory
 from luwu.launch.stopping import stop_requests
@@ -43,7 +44,7 @@ ERROR_MAX: Final = 0.2
 STEPS: Final = 12
 WARM_UPS: Final = 3
 STATE_BYTES_PER_PARAMETER: Final = 12
-MEMORY_SHARE: Final = 8
+MEMORY_SHARE: Final = 4
 """Out of core, the node has one part in so many of the state."""
 MIB: Final = 1024 * 1024
 TEXT_BYTES: Final = 2_000_000
@@ -55,9 +56,9 @@ class Shape:
     """The model and batch of all cases."""
 
     layers: int = 4
-    width: int = 384
+    width: int = 512
     context: int = 64
-    batch: int = 8
+    batch: int = 4
     steps: int = STEPS
     samples: Samples = QUICK
 
@@ -132,14 +133,23 @@ def _predict(config: RunConfig, shape: Shape, folder: Path) -> tuple[MachineFloo
     chunks = _by_unit(job, [chunk.wire_bytes for chunk in job.layout.chunks])
     options = gpt_options(config)
     model = options.gpt(BYTE_VOCAB)
-    floors = machine_floors(MachineAsk(
+    ask = MachineAsk(
         layers=model.layers, width=model.width, heads=model.heads, context=model.context,
         vocab=model.vocab, batch=options.batch, workers=config.workers,
         threads=job.worker_threads, transport=job.transport, chunk_bytes=max(map(max, chunks)),
         unit_bytes=max(map(sum, chunks)), model_bytes=job.wire_bytes,
         directory=None if state is None else folder, updates_count=plan.updates_count,
         reads_count=plan.reads_count, samples=shape.samples,
-    ))  # fmt: skip
+    )  # fmt: skip
+
+    def rehearsed(handed_s: float, wire_s_per_byte: float) -> RehearsalFloors:
+        number = len(list(folder.iterdir()))
+        return rehearse(
+            config, sizes, job.layout, state=None if state is None else folder / f"state-{number}",
+            directory=folder / f"{folder.name}-rehearsal-{number}", handed_s=handed_s, wire_s_per_byte=wire_s_per_byte,
+        )  # fmt: skip
+
+    floors = machine_floors(ask, rehearsed)
     resident = [chunk.index in kept.resident for chunk in job.layout.chunks]
     step = predict_machine_step(
         MachineJob(

@@ -1,8 +1,9 @@
 """Floors of this machine for `luwu.predict.machine`: each part of a step by itself, in seconds.
 
     compute     the model, in as many processes at once as there are workers
-    copies, sums, updates, links    a process each, as a run has them (machine_parts.py)
-    messages    a rehearsal of a switch (message_floors.py)
+    copies, sums, links    a process each, as a run has them (machine_parts.py)
+    messages, pages    a rehearsal of switch and node with one worker (machine_rehearsal.py)
+    hand-overs    between threads (message_floors.py)
     disk        pages past the page cache, as many at once as the plan has (disk_floors.py)
 
 A floor that two jobs share is measured once. No run is started and none is looked at.
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +26,7 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.launch.allocator import SWITCH_TUNABLES, WORKER_TUNABLES
 from luwu.launch.disk_floors import DiskFloors, disk_floors
 from luwu.launch.floors import core_count
+from luwu.launch.machine_rehearsal import RehearsalFloors
 from luwu.launch.message_floors import message_floors
 from luwu.launch.timing import MIB, Samples
 from luwu.predict.machine import RECORD, MachineFloors
@@ -62,36 +65,38 @@ class MachineAsk:
     samples: Samples = QUICK
 
 
-def machine_floors(asked: MachineAsk) -> MachineFloors:
-    """Measure what a job needs. Raises LuwuError where a part cannot be measured."""
+def machine_floors(
+    asked: MachineAsk, rehearsed: Callable[[float, float], RehearsalFloors]
+) -> MachineFloors:
+    """Measure what a job needs. Raises LuwuError where a part cannot be measured.
+
+    `rehearsed`: what switch and node take, from the seconds of a hand-over, and of a
+    byte that passes a link in and out.
+    """
+    samples = asked.samples
     compute = _compute(replace(asked, transport="", directory=None, chunk_bytes=0))
-    sizes = (asked.chunk_bytes, asked.unit_bytes, asked.model_bytes)
     send_s, receive_s, node_s = _link(asked.transport, asked.chunk_bytes)
-    messages = _messages(asked.transport, asked.samples)
-    update = _updates(asked.chunk_bytes, asked.model_bytes, asked.samples.seconds)
-    checksum_s = update.pop("checksum_s_per_byte")
+    handed_s = _handed(asked.transport, samples)
+    messages = rehearsed(handed_s, send_s + receive_s)
     disk: dict[str, float] = {}
     if asked.directory is not None:
         found = _disk(
-            asked.directory, asked.chunk_bytes, asked.updates_count, asked.reads_count,
-            asked.samples,
-        )  # fmt: skip
+            asked.directory, asked.chunk_bytes, asked.updates_count, asked.reads_count, samples
+        )
         disk = {
-            "read_s_per_byte": 1 / found.read_bytes_per_s,
             "write_s_per_byte": 1 / found.write_bytes_per_s,
-            "mixed_s_per_byte": 1 / found.mixed_bytes_per_s,
+            "mixed_s_per_byte": 2 / found.mixed_bytes_per_s,
             "pull_s_per_byte": 1 / found.pull_bytes_per_s,
-            "page_cpu_s_per_byte": found.page_cpu_s / (2 * found.request_bytes) + checksum_s,
-            "pull_cpu_s_per_byte": found.pull_cpu_s / found.pull_request_bytes + checksum_s,
         }
     return MachineFloors(
-        cores=core_count(), **compute, end_s=messages[0], handed_s=messages[1],
+        cores=core_count(), **compute, end_s=messages.end_s, handed_s=handed_s,
         send_s_per_byte=send_s, receive_s_per_byte=receive_s, receive_at_node_s_per_byte=node_s,
-        **_copies(*sizes, asked.samples.seconds),
+        **_copies(asked.chunk_bytes, asked.unit_bytes, asked.model_bytes, samples.seconds),
         sum_s_per_byte=_sums(
-            asked.chunk_bytes, asked.model_bytes, asked.workers, asked.samples.seconds
+            asked.chunk_bytes, asked.model_bytes, asked.workers, samples.seconds
         ),
-        **update, **disk,
+        update_s_per_byte=messages.update_s_per_byte,
+        reading_s_per_byte=messages.read_s_per_byte, **disk,
     )  # fmt: skip
 
 
@@ -136,21 +141,11 @@ def _sums(chunk: int, model: int, workers: int, seconds: float) -> float:
 
 
 @lru_cache
-def _updates_once(chunk: int, model: int, seconds: float) -> tuple[tuple[str, float], ...]:
-    asked = {"chunk_bytes": chunk, "model_bytes": model, "seconds": seconds}
-    return tuple(_part("updates", asked, NODE_TUNABLES).items())
-
-
-def _updates(chunk: int, model: int, seconds: float) -> dict[str, float]:
-    return dict(_updates_once(chunk, model, seconds))
-
-
-@lru_cache
-def _messages(transport: str, samples: Samples) -> tuple[float, float]:
+def _handed(transport: str, samples: Samples) -> float:
     found = message_floors(transport, samples)
     if found is None:
         raise LuwuError(f"a rehearsal over {transport} came to a halt; no message was measured")
-    return found.end_s, found.handed_s
+    return found.handed_s
 
 
 @lru_cache

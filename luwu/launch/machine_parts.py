@@ -6,7 +6,6 @@
               at once
     copies    a worker's: gradients to where they are sent from, weights to a unit's own addresses
     sums      the switch's, of as many gradients as there are workers
-    updates   the node's, a thread; copies of weights for those who pull; checksums of pages
     send, receive    the two ends of a link, with nothing to do for either but that
 
 What is counted are seconds of a processor that this process took, so other work on the machine
@@ -126,49 +125,6 @@ def sums(asked: Document) -> Document:
     return {"sum_s_per_byte": median_cpu(work, asked["seconds"]) / gradients.nbytes}
 
 
-def updates(asked: Document) -> Document:
-    """Seconds of a thread of the node by parameter, from one side of a page to the other."""
-    import xxhash
-
-    from switch_emu.node.kernels import Run, make_kernel
-
-    kernel = make_kernel("adamw", ("m", "v"), cache=None).kernel
-    elems = asked["chunk_bytes"] // 4
-    count = max(2, asked["model_bytes"] // asked["chunk_bytes"])
-    hyper = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01,
-             "maximize": False}  # fmt: skip
-    sides = np.zeros((2, count, 3, elems), np.float32)
-    gradients = np.full((count, elems), 1e-3, np.float32)
-    wires = np.zeros((count, elems), np.float32)
-
-    def update() -> None:
-        for page in range(count):
-            source, target = sides[0, page], sides[1, page]
-            kernel.update(
-                contributions=[(gradients[page].view(np.uint8).data, "float32")],
-                weights=source[0], state=tuple(source[1:]),
-                weights_out=target[0], state_out=tuple(target[1:]),
-                runs=[Run(start=0, stop=elems, hyper=hyper)],
-                divisor=1.0, scale=1.0, updates_count=1,
-                wire=(wires[page].view(np.uint8).data, "float32"), measure=True,
-            )  # fmt: skip
-
-    def publish() -> None:
-        for page in range(count):
-            np.copyto(wires[page], sides[0, page, 0])
-
-    def checksum() -> None:
-        for page in range(count):
-            xxhash.xxh3_128_digest(sides[0, page].view(np.uint8).data)
-
-    seconds = asked["seconds"]
-    return {
-        "update_s_per_parameter": median_cpu(update, seconds) / (count * elems),
-        "publish_s_per_byte": median_cpu(publish, seconds) / wires.nbytes,
-        "checksum_s_per_byte": median_cpu(checksum, seconds) / sides[0].nbytes,
-    }
-
-
 def send(asked: Document) -> Document:
     """Seconds by message of each size, at the end that sends."""
     found: list[float] = []
@@ -229,7 +185,7 @@ def receive(asked: Document) -> Document:
 
 
 PARTS: Final[dict[str, Callable[[Document], Document]]] = {
-    "compute": compute, "copies": copies, "sums": sums, "updates": updates, "send": send,
+    "compute": compute, "copies": copies, "sums": sums, "send": send,
     "receive": receive,
 }  # fmt: skip
 

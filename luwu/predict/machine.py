@@ -6,12 +6,12 @@ needed. Nothing is fitted, and no run is looked at. With W workers, a chunk of b
     M1  push     each worker: copy b, an end;  wire b;  switch: W ends, sum of W b, an end;  wire b;
                  node: an end. And its receipt: an end at the node, 1 + W at the switch, one at each
                  worker
-    M2  update   a thread of the node: b / 4 parameters; out of core also 3 b read, where the page
-                 does not stay in memory, and 3 b written. Two hand-overs
-    M3  pull     each worker: an end; switch: W ends and one; node: an end, b copied by a thread,
-                 where no update hands it out, and read from disk first, if it is not in memory; a
-                 hand-over and an end;  wire b;  switch: 1 + W ends;  wire W b; each worker: an end,
-                 and b copied, unless weights are used where they lie
+    M2  update   a thread of the node: a page of b; out of core the disk reads 3 b besides, where
+                 the page does not stay in memory, and writes 3 b. Two hand-overs
+    M3  pull     each worker: an end; switch: W ends and one; node: an end; where no update hands it
+                 out, a thread reads b, from disk if it is not in memory, and a hand-over; an end;
+                 wire b;  switch: 1 + W ends;  wire W b; each worker: an end, and b copied, unless
+                 weights are used where they lie
     M4  wire     seconds of the sender's and of the receiver's link thread, by byte; none where
                  memory is shared
     M5  compute  units forward in order, then backward, by one thread of a worker
@@ -30,7 +30,6 @@ from dataclasses import dataclass, fields
 
 from luwu.base.errors import ConfigError
 
-WIRE_BYTES = 4
 RECORD = 3
 """Weights, m and v: so many times the bytes of the weights."""
 
@@ -60,17 +59,16 @@ class MachineFloors:
     """A copy to the unit's own addresses."""
     sum_s_per_byte: float
     """Of the switch, by byte that is added."""
-    update_s_per_parameter: float
-    publish_s_per_byte: float
-    """A copy of weights that are sent."""
-    read_s_per_byte: float = 0.0
-    """Of the disk, alone; `mixed`: where updates read and write."""
+    update_s_per_byte: float
+    """Of a thread of the node, for a page: the kernel, checksums, requests; by byte of weights."""
+    reading_s_per_byte: float
+    """Of a thread of the node, for weights that are read to be sent."""
     write_s_per_byte: float = 0.0
+    """Of the disk, for pages that stay in memory."""
     mixed_s_per_byte: float = 0.0
+    """Of the disk, to read a byte and write one, as updates do."""
     pull_s_per_byte: float = 0.0
-    page_cpu_s_per_byte: float = 0.0
-    """Of a core, for what an update reads and writes: requests and checksums."""
-    pull_cpu_s_per_byte: float = 0.0
+    """Of the disk, for reads of weights."""
 
     def __post_init__(self) -> None:
         if self.cores < 1:

@@ -21,7 +21,6 @@ import simpy
 
 from luwu.predict.machine import (
     RECORD,
-    WIRE_BYTES,
     MachineFloors,
     MachineJob,
     MachineStep,
@@ -74,7 +73,6 @@ class _World:
         self._left: dict[int, int] = {}
         """Updates of a step that are not done."""
         self._at_switch: dict[tuple[Use, int], simpy.Event] = {}
-        self._wanted: set[tuple[int, int, int]] = set()
 
     @property
     def ends_s(self) -> list[list[float]]:
@@ -133,20 +131,16 @@ class _World:
         floors, nbytes = self.floors, self.job.chunks[unit][chunk]
         thread = yield self.updaters.get()
         record, is_read = RECORD * nbytes, not self.job.stays(unit, chunk)
-        write_s = floors.mixed_s_per_byte if is_read else floors.write_s_per_byte
+        write_s = floors.mixed_s_per_byte / 2 if is_read else floors.write_s_per_byte
         if is_read:
-            yield thread.do("disk requests", record * floors.page_cpu_s_per_byte)
-            yield self.disk.do(record * floors.mixed_s_per_byte)
-        yield thread.do("updates", nbytes / WIRE_BYTES * floors.update_s_per_parameter)
-        if (step + 1, unit, chunk) in self._wanted and not self.job.in_place:
-            yield thread.do("copies", nbytes * floors.publish_s_per_byte)
+            yield self.disk.do(record * floors.mixed_s_per_byte / 2)
+        yield thread.do("updates", nbytes * floors.update_s_per_byte)
         yield self.node.do("hand-overs", floors.handed_s)
         self._updated[step + 1, unit, chunk].succeed()
         self._left[step] -= 1
         if not self._left[step]:
             self.env.process(self._verdict(step))
         if self.job.out_of_core:
-            yield thread.do("disk requests", record * floors.page_cpu_s_per_byte)
             yield self.disk.do(record * write_s)
         self.updaters.put(thread)
         yield self.node.do("hand-overs", floors.handed_s)
@@ -178,15 +172,12 @@ class _World:
         yield self.switch.do("messages", floors.end_s)
         yield self.node.do("messages", floors.end_s)
         if not self._updated[key].triggered:
-            self._wanted.add(key)
             yield self._updated[key]  # handed out on its way
         elif not self.job.in_place:
             thread = yield self.readers.get()
             if not self.job.stays(unit, chunk):
-                yield thread.do("disk requests", nbytes * floors.pull_cpu_s_per_byte)
                 yield self.disk.do(nbytes * floors.pull_s_per_byte)
-            else:
-                yield thread.do("copies", nbytes * floors.publish_s_per_byte)
+            yield thread.do("reads", nbytes * floors.reading_s_per_byte)
             self.readers.put(thread)
             yield self.node.do("hand-overs", floors.handed_s)
         yield self.node.do("messages", floors.end_s)
