@@ -146,7 +146,8 @@ def _predict(config: RunConfig, shape: Shape, folder: Path) -> tuple[MachineFloo
         number = len(list(folder.iterdir()))
         return rehearse(
             config, sizes, job.layout, state=None if state is None else folder / f"state-{number}",
-            directory=folder / f"{folder.name}-rehearsal-{number}", handed_s=handed_s, wire_s_per_byte=wire_s_per_byte,
+            directory=folder / f"{folder.name}-rehearsal-{number}", handed_s=handed_s,
+            wire_s_per_byte=wire_s_per_byte,
         )  # fmt: skip
 
     floors = machine_floors(ask, rehearsed)
@@ -265,7 +266,7 @@ def machine_text(document: dict[str, Any]) -> str:
         f"{'error':>7}  {'bound by':<8} {'others':>6}  parts of the prediction, ms",
         *map(_line, document["cases"]),
         "",
-        f"{summary['cases']} cases: {summary['mean']:.1%} in the mean, {summary['max']:.1%} at "
+        f"errors of {summary['cases']}: {summary['mean']:.1%} in the mean, {summary['max']:.1%} at "
         f"most; {summary['within']:.0%} is asked for",
     ]
     if summary["others_max"] > 0.1:

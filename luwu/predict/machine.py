@@ -3,23 +3,23 @@
 Floors are seconds of a core, or of the disk, of one part alone; a job says how often each is
 needed. Nothing is fitted, and no run is looked at. With W workers, a chunk of b bytes:
 
-    M1  push     each worker: copy b, an end;  wire b;  switch: W ends, sum of W b, an end;  wire b;
+    X1  push     each worker: copy b, an end;  wire b;  switch: W ends, sum of W b, an end;  wire b;
                  node: an end. And its receipt: an end at the node, 1 + W at the switch, one at each
                  worker
-    M2  update   a thread of the node: a page of b; out of core the disk reads 3 b besides, where
+    X2  update   a thread of the node: a page of b; out of core the disk reads 3 b besides, where
                  the page does not stay in memory, and writes 3 b. Two hand-overs
-    M3  pull     each worker: an end; switch: W ends and one; node: an end; where no update hands it
+    X3  pull     each worker: an end; switch: W ends and one; node: an end; where no update hands it
                  out, a thread reads b, from disk if it is not in memory, and a hand-over; an end;
                  wire b;  switch: 1 + W ends;  wire W b; each worker: an end, and b copied, unless
                  weights are used where they lie
-    M4  wire     seconds of the sender's and of the receiver's link thread, by byte; none where
+    X4  wire     seconds of the sender's and of the receiver's link thread, by byte; none where
                  memory is shared
-    M5  compute  units forward in order, then backward, by one thread of a worker
-    M6  a step   as the play of all threads on the cores says (machine_play.py); not shorter than
+    X5  compute  units forward in order, then backward, by one thread of a worker
+    X6  a step   as the play of all threads on the cores says (machine_play.py); not shorter than
                  work / cores, than the disk's time, or than the play on cores without number
 
 An *end* is a message that a process sends or receives, with all that its state machine does for it.
-Source: luwu/launch/estimate/messages.py (who says what); docs/predict/machine.md; derived.
+Source: luwu/launch/estimate/messages.py (who says what); derived.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class MachineStep:
 
 
 def compute_by_unit(job: MachineJob, floors: MachineFloors, seconds: float) -> list[float]:
-    """Seconds of a pass by unit (M5): blocks are equal, the root is the rest."""
+    """Seconds of a pass by unit (X5): blocks are equal, the root is the rest."""
     if job.units == 1:
         return [seconds]
     rest = floors.root_ratio * seconds

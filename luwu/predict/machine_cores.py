@@ -1,9 +1,9 @@
 """Threads that share the cores of one machine, played in virtual time.
 
-    C1  rate    a thread that has work runs at min(1, cores / threads with work) of a core: the
+    Q1  rate    a thread that has work runs at min(1, cores / threads with work) of a core: the
                 scheduler gives all of them equal shares, and no core idles that has work
-    C2  thread  does its work in the order in which it came, one piece at a time
-    C3  device  serves requests in their order, on no core
+    Q2  thread  does its work in the order in which it came, one piece at a time
+    Q3  device  serves requests in their order, on no core
 
 So work is conserved: what was done is what was asked for, and cores are busy for as long as all
 work takes, divided by their number, and by as many as there are threads where these are fewer.
@@ -22,7 +22,7 @@ from luwu.predict.events.engines import Process
 
 
 class Cores:
-    """The cores of a machine (C1)."""
+    """The cores of a machine (Q1)."""
 
     def __init__(self, env: simpy.Environment, count: int) -> None:
         if count < 1:
@@ -77,7 +77,7 @@ class Cores:
 
 
 class Thread:
-    """A thread of a process (C2). What it does is counted by kind."""
+    """A thread of a process (Q2). What it does is counted by kind."""
 
     def __init__(self, env: simpy.Environment, cores: Cores, work_s: dict[str, float]) -> None:
         self._env, self._cores, self._work_s = env, cores, work_s
@@ -110,7 +110,7 @@ class Thread:
 
 
 class Device:
-    """What works beside the cores (C3)."""
+    """What works beside the cores (Q3)."""
 
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env

@@ -4,7 +4,7 @@
     switch     a thread for messages and sums, one for its link
     node       a thread for messages, one for its link, some for updates, some for reads; a disk
 
-Each does what M1 to M5 say (machine.py), chunk by chunk; all share the cores (machine_cores.py). A
+Each does what X1 to X5 say (machine.py), chunk by chunk; all share the cores (machine_cores.py). A
 unit's weights are asked for some units before they are used, those of the next step when the last
 gradient is pushed. A step's weights are used after its verdict; the worker's step ends when all of
 its pushes were received.
@@ -39,7 +39,7 @@ STATEMENTS = 4
 
 
 def predict_machine_step(job: MachineJob, floors: MachineFloors) -> MachineStep:
-    """The time of a step (M6)."""
+    """The time of a step (X6)."""
     world = _World(job, floors)
     world.play()
     ends_s = [max(each) for each in zip(*world.ends_s, strict=True)]
@@ -103,7 +103,7 @@ class _World:
     # ---------------------------------------------------------------------- gradients
 
     def pushed(self, step: int, unit: int, chunk: int) -> Process:
-        """A worker's gradient has left it (M1)."""
+        """A worker's gradient has left it (X1)."""
         floors, workers = self.floors, self.job.workers
         nbytes = self.job.chunks[unit][chunk]
         yield self.switch_link.do("wire", nbytes * floors.receive_s_per_byte)
@@ -127,7 +127,7 @@ class _World:
             self.env.process(worker.heard_receipt(step))
 
     def _update(self, step: int, unit: int, chunk: int) -> Process:
-        """A page is read, updated, handed out and written (M2)."""
+        """A page is read, updated, handed out and written (X2)."""
         floors, nbytes = self.floors, self.job.chunks[unit][chunk]
         thread = yield self.updaters.get()
         record, is_read = RECORD * nbytes, not self.job.stays(unit, chunk)
@@ -160,7 +160,7 @@ class _World:
     # ---------------------------------------------------------------------- weights
 
     def weights(self, use: Use, chunk: int) -> simpy.Event:
-        """Weights of a chunk at the switch, asked for once (M3)."""
+        """Weights of a chunk at the switch, asked for once (X3)."""
         key = use, chunk
         if key not in self._at_switch:
             self._at_switch[key] = self.env.process(self._fetch(use, chunk))
