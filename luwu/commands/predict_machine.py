@@ -43,7 +43,7 @@ SCHEMA: Final = 1
 ERROR_MAX: Final = 0.2
 OTHERS_MAX: Final = 0.99
 """Something was left for us."""
-STEPS: Final = 12
+STEPS: Final = 10
 WARM_UPS: Final = 3
 STATE_BYTES_PER_PARAMETER: Final = 12
 MEMORY_SHARE: Final = 4
