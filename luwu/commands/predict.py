@@ -6,6 +6,7 @@ luwu predict compare FILE FILE ... [--json]    several, side by side
 luwu predict sweep FILE --over KEY=v1,v2,...   one, over values of its keys: predict_sweep.py
 luwu predict timeline FILE --out FILE          a step as a timeline: predict_timeline.py
 luwu predict validate [--json]                 published results, predicted
+luwu predict validate --machine [--json]       runs on this machine, predicted and measured
 luwu predict blind [--json] [--out FILE]       results that nobody looked up: predict_blind.py
 """
 
@@ -40,6 +41,7 @@ VERB: Final = Verb(
     ),
     flags=(
         Flag(name="json", text="print JSON"),
+        Flag(name="machine", text="of validate: predict runs on this machine, and run them"),
         Flag(name="catalogue", shape="FILE", text="TOML with your own hardware and models"),
         Flag(name="over", shape="KEY=V,V", text="of sweep: values of a key", repeats=True),
         Flag(name="of", shape="METRIC", text="of sweep: a number of the answer; step_s"),
@@ -52,7 +54,7 @@ VERB: Final = Verb(
 )
 _FLAGS_OF: Final = {
     "over": ("sweep",), "of": ("sweep",), "svg": ("step", "sweep"),
-    "out": ("timeline", "blind"), "run_dir": ("timeline",),
+    "out": ("timeline", "blind"), "run_dir": ("timeline",), "machine": ("validate",),
 }  # fmt: skip
 """Flags that not every word after the verb takes."""
 
@@ -70,10 +72,20 @@ def run(parsed: Parsed) -> int:
             raise ConfigError(
                 f"--{flag.replace('_', '-')} belongs to luwu predict {' and '.join(words)}"
             )
+    if parsed.has("machine"):
+        return _machine(rest, parsed)
     own = parsed.flags.get("catalogue")
     catalogue = load(*([Path(own)] if own else []))
     print(_DOES[verb](parsed, rest, catalogue))
     return 0
+
+
+def _machine(rest: Sequence[str], parsed: Parsed) -> int:
+    from luwu.commands.predict_machine import run_validate_machine  # it imports torch
+
+    if "catalogue" in parsed.flags:
+        raise ConfigError("--catalogue: a machine that is here is measured; leave it out")
+    return run_validate_machine(rest, as_json=parsed.has("json"))
 
 
 def _step(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:

@@ -35,6 +35,10 @@ Systems, by closed forms:
     inference.py, inference_job.py, inference_sockets.py    prefill and decode
     events/         played through: LuWu's steps, pipelines of training, flows, serving
 
+This machine, where all of a run's processes share a few cores:
+
+    machine.py, machine_cores.py, machine_play.py    a step from floors that are measured here
+
 What is said of it:
 
     answer.py       the answer, of answer_training.py, answer_inference.py and answer_parts.py

@@ -1,0 +1,309 @@
+"""`luwu predict validate --machine`: the emulator's own runs, predicted from floors, then measured.
+
+First the floors of every case are measured, each part alone, and all cases are predicted; only then
+is each case run, as `luwu compare` runs it. A case is a number of workers, a transport, and a state
+in RAM (durability none) or out of core (a quarter of it in memory, durability process). Other work
+on the machine is not predicted: its share of the cores is shown beside each case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Final, TypeAlias
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.config import RunConfig, resolve
+from luwu.base.errors import ConfigError
+from luwu.launch.arm import run_arm
+from luwu.launch.comparison import job_step_seconds
+from luwu.launch.console import Console
+from luwu.launch.estimate.job import gpt_job, gpt_options, node_plan
+from luwu.launch.estimate.shape import JobShape, kept_in_ram
+from luwu.launch.floors import core_count
+from luwu.launch.machine_floors import QUICK, MachineAsk, machine_floors
+from luwu.launch.machine_rehearsal import RehearsalFloors, rehearse
+from luwu.launch.run_directory import RunDirectory
+from luwu.launch.serving import Sizes, decide_sizes, state_directory
+from luwu.launch.stopping import stop_requests
+from luwu.launch.timing import Samples
+from luwu.predict.machine import MachineFloors, MachineJob, MachineStep
+from luwu.predict.machine_play import predict_machine_step
+from workers.data import BYTE_VOCAB
+
+SCHEMA: Final = 1
+ERROR_MAX: Final = 0.2
+OTHERS_MAX: Final = 0.99
+"""Something was left for us."""
+STEPS: Final = 10
+WARM_UPS: Final = 3
+STATE_BYTES_PER_PARAMETER: Final = 12
+MEMORY_SHARE: Final = 4
+"""Out of core, the node has one part in so many of the state."""
+MIB: Final = 1024 * 1024
+TEXT_BYTES: Final = 2_000_000
+RAM, OUT_OF_CORE = "RAM", "out of core"
+Known: TypeAlias = dict[tuple[str, bool, Sizes], RehearsalFloors]
+"""By transport, whether the state is in RAM, and sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The model and batch of all cases."""
+
+    layers: int = 4
+    width: int = 512
+    context: int = 64
+    batch: int = 4
+    steps: int = STEPS
+    samples: Samples = QUICK
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """As `luwu compare` takes them."""
+        names = ("layers", "width", "context", "batch", "steps")
+        return {name: str(getattr(self, name)) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A run of `luwu compare`."""
+
+    workers: int
+    transport: str
+    place: str
+
+    def config(self, shape: Shape, data: Path) -> RunConfig:
+        """What it is started with."""
+        flags = {
+            **shape.flags, "workers": str(self.workers), "transport": self.transport,
+            "arms": "luwu", "data": str(data),
+        }  # fmt: skip
+        if self.place == RAM:
+            return resolve(flags={**flags, "durability": "none"}, environ={}).config
+        config = resolve(flags={**flags, "durability": "none"}, environ={}).config
+        state = STATE_BYTES_PER_PARAMETER * _parameters(config)
+        more = {"durability": "process", "memory_budget": f"{state // MEMORY_SHARE}B"}
+        return resolve(flags={**flags, **more}, environ={}).config
+
+
+CASES: Final = tuple(
+    Case(workers=workers, transport=transport, place=place)
+    for workers, transport, place in product((2, 4), ("ipc", "tcp", "shm"), (RAM, OUT_OF_CORE))
+)
+
+
+def validate_machine(*, as_json: bool, cases: Sequence[Case] = CASES, shape: Shape | None = None
+) -> int:  # fmt: skip
+    """Predict all cases, run them, print; the exit code: 1 if one is further off than a fifth."""
+    started_ns = SYSTEM_CLOCK.now_ns()
+    shape = shape or Shape()
+    console = Console(sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="luwu-machine-") as name, stop_requests() as stopping:
+        folder = Path(name)
+        data = _text(folder)
+        configs = [each.config(shape, data) for each in cases]
+        console.say(f"floors of {len(cases)} cases, each part by itself")
+        known: Known = {}
+        predicted = [_predict(config, shape, folder, known) for config in configs]
+        rows: list[dict[str, Any]] = []
+        for case, config, (floors, step) in zip(cases, configs, predicted, strict=True):
+            run = folder / f"{folder.name}-{len(rows)}"
+            measured_s, others = _measure(config, run, stopping)
+            row = _row(case, floors, step, measured_s, others)
+            console.say(_line(row))
+            rows.append(row)
+    document = _document(rows, shape, (SYSTEM_CLOCK.now_ns() - started_ns) / 1e9)
+    print(json.dumps(document, indent=1) if as_json else machine_text(document))
+    return 0 if document["summary"]["max"] <= ERROR_MAX else 1
+
+
+# ---------------------------------------------------------------------- before a run
+
+
+def _predict(
+    config: RunConfig, shape: Shape, folder: Path, known: Known
+) -> tuple[MachineFloors, MachineStep]:
+    """Floors of a case and its step; `known`: rehearsals, which do not depend on the workers."""
+    sizes = decide_sizes(config, None)
+    state = state_directory(config, folder / "state")
+    plan = node_plan(config, sizes)
+    job = gpt_job(config, sizes, is_in_ram=state is None)
+    kept = kept_in_ram(job, plan, job.store)
+    chunks = _by_unit(job, [chunk.wire_bytes for chunk in job.layout.chunks])
+    options = gpt_options(config)
+    model = options.gpt(BYTE_VOCAB)
+    ask = MachineAsk(
+        layers=model.layers, width=model.width, heads=model.heads, context=model.context,
+        vocab=model.vocab, batch=options.batch, workers=config.workers,
+        threads=job.worker_threads, transport=job.transport, chunk_bytes=max(map(max, chunks)),
+        unit_bytes=max(map(sum, chunks)), model_bytes=job.wire_bytes,
+        directory=None if state is None else folder, updates_count=plan.updates_count,
+        reads_count=plan.reads_count, samples=shape.samples,
+    )  # fmt: skip
+
+    def rehearsed(handed_s: float, wire_s_per_byte: float) -> RehearsalFloors:
+        key = (job.transport, state is None, sizes)
+        if key in known:
+            return known[key]
+        number = len(known)
+        known[key] = rehearse(
+            config, sizes, job.layout, state=None if state is None else folder / f"state-{number}",
+            directory=folder / f"{folder.name}-rehearsal-{number}", handed_s=handed_s,
+            wire_s_per_byte=wire_s_per_byte,
+        )  # fmt: skip
+        return known[key]
+
+    floors = machine_floors(ask, rehearsed)
+    resident = [chunk.index in kept.resident for chunk in job.layout.chunks]
+    step = predict_machine_step(
+        MachineJob(
+            chunks=chunks, workers=config.workers, in_place=kept.places_bytes > 0,
+            out_of_core=state is not None, resident=_by_unit(job, resident),
+            updates_count=plan.updates_count, reads_count=plan.reads_count,
+            ahead=job.prefetch_units, compute_threads=job.worker_threads,
+        ),
+        floors,
+    )  # fmt: skip
+    return floors, step
+
+
+def _by_unit(job: JobShape, values: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+    """What each chunk has, the root's first, as the layout has them."""
+    units: list[list[Any]] = [[] for _ in job.layout.units]
+    for chunk, value in zip(job.layout.chunks, values, strict=True):
+        units[chunk.unit].append(value)
+    return tuple(tuple(each) for each in units if each)
+
+
+def _parameters(config: RunConfig) -> int:
+    """Of the built-in GPT."""
+    from workers.gpt import without_storage
+
+    model = without_storage(gpt_options(config).gpt(BYTE_VOCAB))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _text(folder: Path) -> Path:
+    """Something to train on."""
+    path = folder / "text"
+    words = (f"{number * number} " for number in range(10**6))
+    text = ""
+    for word in words:
+        text += word
+        if len(text) >= TEXT_BYTES:
+            break
+    path.write_text(text, encoding="ascii")
+    return path
+
+
+# ---------------------------------------------------------------------- a run
+
+
+def _measure(config: RunConfig, directory: Path, stopping: Any) -> tuple[float, float]:
+    """(median seconds of a step, share of the cores that other work took meanwhile)."""
+    run = RunDirectory.create(directory)
+    before_s, ours_s, start_ns = _busy_seconds(), _our_seconds(), SYSTEM_CLOCK.now_ns()
+    with (run.path / "console.log").open("a") as log:
+        arm = run_arm("luwu", config, decide_sizes(config, None), run, Console(log), stopping)
+    passed_s = (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
+    others_s = _busy_seconds() - before_s - (_our_seconds() - ours_s)
+    seconds = job_step_seconds(arm.workers)
+    counted = seconds[min(WARM_UPS, len(seconds) - 2) : -1]  # the last waits for all of itself
+    return median(counted), min(OTHERS_MAX, max(0.0, others_s / (passed_s * core_count())))
+
+
+def _busy_seconds() -> float:
+    """Of all processors, by all processes, since the machine was started."""
+    fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    user, nice, system, _, _, irq, softirq, *_ = map(int, fields)
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def _our_seconds() -> float:
+    """Of this process and of what it started and saw end."""
+    found = 0.0
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        usage = resource.getrusage(who)
+        found += usage.ru_utime + usage.ru_stime
+    return found
+
+
+# ---------------------------------------------------------------------- what is said of it
+
+
+def _row(
+    case: Case, floors: MachineFloors, step: MachineStep, measured_s: float, others: float
+) -> dict[str, Any]:
+    return {
+        "workers": case.workers, "transport": case.transport, "place": case.place,
+        "predicted_s": step.step_s, "measured_s": measured_s,
+        "error": step.step_s / measured_s - 1, "bound_by": step.binding, "parts_s": step.parts,
+        "disk_s": step.disk_s, "others_ratio": others,
+        "error_beside_others": step.step_s / (1 - others) / measured_s - 1,
+        "floors": asdict(floors),
+    }  # fmt: skip
+
+
+def _document(rows: list[dict[str, Any]], shape: Shape, seconds: float) -> dict[str, Any]:
+    errors = [abs(row["error"]) for row in rows]
+    return {
+        "schema": SCHEMA,
+        "label": {"predicted_s": "predicted", "measured_s": "measured", "floors": "measured"},
+        "cores": core_count(),
+        "job": shape.flags,
+        "cases": rows,
+        "summary": {
+            "cases": len(rows), "mean": mean(errors), "max": max(errors),
+            "within": ERROR_MAX, "others_max": max(row["others_ratio"] for row in rows),
+        },
+        "seconds": seconds,
+    }  # fmt: skip
+
+
+def machine_text(document: dict[str, Any]) -> str:
+    """The document for people."""
+    job, summary = document["job"], document["summary"]
+    lines = [
+        f"gpt of {job['layers']} layers, width {job['width']}, {job['batch']} x {job['context']} "
+        f"tokens a worker, {document['cores']} processors; seconds of a step",
+        "",
+        f"{'workers':>7} {'transport':<9} {'state':<11} {'predicted':>9} {'measured':>9} "
+        f"{'error':>7}  {'bound by':<8} {'others':>6} {'beside':>7}  parts of the prediction, ms",
+        *map(_line, document["cases"]),
+        "",
+        f"errors of {summary['cases']}: {summary['mean']:.1%} in the mean, {summary['max']:.1%} at "
+        f"most; {summary['within']:.0%} is asked for",
+    ]
+    if summary["others_max"] > 0.1:
+        lines.append(
+            f"other work took up to {summary['others_max']:.0%} of the cores meanwhile, which no "
+            "prediction knew of: measure again on a quiet machine. `beside` is the error if a step "
+            "takes longer by what others took; it decides nothing"
+        )
+    return "\n".join(lines)
+
+
+def _line(row: dict[str, Any]) -> str:
+    longest = sorted(row["parts_s"].items(), key=lambda each: -each[1])
+    parts = ", ".join(f"{name} {1000 * s:.0f}" for name, s in longest if s >= 0.0005)
+    return (
+        f"{row['workers']:>7} {row['transport']:<9} {row['place']:<11} {row['predicted_s']:>9.3f} "
+        f"{row['measured_s']:>9.3f} {row['error']:>+7.1%}  {row['bound_by']:<8} "
+        f"{row['others_ratio']:>6.0%} {row['error_beside_others']:>+7.1%}  {parts}"
+    )
+
+
+def run_validate_machine(rest: Sequence[str], *, as_json: bool) -> int:
+    """The verb. Raises ConfigError."""
+    if rest:
+        raise ConfigError(f"luwu predict validate --machine takes no {rest[0]!r}; leave it out")
+    return validate_machine(as_json=as_json)
