@@ -30,6 +30,7 @@ from luwu.launch.machine_rehearsal import RehearsalFloors
 from luwu.launch.message_floors import message_floors
 from luwu.launch.timing import MIB, Samples
 from luwu.predict.machine import RECORD, MachineFloors
+from luwu.predict.software import fitted
 
 SMALL_BYTES: Final = 4096
 """Of a message that shows what a link takes beside bytes."""
@@ -96,7 +97,7 @@ def machine_floors(
             asked.chunk_bytes, asked.model_bytes, asked.workers, samples.seconds
         ),
         update_s_per_byte=messages.update_s_per_byte,
-        reading_s_per_byte=messages.read_s_per_byte, **disk,
+        reading_s_per_byte=messages.read_s_per_byte, **disk, crowding=fitted("crowding"),
     )  # fmt: skip
 
 

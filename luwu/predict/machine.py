@@ -1,7 +1,7 @@
 """A step of LuWu on this machine: workers, switch and node are processes that share its cores.
 
 Floors are seconds of a core, or of the disk, of one part alone; a job says how often each is
-needed. Nothing is fitted, and no run is looked at. With W workers, a chunk of b bytes:
+needed. No run is looked at. With W workers, a chunk of b bytes:
 
     X5  push     each worker: copy b, an end;  wire b;  switch: W ends, sum of W b, an end;  wire b;
                  node: an end. And its receipt: an end at the node, 1 + W at the switch, one at each
@@ -17,6 +17,9 @@ needed. Nothing is fitted, and no run is looked at. With W workers, a chunk of b
     X9  compute  units forward in order, then backward, by one thread of a worker
     X10 a step   as the play of all threads on the cores says (machine_play.py); not shorter than
                  work / cores, than the disk's time, or than the play on cores without number
+
+    X11 crowding one share of X10, fitted once for all cases: what no part alone shows, as processes
+                 take caches from one another, and wait for the interpreter's lock and to be woken
 
 An *end* is a message that a process sends or receives, with all that its state machine does for it.
 Source: luwu/launch/estimate/messages.py (who says what); derived.
@@ -69,6 +72,8 @@ class MachineFloors:
     """Of the disk, to read a byte and write one, as updates do."""
     pull_s_per_byte: float = 0.0
     """Of the disk, for reads of weights."""
+    crowding: float = 0.0
+    """Of a step, what all parts together take more (X11)."""
 
     def __post_init__(self) -> None:
         if self.cores < 1:
@@ -138,6 +143,8 @@ class MachineStep:
     disk_s: float
     """That the disk is busy."""
     cores: int
+    crowding_s: float = 0.0
+    """Of the step (X11)."""
 
     @property
     def cores_s(self) -> float:
@@ -148,7 +155,8 @@ class MachineStep:
     def parts(self) -> dict[str, float]:
         """Seconds of the step: work of all cores by kind, and cores that wait."""
         found = {name: seconds / self.cores for name, seconds in self.work_s.items() if seconds}
-        return {**found, "waiting": max(0.0, self.step_s - self.cores_s)}
+        waiting_s = max(0.0, self.step_s - self.crowding_s - self.cores_s)
+        return {**found, "waiting": waiting_s, "crowding": self.crowding_s}
 
     @property
     def binding(self) -> str:

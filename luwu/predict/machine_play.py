@@ -44,8 +44,11 @@ def predict_machine_step(job: MachineJob, floors: MachineFloors) -> MachineStep:
     world.play()
     ends_s = [max(each) for each in zip(*world.ends_s, strict=True)]
     steps_s = [later - earlier for earlier, later in pairwise(ends_s)]
+    played_s = mean(steps_s[-COUNTED:])
+    crowding_s = floors.crowding * played_s
     return MachineStep(
-        step_s=mean(steps_s[-COUNTED:]),
+        step_s=played_s + crowding_s,
+        crowding_s=crowding_s,
         work_s={kind: seconds / STEPS for kind, seconds in world.work_s.items()},
         disk_s=world.disk.busy_s / STEPS,
         cores=floors.cores,
