@@ -8,7 +8,7 @@ from statistics import mean
 import pytest
 
 from luwu.predict.calibration import compare, compare_memory, training_rows
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.catalogue import Catalogue
 from luwu.predict.memory import sharded_state_bytes
 from luwu.predict.offload_calibration import compare_offload
 from luwu.predict.overlap import eta, overlapped
@@ -16,11 +16,6 @@ from luwu.predict.rankings import kendall_tau
 from luwu.predict.validate import document
 from luwu.predict.zero import predict_sharded_step
 from tests import equations
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
 
 
 def test_calibration_of_training(catalogue: Catalogue) -> None:

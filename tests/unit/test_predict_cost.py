@@ -39,11 +39,6 @@ NODE = Server(name="node", devices_count=0, price=10e3, power=500.0)
 TARIFF = Tariff(name="t", life_s=1e8, pue=1.25, energy_price=0.1 / 3.6e6)
 
 
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
-
-
 def saving(endpoints: int, domain: int, radix: int = 64) -> RailOnlySaving:
     return rail_only_saving(
         endpoints, domain, network=NET, switch=switch_of_radix(SWITCH, radix), link=LINK,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.catalogue import Catalogue
 from luwu.predict.events.engines import Record
 from luwu.predict.events.in_network import play_steps
 from luwu.predict.events.pipelines import (
@@ -97,11 +97,6 @@ def test_bad_prediction_buffers() -> None:
 
 
 # ---------------------------------------------------------------------- steps of LuWu
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
 
 
 def luwu(catalogue: Catalogue, **changes: Any) -> tuple[TrainingJob, OptimizerNodes]:

@@ -12,7 +12,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.layout import SUM_BYTES
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.catalogue import Catalogue
 from luwu.predict.events import links
 from luwu.predict.events.driven import Driven, Playing, play_driven_steps
 from luwu.predict.events.driven_node import DrivenNode
@@ -35,11 +35,6 @@ from tests.simulate.world import Faults
 
 COARSE = Playing(chunk_bytes=1 << 29)
 """A layer of 13 B in three chunks: quick."""
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
 
 
 def luwu(catalogue: Catalogue, **changes: Any) -> tuple[TrainingJob, OptimizerNodes]:

@@ -9,7 +9,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.predict import collectives as c
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.catalogue import Catalogue
 from luwu.predict.collectives import Path
 from luwu.predict.curves import Notes
 from luwu.predict.experts import (
@@ -29,11 +29,6 @@ from luwu.predict.operators import WIRE_BYTES
 from luwu.predict.question import make_question
 from luwu.predict.software import software
 from luwu.predict.training import predict_step
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
 
 
 @pytest.fixture

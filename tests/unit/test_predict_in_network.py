@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.catalogue import Catalogue
 from luwu.predict.hardware import Processor
 from luwu.predict.hosts import Host
 from luwu.predict.in_network import OptimizerNodes, predict_in_network_step
@@ -17,11 +17,6 @@ from luwu.predict.offload import Offload, predict_offload_step
 from luwu.predict.replicated import predict_replicated_step, predict_switch_summed_step
 from luwu.predict.software import software
 from luwu.predict.zero import predict_sharded_step
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
 
 
 @pytest.fixture

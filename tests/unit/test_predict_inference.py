@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.catalogue import Catalogue
 from luwu.predict.collectives import measured_all_reduce
 from luwu.predict.curves import Curve
 from luwu.predict.inference import (
@@ -43,11 +43,6 @@ EXPERTS = {
     "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "gated": True,
     "vocab": 32000, "experts": 8, "experts_used": 2,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
 from luwu.predict.answer import answer, side_by_side, text
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.catalogue import Catalogue
 from luwu.predict.inference import predict_inference, with_largest_batch
 from luwu.predict.inference_job import maximum_batch
 from luwu.predict.question import InferenceQuestion, SocketQuestion, make_question
@@ -33,11 +33,6 @@ TRAINING: dict[str, Any] = {
     "software": "megatron-2023", "devices": 8, "sequence": 2048, "batch": 64, "micro_batch": 8,
     "recompute": "full",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
 
 
 @pytest.mark.parametrize(

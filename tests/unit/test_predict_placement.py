@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.catalogue import Catalogue
 from luwu.predict.context import block_bytes, context_exchange, sent_bytes
 from luwu.predict.curves import Notes
 from luwu.predict.job import TrainingJob
@@ -27,11 +27,6 @@ from luwu.predict.placement import (
 )
 from luwu.predict.software import fitted, software
 from luwu.predict.training import predict_step
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
 
 
 @pytest.fixture

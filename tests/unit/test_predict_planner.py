@@ -24,11 +24,6 @@ TABLE: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
-
-
 def test_predict_laws_plans(catalogue: Catalogue) -> None:
     """Goal: each of the set fits, none beats another in both, the first is the fastest; a whole
     model of 22 B fits no device; and two searches are the same."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.catalogue import Catalogue
 from luwu.predict.events.pipeline_training import (
     layers_of_stages,
     pipeline_of,
@@ -247,11 +247,6 @@ def test_predict_laws_overlapped_exchange_hides_behind_the_ends() -> None:
 
 
 # ---------------------------------------------------------------------- jobs
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
 
 
 def job(catalogue: Catalogue, **changes: Any) -> TrainingJob:

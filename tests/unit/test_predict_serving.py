@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.catalogue import Catalogue
 from luwu.predict.curves import Notes
 from luwu.predict.events.serving import (
     PiecesWork,
@@ -24,11 +24,6 @@ from luwu.predict.events.serving import (
 )
 from luwu.predict.inference import Work, layer_time, predict_continuous, predict_round
 from luwu.predict.inference_job import InferenceJob
-
-
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
 
 
 def job(catalogue: Catalogue, **changes: Any) -> InferenceJob:

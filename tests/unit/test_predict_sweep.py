@@ -32,11 +32,6 @@ LUWU: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "luwu.toml"

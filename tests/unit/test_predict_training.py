@@ -18,11 +18,6 @@ from luwu.predict.training import predict_step
 PATH = Path(latency_s=5e-6, rate=12.5e9)
 
 
-@pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
-    return load()
-
-
 @pytest.fixture
 def job(catalogue: Catalogue) -> TrainingJob:
     return TrainingJob(

@@ -1,0 +1,13 @@
+"""What many tests of the performance model need."""
+
+from __future__ import annotations
+
+import pytest
+
+from luwu.predict.catalogue import Catalogue, load
+
+
+@pytest.fixture(scope="session")
+def catalogue() -> Catalogue:
+    """As it comes; it is not changed by anybody."""
+    return load()
