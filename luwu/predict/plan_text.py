@@ -52,14 +52,20 @@ def plan_text(found: Plan, shown: int = SHOWN) -> str:
         lines.append(f"and {len(found.best) - shown} more; --json shows all")
     if found.refused:
         lines.append(f"the first that cannot be: {found.first_refusal}")
-    played = [each.replay for each in found.best if each.replay is not None]
-    why = sorted({each.why for each in played if each.why})
-    if why:
-        lines.append(f"not played: {'; '.join(why)}")
+    lines += _not_played(found)
     for name, each in found.break_even.items():
         lines += ["", f"{name}, {break_even_text(each.document)[0]}"]
         lines += break_even_text(each.document)[1:]
     return "\n".join(lines)
+
+
+def _not_played(found: Plan) -> list[str]:
+    """A line for each reason: how many have it, and what it says of the first."""
+    why: dict[str, list[str]] = {}
+    for each in found.best:
+        if each.replay is not None and each.replay.why:
+            why.setdefault(each.replay.why.partition(":")[0], []).append(each.replay.why)
+    return [f"{len(said)} not played: {said[0]}" for said in why.values()]
 
 
 def _has(found: Plan) -> tuple[bool, bool, bool]:

@@ -44,7 +44,7 @@ from luwu.predict.planner_space import configurations, costs_by_system, topologi
 from luwu.predict.question_cost import Expense, expense
 from luwu.predict.question_topology import TopologyChoice
 from luwu.predict.question_training import Question, make_training_question
-from luwu.predict.replay import Replay, replay
+from luwu.predict.replay import TASKS_MAX, Replay, replay
 
 PLAYED_MAX: Final = 20
 """Of the Pareto set, the fastest so many are played."""
@@ -151,15 +151,21 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue, *, played: int = PLAYED
         for choice in choices:
             search.look_at(replace(question, topology=choice))
     _check(search)
-    best = pareto(search.found)
-    shown = [
-        replace(each, replay=replay(each.question)) if rank < played else each
-        for rank, each in enumerate(best)
-    ]
+    best = _played(pareto(search.found), played)
     return Plan(
-        tuple(shown), search.tried, search.too_large, len(search.refusals),
+        tuple(best), search.tried, search.too_large, len(search.refusals),
         search.refusals[0] if search.refusals else "", _break_even(search.found),
     )  # fmt: skip
+
+
+def _played(best: list[Found], count: int) -> list[Found]:
+    """The first so many by the event core, as long as it has tasks left."""
+    left, shown = TASKS_MAX, []
+    for each in best[:count]:
+        again = replay(each.question, tasks_max=left)
+        left -= 0 if again.step_s is None else again.tasks
+        shown.append(replace(each, replay=again))
+    return shown + best[count:]
 
 
 def _check(search: _Search) -> None:
