@@ -10,6 +10,11 @@ from luwu.predict.planner import Found, Plan
 
 SCHEMA: Final = 1
 SHOWN: Final = 12
+_ORDERS: Final = {
+    "tokens_per_s": "", "dollars_per_million_tokens": ", cheapest tokens first",
+    "capex": ", least to buy first", "watts": ", least power first",
+}  # fmt: skip
+"""What is said of it, by goals."""
 
 
 def plan_document(found: Plan) -> dict[str, Any]:
@@ -17,6 +22,8 @@ def plan_document(found: Plan) -> dict[str, Any]:
     return {
         "schema": SCHEMA, "tried": found.tried, "too_large": found.too_large,
         "refused": found.refused, "first_refusal": found.first_refusal,
+        "beyond_budget": found.beyond_budget, "device_counts": list(found.device_counts),
+        "goal": found.goal,
         "best": [_document(each) for each in found.best],
         "break_even_tokens": {name: each.document for name, each in found.break_even.items()},
     }  # fmt: skip
@@ -42,9 +49,10 @@ def _document(found: Found) -> dict[str, Any]:
 def plan_text(found: Plan, shown: int = SHOWN) -> str:
     """For people: the Pareto set as a table, and the tokens that hide what is exchanged."""
     refused = f", {found.refused} that cannot be" if found.refused else ""
+    refused += f", {found.beyond_budget} beyond the budget" if found.beyond_budget else ""
     lines = [
         f"{found.tried} configurations, {found.too_large} of them too large for a device{refused}; "
-        f"{len(found.best)} that no other beats:",
+        f"{len(found.best)} that no other beats{_ORDERS[found.goal]}:",
         _head(found),
         *(_line(each, found) for each in found.best[:shown]),
     ]
@@ -78,6 +86,7 @@ def _has(found: Plan) -> tuple[bool, bool, bool]:
 def _head(found: Plan) -> str:
     networks, costs, bought = _has(found)
     cells = [f"{'tokens/s':>12} {'step':>10} {'played':>10} {'left':>8}"]
+    cells += [f"{'devices':>7}"] if len(found.device_counts) > 1 else []
     cells += [f"{'USD/Mtoken':>10}"] if costs else []
     cells += [f"{'MUSD':>8} {'kW':>9}"] if bought else []
     cells += [f"{'network':<16}"] if networks else []
@@ -90,6 +99,8 @@ def _line(each: Found, found: Plan) -> str:
     again = "-" if played is None else f"{played:.3f} s"
     left = f"{each.left_bytes / 2**30:4.1f} GiB"
     cells = [f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {again:>10} {left}"]
+    if len(found.device_counts) > 1:
+        cells.append(f"{job.devices:7,}")
     if costs:
         cells.append(f"{each.dollars_per_million_tokens or 0.0:10,.3f}")
     if bought and each.expense is not None and each.expense.bill is not None:

@@ -21,7 +21,10 @@ SEARCHED: Final = (
     "system",
 )  # fmt: skip
 _MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
-_OF_PLANS: Final = ("systems", "software", "node", "host", "topology", "cost")
+_OF_PLANS: Final = (
+    "systems", "software", "node", "host", "topology", "cost", "batch_per_device", "budget",
+    "budget_per_hour", "goal",
+)  # fmt: skip
 """Keys that are not handed on as they are."""
 
 
@@ -52,17 +55,28 @@ def costs_by_system(table: Mapping[str, Any], catalogue: Catalogue) -> dict[str,
                 f"cost.{key}: none of the systems searched, {', '.join(systems)}"
                 f"{suggestion(key, systems)}"
             )
-    return {name: make_costs({**common, **found.get(name, {})}, catalogue) for name in systems}
+    costs = {name: make_costs({**common, **found.get(name, {})}, catalogue) for name in systems}
+    if len({each.tariff is None for each in costs.values()}) > 1:
+        raise ConfigError(
+            "cost.rented: of some systems and not of others; what is bought has a price and a "
+            "power, what is rented has none, so all or none of them fit"
+        )
+    return costs
 
 
-def configurations(table: Mapping[str, Any], catalogue: Catalogue) -> Iterator[dict[str, Any]]:
-    """Every one, without network and costs. Raises ConfigError."""
+def check_table(table: Mapping[str, Any]) -> None:
+    """Raises ConfigError for what a plan searches itself, and for what is missing."""
     for key in table:
         if key in SEARCHED:
             raise ConfigError(f"{key}: is what a plan searches; leave it out")
-    for needed in ("model", "device", "network", "software", "devices", "sequence", "batch"):
+    for needed in ("model", "device", "network", "software", "sequence"):
         if needed not in table:
             raise ConfigError(f"{needed} is missing")
+
+
+def configurations(table: Mapping[str, Any], catalogue: Catalogue) -> Iterator[dict[str, Any]]:
+    """Every one of a number of devices and a batch, without network and costs. Raises
+    ConfigError."""
     layers = catalogue.model(table["model"]).layers
     domain = int(catalogue.device(table["device"]).domain_count)
     for system in _systems(table):
@@ -71,7 +85,7 @@ def configurations(table: Mapping[str, Any], catalogue: Catalogue) -> Iterator[d
         base |= {"system": system, "software": _software(table, system)}
         if section is not None:
             base[section] = table[section]
-        for degrees in _degrees(system, int(table["devices"]), layers, domain):
+        for degrees in _degrees(system, table["devices"], layers, domain):
             for own in _batches(table, degrees):
                 yield {**base, **degrees, **own}
 
