@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from luwu.predict.answer import asked
 from luwu.predict.break_even import break_even_text
+from luwu.predict.job import TrainingJob
 from luwu.predict.planner import Found, Plan
 
 SCHEMA: Final = 1
@@ -30,10 +31,13 @@ def plan_document(found: Plan) -> dict[str, Any]:
 
 
 def _document(found: Found) -> dict[str, Any]:
+    job = found.question.job
     said: dict[str, Any] = {
         "system": found.question.system, "step_s": found.step.seconds,
         "tokens_per_s": found.tokens_per_s, "left_bytes": found.left_bytes,
-        "binding": found.step.binding, "asked": asked(found.question),
+        "binding": found.step.binding,
+        "asked": asked(found.question)
+        | {"expert_tensor": job.expert_width, "ends_as_layers": job.ends_as_layers},
     }  # fmt: skip
     if found.question.topology is not None:
         said["topology"] = found.question.topology.kind
@@ -109,6 +113,14 @@ def _line(each: Found, found: Plan) -> str:
     if networks:
         topology = each.question.topology
         cells.append(f"{topology.kind if topology is not None else '-':<16}")
-    degrees = f"t{job.tensor} p{job.pipeline} v{job.virtual} d{job.data}"
-    what = f"{degrees}, {job.micro_batch}, {job.recompute}; binds: {each.step.binding}"
+    what = f"{_degrees(job)}, {job.micro_batch}, {job.recompute}; binds: {each.step.binding}"
     return "  ".join([*cells, f"{each.question.system:<13}", what])
+
+
+def _degrees(job: TrainingJob) -> str:
+    """Tensor, pipeline, virtual, data; context (c), experts (e, of width w) and ends as layers
+    where there are any."""
+    more = f" c{job.context}" if job.context > 1 else ""
+    more += f" e{job.expert} w{job.expert_width}" if job.spreads_experts else ""
+    more += " ends" if job.ends_as_layers else ""
+    return f"t{job.tensor} p{job.pipeline} v{job.virtual} d{job.data}{more}"
