@@ -43,9 +43,22 @@ from luwu.predict.break_even import BreakEven, break_even
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.cost import dollars_per_million_tokens
 from luwu.predict.job import StepTime
-from luwu.predict.planner_budget import Budget, Wish, make_wish
-from luwu.predict.planner_space import check_table, configurations, costs_by_system, topologies
-from luwu.predict.question_cost import HOUR_S, Costs, Expense, expense
+from luwu.predict.planner_budget import (
+    Budget,
+    batch_of,
+    beyond_text,
+    make_wish,
+    order_by,
+    undominated,
+)
+from luwu.predict.planner_space import (
+    check_table,
+    configurations,
+    costs_by_system,
+    systems_of,
+    topologies,
+)
+from luwu.predict.question_cost import Expense, expense
 from luwu.predict.question_topology import TopologyChoice
 from luwu.predict.question_training import Question, make_training_question
 from luwu.predict.replay import TASKS_MAX, Replay, replay
@@ -168,39 +181,28 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue, *, played: int = PLAYED
     """Search, and play the best. Raises ConfigError: for a table that means nothing, or where
     nothing fits."""
     check_table(table)
-    choices, costs = topologies(table), costs_by_system(table, catalogue)
+    choices, costs = topologies(table), costs_by_system(table, catalogue, systems_of(table))
     wish = make_wish(table, costs)
     search = _Search(wish.budget)
-    for devices, batch in wish.clusters:
+    for devices in wish.device_counts:
+        batch = batch_of(table, devices)
         for one in configurations({**table, "devices": devices, "batch": batch}, catalogue):
             question = make_training_question(one, catalogue, costs=costs.get(one["system"]))
             for choice in choices:
                 search.look_at(replace(question, topology=choice))
     _check(search)
-    best = pareto(search.found, few_devices=_counts_devices(wish, costs))
+    best = pareto(search.found, few_devices=wish.counts_devices(costs))
     best = _played(sorted(best, key=lambda each: _order(each, wish.goal)), played)
     return Plan(
         tuple(best), search.tried, search.too_large, len(search.refusals),
         search.refusals[0] if search.refusals else "", _break_even(search.found), search.beyond,
-        tuple(devices for devices, _ in wish.clusters), wish.goal,
+        wish.device_counts, wish.goal,
     )  # fmt: skip
 
 
-def _counts_devices(wish: Wish, costs: Mapping[str, Costs]) -> bool:
-    """Whether few devices are a goal: there are several numbers, and no price says it."""
-    return len(wish.clusters) > 1 and not any(each.tariff for each in costs.values())
-
-
 def _order(found: Found, goal: str) -> float:
-    """In which a goal has configurations, first to last; equal ones stay as they are."""
-    if goal == "tokens_per_s":
-        return -found.tokens_per_s
-    if goal == "dollars_per_million_tokens":
-        return found.dollars_per_million_tokens or 0.0
-    bill = found.expense.bill if found.expense is not None else None
-    assert bill is not None  # make_wish saw to it
-    value: float = getattr(bill, goal)
-    return value
+    value = found.dollars_per_million_tokens if goal.startswith("dollars") else -found.tokens_per_s
+    return order_by(goal, value, found.expense)
 
 
 def _played(best: list[Found], count: int) -> list[Found]:
@@ -227,28 +229,10 @@ def _check(search: _Search) -> None:
             f"configurations, and the others are too large for a device{others}"
         )
     if search.beyond:
-        raise ConfigError(_beyond(search))
+        raise ConfigError(beyond_text(search.budget, search.beyond, search.expenses.values()))
     raise ConfigError(
         f"devices: none of {search.tried} configurations fits their memory; the least needs "
         f"{search.least_bytes / 1e9:.0f} GB each; take more devices"
-    )
-
-
-def _beyond(search: _Search) -> str:
-    """That all is beyond the budget, and what would be within."""
-    spent = list(search.expenses.values())
-    key, least, what = (
-        "budget_per_hour",
-        min(each.dollars_per_s for each in spent) * HOUR_S,
-        "an hour",
-    )
-    if search.budget.capex is not None:
-        capex = [each.bill.capex for each in spent if each.bill is not None]
-        if min(capex) > search.budget.capex:
-            key, least, what = "budget", min(capex), "to buy"
-    return (
-        f"{key}: all {search.beyond} configurations that fit are beyond it; the least takes "
-        f"{least:,.0f} USD {what}"
     )
 
 
@@ -257,18 +241,11 @@ def pareto(found: list[Found], *, few_devices: bool = False) -> list[Found]:
 
     `few_devices` is a goal where nothing else says that many of them cost more.
     """
-    best: list[Found] = []
-    goals: list[tuple[float, ...]] = []
-    counted = [
-        (each.goals + ((-float(each.question.job.devices),) if few_devices else ()), rank, each)
-        for rank, each in enumerate(found)
-    ]
-    counted.sort(key=lambda one: (*(-goal for goal in one[0]), one[1]))
-    for own, _, each in counted:  # who beats another stands before it
-        if not any(all(a >= b for a, b in zip(other, own, strict=True)) for other in goals):
-            best.append(each)
-            goals.append(own)
-    return best
+
+    def goals(each: Found) -> tuple[float, ...]:
+        return each.goals + ((-float(each.question.job.devices),) if few_devices else ())
+
+    return undominated(found, goals)
 
 
 def _break_even(found: list[Found]) -> dict[str, BreakEven]:

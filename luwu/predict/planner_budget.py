@@ -13,15 +13,15 @@ beats does not depend on them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict import units
 from luwu.predict.cost import Hosts, owned_dollars_per_s, rented_dollars_per_s
-from luwu.predict.question_cost import Costs, Expense
+from luwu.predict.question_cost import HOUR_S, Costs, Expense
 from luwu.predict.question_keys import whole_of
 from luwu.predict.units import Dimension
 
@@ -47,25 +47,47 @@ class Budget:
         return self.capex is None or spent.bill is None or spent.bill.capex <= self.capex
 
 
+def beyond_text(budget: Budget, beyond: int, spent: Collection[Expense]) -> str:
+    """That all is beyond the budget, and what would be within."""
+    least, key, what = (
+        min(each.dollars_per_s for each in spent) * HOUR_S,
+        "budget_per_hour",
+        "an hour",
+    )
+    capex = [each.bill.capex for each in spent if each.bill is not None]
+    if budget.capex is not None and min(capex) > budget.capex:
+        least, key, what = min(capex), "budget", "to buy"
+    return (
+        f"{key}: all {beyond} configurations that fit are beyond it; the least takes "
+        f"{least:,.0f} USD {what}"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What a plan is to search and to show."""
 
-    clusters: tuple[tuple[int, int], ...]
-    """Devices and sequences of a step, of each to be tried."""
+    device_counts: tuple[int, ...]
+    """To be tried."""
     budget: Budget
     goal: str
 
+    def counts_devices(self, costs: Mapping[str, Costs]) -> bool:
+        """Whether few devices are a goal: there are several numbers, and no price says it."""
+        return len(self.device_counts) > 1 and not any(each.tariff for each in costs.values())
 
-def make_wish(table: Mapping[str, Any], costs: Mapping[str, Costs]) -> Wish:
+
+def make_wish(
+    table: Mapping[str, Any], costs: Mapping[str, Costs], goals: tuple[str, ...] = GOALS
+) -> Wish:
     """Of a plan's table, and the costs of each system. Raises ConfigError, which names the key."""
     budget = _budget(table, costs)
-    goal = table.get("goal", GOALS[0])
-    if goal not in GOALS:
+    goal = table.get("goal", goals[0])
+    if goal not in goals:
         raise ConfigError(
-            f"goal: {goal!r} is none of {', '.join(GOALS)}{suggestion(str(goal), GOALS)}"
+            f"goal: {goal!r} is none of {', '.join(goals)}{suggestion(str(goal), goals)}"
         )
-    if goal != GOALS[0]:
+    if goal in GOALS[1:]:
         _check_costs("goal", goal, costs)
     if "devices" in table:
         counts = _counts(table["devices"])
@@ -73,9 +95,7 @@ def make_wish(table: Mapping[str, Any], costs: Mapping[str, Costs]) -> Wish:
         counts = _affordable(budget, costs)
     else:
         raise ConfigError("devices is missing: a number, a list of them, or a budget for them")
-    return Wish(
-        clusters=tuple((count, _batch(table, count)) for count in counts), budget=budget, goal=goal
-    )
+    return Wish(device_counts=counts, budget=budget, goal=goal)
 
 
 def _counts(value: Any) -> tuple[int, ...]:
@@ -89,8 +109,8 @@ def _counts(value: Any) -> tuple[int, ...]:
     return counts
 
 
-def _batch(table: Mapping[str, Any], devices: int) -> int:
-    """Of so many devices."""
+def batch_of(table: Mapping[str, Any], devices: int) -> int:
+    """Sequences of a step of so many devices. Raises ConfigError."""
     if "batch_per_device" not in table:
         if "batch" not in table:
             raise ConfigError("batch is missing; sequences of a step, or batch_per_device")
@@ -156,3 +176,33 @@ def _of_hosts(costs: Costs, count: int) -> Expense:
     if costs.tariff is None:
         return Expense(dollars_per_s=rented_dollars_per_s([hosts]), bill=None)
     return Expense(dollars_per_s=owned_dollars_per_s(hosts.bill, costs.tariff), bill=hosts.bill)
+
+
+def order_by(goal: str, value: float | None, spent: Expense | None) -> float:
+    """In which a goal has configurations, least first: `value` is that of a goal without a price,
+    the price of tokens among them, small where it is good."""
+    if goal not in ("capex", "watts"):
+        return value or 0.0
+    bill = spent.bill if spent is not None else None
+    assert bill is not None  # make_wish saw to it
+    found: float = getattr(bill, goal)
+    return found
+
+
+Configuration = TypeVar("Configuration")
+
+
+def undominated(
+    found: Iterable[Configuration], goals: Callable[[Configuration], tuple[float, ...]]
+) -> list[Configuration]:
+    """Those that nothing beats in all goals, the best of the first goal first; of equal ones the
+    first. Goals are to be large."""
+    best: list[Configuration] = []
+    shown: list[tuple[float, ...]] = []
+    ordered = [(goals(each), rank, each) for rank, each in enumerate(found)]
+    ordered.sort(key=lambda one: (*(-goal for goal in one[0]), one[1]))
+    for own, _, each in ordered:  # who beats another stands before it
+        if not any(all(a >= b for a, b in zip(other, own, strict=True)) for other in shown):
+            best.append(each)
+            shown.append(own)
+    return best

@@ -51,7 +51,9 @@ def topologies(table: Mapping[str, Any]) -> list[TopologyChoice | None]:
     return [make_topology(each) for each in several]
 
 
-def costs_by_system(table: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Costs]:
+def costs_by_system(
+    table: Mapping[str, Any], catalogue: Catalogue, systems: list[str]
+) -> dict[str, Costs]:
     """What each system is bought or rented on: [cost], with what [cost.SYSTEM] adds to it; none
     where the question has no costs. Raises ConfigError."""
     found = table.get("cost")
@@ -60,7 +62,6 @@ def costs_by_system(table: Mapping[str, Any], catalogue: Catalogue) -> dict[str,
     if not isinstance(found, dict):
         raise ConfigError(f"cost: {found!r} is no section; write [cost] and its keys below")
     common = {key: value for key, value in found.items() if not isinstance(value, dict)}
-    systems = _systems(table)
     for key, value in found.items():
         if isinstance(value, dict) and key not in systems:
             raise ConfigError(
@@ -91,7 +92,7 @@ def configurations(table: Mapping[str, Any], catalogue: Catalogue) -> Iterator[d
     ConfigError."""
     model, sequence = catalogue.model(table["model"]), whole_of("", table, "sequence")
     domain = int(catalogue.device(table["device"]).domain_count)
-    for system in _systems(table):
+    for system in systems_of(table):
         section = SECTIONS.get(system)
         base = {key: value for key, value in table.items() if key not in _OF_PLANS}
         base |= {"system": system, "software": _software(table, system)}
@@ -168,7 +169,8 @@ def _experts(experts: int, tensor: int, ranks: int) -> Iterator[dict[str, int]]:
             yield {"expert": expert, "expert_tensor": 1}
 
 
-def _systems(table: Mapping[str, Any]) -> list[str]:
+def systems_of(table: Mapping[str, Any]) -> list[str]:
+    """Those asked; by default those that are told enough of. Raises ConfigError."""
     asked = table.get("systems")
     if asked is None:
         return [name for name in TRAINING if SECTIONS.get(name) is None or SECTIONS[name] in table]

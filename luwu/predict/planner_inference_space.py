@@ -1,0 +1,144 @@
+"""What a plan of inference searches: every configuration as a question's table, without a batch.
+
+Tensor ranks are powers of two that share a model's heads: of devices within a domain, of sockets as
+many as there are. Stages (of devices alone) are no more than layers, and copies of the model take
+the rest of the devices: tensor x pipeline x replicas are all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.suggestion import suggestion
+from luwu.predict import units
+from luwu.predict.catalogue import Catalogue
+from luwu.predict.inference_job import check_tensor
+from luwu.predict.model import Transformer
+from luwu.predict.planner_budget import KEYS
+from luwu.predict.question_inference import INFERENCE
+from luwu.predict.units import Dimension
+
+LIMITS: Final = ("first_token_s", "token_s")
+"""Each is a goal, and with `_max` a key of a plan."""
+_SEARCHED: Final = ("tensor", "pipeline", "replicas", "batch", "sockets", "system")
+_CHOICES: Final = {
+    "inference": ("precision", "kv_precision", "batching"),
+    "inference-sockets": ("precision", "kv_precision"),
+}
+_OWN: Final = {
+    "inference": ("device", "batching", "budget_tokens"),
+    "inference-sockets": (
+        "processor", "inside", "host_sockets", "parallel_blocks", "memory_bytes",
+    ),
+}  # fmt: skip
+"""Keys that are not those of the other system."""
+_OF_PLANS: Final = ("systems", "topology", "cost", *KEYS, *(f"{each}_max" for each in LIMITS))
+_HOST_SOCKETS: Final = 2
+"""Of a host, unless told; as in a question."""
+
+
+def is_of_inference(table: Mapping[str, Any]) -> bool:
+    """Whether a plan's table asks for inference, by its systems or by its tokens."""
+    asked = table.get("systems")
+    if isinstance(asked, list) and asked:
+        return any(each in INFERENCE for each in asked)
+    return "input_tokens" in table
+
+
+def systems_of(table: Mapping[str, Any]) -> list[str]:
+    """Those asked; by default those that have a device or a processor. Raises ConfigError."""
+    asked = table.get("systems")
+    if asked is None:
+        return [name for name, keys in _OWN.items() if keys[0] in table] or ["inference"]
+    for name in asked:
+        if name not in INFERENCE:
+            raise ConfigError(
+                f"systems: {name!r} is none of {', '.join(INFERENCE)}; a plan is of inference or "
+                f"of training{suggestion(str(name), INFERENCE)}"
+            )
+    return list(asked)
+
+
+def limits_of(table: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds that are the most. Raises ConfigError."""
+    return {
+        name: units.parse(f"{name}_max", table[f"{name}_max"], Dimension.SECONDS)
+        for name in LIMITS
+        if f"{name}_max" in table
+    }
+
+
+def configurations(table: Mapping[str, Any], catalogue: Catalogue) -> Iterator[dict[str, Any]]:
+    """Every one of a number of devices, without network and costs. Raises ConfigError."""
+    for key in ("batch_per_device", *_SEARCHED):
+        if key in table:
+            raise ConfigError(f"{key}: is what a plan searches; leave it out")
+    systems = systems_of(table)
+    for needed in ("model", "network", "input_tokens", "output_tokens"):
+        if needed not in table:
+            raise ConfigError(f"{needed} is missing")
+    model = catalogue.model(table["model"])
+    for system in systems:
+        if _OWN[system][0] not in table:
+            raise ConfigError(f"{_OWN[system][0]} is missing: {system} runs on one")
+        others = [key for name in systems if name != system for key in _OWN[name]]
+        skipped = {*_OF_PLANS, *_CHOICES[system], *others}
+        base = {key: value for key, value in table.items() if key not in skipped}
+        base |= {"system": system}
+        chosen = list(_chosen(table, system))
+        for degrees in _degrees(table, system, model, catalogue):
+            for own in chosen:
+                yield {**base, **degrees, **own}
+
+
+def _chosen(table: Mapping[str, Any], system: str) -> Iterator[dict[str, Any]]:
+    """Precisions and batchings, each with each."""
+    keys = [key for key in _CHOICES[system] if key in table]
+    for values in product(*(_several(table, key, system) for key in keys)):
+        yield dict(zip(keys, values, strict=True))
+
+
+def _several(table: Mapping[str, Any], key: str, system: str) -> list[Any]:
+    """To choose from."""
+    found = table[key]
+    if isinstance(found, dict):
+        if system not in found:
+            raise ConfigError(f"{key}.{system} is missing")
+        found = found[system]
+    several = found if isinstance(found, list) else [found]
+    if not several:
+        raise ConfigError(f"{key}: an empty list; one or more to choose from fit")
+    return several
+
+
+def _degrees(
+    table: Mapping[str, Any], system: str, model: Transformer, catalogue: Catalogue
+) -> Iterator[dict[str, int]]:
+    devices = table["devices"]
+    is_sockets = system == "inference-sockets"
+    host = table.get("host_sockets", _HOST_SOCKETS)
+    domain = devices if is_sockets else int(catalogue.device(table["device"]).domain_count)
+    tensor = 1
+    while tensor <= min(domain, devices):
+        if devices % tensor == 0 and _shares(tensor, model):
+            if is_sockets:
+                if tensor <= host or tensor % host == 0:
+                    yield {"sockets": tensor, "replicas": devices // tensor}
+            else:
+                for pipeline in range(1, min(model.layers, devices // tensor) + 1):
+                    if devices // tensor % pipeline == 0:
+                        copies = devices // tensor // pipeline
+                        yield {"tensor": tensor, "pipeline": pipeline, "replicas": copies}
+        tensor *= 2
+
+
+def _shares(tensor: int, model: Transformer) -> bool:
+    """Whether so many ranks can share its heads."""
+    try:
+        check_tensor("tensor", tensor, model)
+    except ConfigError:
+        return False
+    return True
