@@ -27,10 +27,6 @@ BATCHINGS: Final = ("static", "continuous")
 LOGIT_BYTES: Final = 4
 
 
-class DoesNotFitError(ConfigError):
-    """Memory does not hold it: more ranks, a smaller batch or precision may."""
-
-
 def cache_bytes_per_element(precision: str, head_width: int) -> float:
     """Of keys and values; int8 has a scale for each head, which costs 1/d more."""
     return {"bf16": 2.0, "fp8": 1.0, "int8": 1.0 + 1.0 / head_width}[precision]
@@ -112,7 +108,7 @@ class InferenceJob:
         has, fits = self.device.memory_bytes, maximum_batch(self)
         if fits < 1:
             missing = (weight_bytes(self) + fixed_bytes(self) + sequence_bytes(self) - has) / 1e9
-            raise DoesNotFitError(
+            raise ConfigError(
                 f"tensor: {self.devices} of {self.device.name} do not hold {self.model.name} in "
                 f"{self.precision} and one sequence; {missing:.3g} GB are missing on each. More "
                 "tensor or pipeline ranks, or a smaller precision, would fit"
@@ -120,7 +116,7 @@ class InferenceJob:
         if self.batch > fits:
             missing = (self.batch * sequence_bytes(self) + weight_bytes(self) + fixed_bytes(self)
                        - has) / 1e9  # fmt: skip
-            raise DoesNotFitError(
+            raise ConfigError(
                 f"batch: {self.batch} sequences of {self.tokens} tokens are more than "
                 f"{self.devices} of {self.device.name} hold; {missing:.3g} GB are missing on "
                 f"each, a batch of {fits} fits"

@@ -21,7 +21,6 @@ from luwu.base.errors import ConfigError
 from luwu.predict.collectives import Path, hierarchical_all_reduce
 from luwu.predict.hardware import Network, Processor
 from luwu.predict.inference_job import (
-    DoesNotFitError,
     cache_bytes_per_element,
     check_choice,
     check_count,
@@ -76,7 +75,7 @@ class SocketJob:
         if self.batch > fits:
             needs = socket_weight_bytes(self) + self.batch * each
             advice = f"a batch of {fits} fits" if fits > 0 else "more sockets would fit"
-            raise DoesNotFitError(
+            raise ConfigError(
                 f"batch: {self.batch} sequences need {needs / 1e9:.3g} GB on each socket, which "
                 f"has {self.memory_bytes / 1e9:.3g} GB; {advice}"
             )

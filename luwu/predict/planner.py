@@ -64,7 +64,7 @@ from luwu.predict.question_training import Question, make_training_question
 from luwu.predict.replay import TASKS_MAX, Replay, replay
 
 PLAYED_MAX: Final = 20
-"""Of the Pareto set, the fastest so many are played."""
+"""Of the Pareto set, the first so many are played, as long as there are tasks left."""
 _BREAK_EVEN: Final = ("luwu", "zero3")
 
 

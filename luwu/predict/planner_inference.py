@@ -23,7 +23,7 @@ do. `[topology]` and `[cost]` are those of a plan of training.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
@@ -31,8 +31,6 @@ from luwu.base.errors import ConfigError
 from luwu.predict.answer_inference import first_token_parts
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.cost import dollars_per_million_tokens
-from luwu.predict.inference import with_largest_batch
-from luwu.predict.inference_job import DoesNotFitError
 from luwu.predict.planner_budget import (
     GOALS,
     Wish,
@@ -41,21 +39,22 @@ from luwu.predict.planner_budget import (
     order_by,
     undominated,
 )
-from luwu.predict.planner_inference_space import LIMITS, configurations, limits_of, systems_of
+from luwu.predict.planner_inference_space import (
+    LIMITS,
+    AnyQuestion,
+    configurations,
+    limits_of,
+    questions_by_batch,
+    systems_of,
+)
 from luwu.predict.planner_space import costs_by_system, topologies
 from luwu.predict.question_cost import Costs, Expense, expense
-from luwu.predict.question_inference import InferenceQuestion, Served, make_inference_question
-from luwu.predict.question_sockets import (
-    ServedBySockets,
-    SocketQuestion,
-    largest_socket_batch,
-    make_socket_question,
-)
+from luwu.predict.question_inference import Served
+from luwu.predict.question_sockets import ServedBySockets
 from luwu.predict.question_topology import TopologyChoice
 
 OWN_GOALS: Final = ("tokens_per_s", *LIMITS, *GOALS[1:])
 AnyServed: TypeAlias = Served | ServedBySockets
-AnyQuestion: TypeAlias = InferenceQuestion | SocketQuestion
 _Machines: TypeAlias = tuple[str, TopologyChoice | None, int]
 
 
@@ -122,7 +121,6 @@ class _Search:
     too_slow: dict[str, int] = field(default_factory=dict)
     least: dict[str, float] = field(default_factory=dict)
     """Of those that are too slow, the fastest by each limit."""
-    first_too_large: str = ""
     refusals: list[str] = field(default_factory=list)
     found: list[FoundInference] = field(default_factory=list)
     expenses: dict[_Machines, Expense] = field(default_factory=dict)
@@ -187,47 +185,13 @@ def _look_at_batches(
     choices: list[TopologyChoice | None], costs: Costs | None,
 ) -> None:  # fmt: skip
     """All that fit, on all networks. Raises ConfigError for what no plan can have."""
-    try:
-        question = _question(table, catalogue, costs)
-    except DoesNotFitError as exc:
+    found = questions_by_batch(table, catalogue, costs)
+    if not found:
         search.tried += len(choices)
         search.too_large += len(choices)
-        search.first_too_large = search.first_too_large or str(exc)
-        return
-    for own in _batches(question):
+    for own in found:
         for choice in choices:
             search.look_at(replace(own, topology=choice))
-
-
-def _question(table: dict[str, Any], catalogue: Catalogue, costs: Costs | None) -> AnyQuestion:
-    if table["system"] == "inference":
-        return make_inference_question(table, catalogue, costs=costs)
-    question = make_socket_question(table, catalogue, costs=costs)
-    if question.job.processor.bf16 is None:
-        raise ConfigError(
-            f"processor.{question.job.processor.name}.bf16 is not known, and first tokens and "
-            "tokens a second hang on it; give the peak of its matrix products"
-        )
-    return question
-
-
-def _batches(question: AnyQuestion) -> Iterator[AnyQuestion]:
-    """Powers of two below the largest batch, and that."""
-    if isinstance(question, SocketQuestion):
-        largest = largest_socket_batch(question.job)
-    else:
-        largest = with_largest_batch(question.job).batch
-    batch = 1
-    while batch < largest:
-        yield _with_batch(question, batch)
-        batch *= 2
-    yield _with_batch(question, largest)
-
-
-def _with_batch(question: AnyQuestion, batch: int) -> AnyQuestion:
-    if isinstance(question, SocketQuestion):
-        return replace(question, job=replace(question.job, batch=batch), is_largest=False)
-    return replace(question, job=replace(question.job, batch=batch), is_largest=False)
 
 
 def _found(question: AnyQuestion, served: AnyServed, spent: Expense | None) -> FoundInference:
@@ -236,7 +200,7 @@ def _found(question: AnyQuestion, served: AnyServed, spent: Expense | None) -> F
         first_s, parts = sum(first_token_parts(served).values()), served.inference.decode.parts
         token_s, devices = served.inference.token_s, served.job.devices * served.replicas
     else:
-        assert served.prefill is not None  # _question saw to it
+        assert served.prefill is not None  # questions_by_batch saw to it
         first_s, parts = served.prefill.seconds, served.token.parts
         token_s, devices = served.token.seconds, served.job.sockets * served.replicas
     assert served.tokens_per_s is not None
@@ -270,9 +234,9 @@ def _check(search: _Search) -> None:
         )
     if search.beyond:
         raise ConfigError(beyond_text(search.wish.budget, search.beyond, search.expenses.values()))
-    if search.first_too_large:
+    if search.too_large:
         raise ConfigError(
-            f"devices: none of {search.tried} configurations fits; the first: "
-            f"{search.first_too_large}"
+            f"devices: none of {search.tried} configurations fits their memory; more of them, or a "
+            "smaller precision, may"
         )
     raise ConfigError("devices: no number of tensor ranks and stages shares them and the heads")

@@ -1,26 +1,37 @@
-"""What a plan of inference searches: every configuration as a question's table, without a batch.
+"""What a plan of inference searches: every configuration as a question's table, and its batches.
 
 Tensor ranks are powers of two that share a model's heads: of devices within a domain, of sockets as
 many as there are. Stages (of devices alone) are no more than layers, and copies of the model take
-the rest of the devices: tensor x pipeline x replicas are all of them.
+the rest of the devices: tensor x pipeline x replicas are all of them. Batches are powers of two
+below the largest that memory holds (F3), and that one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict import units
 from luwu.predict.catalogue import Catalogue
-from luwu.predict.inference_job import check_tensor
+from luwu.predict.inference_job import check_tensor, fixed_bytes, sequence_bytes, weight_bytes
+from luwu.predict.inference_sockets import socket_cache_bytes, socket_weight_bytes
 from luwu.predict.model import Transformer
 from luwu.predict.planner_budget import KEYS
-from luwu.predict.question_inference import INFERENCE
+from luwu.predict.question_cost import Costs
+from luwu.predict.question_inference import (
+    INFERENCE,
+    InferenceQuestion,
+    make_inference_question,
+)
+from luwu.predict.question_keys import text_of
+from luwu.predict.question_sockets import SocketQuestion, make_socket_question
 from luwu.predict.units import Dimension
 
+AnyQuestion: TypeAlias = InferenceQuestion | SocketQuestion
 LIMITS: Final = ("first_token_s", "token_s")
 """Each is a goal, and with `_max` a key of a plan."""
 _SEARCHED: Final = ("tensor", "pipeline", "replicas", "batch", "sockets", "system")
@@ -36,6 +47,8 @@ _OWN: Final = {
 }  # fmt: skip
 """Keys that are not those of the other system."""
 _OF_PLANS: Final = ("systems", "topology", "cost", *KEYS, *(f"{each}_max" for each in LIMITS))
+_ROOMY_BYTES: Final = 1e30
+"""More than anything needs."""
 _HOST_SOCKETS: Final = 2
 """Of a host, unless told; as in a question."""
 
@@ -133,6 +146,56 @@ def _degrees(
                         copies = devices // tensor // pipeline
                         yield {"tensor": tensor, "pipeline": pipeline, "replicas": copies}
         tensor *= 2
+
+
+def questions_by_batch(
+    table: Mapping[str, Any], catalogue: Catalogue, costs: Costs | None
+) -> list[AnyQuestion]:
+    """Of a configuration, each batch to be tried: powers of two below the largest, and that. None
+    where memory does not hold one sequence. Raises ConfigError for what no plan can have."""
+    if table["system"] == "inference":
+        return list(_on_devices(table, catalogue, costs))
+    return list(_on_sockets(table, catalogue, costs))
+
+
+def _on_devices(
+    table: Mapping[str, Any], catalogue: Catalogue, costs: Costs | None
+) -> Iterator[InferenceQuestion]:
+    device = catalogue.device(text_of("", table, "device"))
+    roomy = replace(device, memory_bytes=_ROOMY_BYTES)
+    devices = {**catalogue.entries["device"], device.name: roomy}
+    endless = replace(catalogue, entries={**catalogue.entries, "device": devices})
+    question = make_inference_question(table, endless, costs=costs)
+    own = question.job  # on a device whose memory refuses nothing
+    left = device.memory_bytes - weight_bytes(own) - fixed_bytes(own)
+    for batch in _batches(int(left // sequence_bytes(own))):
+        yield replace(question, job=replace(own, device=device, batch=batch))
+
+
+def _on_sockets(
+    table: Mapping[str, Any], catalogue: Catalogue, costs: Costs | None
+) -> Iterator[SocketQuestion]:
+    key = "memory_bytes"
+    if key not in table:
+        raise ConfigError(f'{key} is missing: of a socket, which holds the batch; "256 GiB" or so')
+    endless = {name: value for name, value in table.items() if name != key}
+    question = make_socket_question(endless, catalogue, costs=costs)
+    job, memory = question.job, units.parse(key, table[key], Dimension.BYTES)
+    if job.processor.bf16 is None:
+        raise ConfigError(
+            f"processor.{job.processor.name}.bf16 is not known, and first tokens and tokens a "
+            "second hang on it; give the peak of its matrix products"
+        )
+    each = socket_cache_bytes(job, job.input_tokens + job.output_tokens)
+    for batch in _batches(int((memory - socket_weight_bytes(job)) // each)):
+        yield replace(question, job=replace(job, memory_bytes=memory, batch=batch))
+
+
+def _batches(largest: int) -> list[int]:
+    """To be tried, if memory holds so many sequences."""
+    if largest < 1:
+        return []
+    return sorted({*(1 << k for k in range(largest.bit_length())), largest})
 
 
 def _shares(tensor: int, model: Transformer) -> bool:

@@ -195,7 +195,7 @@ def test_bad_prediction_plans_of_inference(
     ("change", "said"),
     [
         ({"processor": "Xeon-8575C"}, "processor.Xeon-8575C.bf16 is not known"),
-        ({"memory_bytes": None}, "memory_bytes is missing: the largest batch"),
+        ({"memory_bytes": None}, "memory_bytes is missing: of a socket"),
         ({"sockets": 4}, "sockets: is what a plan searches"),
         ({"batching": "static"}, "batching is unknown here"),
     ],
