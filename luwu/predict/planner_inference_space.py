@@ -21,13 +21,14 @@ from luwu.predict.inference_job import check_tensor, fixed_bytes, sequence_bytes
 from luwu.predict.inference_sockets import socket_cache_bytes, socket_weight_bytes
 from luwu.predict.model import Transformer
 from luwu.predict.planner_budget import KEYS
+from luwu.predict.planner_space import check_systems
 from luwu.predict.question_cost import Costs
 from luwu.predict.question_inference import (
     INFERENCE,
     InferenceQuestion,
     make_inference_question,
 )
-from luwu.predict.question_keys import text_of
+from luwu.predict.question_keys import text_of, whole_of
 from luwu.predict.question_sockets import SocketQuestion, make_socket_question
 from luwu.predict.units import Dimension
 
@@ -56,14 +57,16 @@ _HOST_SOCKETS: Final = 2
 def is_of_inference(table: Mapping[str, Any]) -> bool:
     """Whether a plan's table asks for inference, by its systems or by its tokens."""
     asked = table.get("systems")
-    if isinstance(asked, list) and asked:
-        return any(each in INFERENCE for each in asked)
-    return "input_tokens" in table
+    check_systems(asked)
+    if asked is None:
+        return "input_tokens" in table
+    return any(each in INFERENCE for each in asked)
 
 
 def systems_of(table: Mapping[str, Any]) -> list[str]:
     """Those asked; by default those that have a device or a processor. Raises ConfigError."""
     asked = table.get("systems")
+    check_systems(asked)
     if asked is None:
         return [name for name, keys in _OWN.items() if keys[0] in table] or ["inference"]
     for name in asked:
@@ -93,7 +96,7 @@ def configurations(table: Mapping[str, Any], catalogue: Catalogue) -> Iterator[d
     for needed in ("model", "network", "input_tokens", "output_tokens"):
         if needed not in table:
             raise ConfigError(f"{needed} is missing")
-    model = catalogue.model(table["model"])
+    model = catalogue.model(text_of("", table, "model"))
     for system in systems:
         if _OWN[system][0] not in table:
             raise ConfigError(f"{_OWN[system][0]} is missing: {system} runs on one")
@@ -132,8 +135,11 @@ def _degrees(
 ) -> Iterator[dict[str, int]]:
     devices = table["devices"]
     is_sockets = system == "inference-sockets"
-    host = table.get("host_sockets", _HOST_SOCKETS)
-    domain = devices if is_sockets else int(catalogue.device(table["device"]).domain_count)
+    key = "host_sockets"
+    host = whole_of("", table, key) if key in table else _HOST_SOCKETS
+    domain = (
+        devices if is_sockets else int(catalogue.device(text_of("", table, "device")).domain_count)
+    )
     tensor = 1
     while tensor <= min(domain, devices):
         if devices % tensor == 0 and _shares(tensor, model):

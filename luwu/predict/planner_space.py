@@ -22,7 +22,7 @@ from luwu.base.suggestion import suggestion
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.model import Transformer
 from luwu.predict.question_cost import Costs, make_costs
-from luwu.predict.question_keys import whole_of
+from luwu.predict.question_keys import text_of, whole_of
 from luwu.predict.question_topology import TopologyChoice, make_topology
 from luwu.predict.question_training import SECTIONS, TRAINING
 
@@ -90,8 +90,8 @@ def check_table(table: Mapping[str, Any]) -> None:
 def configurations(table: Mapping[str, Any], catalogue: Catalogue) -> Iterator[dict[str, Any]]:
     """Every one of a number of devices and a batch, without network and costs. Raises
     ConfigError."""
-    model, sequence = catalogue.model(table["model"]), whole_of("", table, "sequence")
-    domain = int(catalogue.device(table["device"]).domain_count)
+    model, sequence = catalogue.model(text_of("", table, "model")), whole_of("", table, "sequence")
+    domain = int(catalogue.device(text_of("", table, "device")).domain_count)
     for system in systems_of(table):
         section = SECTIONS.get(system)
         base = {key: value for key, value in table.items() if key not in _OF_PLANS}
@@ -169,9 +169,21 @@ def _experts(experts: int, tensor: int, ranks: int) -> Iterator[dict[str, int]]:
             yield {"expert": expert, "expert_tensor": 1}
 
 
+def check_systems(asked: Any) -> None:
+    """Raises ConfigError for what is no list of names."""
+    if asked is None:
+        return
+    if not isinstance(asked, list) or not asked or not all(isinstance(e, str) for e in asked):
+        raise ConfigError(f"systems: {asked!r} is no list of names; one such as ['3d'] fits")
+    for name in asked:
+        if asked.count(name) > 1:
+            raise ConfigError(f"systems: {name!r} is there twice; each once fits")
+
+
 def systems_of(table: Mapping[str, Any]) -> list[str]:
     """Those asked; by default those that are told enough of. Raises ConfigError."""
     asked = table.get("systems")
+    check_systems(asked)
     if asked is None:
         return [name for name in TRAINING if SECTIONS.get(name) is None or SECTIONS[name] in table]
     for name in asked:

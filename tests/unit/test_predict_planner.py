@@ -71,6 +71,9 @@ def test_predict_laws_nothing_near_the_best_is_better(catalogue: Catalogue) -> N
     ("change", "said"),
     [
         ({"tensor": 8}, r"tensor: is what a plan searches; leave it out"),
+        ({"systems": "3d"}, r"systems: '3d' is no list of names; one such as \['3d'\] fits"),
+        ({"systems": ["3d", "3d"]}, r"systems: '3d' is there twice"),
+        ({"model": 3}, r"model: 3 is no name"),
         ({"systems": ["3dd"]}, r"systems: '3dd' is none of"),
         ({"systems": ["luwu"]}, r"\[node\] is missing: luwu"),
         ({"model": None}, r"model is missing"),
