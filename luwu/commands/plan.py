@@ -1,6 +1,7 @@
 """`luwu plan`: the best configuration of a job on machines that are not here.
 
-luwu plan FILE.toml [--json] [--catalogue FILE]      luwu/predict/planner.py says the file's form
+luwu plan FILE.toml [--json] [--catalogue FILE]      luwu/predict/planner.py says the file's form,
+and of inference luwu/predict/planner_inference.py
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from typing import Final
 from luwu.base.errors import ConfigError
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.predict.catalogue import load
+from luwu.predict.plan_inference_text import inference_plan_document, inference_plan_text
 from luwu.predict.plan_text import plan_document, plan_text
 from luwu.predict.planner import plan
+from luwu.predict.planner_inference import plan_inference
+from luwu.predict.planner_inference_space import is_of_inference
 from luwu.predict.question import read_table
 
 VERB: Final = Verb(
@@ -22,7 +26,8 @@ VERB: Final = Verb(
     text=(
         "Search the degrees, micro-batches and recomputations of a job on machines that are not\n"
         "here, of systems and networks to choose from, and show those that no other beats in\n"
-        "speed, memory left, costs and power; and how many tokens hide what is exchanged."
+        "speed, memory left, costs and power; and how many tokens hide what is exchanged. Of\n"
+        "inference: ranks, copies, batches and precisions, by rate, latency and costs."
     ),
     flags=(
         Flag(name="json", text="print JSON"),
@@ -39,9 +44,12 @@ def run(parsed: Parsed) -> int:
         raise ConfigError(f"which file? usage: {VERB.usage}")
     own = parsed.flags.get("catalogue")
     table = read_table(Path(parsed.rest[0]))
-    found = plan(table, load(*([Path(own)] if own else [])))
-    if parsed.has("json"):
-        print(json.dumps(plan_document(found), indent=1))
+    catalogue = load(*([Path(own)] if own else []))
+    if is_of_inference(table):
+        served = plan_inference(table, catalogue)
+        document, text = inference_plan_document(served), inference_plan_text(served)
     else:
-        print(plan_text(found))
+        found = plan(table, catalogue)
+        document, text = plan_document(found), plan_text(found)
+    print(json.dumps(document, indent=1) if parsed.has("json") else text)
     return 0

@@ -44,8 +44,10 @@ What is said of it:
     answer.py       the answer, of answer_training.py, answer_inference.py and answer_parts.py
     sensitivity.py  what it hangs on    cost.py    what it costs
     break_even.py   tokens that hide exchanges
-    planner.py      the best of all configurations, of planner_space.py; plan_text.py says it, and
-                    replay.py has the event core play it
+    planner.py      the best of all configurations, of planner_space.py and planner_budget.py;
+                    plan_text.py says it, and replay.py has the event core play it
+    planner_inference.py    the same of inference, of planner_inference_space.py;
+                    plan_inference_text.py says it
     sweep.py        a question over values of its keys
     pictures.py     what the event core did, as rows of a picture
     blind/          what is expected of configurations that nobody looked up

@@ -30,16 +30,14 @@ from luwu.predict.inference_job import (
 )
 from luwu.predict.inference_sockets import SocketJob, socket_cache_bytes, socket_weight_bytes
 from luwu.predict.question import AnyQuestion, InferenceQuestion, SocketQuestion
+from luwu.predict.question_inference import Served
 
 
 def inference_answer(question: InferenceQuestion, catalogue: Catalogue) -> dict[str, Any]:
     """Everything that is predicted of a question on devices, as a document."""
     served = question.answer()
     job, found = served.job, served.inference
-    prefill = found.prefill.parts
-    if job.batching == "continuous":
-        alone = predict_prefill(replace(job, batch=1))
-        prefill = {"round under way": found.decode.seconds, **alone.parts}
+    prefill = first_token_parts(served)
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "system": question.system,
@@ -78,6 +76,14 @@ def inference_answer(question: InferenceQuestion, catalogue: Catalogue) -> dict[
             "output_tokens": job.output_tokens,
         }
     }  # fmt: skip
+
+
+def first_token_parts(served: Served) -> dict[str, float]:
+    """Seconds to a first token, by what they go to."""
+    if served.job.batching == "static":
+        return served.inference.prefill.parts
+    alone = predict_prefill(replace(served.job, batch=1))
+    return {"round under way": served.inference.decode.seconds, **alone.parts}
 
 
 def socket_answer(question: SocketQuestion, catalogue: Catalogue) -> dict[str, Any]:

@@ -6,10 +6,16 @@ from typing import Any, Final
 
 from luwu.predict.answer import asked
 from luwu.predict.break_even import break_even_text
+from luwu.predict.job import TrainingJob
 from luwu.predict.planner import Found, Plan
 
 SCHEMA: Final = 1
 SHOWN: Final = 12
+_ORDERS: Final = {
+    "tokens_per_s": "", "dollars_per_million_tokens": ", cheapest tokens first",
+    "capex": ", least to buy first", "watts": ", least power first",
+}  # fmt: skip
+"""What is said of it, by goals."""
 
 
 def plan_document(found: Plan) -> dict[str, Any]:
@@ -17,16 +23,21 @@ def plan_document(found: Plan) -> dict[str, Any]:
     return {
         "schema": SCHEMA, "tried": found.tried, "too_large": found.too_large,
         "refused": found.refused, "first_refusal": found.first_refusal,
+        "beyond_budget": found.beyond_budget, "device_counts": list(found.device_counts),
+        "goal": found.goal,
         "best": [_document(each) for each in found.best],
         "break_even_tokens": {name: each.document for name, each in found.break_even.items()},
     }  # fmt: skip
 
 
 def _document(found: Found) -> dict[str, Any]:
+    job = found.question.job
     said: dict[str, Any] = {
         "system": found.question.system, "step_s": found.step.seconds,
         "tokens_per_s": found.tokens_per_s, "left_bytes": found.left_bytes,
-        "binding": found.step.binding, "asked": asked(found.question),
+        "binding": found.step.binding,
+        "asked": asked(found.question)
+        | {"expert_tensor": job.expert_width, "ends_as_layers": job.ends_as_layers},
     }  # fmt: skip
     if found.question.topology is not None:
         said["topology"] = found.question.topology.kind
@@ -42,9 +53,10 @@ def _document(found: Found) -> dict[str, Any]:
 def plan_text(found: Plan, shown: int = SHOWN) -> str:
     """For people: the Pareto set as a table, and the tokens that hide what is exchanged."""
     refused = f", {found.refused} that cannot be" if found.refused else ""
+    refused += f", {found.beyond_budget} beyond the budget" if found.beyond_budget else ""
     lines = [
         f"{found.tried} configurations, {found.too_large} of them too large for a device{refused}; "
-        f"{len(found.best)} that no other beats:",
+        f"{len(found.best)} that no other beats{_ORDERS[found.goal]}:",
         _head(found),
         *(_line(each, found) for each in found.best[:shown]),
     ]
@@ -52,14 +64,20 @@ def plan_text(found: Plan, shown: int = SHOWN) -> str:
         lines.append(f"and {len(found.best) - shown} more; --json shows all")
     if found.refused:
         lines.append(f"the first that cannot be: {found.first_refusal}")
-    played = [each.replay for each in found.best if each.replay is not None]
-    why = sorted({each.why for each in played if each.why})
-    if why:
-        lines.append(f"not played: {'; '.join(why)}")
+    lines += _not_played(found)
     for name, each in found.break_even.items():
         lines += ["", f"{name}, {break_even_text(each.document)[0]}"]
         lines += break_even_text(each.document)[1:]
     return "\n".join(lines)
+
+
+def _not_played(found: Plan) -> list[str]:
+    """A line for each reason: how many have it, and what it says of the first."""
+    why: dict[str, list[str]] = {}
+    for each in found.best:
+        if each.replay is not None and each.replay.why:
+            why.setdefault(each.replay.why.partition(":")[0], []).append(each.replay.why)
+    return [f"{len(said)} not played: {said[0]}" for said in why.values()]
 
 
 def _has(found: Plan) -> tuple[bool, bool, bool]:
@@ -72,6 +90,7 @@ def _has(found: Plan) -> tuple[bool, bool, bool]:
 def _head(found: Plan) -> str:
     networks, costs, bought = _has(found)
     cells = [f"{'tokens/s':>12} {'step':>10} {'played':>10} {'left':>8}"]
+    cells += [f"{'devices':>7}"] if len(found.device_counts) > 1 else []
     cells += [f"{'USD/Mtoken':>10}"] if costs else []
     cells += [f"{'MUSD':>8} {'kW':>9}"] if bought else []
     cells += [f"{'network':<16}"] if networks else []
@@ -84,6 +103,8 @@ def _line(each: Found, found: Plan) -> str:
     again = "-" if played is None else f"{played:.3f} s"
     left = f"{each.left_bytes / 2**30:4.1f} GiB"
     cells = [f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {again:>10} {left}"]
+    if len(found.device_counts) > 1:
+        cells.append(f"{job.devices:7,}")
     if costs:
         cells.append(f"{each.dollars_per_million_tokens or 0.0:10,.3f}")
     if bought and each.expense is not None and each.expense.bill is not None:
@@ -92,6 +113,14 @@ def _line(each: Found, found: Plan) -> str:
     if networks:
         topology = each.question.topology
         cells.append(f"{topology.kind if topology is not None else '-':<16}")
-    degrees = f"t{job.tensor} p{job.pipeline} v{job.virtual} d{job.data}"
-    what = f"{degrees}, {job.micro_batch}, {job.recompute}; binds: {each.step.binding}"
+    what = f"{_degrees(job)}, {job.micro_batch}, {job.recompute}; binds: {each.step.binding}"
     return "  ".join([*cells, f"{each.question.system:<13}", what])
+
+
+def _degrees(job: TrainingJob) -> str:
+    """Tensor, pipeline, virtual, data; context (c), experts (e, of width w) and ends as layers
+    where there are any."""
+    more = f" c{job.context}" if job.context > 1 else ""
+    more += f" e{job.expert} w{job.expert_width}" if job.spreads_experts else ""
+    more += " ends" if job.ends_as_layers else ""
+    return f"t{job.tensor} p{job.pipeline} v{job.virtual} d{job.data}{more}"

@@ -20,12 +20,15 @@ networks asked.
     nic = "U50"
     nics = 8
 
-`[node]` and `[host]` are those of a question. A configuration whose memory does not fit a device is
-left out and counted; so is one that a network or a host cannot have, with the first reason. What
-remains is scored by closed forms; the *Pareto set* are those that no other beats in all of tokens a
-second, memory left on a device, and with [cost] dollars per million tokens, price and power. The
-best of it are played by the event core, where that can play them, and both numbers are told. The
-order of search is fixed, and of two equal ones the first counts, so two searches are the same.
+`[node]` and `[host]` are those of a question; `planner_budget.py` has the keys of a budget, of
+several numbers of devices and of the order, `planner_space.py` what is searched. A configuration
+whose memory does not fit a device is left out and counted; so is one that a network or a host
+cannot have, with the first reason. What remains is scored by closed forms; the *Pareto set* are
+those that no other beats in all of tokens a second, memory left on a device, and with [cost]
+dollars per million tokens, price and power; with several numbers of devices and nothing that is
+bought, also in few devices. The best of it are played by the event core, where that can play them,
+and both numbers are told. The order of search is fixed, and of two equal ones the first counts, so
+two searches are the same.
 """
 
 from __future__ import annotations
@@ -40,14 +43,28 @@ from luwu.predict.break_even import BreakEven, break_even
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.cost import dollars_per_million_tokens
 from luwu.predict.job import StepTime
-from luwu.predict.planner_space import configurations, costs_by_system, topologies
+from luwu.predict.planner_budget import (
+    Budget,
+    batch_of,
+    beyond_text,
+    make_wish,
+    order_by,
+    undominated,
+)
+from luwu.predict.planner_space import (
+    check_table,
+    configurations,
+    costs_by_system,
+    systems_of,
+    topologies,
+)
 from luwu.predict.question_cost import Expense, expense
 from luwu.predict.question_topology import TopologyChoice
 from luwu.predict.question_training import Question, make_training_question
-from luwu.predict.replay import Replay, replay
+from luwu.predict.replay import TASKS_MAX, Replay, replay
 
 PLAYED_MAX: Final = 20
-"""Of the Pareto set, the fastest so many are played."""
+"""Of the Pareto set, the first so many are played, as long as there are tasks left."""
 _BREAK_EVEN: Final = ("luwu", "zero3")
 
 
@@ -91,7 +108,7 @@ class Plan:
     """What was searched, and what came of it."""
 
     best: tuple[Found, ...]
-    """The Pareto set, fastest first."""
+    """The Pareto set, in the order of the goal."""
     tried: int
     too_large: int
     """Configurations whose memory does not fit."""
@@ -100,18 +117,25 @@ class Plan:
     first_refusal: str = ""
     break_even: dict[str, BreakEven] = field(default_factory=dict)
     """Of systems for which tokens decide what hides what, by the fastest of each."""
+    beyond_budget: int = 0
+    """Configurations that fit, on machines that cost too much."""
+    device_counts: tuple[int, ...] = ()
+    """That were tried."""
+    goal: str = "tokens_per_s"
 
 
 @dataclass(slots=True)
 class _Search:
     """What was seen so far."""
 
+    budget: Budget
     tried: int = 0
     too_large: int = 0
+    beyond: int = 0
     least_bytes: float = float("inf")
     refusals: list[str] = field(default_factory=list)
     found: list[Found] = field(default_factory=list)
-    expenses: dict[tuple[str, TopologyChoice | None], Expense] = field(default_factory=dict)
+    expenses: dict[tuple[str, TopologyChoice | None, int], Expense] = field(default_factory=dict)
 
     def look_at(self, question: Question) -> None:
         """One configuration. Raises ConfigError for a cost that is not known."""
@@ -121,45 +145,74 @@ class _Search:
         if needs > has:
             self.too_large += 1
             return
+        known = self.expenses.get(_machines(question))
+        if known is not None and not self.budget.holds(known):
+            self.beyond += 1
+            return
         try:
             step = question.answer()
         except ConfigError as exc:
             self.refusals.append(str(exc))
             return
         spent = self._expense(question)
+        if spent is not None and not self.budget.holds(spent):
+            self.beyond += 1
+            return
         self.found.append(
             Found(question=question, step=step, left_bytes=has - needs, expense=spent)
         )
 
     def _expense(self, question: Question) -> Expense | None:
-        """The same of all configurations of a system on a network."""
+        """The same of all configurations of a system on a network of so many devices."""
         if question.costs is None:
             return None
-        key = (question.system, question.topology)
+        key = _machines(question)
         if key not in self.expenses:
             self.expenses[key] = expense(question.costs, question.place, question.build())
         return self.expenses[key]
 
 
+def _machines(question: Question) -> tuple[str, TopologyChoice | None, int]:
+    """What decides which machines there are."""
+    return question.system, question.topology, question.job.devices
+
+
 def plan(table: Mapping[str, Any], catalogue: Catalogue, *, played: int = PLAYED_MAX) -> Plan:
     """Search, and play the best. Raises ConfigError: for a table that means nothing, or where
     nothing fits."""
-    search, choices = _Search(), topologies(table)
-    costs = costs_by_system(table, catalogue)
-    for one in configurations(table, catalogue):
-        question = make_training_question(one, catalogue, costs=costs.get(one["system"]))
-        for choice in choices:
-            search.look_at(replace(question, topology=choice))
+    check_table(table)
+    choices, costs = topologies(table), costs_by_system(table, catalogue, systems_of(table))
+    wish = make_wish(table, costs)
+    search = _Search(wish.budget)
+    for devices in wish.device_counts:
+        batch = batch_of(table, devices)
+        for one in configurations({**table, "devices": devices, "batch": batch}, catalogue):
+            question = make_training_question(one, catalogue, costs=costs.get(one["system"]))
+            for choice in choices:
+                search.look_at(replace(question, topology=choice))
     _check(search)
-    best = pareto(search.found)
-    shown = [
-        replace(each, replay=replay(each.question)) if rank < played else each
-        for rank, each in enumerate(best)
-    ]
+    best = pareto(search.found, few_devices=wish.counts_devices(costs))
+    best = _played(sorted(best, key=lambda each: _order(each, wish.goal)), played)
     return Plan(
-        tuple(shown), search.tried, search.too_large, len(search.refusals),
-        search.refusals[0] if search.refusals else "", _break_even(search.found),
+        tuple(best), search.tried, search.too_large, len(search.refusals),
+        search.refusals[0] if search.refusals else "", _break_even(search.found), search.beyond,
+        wish.device_counts, wish.goal,
     )  # fmt: skip
+
+
+def _order(found: Found, goal: str) -> float:
+    value = found.dollars_per_million_tokens if goal.startswith("dollars") else -found.tokens_per_s
+    return order_by(goal, value, found.expense)
+
+
+def _played(best: list[Found], count: int) -> list[Found]:
+    """The first so many by the event core, as long as it has tasks left."""
+    left, shown = TASKS_MAX, []
+    for each in best[:count]:
+        again = replay(each.question, tasks_max=left)
+        left -= 0 if again.step_s is None else again.tasks
+        shown.append(replace(each, replay=again))
+    return shown + best[count:]
 
 
 def _check(search: _Search) -> None:
@@ -170,27 +223,29 @@ def _check(search: _Search) -> None:
     if search.found:
         return
     if search.refusals:
+        others = " or beyond the budget" if search.beyond else ""
         raise ConfigError(
             f"{search.refusals[0]}; so it is with {len(search.refusals)} of {search.tried} "
-            "configurations, and the others are too large for a device"
+            f"configurations, and the others are too large for a device{others}"
         )
+    if search.beyond:
+        raise ConfigError(beyond_text(search.budget, search.beyond, search.expenses.values()))
     raise ConfigError(
         f"devices: none of {search.tried} configurations fits their memory; the least needs "
         f"{search.least_bytes / 1e9:.0f} GB each; take more devices"
     )
 
 
-def pareto(found: list[Found]) -> list[Found]:
-    """Those that nothing beats in all goals, fastest first; of equal ones the first."""
-    best: list[Found] = []
-    goals: list[tuple[float, ...]] = []
-    ordered = sorted(enumerate(found), key=lambda one: (*(-goal for goal in one[1].goals), one[0]))
-    for _, each in ordered:  # who beats another stands before it
-        own = each.goals
-        if not any(all(a >= b for a, b in zip(other, own, strict=True)) for other in goals):
-            best.append(each)
-            goals.append(own)
-    return best
+def pareto(found: list[Found], *, few_devices: bool = False) -> list[Found]:
+    """Those that nothing beats in all goals, fastest first; of equal ones the first.
+
+    `few_devices` is a goal where nothing else says that many of them cost more.
+    """
+
+    def goals(each: Found) -> tuple[float, ...]:
+        return each.goals + ((-float(each.question.job.devices),) if few_devices else ())
+
+    return undominated(found, goals)
 
 
 def _break_even(found: list[Found]) -> dict[str, BreakEven]:

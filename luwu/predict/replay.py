@@ -1,15 +1,31 @@
 """A question once more, by the event core, where that can play it.
 
-LuWu's steps are played unit by unit (`events/in_network.py`). What is not played says why.
+LuWu's steps are played unit by unit (`events/in_network.py`), steps of 3-D training task by task
+through their pipeline's schedule (`events/pipeline_training.py`), on a network that is known link
+by link with the ports that each exchange has there. What is not played says why. The work is
+counted in *tasks*, forwards and backwards: of LuWu's m micro-batches, units and steps 2 m units
+steps, of a pipeline's p stages of v parts 2 m p v. A plan that would play more than TASKS_MAX in
+all leaves out what does not fit into the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from luwu.base.errors import ConfigError
-from luwu.predict.events.in_network import play_steps
+from luwu.predict.events.in_network import STEPS, play_steps, units_of
+from luwu.predict.events.pipeline_training import play_training_step
+from luwu.predict.job import StepTime, TrainingJob
+from luwu.predict.on_topology import on_topology, three_d_step
 from luwu.predict.question_training import Question
+from luwu.predict.training import predict_step
+
+TASKS_MAX: Final = 100_000
+"""Played for one plan in all: some ten seconds, as a task takes 0.05 to 0.1 ms."""
+PLAYED: Final = ("luwu", "3d")
+"""Systems that the event core can play."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,16 +34,44 @@ class Replay:
 
     step_s: float | None
     """None: it was not played."""
+    tasks: int = 0
+    """Played, or too many to be played."""
     why: str = ""
-    """It was not."""
+    """It was not: a few words, a colon, and what this one has."""
 
 
-def replay(question: Question) -> Replay:
-    """Play a step on the ports that the network leaves."""
+def replay(question: Question, *, tasks_max: int = TASKS_MAX) -> Replay:
+    """Play a step on the ports that the network leaves, if it has so many tasks at most."""
+    if question.system not in PLAYED:
+        return Replay(step_s=None, why=f"no steps of that system are played: {question.system}")
     on = question.as_on_topology()
-    if on.nodes is None:
-        return Replay(step_s=None, why="the event core plays steps of luwu alone")
+    tasks = tasks_of(on)
+    if tasks > tasks_max:
+        why = f"too many tasks: {tasks:,}, while {tasks_max:,} of {TASKS_MAX:,} were left"
+        return Replay(step_s=None, tasks=tasks, why=why)
     try:
-        return Replay(step_s=play_steps(on.job, on.nodes).step_s)
+        return Replay(step_s=_step_s(question, on), tasks=tasks)
     except ConfigError as exc:
         return Replay(step_s=None, why=str(exc))
+
+
+def tasks_of(question: Question) -> int:
+    """Of a replay."""
+    job, nodes = question.job, question.nodes
+    if nodes is not None:
+        return 2 * STEPS * len(units_of(job, nodes)) * job.micro_batches
+    return 2 * job.pipeline * job.virtual * job.micro_batches
+
+
+def _step_s(question: Question, on: Question) -> float:
+    if on.nodes is not None:
+        return play_steps(on.job, on.nodes).step_s
+    return play_training_step(question.job, predict=_closed_form(question)).step.seconds
+
+
+def _closed_form(question: Question) -> Callable[[TrainingJob], StepTime]:
+    """Of 3-D steps on the question's network."""
+    if question.topology is None:
+        return predict_step
+    _, _, found = on_topology(question.topology, question.system, question.job, None)
+    return lambda job: three_d_step(job, found, predict_step)

@@ -14,8 +14,10 @@ from luwu.base.errors import ConfigError
 from luwu.commands.main import main
 from luwu.predict.answer import memory_bytes
 from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.events.pipeline_training import play_training_step
 from luwu.predict.plan_text import plan_document, plan_text
 from luwu.predict.planner import plan
+from luwu.predict.replay import TASKS_MAX, replay
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "predict.md"
 TABLE: dict[str, Any] = {
@@ -27,7 +29,7 @@ TABLE: dict[str, Any] = {
 def test_predict_laws_plans(catalogue: Catalogue) -> None:
     """Goal: each of the set fits, none beats another in both, the first is the fastest; a whole
     model of 22 B fits no device; and two searches are the same."""
-    found = plan(TABLE, catalogue)
+    found = plan(TABLE, catalogue, played=2)
     assert found.tried > 300
     assert 0 < found.too_large < found.tried
     rates = [each.tokens_per_s for each in found.best]
@@ -40,12 +42,12 @@ def test_predict_laws_plans(catalogue: Catalogue) -> None:
         assert each.left_bytes == each.question.job.device.memory_bytes - needs >= 0
         assert each.step.seconds == each.question.answer().seconds
     assert "ddp" not in {each.question.system for each in found.best}
-    assert plan(TABLE, catalogue) == found
+    assert plan(TABLE, catalogue, played=2) == found
 
 
 def test_predict_laws_nothing_near_the_best_is_better(catalogue: Catalogue) -> None:
     """Goal: no change of one choice of the fastest is faster and fits."""
-    best = plan(TABLE, catalogue).best[0]
+    best = plan(TABLE, catalogue, played=0).best[0]
     for name, values in (
         ("micro_batch", (1, 2, 4, 8)),
         ("recompute", ("none", "selective", "full")),
@@ -64,6 +66,9 @@ def test_predict_laws_nothing_near_the_best_is_better(catalogue: Catalogue) -> N
     ("change", "said"),
     [
         ({"tensor": 8}, r"tensor: is what a plan searches; leave it out"),
+        ({"systems": "3d"}, r"systems: '3d' is no list of names; one such as \['3d'\] fits"),
+        ({"systems": ["3d", "3d"]}, r"systems: '3d' is there twice"),
+        ({"model": 3}, r"model: 3 is no name"),
         ({"systems": ["3dd"]}, r"systems: '3dd' is none of"),
         ({"systems": ["luwu"]}, r"\[node\] is missing: luwu"),
         ({"model": None}, r"model is missing"),
@@ -89,7 +94,7 @@ def test_bad_prediction_plans(catalogue: Catalogue, change: dict[str, Any], said
     if change.get("batch") == 7:
         table["systems"] = ["zero3"]
     with pytest.raises(ConfigError, match=said):
-        plan(table, catalogue)
+        plan(table, catalogue, played=0)
 
 
 NODE: dict[str, Any] = {
@@ -137,8 +142,8 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
 def test_predict_laws_plans_choose_networks(mine: Catalogue) -> None:
     """Goal: every network is tried with every configuration, those that it cannot have are counted
     with the reason, and none of what is left out beats what is shown in all goals."""
-    one = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine)
-    found = plan({**NETWORKS, "cost": COST}, mine)
+    one = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine, played=0)
+    found = plan({**NETWORKS, "cost": COST}, mine, played=0)
     assert found.tried == 4 * one.tried
     assert found.too_large == 4 * one.too_large
     assert found.refused > 0
@@ -153,18 +158,18 @@ def test_predict_laws_plans_choose_networks(mine: Catalogue) -> None:
     assert found.best[0].tokens_per_s >= one.best[0].tokens_per_s * (1 - 1e-12)
     cheapest = min(each.dollars_per_million_tokens or 0.0 for each in found.best)
     assert 0 < cheapest <= (found.best[0].dollars_per_million_tokens or 0.0)
-    assert plan({**NETWORKS, "cost": COST}, mine) == found
+    assert plan({**NETWORKS, "cost": COST}, mine, played=0) == found
 
 
 def test_predict_laws_what_is_rented_has_dollars_alone(mine: Catalogue) -> None:
     """Goal: of rented devices the fastest is the cheapest, as all cost the same; no price and no
     power are goals."""
     table = {**TABLE, "device": "H100-80", "software": "nemo-2024"}
-    found = plan({**table, "cost": {"server": "H100x8", "rented": True}}, mine)
+    found = plan({**table, "cost": {"server": "H100x8", "rented": True}}, mine, played=0)
     assert all(len(each.goals) == 3 for each in found.best)
     dollars = [each.dollars_per_million_tokens or 0.0 for each in found.best]
     assert dollars == sorted(dollars)
-    plain = plan(table, mine)
+    plain = plan(table, mine, played=0)
     assert [each.step for each in found.best] == [each.step for each in plain.best]
 
 
@@ -177,17 +182,53 @@ def test_the_best_are_played(mine: Catalogue) -> None:
     times = [(each.step.seconds, each.replay.step_s) for each in played if each.replay]
     assert any(again is not None for _, again in times)
     assert all(again is None or 0.7 < again / once < 1.3 for once, again in times)
-    others = plan(TABLE, mine)
-    assert {each.replay.why for each in others.best if each.replay} == {
-        "the event core plays steps of luwu alone"
-    }
-    assert "not played: the event core plays steps of luwu alone" in plan_text(others)
+    others = plan({**TABLE, "systems": ["zero3"]}, mine, played=20)
+    said = "no steps of that system are played: zero3"
+    assert {each.replay.why for each in others.best if each.replay} == {said}
+    assert f"{len(others.best)} not played: {said}" in plan_text(others)
+
+
+@pytest.mark.parametrize("topology", [None, {"kind": "clos", "radix": 16, "taper": 3}])
+def test_predict_laws_pipelines_of_plans_are_played(
+    catalogue: Catalogue, topology: dict[str, Any] | None
+) -> None:
+    """Goal: 3-D steps are played as the event core plays them, and are near the closed form, on a
+    network that is known link by link too; tasks played are those that are counted."""
+    table = {**TABLE, "systems": ["3d"], "batch": 128}
+    table |= {} if topology is None else {"topology": topology}
+    found = plan(table, catalogue, played=6)
+    again = [(each, each.replay) for each in found.best if each.replay is not None]
+    assert len(again) == min(6, len(found.best))
+    for each, one in again:
+        job = each.question.job
+        assert one.tasks == 2 * job.micro_batches * job.pipeline * job.virtual
+        assert one.step_s is not None
+        assert 0.999 < one.step_s / each.step.seconds < 1.15  # few micro-batches wait for sends
+        if topology is None:
+            assert one.step_s == play_training_step(job).step.seconds
+
+
+def test_predict_laws_plans_play_no_more_than_they_can(catalogue: Catalogue) -> None:
+    """Goal: tasks played in all stay within the bound, the fastest go first, and what is too much
+    says so; a replay of just as many as are left is played."""
+    table = {**TABLE, "systems": ["3d"], "model": "GPT-175B", "devices": 512, "batch": 1024}
+    found = plan(table, catalogue)
+    again = [each.replay for each in found.best if each.replay is not None]
+    assert sum(each.tasks for each in again if each.step_s is not None) <= TASKS_MAX
+    assert again[0].step_s is not None
+    many = [each for each in again if each.step_s is None]
+    assert many
+    assert all(re.match(r"too many tasks: [\d,]+, while [\d,]+ of 100,000", e.why) for e in many)
+    assert re.search(rf"^{len(many)} not played: too many tasks: ", plan_text(found), re.M)
+    fastest, tasks = found.best[0].question, again[0].tasks
+    assert replay(fastest, tasks_max=tasks).step_s == again[0].step_s
+    assert replay(fastest, tasks_max=tasks - 1).why.startswith(f"too many tasks: {tasks:,}")
 
 
 def test_predict_laws_plans_tell_break_even_tokens(mine: Catalogue) -> None:
     """B8 to B11. Goal: of LuWu and of ZeRO-3, for the cluster asked about; a tree's links are as
     fast as a switch's, so its tokens are the same."""
-    found = plan({**NETWORKS, "topology": NETWORKS["topology"][3]}, mine)
+    found = plan({**NETWORKS, "topology": NETWORKS["topology"][3]}, mine, played=0)
     assert set(found.break_even) == {"luwu", "zero3"}
     luwu = found.break_even["luwu"]
     assert set(luwu.of_a_micro_batch) == {"pull", "push"}
@@ -195,16 +236,16 @@ def test_predict_laws_plans_tell_break_even_tokens(mine: Catalogue) -> None:
     text = plan_text(found)
     assert re.search(r"^luwu, tokens of a device that hide the rest, at \d+ TFLOP/s:$", text, re.M)
     assert re.search(r"^  gathers and reductions +[\d,]+ of a micro-batch", text, re.M)
-    switch = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine)
+    switch = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine, played=0)
     assert switch.break_even["luwu"].of_a_step == luwu.of_a_step
-    assert plan(TABLE, mine).break_even.keys() == {"zero3"}
+    assert plan(TABLE, mine, played=0).break_even.keys() == {"zero3"}
 
 
 def test_a_plan_with_costs_is_printed(
     mine: Catalogue,
 ) -> None:
     """Goal: dollars, price, power and the network have columns, and keys in JSON."""
-    found = plan({**NETWORKS, "cost": COST}, mine)
+    found = plan({**NETWORKS, "cost": COST}, mine, played=1)
     head = plan_text(found).splitlines()[1]
     for name in ("tokens/s", "played", "USD/Mtoken", "MUSD", "kW", "network", "system"):
         assert name in head

@@ -19,6 +19,7 @@ Sources: `training.py`, `schedules.py`; derived.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from luwu.base.errors import ConfigError
@@ -34,6 +35,8 @@ OF_STEP = (
     "output layer", "bubble", "pipeline exchange", "data exchange", "optimizer", "straggling",
 )  # fmt: skip
 """Parts of the closed form that are not of every layer."""
+ClosedForm = Callable[[TrainingJob], StepTime]
+"""Of a step, on the network that a job has; `three_d_step` of one that is known link by link."""
 GRADIENT_BYTES = 4
 """Of an element that embedding's backward adds to."""
 FORWARD_SHARE = {"full": 1 / 3, "half": 2 / 5}
@@ -78,12 +81,13 @@ def _taken(job: TrainingJob, stage: int) -> int:
 
 
 def pipeline_of(
-    job: TrainingJob, *, layers: tuple[int, ...] | None = None, slowdowns: tuple[float, ...] = ()
-) -> Pipeline:
+    job: TrainingJob, *, layers: tuple[int, ...] | None = None,
+    slowdowns: tuple[float, ...] = (), predict: ClosedForm = predict_step,
+) -> Pipeline:  # fmt: skip
     """A job's step as a pipeline that can be played. Raises ConfigError."""
     layers = layers_of_stages(job) if layers is None else layers
     _check_layers(job, layers)
-    seconds = _Seconds(job)
+    seconds = _Seconds(job, predict)
     parts = tuple(
         tuple(seconds.part(stage, part, layers[stage]) for part in range(job.virtual))
         for stage in range(job.pipeline)
@@ -96,18 +100,19 @@ def pipeline_of(
 
 
 def play_training_step(
-    job: TrainingJob, *, layers: tuple[int, ...] | None = None, slowdowns: tuple[float, ...] = ()
-) -> PlayedTraining:
+    job: TrainingJob, *, layers: tuple[int, ...] | None = None,
+    slowdowns: tuple[float, ...] = (), predict: ClosedForm = predict_step,
+) -> PlayedTraining:  # fmt: skip
     """Play a step of a job. Raises ConfigError.
 
     Where slowdowns are given, they are the straggling, of this pipeline; else it is the closed
     form's, which stands for that of all devices.
     """
     layers = layers_of_stages(job) if layers is None else layers
-    pipeline = pipeline_of(job, layers=layers, slowdowns=slowdowns)
+    pipeline = pipeline_of(job, layers=layers, slowdowns=slowdowns, predict=predict)
     played = play_pipeline(pipeline)
-    closed = predict_step(job)
-    parts = _parts(job, pipeline, layers, played.seconds)
+    closed = predict(job)
+    parts = _parts(_Seconds(job, predict), pipeline, layers, played.seconds)
     if not slowdowns:
         rest = closed.seconds - closed.parts["straggling"]
         parts["straggling"] = played.seconds * closed.parts["straggling"] / rest
@@ -142,8 +147,8 @@ def _check_layers(job: TrainingJob, layers: tuple[int, ...]) -> None:
 class _Seconds:
     """A job's, from its closed form: of a layer, of the ends, of an exchange."""
 
-    def __init__(self, job: TrainingJob) -> None:
-        closed, self._job = predict_step(job), job
+    def __init__(self, job: TrainingJob, predict: ClosedForm) -> None:
+        closed, self.job = predict(job), job
         micro_batches, self._operators = job.micro_batches, operators_of(job, closed.notes)
         self.layer = {
             name: seconds / micro_batches / job.stage_layers
@@ -156,12 +161,12 @@ class _Seconds:
         self._own = job.model.parameters / job.pipeline
         self._optimizer_s = closed.parts["optimizer"]
         open_job = replace(job, software=replace(job.software, data_overlap=0.0))
-        self._exchange_s = predict_step(open_job).parts["data exchange"]
+        self._exchange_s = predict(open_job).parts["data exchange"]
 
     @property
     def embedding_s(self) -> tuple[float, float]:
         """Of a micro-batch, forward and backward (E8)."""
-        job = self._job
+        job = self.job
         elements = job.micro_batch * job.sequence / job.context * job.model.hidden
         return (
             self._operators.passes(2 * WIRE_BYTES * elements),
@@ -170,7 +175,7 @@ class _Seconds:
 
     def part(self, stage: int, part: int, layers: int) -> Part:
         """One of a stage with so many layers."""
-        job = self._job
+        job = self.job
         is_first = stage == 0 and part == 0
         is_last = stage == job.pipeline - 1 and part == job.virtual - 1
         count = (layers + _taken(job, stage)) // job.virtual
@@ -202,16 +207,16 @@ class _Seconds:
         )
 
     def _forward_s(self) -> float:
-        layer = layer_time(self._job, self._operators)
+        layer = layer_time(self.job, self._operators)
         compute_s = layer.products + layer.attention + layer.passes
         exchange_s = sum(
             seconds for name, seconds in self.layer.items() if name.endswith("exchange")
         )
-        return compute_s + FORWARD_SHARE.get(self._job.recompute, 1 / 2) * exchange_s
+        return compute_s + FORWARD_SHARE.get(self.job.recompute, 1 / 2) * exchange_s
 
     def _parameters(self, layers: int, is_first: bool, is_last: bool) -> float:
         """Of so many layers and what else is there (E9)."""
-        model = self._job.model
+        model = self.job.model
         ends = int(is_first) + int(is_last)
         if model.tied and is_first and is_last:
             ends = 1
@@ -219,14 +224,14 @@ class _Seconds:
 
 
 def _parts(
-    job: TrainingJob, pipeline: Pipeline, layers: tuple[int, ...], seconds: float
+    made: _Seconds, pipeline: Pipeline, layers: tuple[int, ...], seconds: float
 ) -> dict[str, float]:
     """Of a step that took so long: the work of the stage with most, and what adds to it.
 
     What sends, the data parallel exchange and slowdowns add is how much shorter the step is without
     them, one after the other in this order.
     """
-    made = _Seconds(job)
+    job = made.job
     work = [sum(part.forward_s + part.backward_s for part in each) for each in pipeline.parts]
     stage = max(range(job.pipeline), key=work.__getitem__)
     m = job.micro_batches

@@ -1,0 +1,113 @@
+"""Plans' degrees: all that the rules of planner_space.py say, and no others."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.job import TrainingJob
+from luwu.predict.plan_text import plan_document, plan_text
+from luwu.predict.planner import plan
+from luwu.predict.planner_space import configurations
+from luwu.predict.question_training import make_training_question
+from luwu.predict.replay import replay
+
+DENSE: dict[str, Any] = {
+    "model": "Llama3-405B", "device": "H100-80", "network": "ib-ndr", "software": "nemo-2024",
+    "devices": 512, "sequence": 8192, "batch": 256, "systems": ["3d"],
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {**DENSE, "model": "Mixtral-8x7B", "devices": 16, "batch": 32}
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load()
+
+
+def jobs_of(table: dict[str, Any], catalogue: Catalogue) -> list[TrainingJob]:
+    """That a plan tries."""
+    return [make_training_question(e, catalogue).job for e in configurations(table, catalogue)]
+
+
+@pytest.mark.parametrize("sequence", [4096, 8192, 16384])
+def test_predict_laws_degrees_are_all_that_the_rules_say(
+    catalogue: Catalogue, sequence: int
+) -> None:
+    """Goal: the search is what is left of all degrees, tried one by one, when those are left out
+    that cannot be and that the rules leave out; none is tried twice."""
+    found = jobs_of({**EXPERTS, "sequence": sequence}, catalogue)
+    base = replace(found[0], micro_batch=1, recompute="none")
+    expected = []
+    for t, p, v, c, e, ends in itertools.product(
+        (1, 2, 4, 8), range(1, 17), range(1, 35), (1, 2, 4, 8), (1, 2, 4, 8), (False, True)
+    ):
+        layers = 32 + 2 * ends
+        if layers % (p * v) or (v > 1 and p == 1) or (ends and 32 % (p * v) == 0):
+            continue
+        if c > 1 and sequence / c < 4096:
+            continue
+        for width in {t, 1} if e > 1 else {t}:
+            own = {"tensor": t, "pipeline": p, "virtual": v, "context": c, "expert": e,
+                   "expert_tensor": None if width == t else width, "ends_as_layers": ends,
+                   "sequence_parallel": t > 1}  # fmt: skip
+            expected += _possible(base, own)
+    alone = [job for job in found if job.micro_batch == 1 and job.recompute == "none"]
+    assert len(set(map(repr, found))) == len(found)
+    assert sorted(map(repr, alone)) == sorted(map(repr, expected))
+
+
+def _possible(base: TrainingJob, own: dict[str, Any]) -> list[TrainingJob]:
+    try:
+        return [replace(base, **own)]
+    except ConfigError:
+        return []
+
+
+def test_predict_laws_degrees_that_cannot_matter_are_not_tried(catalogue: Catalogue) -> None:
+    """Goal: no ranks of a short sequence, no experts of a dense model, nothing but data of ZeRO."""
+    for job in jobs_of({**DENSE, "sequence": 4096, "systems": ["3d", "zero3"]}, catalogue):
+        assert (job.context, job.expert, job.expert_tensor) == (1, 1, None)
+        parts = job.pipeline * job.virtual
+        assert job.ends_as_layers == (126 % parts != 0)
+    shared = {job.context for job in jobs_of({**DENSE, "sequence": 131_072}, catalogue)}
+    assert shared == {1, 2, 4, 8}  # eight devices share a domain
+
+
+def test_predict_laws_long_sequences_need_ranks_that_share_them(catalogue: Catalogue) -> None:
+    """Goal: of 131,072 tokens, none of what fits does without context parallel ranks; stages of
+    128 layers' places are found, as 126 layers have too few divisors; and these can be played."""
+    found = plan({**DENSE, "sequence": 131_072, "batch": 64}, catalogue, played=2)
+    assert all(each.question.job.context > 1 for each in found.best)
+    assert all(each.question.job.ends_as_layers for each in found.best)
+    text = plan_text(found)
+    assert " c8 ends, 1, full" in text
+    asked = plan_document(found)["best"][0]["asked"]
+    assert asked["context"] == 8
+    assert asked["ends_as_layers"] is True
+    again = found.best[0].replay
+    assert again is not None
+    assert again.step_s == pytest.approx(found.best[0].step.seconds, rel=0.15)
+
+
+def test_predict_laws_experts_are_spread(catalogue: Catalogue) -> None:
+    """Goal: of a model with experts, spread ones are in the set, shown, and can be played."""
+    found = plan({**EXPERTS, "devices": 64, "sequence": 4096}, catalogue, played=0)
+    spread = [each for each in found.best if each.question.job.spreads_experts]
+    assert spread
+    assert f" e{spread[0].question.job.expert} w" in plan_text(found, len(found.best))
+    again = replay(spread[0].question)
+    assert again.step_s == pytest.approx(spread[0].step.seconds, rel=0.15)
+    documents = plan_document(found)["best"]
+    assert {each["asked"]["expert"] for each in documents} > {1}
+
+
+@pytest.mark.parametrize("key", ["context", "expert", "expert_tensor", "ends_as_layers"])
+def test_bad_prediction_degrees_of_plans(catalogue: Catalogue, key: str) -> None:
+    """Goal: what is searched is not told."""
+    with pytest.raises(ConfigError, match=f"{key}: is what a plan searches; leave it out"):
+        plan({**DENSE, key: 1}, catalogue)
