@@ -47,7 +47,7 @@ What is said of it:
     planner.py      the best of all configurations, of planner_space.py and planner_budget.py;
                     plan_text.py says it, and replay.py has the event core play it
     planner_inference.py    the same of inference, of planner_inference_space.py;
-                    plan_inference_text.py says it
+                    plan_inference_text.py says it; plan_columns.py is of both texts
     sweep.py        a question over values of its keys
     pictures.py     what the event core did, as rows of a picture
     blind/          what is expected of configurations that nobody looked up

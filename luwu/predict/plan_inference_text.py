@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-from luwu.predict.plan_text import SCHEMA, SHOWN
+from luwu.predict.plan_columns import ORDERS, SCHEMA, SHOWN, Columns, Shared
 from luwu.predict.planner_inference import FoundInference, InferencePlan
 from luwu.predict.question_sockets import SocketQuestion
-
-_ORDERS: Final = {
-    "tokens_per_s": "", "first_token_s": ", soonest first tokens first",
-    "token_s": ", fastest tokens first", "dollars_per_million_tokens": ", cheapest tokens first",
-    "capex": ", least to buy first", "watts": ", least power first",
-}  # fmt: skip
-"""What is said of it, by goals."""
 
 
 def inference_plan_document(found: InferencePlan) -> dict[str, Any]:
@@ -40,13 +33,14 @@ def _document(found: FoundInference) -> dict[str, Any]:
     else:
         own = question.job
         said |= {"tensor": own.tensor, "pipeline": own.pipeline, "batching": own.batching}
-    if question.topology is not None:
-        said["topology"] = question.topology.kind
-    if found.expense is not None:
-        said["dollars_per_million_tokens"] = found.dollars_per_million_tokens
-        if found.expense.bill is not None:
-            said |= {"capex": found.expense.bill.capex, "watts": found.expense.bill.watts}
-    return said
+    return said | _shared(found).document
+
+
+def _shared(found: FoundInference) -> Shared:
+    return Shared(
+        devices=found.devices, price=found.dollars_per_million_tokens, expense=found.expense,
+        topology=found.question.topology,
+    )  # fmt: skip
 
 
 def inference_plan_text(found: InferencePlan, shown: int = SHOWN) -> str:
@@ -56,11 +50,12 @@ def inference_plan_text(found: InferencePlan, shown: int = SHOWN) -> str:
         **{f"beyond {name}_max": count for name, count in found.beyond_limits.items()},
     }  # fmt: skip
     more = "".join(f", {count} {what}" for what, count in left_out.items() if count)
+    columns = Columns.of(map(_shared, found.best), devices=len(found.device_counts) > 1)
     lines = [
         f"{found.tried} configurations, {found.too_large} of them too large for memory{more}; "
-        f"{len(found.best)} that no other beats{_ORDERS[found.goal]}:",
-        _head(found),
-        *(_line(each, found) for each in found.best[:shown]),
+        f"{len(found.best)} that no other beats{ORDERS[found.goal]}:",
+        _head(columns),
+        *(_line(each, columns) for each in found.best[:shown]),
     ]
     if len(found.best) > shown:
         lines.append(f"and {len(found.best) - shown} more; --json shows all")
@@ -69,39 +64,16 @@ def inference_plan_text(found: InferencePlan, shown: int = SHOWN) -> str:
     return "\n".join(lines)
 
 
-def _has(found: InferencePlan) -> tuple[bool, bool, bool, bool]:
-    """Several numbers of devices, costs, things bought, networks to choose from."""
-    spent = [each.expense for each in found.best if each.expense is not None]
-    kinds = {each.question.topology for each in found.best}
-    bought = any(each.bill is not None for each in spent)
-    return len(found.device_counts) > 1, bool(spent), bought, kinds != {None}
+def _head(columns: Columns) -> str:
+    own = f"{'tokens/s':>12} {'first token':>12} {'between':>10}"
+    return "  ".join([own, *columns.head, "degrees, batch, precisions"])
 
 
-def _head(found: InferencePlan) -> str:
-    several, costs, bought, networks = _has(found)
-    cells = [f"{'tokens/s':>12} {'first token':>12} {'between':>10}"]
-    cells += [f"{'devices':>7}"] if several else []
-    cells += [f"{'USD/Mtoken':>10}"] if costs else []
-    cells += [f"{'MUSD':>8} {'kW':>9}"] if bought else []
-    cells += [f"{'network':<16}"] if networks else []
-    return "  ".join([*cells, "degrees, batch, precisions"])
-
-
-def _line(each: FoundInference, found: InferencePlan) -> str:
-    several, costs, bought, networks = _has(found)
+def _line(each: FoundInference, columns: Columns) -> str:
     first, between = 1e3 * each.first_token_s, 1e3 * each.token_s
-    cells = [f"{each.tokens_per_s:12,.0f} {first:9,.1f} ms {between:7,.2f} ms"]
-    if several:
-        cells.append(f"{each.devices:7,}")
-    if costs:
-        cells.append(f"{each.dollars_per_million_tokens or 0.0:10,.3f}")
-    if bought and each.expense is not None and each.expense.bill is not None:
-        bill = each.expense.bill
-        cells.append(f"{bill.capex / 1e6:8,.2f} {bill.watts / 1e3:9,.1f}")
-    if networks:
-        topology = each.question.topology
-        cells.append(f"{topology.kind if topology is not None else '-':<16}")
-    return "  ".join([*cells, f"{_what(each)}; binds: {each.binding}"])
+    own = f"{each.tokens_per_s:12,.0f} {first:9,.1f} ms {between:7,.2f} ms"
+    shared = columns.cells(_shared(each))
+    return "  ".join([own, *shared, f"{_what(each)}; binds: {each.binding}"])
 
 
 def _what(found: FoundInference) -> str:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from luwu.predict.answer import asked
 from luwu.predict.break_even import break_even_text
 from luwu.predict.job import TrainingJob
+from luwu.predict.plan_columns import ORDERS, SCHEMA, SHOWN, Columns, Shared
 from luwu.predict.planner import Found, Plan
-
-SCHEMA: Final = 1
-SHOWN: Final = 12
-_ORDERS: Final = {
-    "tokens_per_s": "", "dollars_per_million_tokens": ", cheapest tokens first",
-    "capex": ", least to buy first", "watts": ", least power first",
-}  # fmt: skip
-"""What is said of it, by goals."""
 
 
 def plan_document(found: Plan) -> dict[str, Any]:
@@ -39,26 +32,28 @@ def _document(found: Found) -> dict[str, Any]:
         "asked": asked(found.question)
         | {"expert_tensor": job.expert_width, "ends_as_layers": job.ends_as_layers},
     }  # fmt: skip
-    if found.question.topology is not None:
-        said["topology"] = found.question.topology.kind
     if found.replay is not None:
         said |= {"played_step_s": found.replay.step_s, "not_played": found.replay.why}
-    if found.expense is not None:
-        said["dollars_per_million_tokens"] = found.dollars_per_million_tokens
-        if found.expense.bill is not None:
-            said |= {"capex": found.expense.bill.capex, "watts": found.expense.bill.watts}
-    return said
+    return said | _shared(found).document
+
+
+def _shared(found: Found) -> Shared:
+    return Shared(
+        devices=found.question.job.devices, price=found.dollars_per_million_tokens,
+        expense=found.expense, topology=found.question.topology,
+    )  # fmt: skip
 
 
 def plan_text(found: Plan, shown: int = SHOWN) -> str:
     """For people: the Pareto set as a table, and the tokens that hide what is exchanged."""
     refused = f", {found.refused} that cannot be" if found.refused else ""
     refused += f", {found.beyond_budget} beyond the budget" if found.beyond_budget else ""
+    columns = Columns.of(map(_shared, found.best), devices=len(found.device_counts) > 1)
     lines = [
         f"{found.tried} configurations, {found.too_large} of them too large for a device{refused}; "
-        f"{len(found.best)} that no other beats{_ORDERS[found.goal]}:",
-        _head(found),
-        *(_line(each, found) for each in found.best[:shown]),
+        f"{len(found.best)} that no other beats{ORDERS[found.goal]}:",
+        _head(columns),
+        *(_line(each, columns) for each in found.best[:shown]),
     ]
     if len(found.best) > shown:
         lines.append(f"and {len(found.best) - shown} more; --json shows all")
@@ -80,41 +75,19 @@ def _not_played(found: Plan) -> list[str]:
     return [f"{len(said)} not played: {said[0]}" for said in why.values()]
 
 
-def _has(found: Plan) -> tuple[bool, bool, bool]:
-    """Networks to choose from, costs, things bought."""
-    kinds = {each.question.topology for each in found.best}
-    spent = [each.expense for each in found.best if each.expense is not None]
-    return kinds != {None}, bool(spent), any(each.bill is not None for each in spent)
+def _head(columns: Columns) -> str:
+    own = f"{'tokens/s':>12} {'step':>10} {'played':>10} {'left':>8}"
+    return "  ".join([own, *columns.head, f"{'system':<13}", "degrees, micro-batch, again"])
 
 
-def _head(found: Plan) -> str:
-    networks, costs, bought = _has(found)
-    cells = [f"{'tokens/s':>12} {'step':>10} {'played':>10} {'left':>8}"]
-    cells += [f"{'devices':>7}"] if len(found.device_counts) > 1 else []
-    cells += [f"{'USD/Mtoken':>10}"] if costs else []
-    cells += [f"{'MUSD':>8} {'kW':>9}"] if bought else []
-    cells += [f"{'network':<16}"] if networks else []
-    return "  ".join([*cells, f"{'system':<13}", "degrees, micro-batch, again"])
-
-
-def _line(each: Found, found: Plan) -> str:
-    networks, costs, bought = _has(found)
+def _line(each: Found, columns: Columns) -> str:
     job, played = each.question.job, each.replay.step_s if each.replay is not None else None
     again = "-" if played is None else f"{played:.3f} s"
     left = f"{each.left_bytes / 2**30:4.1f} GiB"
-    cells = [f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {again:>10} {left}"]
-    if len(found.device_counts) > 1:
-        cells.append(f"{job.devices:7,}")
-    if costs:
-        cells.append(f"{each.dollars_per_million_tokens or 0.0:10,.3f}")
-    if bought and each.expense is not None and each.expense.bill is not None:
-        bill = each.expense.bill
-        cells.append(f"{bill.capex / 1e6:8,.2f} {bill.watts / 1e3:9,.1f}")
-    if networks:
-        topology = each.question.topology
-        cells.append(f"{topology.kind if topology is not None else '-':<16}")
+    own = f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {again:>10} {left}"
     what = f"{_degrees(job)}, {job.micro_batch}, {job.recompute}; binds: {each.step.binding}"
-    return "  ".join([*cells, f"{each.question.system:<13}", what])
+    shared = columns.cells(_shared(each))
+    return "  ".join([own, *shared, f"{each.question.system:<13}", what])
 
 
 def _degrees(job: TrainingJob) -> str:

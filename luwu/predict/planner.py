@@ -41,14 +41,14 @@ from luwu.base.errors import ConfigError
 from luwu.predict.answer import memory_bytes
 from luwu.predict.break_even import BreakEven, break_even
 from luwu.predict.catalogue import Catalogue
-from luwu.predict.cost import dollars_per_million_tokens
 from luwu.predict.job import StepTime
 from luwu.predict.planner_budget import (
-    Budget,
+    Spending,
     batch_of,
-    beyond_text,
     make_wish,
     order_by,
+    price_of,
+    priced_goals,
     undominated,
 )
 from luwu.predict.planner_space import (
@@ -58,8 +58,7 @@ from luwu.predict.planner_space import (
     systems_of,
     topologies,
 )
-from luwu.predict.question_cost import Expense, expense
-from luwu.predict.question_topology import TopologyChoice
+from luwu.predict.question_cost import Expense
 from luwu.predict.question_training import Question, make_training_question
 from luwu.predict.replay import TASKS_MAX, Replay, replay
 
@@ -88,19 +87,13 @@ class Found:
     @property
     def dollars_per_million_tokens(self) -> float | None:
         """None where no costs are told."""
-        if self.expense is None:
-            return None
-        return dollars_per_million_tokens(self.tokens_per_s, self.expense.dollars_per_s)
+        return price_of(self.tokens_per_s, self.expense)
 
     @property
     def goals(self) -> tuple[float, ...]:
         """All to be large."""
-        found = [self.tokens_per_s, self.left_bytes]
-        if self.expense is not None:
-            found.append(-(self.dollars_per_million_tokens or 0.0))
-            if self.expense.bill is not None:
-                found += [-self.expense.bill.capex, -self.expense.bill.watts]
-        return tuple(found)
+        priced = priced_goals(self.tokens_per_s, self.expense)
+        return (self.tokens_per_s, self.left_bytes, *priced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +121,12 @@ class Plan:
 class _Search:
     """What was seen so far."""
 
-    budget: Budget
+    spending: Spending
     tried: int = 0
     too_large: int = 0
-    beyond: int = 0
     least_bytes: float = float("inf")
     refusals: list[str] = field(default_factory=list)
     found: list[Found] = field(default_factory=list)
-    expenses: dict[tuple[str, TopologyChoice | None, int], Expense] = field(default_factory=dict)
 
     def look_at(self, question: Question) -> None:
         """One configuration. Raises ConfigError for a cost that is not known."""
@@ -145,36 +136,19 @@ class _Search:
         if needs > has:
             self.too_large += 1
             return
-        known = self.expenses.get(_machines(question))
-        if known is not None and not self.budget.holds(known):
-            self.beyond += 1
+        if self.spending.is_beyond(self.spending.known_of(question)):
             return
         try:
             step = question.answer()
         except ConfigError as exc:
             self.refusals.append(str(exc))
             return
-        spent = self._expense(question)
-        if spent is not None and not self.budget.holds(spent):
-            self.beyond += 1
+        spent = self.spending.of(question)
+        if self.spending.is_beyond(spent):
             return
         self.found.append(
             Found(question=question, step=step, left_bytes=has - needs, expense=spent)
         )
-
-    def _expense(self, question: Question) -> Expense | None:
-        """The same of all configurations of a system on a network of so many devices."""
-        if question.costs is None:
-            return None
-        key = _machines(question)
-        if key not in self.expenses:
-            self.expenses[key] = expense(question.costs, question.place, question.build())
-        return self.expenses[key]
-
-
-def _machines(question: Question) -> tuple[str, TopologyChoice | None, int]:
-    """What decides which machines there are."""
-    return question.system, question.topology, question.job.devices
 
 
 def plan(table: Mapping[str, Any], catalogue: Catalogue, *, played: int = PLAYED_MAX) -> Plan:
@@ -183,7 +157,7 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue, *, played: int = PLAYED
     check_table(table)
     choices, costs = topologies(table), costs_by_system(table, catalogue, systems_of(table))
     wish = make_wish(table, costs)
-    search = _Search(wish.budget)
+    search = _Search(Spending(wish.budget))
     for devices in wish.device_counts:
         batch = batch_of(table, devices)
         for one in configurations({**table, "devices": devices, "batch": batch}, catalogue):
@@ -195,8 +169,8 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue, *, played: int = PLAYED
     best = _played(sorted(best, key=lambda each: _order(each, wish.goal)), played)
     return Plan(
         tuple(best), search.tried, search.too_large, len(search.refusals),
-        search.refusals[0] if search.refusals else "", _break_even(search.found), search.beyond,
-        wish.device_counts, wish.goal,
+        search.refusals[0] if search.refusals else "", _break_even(search.found),
+        search.spending.beyond_count, wish.device_counts, wish.goal,
     )  # fmt: skip
 
 
@@ -223,13 +197,13 @@ def _check(search: _Search) -> None:
     if search.found:
         return
     if search.refusals:
-        others = " or beyond the budget" if search.beyond else ""
+        others = " or beyond the budget" if search.spending.beyond_count else ""
         raise ConfigError(
             f"{search.refusals[0]}; so it is with {len(search.refusals)} of {search.tried} "
             f"configurations, and the others are too large for a device{others}"
         )
-    if search.beyond:
-        raise ConfigError(beyond_text(search.budget, search.beyond, search.expenses.values()))
+    if search.spending.beyond_count:
+        raise ConfigError(search.spending.beyond_text)
     raise ConfigError(
         f"devices: none of {search.tried} configurations fits their memory; the least needs "
         f"{search.least_bytes / 1e9:.0f} GB each; take more devices"

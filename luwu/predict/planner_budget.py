@@ -20,9 +20,16 @@ from typing import Any, Final, TypeVar
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict import units
-from luwu.predict.cost import Hosts, owned_dollars_per_s, rented_dollars_per_s
-from luwu.predict.question_cost import HOUR_S, Costs, Expense
+from luwu.predict.cost import (
+    Hosts,
+    dollars_per_million_tokens,
+    owned_dollars_per_s,
+    rented_dollars_per_s,
+)
+from luwu.predict.question import AnyQuestion
+from luwu.predict.question_cost import HOUR_S, Costs, Expense, expense
 from luwu.predict.question_keys import whole_of
+from luwu.predict.question_topology import TopologyChoice
 from luwu.predict.units import Dimension
 
 KEYS: Final = ("devices", "batch", "batch_per_device", "budget", "budget_per_hour", "goal")
@@ -47,7 +54,58 @@ class Budget:
         return self.capex is None or spent.bill is None or spent.bill.capex <= self.capex
 
 
-def beyond_text(budget: Budget, beyond: int, spent: Collection[Expense]) -> str:
+class Spending:
+    """What configurations cost: reckoned once for all that take as many machines on a network."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._known: dict[tuple[str, TopologyChoice | None, int], Expense] = {}
+        self.beyond_count = 0
+        """Configurations that were beyond the budget."""
+
+    def known_of(self, question: AnyQuestion) -> Expense | None:
+        """Without reckoning: None where no costs are told, or such machines are new."""
+        return self._known.get(self._machines(question))
+
+    def of(self, question: AnyQuestion) -> Expense | None:
+        """None where no costs are told. Raises ConfigError for a price that is not known."""
+        if question.costs is None:
+            return None
+        key = self._machines(question)
+        if key not in self._known:
+            self._known[key] = expense(question.costs, question.place, question.build())
+        return self._known[key]
+
+    def is_beyond(self, spent: Expense | None) -> bool:
+        """Whether so much is beyond the budget; counts it then."""
+        is_beyond = spent is not None and not self._budget.holds(spent)
+        self.beyond_count += is_beyond
+        return is_beyond
+
+    @property
+    def beyond_text(self) -> str:
+        """That all is beyond the budget, and what would be within."""
+        return _beyond_text(self._budget, self.beyond_count, self._known.values())
+
+    @staticmethod
+    def _machines(question: AnyQuestion) -> tuple[str, TopologyChoice | None, int]:
+        return question.system, question.topology, question.place.ranks
+
+
+def price_of(tokens_per_s: float, spent: Expense | None) -> float | None:
+    """Dollars for a million tokens; None where no costs are told."""
+    return None if spent is None else dollars_per_million_tokens(tokens_per_s, spent.dollars_per_s)
+
+
+def priced_goals(tokens_per_s: float, spent: Expense | None) -> list[float]:
+    """Price of tokens, to buy, and power, as far as they are told; all to be large."""
+    price = price_of(tokens_per_s, spent)
+    if spent is None or price is None:
+        return []
+    return [-price, *([-spent.bill.capex, -spent.bill.watts] if spent.bill is not None else [])]
+
+
+def _beyond_text(budget: Budget, beyond: int, spent: Collection[Expense]) -> str:
     """That all is beyond the budget, and what would be within."""
     least, key, what = (
         min(each.dollars_per_s for each in spent) * HOUR_S,

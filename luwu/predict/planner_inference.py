@@ -30,13 +30,13 @@ from typing import Any, Final, TypeAlias
 from luwu.base.errors import ConfigError
 from luwu.predict.answer_inference import first_token_parts
 from luwu.predict.catalogue import Catalogue
-from luwu.predict.cost import dollars_per_million_tokens
 from luwu.predict.planner_budget import (
     GOALS,
-    Wish,
-    beyond_text,
+    Spending,
     make_wish,
     order_by,
+    price_of,
+    priced_goals,
     undominated,
 )
 from luwu.predict.planner_inference_space import (
@@ -48,14 +48,13 @@ from luwu.predict.planner_inference_space import (
     systems_of,
 )
 from luwu.predict.planner_space import costs_by_system, topologies
-from luwu.predict.question_cost import Costs, Expense, expense
+from luwu.predict.question_cost import Costs, Expense
 from luwu.predict.question_inference import Served
 from luwu.predict.question_sockets import ServedBySockets
 from luwu.predict.question_topology import TopologyChoice
 
 OWN_GOALS: Final = ("tokens_per_s", *LIMITS, *GOALS[1:])
 AnyServed: TypeAlias = Served | ServedBySockets
-_Machines: TypeAlias = tuple[str, TopologyChoice | None, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,19 +76,13 @@ class FoundInference:
     @property
     def dollars_per_million_tokens(self) -> float | None:
         """None where no costs are told."""
-        if self.expense is None:
-            return None
-        return dollars_per_million_tokens(self.tokens_per_s, self.expense.dollars_per_s)
+        return price_of(self.tokens_per_s, self.expense)
 
     @property
     def goals(self) -> tuple[float, ...]:
         """All to be large."""
-        found = [self.tokens_per_s, -self.first_token_s, -self.token_s]
-        if self.expense is not None:
-            found.append(-(self.dollars_per_million_tokens or 0.0))
-            if self.expense.bill is not None:
-                found += [-self.expense.bill.capex, -self.expense.bill.watts]
-        return tuple(found)
+        priced = priced_goals(self.tokens_per_s, self.expense)
+        return (self.tokens_per_s, -self.first_token_s, -self.token_s, *priced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +106,15 @@ class InferencePlan:
 class _Search:
     """What was seen so far."""
 
-    wish: Wish
+    spending: Spending
     limits: dict[str, float]
     tried: int = 0
     too_large: int = 0
-    beyond: int = 0
     too_slow: dict[str, int] = field(default_factory=dict)
     least: dict[str, float] = field(default_factory=dict)
     """Of those that are too slow, the fastest by each limit."""
     refusals: list[str] = field(default_factory=list)
     found: list[FoundInference] = field(default_factory=list)
-    expenses: dict[_Machines, Expense] = field(default_factory=dict)
 
     def look_at(self, question: AnyQuestion) -> None:
         """One configuration. Raises ConfigError for a cost or a peak that is not known."""
@@ -133,9 +124,8 @@ class _Search:
         except ConfigError as exc:
             self.refusals.append(str(exc))
             return
-        spent = self._expense(question)
-        if spent is not None and not self.wish.budget.holds(spent):
-            self.beyond += 1
+        spent = self.spending.of(question)
+        if self.spending.is_beyond(spent):
             return
         found = _found(question, served, spent)
         for key, most in self.limits.items():
@@ -146,22 +136,13 @@ class _Search:
                 return
         self.found.append(found)
 
-    def _expense(self, question: AnyQuestion) -> Expense | None:
-        """The same of all configurations of as many machines on a network."""
-        if question.costs is None:
-            return None
-        key = (question.system, question.topology, question.place.ranks)
-        if key not in self.expenses:
-            self.expenses[key] = expense(question.costs, question.place, question.build())
-        return self.expenses[key]
-
 
 def plan_inference(table: Mapping[str, Any], catalogue: Catalogue) -> InferencePlan:
     """Search. Raises ConfigError: for a table that means nothing, or where nothing fits."""
     systems, choices = systems_of(table), topologies(table)
     costs = costs_by_system(table, catalogue, systems)
     wish = make_wish(table, costs, OWN_GOALS)
-    search = _Search(wish, limits_of(table))
+    search = _Search(Spending(wish.budget), limits_of(table))
     for devices in wish.device_counts:
         for one in configurations({**table, "devices": devices}, catalogue):
             _look_at_batches(search, one, catalogue, choices, costs.get(one["system"]))
@@ -175,7 +156,7 @@ def plan_inference(table: Mapping[str, Any], catalogue: Catalogue) -> InferenceP
     return InferencePlan(
         best=tuple(best), tried=search.tried, too_large=search.too_large,
         refused=len(search.refusals), first_refusal=search.refusals[0] if search.refusals else "",
-        beyond_budget=search.beyond, beyond_limits=search.too_slow,
+        beyond_budget=search.spending.beyond_count, beyond_limits=search.too_slow,
         device_counts=wish.device_counts, goal=wish.goal,
     )  # fmt: skip
 
@@ -232,8 +213,8 @@ def _check(search: _Search) -> None:
             f"{key}_max: {search.too_slow[key]} of {search.tried} configurations take longer, and "
             f"no other is left; the fastest of them takes {search.least[key] * 1e3:,.3g} ms"
         )
-    if search.beyond:
-        raise ConfigError(beyond_text(search.wish.budget, search.beyond, search.expenses.values()))
+    if search.spending.beyond_count:
+        raise ConfigError(search.spending.beyond_text)
     if search.too_large:
         raise ConfigError(
             f"devices: none of {search.tried} configurations fits their memory; more of them, or a "

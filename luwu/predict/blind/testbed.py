@@ -9,10 +9,11 @@ from typing import Any, Final
 from luwu.predict import collectives
 from luwu.predict.blind.rows import BlindRow
 from luwu.predict.catalogue import Catalogue
+from luwu.predict.curves import Notes
 from luwu.predict.events.pipelines import Stage, layer_centric_unit_s
 from luwu.predict.hosts import ADAM_BYTES, STATE_BYTES
 from luwu.predict.in_network import OptimizerNodes
-from luwu.predict.job import StepTime, TrainingJob, utilisation
+from luwu.predict.job import TrainingJob, utilisation
 from luwu.predict.layers import compute_time, operators_of
 from luwu.predict.memory import WINDOW_LAYERS, layer_activation_bytes, sharded_state_bytes
 from luwu.predict.model import Transformer
@@ -167,8 +168,7 @@ def _many_ranks(catalogue: Catalogue) -> Iterator[BlindRow]:
     times = 3 * layers  # two gathers and a reduction of each layer
     ring = times * collectives.ring_all_gather(_RANKS, layer_bytes, path)
     pat = times * collectives.pat_all_gather(_RANKS, layer_bytes, path)
-    computing = sum(compute_time(job, operators_of(job, StepTime(
-        parts={}, micro_batches=1).notes)).values()) / job.pipeline  # fmt: skip
+    computing = sum(compute_time(job, operators_of(job, Notes())).values()) / job.pipeline
     whole = computing * (_MICRO_BATCHES + job.pipeline - 1)
     for name, exchange in (("ring", ring), ("PAT", pat)):
         for what, value in (
