@@ -21,8 +21,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from luwu.base.errors import LuwuError
 from luwu.launch.timing import cpu_seconds
-from luwu.transport.interface import Delivery, PeerUp, Transport
+from luwu.transport.interface import Delivery, PeerDown, PeerUp, Transport
 from luwu.transport.opening import open_transport
 
 Document = dict[str, Any]
@@ -157,8 +158,10 @@ def _stream(
 
 
 def _answer(transport: Transport) -> Delivery:
+    """The next message. Raises LuwuError where the other end is gone."""
     while not isinstance(item := transport.receive(None), Delivery):
-        pass
+        if isinstance(item, PeerDown):
+            raise LuwuError(f"the other end of the link is gone: {item.reason}")
     return item
 
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, LuwuError
 from luwu.commands.main import main
+from luwu.launch import machine_parts
 from luwu.predict.machine import MachineJob
+from luwu.transport.interface import PeerUp
+from luwu.transport.opening import open_transport
 from tests.unit.test_predict_laws_machine import FLOORS, RAM
 
 
@@ -46,3 +49,18 @@ def test_bad_prediction_of_a_machine_has_one_chunk_at_least() -> None:
     """A unit has a chunk."""
     with pytest.raises(ConfigError, match="chunks: a unit without any"):
         MachineJob(chunks=((),), workers=1)
+
+
+def test_bad_prediction_of_a_link_whose_other_end_is_gone() -> None:
+    """Goal: a part that waits for an answer ends with the end that would give it; it once waited
+    for ever."""
+    with open_transport("ipc://auto") as one:
+        other = open_transport("ipc://auto")
+        other.dial("peer", one.listen("ipc://auto"))
+        while not isinstance(other.receive(None), PeerUp):
+            pass
+        while not isinstance(one.receive(None), PeerUp):
+            pass
+        other.close()
+        with pytest.raises(LuwuError, match="the other end of the link is gone"):
+            machine_parts._answer(one)
