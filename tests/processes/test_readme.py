@@ -204,15 +204,3 @@ def test_readme_table_of_keys_is_in_step() -> None:
     found = re.search(r"<!-- config:begin -->\n(.*)\n<!-- config:end -->", README, re.DOTALL)
     assert found is not None
     assert found[1] == markdown_table(), "put the output of luwu config --markdown there"
-
-
-def test_readme_links_lead_somewhere() -> None:
-    headings = {
-        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
-        for heading in re.findall(r"^#+ (.*)$", README, re.MULTILINE)
-    }
-    for target in re.findall(r"\]\(([^)]+)\)", README):
-        if target.startswith("#"):
-            assert target[1:] in headings, target
-        elif not target.startswith("https://"):
-            assert (ROOT / target).exists(), target

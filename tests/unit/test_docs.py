@@ -14,11 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("deploy/*.md")]
 )
+NOTES = sorted([*(ROOT / "docs").glob("design/*.md"), *(ROOT / "benchmarks").glob("**/*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_name_what_is_there(page: Path) -> None:
-    """Goal: every luwu.name is one, every `luwu verb` too, and every linked file exists."""
+    """Goal: every luwu.name is one, and every `luwu verb` too."""
     text = page.read_text(encoding="utf-8")
     for chain in set(re.findall(r"\bluwu((?:\.[A-Za-z_]\w*)+)\(", text)):
         found = luwu
@@ -27,5 +28,22 @@ def test_pages_name_what_is_there(page: Path) -> None:
             found = getattr(found, name)
     for verb in set(re.findall(r"^luwu ([a-z]+)\b", text, re.MULTILINE)):
         assert verb in VERBS, f"luwu {verb}"
-    for target in set(re.findall(r"\]\(([^)#:]+)\)", text)):
-        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTES], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Goal: every linked file of the project exists, and has the heading that the link names."""
+    for target in set(re.findall(r"\]\(([^):]+)\)", page.read_text(encoding="utf-8"))):
+        name, _, anchor = target.partition("#")
+        there = page.parent / name if name else page
+        assert there.exists(), target
+        if anchor:
+            assert anchor in anchors(there.read_text(encoding="utf-8")), target
+
+
+def anchors(text: str) -> set[str]:
+    """What links to the headings of a page of Markdown call them."""
+    return {
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
