@@ -41,7 +41,8 @@ This machine, where all of a run's processes share a few cores:
 
 What is said of it:
 
-    answer.py       the answer, of answer_training.py, answer_inference.py and answer_parts.py
+    answer.py       the answer, of answer_training.py, answer_inference.py, answer_arrivals.py and
+                    answer_parts.py
     sensitivity.py  what it hangs on    cost.py    what it costs
     break_even.py   tokens that hide exchanges
     planner.py      the best of all configurations, of planner_space.py and planner_budget.py;

@@ -68,6 +68,8 @@ _TABLE: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "batch": lambda a: f"{a['batch']:.0f}",
     "first token": lambda a: f"{1e3 * a['first_token_s']:,.2f} ms",
     "between tokens": lambda a: f"{1e3 * a['token_s']:,.2f} ms",
+    "first token, p95": lambda a: f"{1e3 * a['arrivals']['first_token_s']['p95']:,.2f} ms",
+    "whole answer, p95": lambda a: f"{1e3 * a['arrivals']['answer_s']['p95']:,.2f} ms",
     "tokens/s of a device": lambda a: f"{a['tokens_per_s_per_device']:,.0f}",
     "MFU, HFU": lambda a: f"{a['mfu']:.1%}, {a['hfu']:.1%}",
     "in the open": lambda a: f"{a['exposed_ratio']:.1%}",
@@ -82,7 +84,8 @@ _TABLE: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
 }
 _NEEDS: Final = {
     "tokens a step": ("tokens",), "step": ("step_s",), "batch": ("batch",),
-    "first token": ("first_token_s",), "between tokens": ("token_s",), "MFU, HFU": ("mfu",),
+    "first token": ("first_token_s",), "between tokens": ("token_s",),
+    "first token, p95": ("arrivals",), "whole answer, p95": ("arrivals",), "MFU, HFU": ("mfu",),
     "in the open": ("exposed_ratio",), "tokens/s of a device": ("tokens_per_s_per_device",),
     "network": ("topology",), "to buy": ("cost", "capex"), "at work": ("cost", "watts"),
     "of a million tokens": ("cost",), "tokens per dollar": ("cost",),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from luwu.predict.answer_arrivals import arrivals_document, arrivals_text
 from luwu.predict.answer_parts import (
     SCHEMA,
     hangs_text,
@@ -64,6 +65,14 @@ def inference_answer(question: InferenceQuestion, catalogue: Catalogue) -> dict[
             f"{found.batch:.0f} of {job.batch} sequences"
         )
     places = (f"device.{job.device.name}.", f"network.{job.network.name}.")
+    if question.arrivals is not None:
+        bound = served.tokens_per_s / job.output_tokens
+        played = question.arrivals.play(job, question.replicas)
+        document["arrivals"] = arrivals_document(question.arrivals, played, bound)
+        if document["arrivals"]["is_overloaded"]:
+            warnings.append(
+                "arrivals: more come than can be answered, so waits hang on how many are played"
+            )
     return _whole(document, question, warnings, sources_of(catalogue, places)) | {
         "asked": {
             "model": job.model.name, "parameters": job.model.parameters,
@@ -196,6 +205,8 @@ def inference_text(document: dict[str, Any]) -> str:
     if document["prefill_parts_s"] is not None:
         lines += ["", f"to the first token, bound by {document['prefill_binding']}:"]
         lines += parts_text(document["prefill_parts_s"], document["first_token_s"])
+    if "arrivals" in document:
+        lines += ["", *arrivals_text(document["arrivals"])]
     lines += ["", memory_text(document, f"a {each}")]
     return "\n".join([*lines, *hangs_text(document, "the seconds of a token that comes out")])
 

@@ -33,6 +33,7 @@ from luwu.predict.question_inference import (
     InferenceQuestion,
     make_inference_question,
 )
+from luwu.predict.question_keys import SHARED, optional_section_of
 from luwu.predict.question_sockets import SocketQuestion, make_socket_question
 from luwu.predict.question_topology import make_topology
 from luwu.predict.question_training import (
@@ -74,17 +75,11 @@ def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> AnyQuestion
         raise ConfigError(
             f"system: {system!r} is none of {', '.join(SYSTEMS)}{suggestion(str(system), SYSTEMS)}"
         )
-    own = {key: value for key, value in table.items() if key not in ("topology", "cost")}
-    topology = make_topology(_section(table, "topology")) if "topology" in table else None
-    costs = make_costs(_section(table, "cost"), catalogue) if "cost" in table else None
+    own = {key: value for key, value in table.items() if key not in SHARED}
+    network, spent = (optional_section_of(table, key) for key in SHARED)
+    topology = None if network is None else make_topology(network)
+    costs = None if spent is None else make_costs(spent, catalogue)
     make: Callable[..., AnyQuestion] = {
         "inference": make_inference_question, "inference-sockets": make_socket_question,
     }.get(system, make_training_question)  # fmt: skip
     return make(own, catalogue, topology=topology, costs=costs)
-
-
-def _section(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    if not isinstance(table[key], dict):
-        raise ConfigError(f"{key}: {table[key]!r} is no section; write [{key}] and its keys below")
-    found: Mapping[str, Any] = table[key]
-    return found

@@ -15,6 +15,8 @@
     input_tokens = 2048
     output_tokens = 128
 
+`[arrivals]` has requests come one by one, and plays them (`question_arrivals.py`).
+
 A largest batch is that which memory holds; of more memory it is larger, which elasticities show.
 """
 
@@ -34,8 +36,17 @@ from luwu.predict.on_topology import (
     inference_exchanges,
     slowest,
 )
+from luwu.predict.question_arrivals import Arrivals, make_arrivals
 from luwu.predict.question_cost import Costs, Place
-from luwu.predict.question_keys import SHARED, check_keys, network_of, text_of, whole_of, wholes_of
+from luwu.predict.question_keys import (
+    SHARED,
+    check_keys,
+    network_of,
+    optional_section_of,
+    text_of,
+    whole_of,
+    wholes_of,
+)
 from luwu.predict.question_topology import Built, TopologyChoice
 
 INFERENCE: Final = {
@@ -77,6 +88,7 @@ class InferenceQuestion:
     """Where the batch is to be the largest, with a batch of 1."""
     is_largest: bool = False
     replicas: int = 1
+    arrivals: Arrivals | None = None
     topology: TopologyChoice | None = None
     costs: Costs | None = None
 
@@ -127,7 +139,7 @@ def make_inference_question(
     costs: Costs | None = None,
 ) -> InferenceQuestion:
     """A question of a table without its [topology] and [cost]. Raises ConfigError."""
-    known = [*_NEEDED, *_WHOLE, *_CHOICES, "batch", "replicas", "streams", *SHARED]
+    known = [*_NEEDED, *_WHOLE, *_CHOICES, "batch", "replicas", "streams", "arrivals", *SHARED]
     check_keys("", table, dict.fromkeys(known), _NEEDED)
     batch = batch_of(table)
     job = InferenceJob(
@@ -137,9 +149,11 @@ def make_inference_question(
         batch=batch or 1,
         **values_of(table, _WHOLE, _CHOICES),
     )
+    came = optional_section_of(table, "arrivals")
     return InferenceQuestion(
-        job=job, is_largest=batch is None, topology=topology, costs=costs, **copies_of(table)
-    )
+        job=job, is_largest=batch is None, topology=topology, costs=costs,
+        arrivals=None if came is None else make_arrivals(came, job), **copies_of(table),
+    )  # fmt: skip
 
 
 def copies_of(table: Mapping[str, Any]) -> dict[str, int]:

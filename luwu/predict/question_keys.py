@@ -69,6 +69,16 @@ def section_of(table: Mapping[str, Any], key: str, why: str) -> Mapping[str, Any
     return found
 
 
+def optional_section_of(table: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
+    """A part of a question in brackets, or None."""
+    if key not in table:
+        return None
+    if not isinstance(table[key], dict):
+        raise ConfigError(f"{key}: {table[key]!r} is no section; write [{key}] and its keys below")
+    found: Mapping[str, Any] = table[key]
+    return found
+
+
 def network_of(table: Mapping[str, Any], catalogue: Catalogue) -> Network:
     """By as many streams as the question says. Raises ConfigError."""
     network = catalogue.network(text_of("", table, "network"))

@@ -14,12 +14,13 @@ from luwu.base.errors import ConfigError
 from luwu.predict.curves import Curve
 from luwu.predict.model import Transformer
 from luwu.predict.question import AnyQuestion
+from luwu.predict.question_arrivals import Arrivals
 from luwu.predict.question_cost import Costs
 from luwu.predict.software import Software
 
 STEP: Final = 0.1
-_NO_INPUT: Final = (Transformer, Software, Costs)
-"""What is trained and by what is asked, not measured; prices change no time."""
+_NO_INPUT: Final = (Transformer, Software, Costs, Arrivals)
+"""What is trained and by what, and what comes, is asked, not measured; prices change no time."""
 _NO_TENTH: Final = ("part.cached", "topology.global_taper", "job.device.domain_count")
 """A share has no tenth more at its end; links and devices are whole."""
 
