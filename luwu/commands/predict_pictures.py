@@ -7,26 +7,41 @@ from pathlib import Path
 
 from luwu.base.errors import ConfigError
 from luwu.predict.events.in_network import play_steps
-from luwu.predict.pictures import Picture, colour_index, is_pale, steps_picture
+from luwu.predict.pictures import (
+    Picture,
+    colour_index,
+    is_pale,
+    stages_picture,
+    steps_picture,
+)
 from luwu.predict.question import AnyQuestion, Question
+from luwu.predict.replay import PLAYED, play_three_d
 from luwu.report.chart import Bar, as_file, span_chart
 
 
 def step_timeline(question: AnyQuestion, path: Path) -> str:
-    """Draw the last steps of a question that the event core plays; what to say of it. Raises
-    ConfigError."""
-    on = question.as_on_topology() if isinstance(question, Question) else None
-    if on is None or on.nodes is None:
+    """Draw what the event core plays of a question; what to say of it. Raises ConfigError."""
+    if not isinstance(question, Question) or question.system not in PLAYED:
         raise ConfigError(
-            f"svg: the event core plays steps of luwu, and this is {question.system}; leave it out"
+            f"svg: the event core plays steps of {' and '.join(PLAYED)}, and this is "
+            f"{question.system}; leave it out"
         )
-    played = play_steps(on.job, on.nodes)
-    shown = steps_picture(played)
+    shown, said = _steps(question)
     write_svg(path, timeline_svg(shown, name=f"steps of {question.job.model.name}"))
-    return (
-        f"timeline          {path}: {len(shown.marks_s)} steps of the event core, "
-        f"{played.step_s:.3f} s each without straggling"
-    )
+    return f"timeline          {path}: {said}"
+
+
+def _steps(question: Question) -> tuple[Picture, str]:
+    """A picture, and what it shows."""
+    on = question.as_on_topology()
+    if on.nodes is not None:
+        played = play_steps(on.job, on.nodes)
+        shown = steps_picture(played)
+        steps = f"{len(shown.marks_s)} steps of the event core"
+        return shown, f"{steps}, {played.step_s:.3f} s each without straggling"
+    record, stages = play_three_d(question).record, question.job.pipeline
+    shown = stages_picture(record, stages)
+    return shown, f"a step of {stages} stages, {record.end_s:.3f} s without straggling"
 
 
 def timeline_svg(shown: Picture, *, name: str) -> str:

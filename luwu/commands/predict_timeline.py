@@ -1,7 +1,8 @@
 """`luwu predict timeline FILE --out FILE`: a predicted step in the format of real runs' timelines.
 
-The project's own cores are driven in virtual time (`luwu.predict.events.driven`), and what they do
-is written as a run's events are. With --run-dir the events are kept, in a directory that
+Of LuWu the project's own cores are driven in virtual time (`luwu.predict.events.driven`), of 3-D
+training each stage goes through its schedule (`luwu.predict.events.schedules`), and what they do is
+written as a run's events are. With --run-dir the events are kept, in a directory that
 `luwu trace` takes for that of a run.
 """
 
@@ -15,9 +16,11 @@ from luwu.base.errors import ConfigError
 from luwu.commands.flags import Parsed
 from luwu.commands.trace import check_trace
 from luwu.predict.catalogue import Catalogue
-from luwu.predict.events.driven import Driven, play_driven_steps
-from luwu.predict.events.recorded import write_events
+from luwu.predict.events.driven import play_driven_steps
+from luwu.predict.events.engines import Record
+from luwu.predict.events.recorded import told_by_stages, write_events
 from luwu.predict.question import Question, read_question
+from luwu.predict.replay import PLAYED, play_three_d
 from luwu.report.timeline import write_timeline
 
 USAGE = "luwu predict timeline FILE --out FILE [--run-dir DIR]"
@@ -35,26 +38,39 @@ def timeline(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     if out is not None:
         check_trace(Path(out), "--out")
     question = read_question(Path(rest[0]), catalogue)
-    on = question.as_on_topology() if isinstance(question, Question) else None
-    if on is None or on.nodes is None:
+    if not isinstance(question, Question) or question.system not in PLAYED:
         raise ConfigError(
-            f"system: {question.system!r} has closed forms alone; a timeline is made of luwu"
+            f"system: {question.system!r} has closed forms alone; a timeline is made of "
+            f"{' and '.join(PLAYED)}"
         )
-    played = play_driven_steps(on.job, on.nodes)
-    said = [
-        f"step    {played.step_s:.3f} s, as the cores of worker and node decide it "
-        f"({len(played.ends_s)} played)"
-    ]
+    line, told = _played(question)
+    said = [line]
     with tempfile.TemporaryDirectory() as folder:
         events = Path(folder) if kept is None else Path(kept) / "events"
-        said += _write(played, events, None if out is None else Path(out))
+        said += _write(told, events, None if out is None else Path(out))
     if kept is not None:
         said.append(f"events  {kept} (luwu trace {kept})")
     return "\n".join(said)
 
 
-def _write(played: Driven, events: Path, out: Path | None) -> list[str]:
-    write_events(played, events)
+def _played(question: Question) -> tuple[str, dict[str, Record]]:
+    """What to say of the steps, and what each process would have recorded of them."""
+    on = question.as_on_topology()
+    if on.nodes is not None:
+        steps = play_driven_steps(on.job, on.nodes)
+        line = (
+            f"step    {steps.step_s:.3f} s, as the cores of worker and node decide it "
+            f"({len(steps.ends_s)} played)"
+        )
+        return line, steps.told
+    step = play_three_d(question)
+    stages = question.job.pipeline
+    line = f"step    {step.record.end_s:.3f} s, of a pipeline of {stages}, without straggling"
+    return line, told_by_stages(step.record, stages)
+
+
+def _write(told: dict[str, Record], events: Path, out: Path | None) -> list[str]:
+    write_events(told, events)
     if out is None:
         return []
     found = write_timeline(events, out)

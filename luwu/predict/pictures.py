@@ -15,6 +15,7 @@ from typing import Final
 from luwu.base.errors import ConfigError
 from luwu.predict.events.engines import Record, Span
 from luwu.predict.events.in_network import Played
+from luwu.predict.events.schedules import compute_of
 
 ENGINES: Final = ("compute", "down", "up", "read", "memory", "write")
 """Of a step of LuWu, from the worker to the drives."""
@@ -79,6 +80,11 @@ def steps_picture(played: Played) -> Picture:
         played.record, start_s=ends[first - 1] if first else 0.0, end_s=ends[-1], engines=ENGINES,
         marks_s={f"step {index} ends": ends[index] for index in range(first, len(ends))},
     )  # fmt: skip
+
+
+def stages_picture(record: Record, stages: int) -> Picture:
+    """What each stage of a pipeline did in a step."""
+    return picture(record, engines=[compute_of(stage) for stage in range(stages)])
 
 
 def colour_index(span: Span) -> int:

@@ -10,14 +10,17 @@ all leaves out what does not fit into the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.events.in_network import STEPS, play_steps, units_of
-from luwu.predict.events.pipeline_training import play_training_step
-from luwu.predict.job import StepTime, TrainingJob
+from luwu.predict.events.pipeline_training import (
+    ClosedForm,
+    PlayedTraining,
+    play_training_step,
+)
 from luwu.predict.on_topology import on_topology, three_d_step
 from luwu.predict.question_training import Question
 from luwu.predict.training import predict_step
@@ -66,12 +69,13 @@ def tasks_of(question: Question) -> int:
 def _step_s(question: Question, on: Question) -> float:
     if on.nodes is not None:
         return play_steps(on.job, on.nodes).step_s
-    return play_training_step(question.job, predict=_closed_form(question)).step.seconds
+    return play_three_d(question).step.seconds
 
 
-def _closed_form(question: Question) -> Callable[[TrainingJob], StepTime]:
-    """Of 3-D steps on the question's network."""
-    if question.topology is None:
-        return predict_step
-    _, _, found = on_topology(question.topology, question.system, question.job, None)
-    return lambda job: three_d_step(job, found, predict_step)
+def play_three_d(question: Question) -> PlayedTraining:
+    """A step of a question of 3-D training, on its network. Raises ConfigError."""
+    predict: ClosedForm = predict_step
+    if question.topology is not None:
+        _, _, found = on_topology(question.topology, question.system, question.job, None)
+        predict = partial(three_d_step, found=found, predict=predict_step)
+    return play_training_step(question.job, predict=predict)

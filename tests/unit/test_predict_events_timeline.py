@@ -12,9 +12,10 @@ from luwu.commands.main import main
 from luwu.launch.overlap import updated_before_last_push_ratio
 from luwu.predict.catalogue import load
 from luwu.predict.events.driven import Driven, Playing, play_driven_steps
-from luwu.predict.events.recorded import write_events
+from luwu.predict.events.recorded import told_by_stages, write_events
 from luwu.predict.in_network import OptimizerNodes
-from luwu.predict.question import read_question
+from luwu.predict.question import Question, read_question
+from luwu.predict.replay import play_three_d
 from luwu.report.aligned import Steps
 from luwu.report.busy import busy
 from luwu.report.event_files import event_files, spans
@@ -38,11 +39,34 @@ disks = 12
 memory_bytes = "512 GB"
 """
 
+THREE_D = """\
+system = "3d"
+model = "GPT-175B"
+device = "A100-80"
+network = "ib-hdr"
+software = "megatron-2023"
+devices = 64
+sequence = 2048
+batch = 16
+tensor = 8
+pipeline = 4
+virtual = 2
+recompute = "full"
+"""
+
 
 @pytest.fixture
 def question(tmp_path: Path) -> Path:
     path = tmp_path / "question.toml"
     path.write_text(QUESTION, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def three_d(tmp_path: Path) -> Path:
+    """Eight micro-batches through four stages of two parts."""
+    path = tmp_path / "three_d.toml"
+    path.write_text(THREE_D, encoding="utf-8")
     return path
 
 
@@ -56,7 +80,7 @@ def test_events_are_those_of_a_run(question: Path, tmp_path: Path) -> None:
     """Goal: the readers of real runs' events find processes, steps and engines, and the times that
     were predicted. Method: their own functions, on what was written."""
     played = play(question)
-    write_events(played, tmp_path / "events")
+    write_events(played.told, tmp_path / "events")
     files = event_files(tmp_path / "events")
     assert [file.title for file in files] == ["worker 0", "node", "network"]
     found = busy(tmp_path / "events")
@@ -86,7 +110,7 @@ def test_events_are_the_same_bytes_again(question: Path, tmp_path: Path) -> None
     """Goal: nothing of the day or the machine is in them."""
     written = []
     for name in ("one", "other"):
-        paths = write_events(play(question), tmp_path / name)
+        paths = write_events(play(question).told, tmp_path / name)
         written.append([path.read_bytes() for path in paths])
     assert written[0] == written[1]
 
@@ -111,6 +135,40 @@ def test_timeline_of_a_prediction(
     capsys.readouterr()
     assert main(["trace", "--summary", str(run)]) == 0
     assert "pages updated before the last push of their step began" in capsys.readouterr().out
+
+
+def test_timeline_of_a_pipeline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], three_d: Path
+) -> None:
+    """Goal: each stage of 3-D training is a worker, as long at work as the event core says; every
+    micro-batch goes forward and back once in each part, and is sent on."""
+    asked = read_question(three_d, load())
+    assert isinstance(asked, Question)
+    record = play_three_d(asked).record
+    told = told_by_stages(record, 4)
+    assert sum(len(each.spans) for each in told.values()) == len(record.spans)
+    for stage in range(4):
+        own = told[f"worker-{stage}"]
+        busy_s = own.busy_s("forward") + own.busy_s("backward") + own.busy_s("optimizer")
+        assert busy_s == pytest.approx(record.busy_s(f"stage {stage}"))
+        fields = [span.fields for span in own.of("forward")]
+        assert sorted(fields) == sorted(
+            (("step", 0), ("micro_batch", each), ("part", part))
+            for each in range(8) for part in range(2)
+        )  # fmt: skip
+    ends = 2 * 8  # nothing goes on from the last part, nor back from the first
+    assert sum(len(each.of("send")) for each in told.values()) == 4 * 2 * ends - ends
+    out, run, svg = tmp_path / "step.json", tmp_path / "run", tmp_path / "step.svg"
+    said = ["predict", "timeline", str(three_d), "--out", str(out), "--run-dir", str(run)]
+    assert main(said) == 0
+    assert f"step    {record.end_s:.3f} s, of a pipeline of 4" in capsys.readouterr().out
+    events = json.loads(out.read_text(encoding="ascii"))["traceEvents"]
+    names = {each["args"]["name"] for each in events if each["name"] == "process_name"}
+    assert names == {f"worker {stage}" for stage in range(4)}
+    assert main(["trace", "--summary", str(run)]) == 0
+    assert main(["predict", "step", str(three_d), "--svg", str(svg)]) == 0
+    assert f"{svg}: a step of 4 stages, {record.end_s:.3f} s" in capsys.readouterr().out
+    assert all(f"stage {stage} " in svg.read_text(encoding="utf-8") for stage in range(4))
 
 
 def test_bad_prediction_timeline(

@@ -245,7 +245,7 @@ def test_the_timeline_of_a_step(
     other.write_text(text)
     picture_file.unlink()
     assert main(["predict", "step", str(other), "--svg", str(picture_file)]) == 2
-    assert "the event core plays steps of luwu, and this is zero3" in capsys.readouterr().err
+    assert "the event core plays steps of luwu and 3d, and this is zero3" in capsys.readouterr().err
     assert not picture_file.exists()
 
 

@@ -3,7 +3,8 @@
 Each process has its file of JSON lines, as `luwu.base.events` writes them: its clock, then spans
 and instants in the order in which they ended. `luwu trace`, its timeline and its summary know the
 names: forward, backward, pull, push, pull_wait; read, update, write, fold, read_weights, prepare.
-The links are a process of their own, `network`: a run cannot see when they are busy.
+The links of LuWu are a process of their own, `network`: a run cannot see when they are busy. Stages
+of a pipeline are workers, with forward, backward, optimizer, send, reduce and gather.
 
 Times are nanoseconds from the beginning of the first step, on a clock that all processes share.
 """
@@ -11,27 +12,45 @@ Times are nanoseconds from the beginning of the first step, on a clock that all 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK
-from luwu.predict.events.driven import Driven
 from luwu.predict.events.engines import Record
+from luwu.predict.events.schedules import compute_of, data_of, link_of
 
 BOOT: Final = "predicted"
 """Names the clock: no host ever had this boot."""
 
 
-def write_events(played: Driven, folder: Path) -> list[Path]:
-    """Write the events of all processes into a folder that has none. Raises ConfigError."""
+def told_by_stages(record: Record, stages: int) -> dict[str, Record]:
+    """What each stage of a step of a pipeline would have recorded, by its process."""
+    told = {}
+    for stage in range(stages):
+        own = {compute_of(stage), data_of(stage)}
+        sends = {link_of(stage, target) for target in range(stages)}
+        told[f"worker-{stage}"] = Record([
+            replace(
+                span, engine="send" if span.engine in sends else span.job.split()[0],
+                fields=(("step", 0), *span.fields),
+            )
+            for span in record.spans
+            if span.engine in own | sends
+        ])  # fmt: skip
+    return told
+
+
+def write_events(told: Mapping[str, Record], folder: Path) -> list[Path]:
+    """Write the events of processes into a folder that has none. Raises ConfigError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.glob("*.jsonl")):
             raise ConfigError(f"{folder} holds events already; name a new directory")
         paths = []
-        for process, record in played.told.items():
+        for process, record in told.items():
             paths.append(folder / f"{process}.jsonl")
             lines = (json.dumps(each, separators=(",", ":")) for each in _lines(process, record))
             paths[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import simpy
 
 from luwu.base.errors import ConfigError
-from luwu.predict.events.engines import Engine, Process, Record
+from luwu.predict.events.engines import Engine, Fields, Process, Record
 
 FORWARD, BACKWARD = "forward", "backward"
 PART_SECONDS = ("forward_s", "backward_s", "reduce_s", "gather_s")
@@ -49,6 +49,11 @@ class Task:
     def name(self) -> str:
         """In a record."""
         return f"{self.kind} {self.micro_batch} part {self.part}"
+
+    @property
+    def fields(self) -> Fields:
+        """In a timeline."""
+        return ("micro_batch", self.micro_batch), ("part", self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +212,21 @@ def drawn_slowdowns(seed: int, stages: int, spread: float) -> tuple[float, ...]:
 # ---------------------------------------------------------------------- playing
 
 
+def compute_of(stage: int) -> str:
+    """The engine that does a stage's tasks and its optimizer."""
+    return f"stage {stage}"
+
+
+def data_of(stage: int) -> str:
+    """That of its exchange among data parallel ranks."""
+    return f"stage {stage} data"
+
+
+def link_of(stage: int, target: int) -> str:
+    """That of sends from a stage to another."""
+    return f"stage {stage} to {target}"
+
+
 def play_pipeline(pipeline: Pipeline) -> PlayedPipeline:
     """Play a step: compute, sends, exchange, optimizer of all stages."""
     return _World(pipeline).play()
@@ -219,8 +239,8 @@ class _World:
         self._pipeline = pipeline
         self._env, self._record = simpy.Environment(), Record()
         stages = range(pipeline.stages)
-        self._compute = [self._engine(f"stage {stage}") for stage in stages]
-        self._data = [self._engine(f"stage {stage} data") for stage in stages]
+        self._compute = [self._engine(compute_of(stage)) for stage in stages]
+        self._data = [self._engine(data_of(stage)) for stage in stages]
         self._links: dict[tuple[int, int], Engine] = {}
         self._ready: dict[tuple[int, Task], simpy.Event] = {}
         """What a task of a stage needs from another one is there."""
@@ -252,7 +272,8 @@ class _World:
             yield self._ready[stage, task]
             if task.kind == BACKWARD and task.micro_batch == last:
                 reductions.append(self._env.process(self._reduce(stage, task.part)))
-            yield from self._compute[stage].work(task.name, plan.seconds(stage, task), 1.0)
+            seconds = plan.seconds(stage, task)
+            yield from self._compute[stage].work(task.name, seconds, 1.0, task.fields)
             if task.kind == FORWARD and task.micro_batch == 0:
                 yield gathered[task.part]
             self._pass_on(stage, task)
@@ -276,9 +297,9 @@ class _World:
     def _send(self, stage: int, target: int, task: Task, ready: simpy.Event) -> Process:
         plan = self._pipeline
         if (stage, target) not in self._links:
-            self._links[stage, target] = self._engine(f"stage {stage} to {target}")
+            self._links[stage, target] = self._engine(link_of(stage, target))
         link = self._links[stage, target]
-        yield from link.work(task.name, plan.send_s, plan.sent_bytes)
+        yield from link.work(task.name, plan.send_s, plan.sent_bytes, task.fields)
         ready.succeed()
 
     def _gather(self, stage: int, gathered: list[simpy.Event]) -> Process:
