@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 
@@ -21,6 +23,7 @@ from tests.soak import (
 )
 
 MIB = 1024**2
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def lifetime(
@@ -117,3 +120,17 @@ def test_a_slope_that_is_too_steep_is_told(capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "60 trials, 1 violations"
     assert lines[-2].startswith("VIOLATION: memory of node: +4.00 MiB/h")
+
+
+def test_huge_pages_are_off_in_what_a_soak_starts() -> None:
+    """Goal: processes of runs have none, whoever starts them."""
+    script = """if True:
+        import subprocess, sys
+        from tests.soak import without_huge_pages
+        without_huge_pages()
+        subprocess.run([sys.executable, "-c", "print(open('/proc/self/status').read())"])
+    """
+    told = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT
+    ).stdout
+    assert "THP_enabled:\t0" in told
