@@ -19,7 +19,8 @@ from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
 from switch_emu.node.actions import Decide, Prepare, Update
-from switch_emu.node.kernels import Run, make_kernel
+from switch_emu.node.kernels import Run
+from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.pages import WEIGHT, field_view, store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline
 from switch_emu.node.plan import NodePlan, plan_node

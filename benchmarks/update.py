@@ -47,7 +47,8 @@ from benchmarks.harness import (
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.wire.statistics import summed
-from switch_emu.node.kernels import Made, Pieces, Run, UpdateKernel, make_kernel
+from switch_emu.node.kernels import Made, Pieces, Run, UpdateKernel
+from switch_emu.node.kernels.make import make_kernel
 from switch_emu.store import aligned_buffer
 
 PAGE_ELEMS = 1 << 20

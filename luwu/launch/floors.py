@@ -113,7 +113,8 @@ def update_rate(
     page_elems: int, workers_count: int, threads_count: int, samples: Samples
 ) -> tuple[float, str]:
     """(parameters a second, version) of the AdamW kernel: a sum and an update, in memory."""
-    from switch_emu.node.kernels import Run, make_kernel
+    from switch_emu.node.kernels import Run
+    from switch_emu.node.kernels.make import make_kernel
 
     kernel = make_kernel("adamw", ("m", "v"), cache=None).kernel
     hyper = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01,

@@ -9,7 +9,8 @@ import numpy as np
 
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import StepHyper
-from switch_emu.node.kernels import Made, Run, UpdateKernel, make_kernel
+from switch_emu.node.kernels import Made, Run, UpdateKernel
+from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.update import cast_into
 
 Runs = tuple[tuple[int, int, int], ...]

@@ -19,7 +19,8 @@ import torch
 
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
-from switch_emu.node.kernels import Pieces, Run, UpdateKernel, make_kernel
+from switch_emu.node.kernels import Pieces, Run, UpdateKernel
+from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.kernels.portable import TORCH_DTYPES
 
 ADAM = ("adam", ("m", "v"))

@@ -11,7 +11,7 @@ from benchmarks import update as benchmark
 from luwu.base.errors import ConfigError
 from switch_emu.native import build as building
 from switch_emu.node.kernels import make as making
-from switch_emu.node.kernels import make_kernel
+from switch_emu.node.kernels.make import make_kernel
 from tests.unit import kernel_jobs
 from tests.unit.kernel_jobs import ADAMW, MOMENTUM, need_compiled
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from luwu.layout import DTYPE_BYTES
-from switch_emu.node.kernels import Run, make_kernel
+from switch_emu.node.kernels import Run
+from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.kernels.portable import BLOCK_ELEMS, TORCH_DTYPES
 from tests.unit import kernel_jobs
 from tests.unit.kernel_jobs import (

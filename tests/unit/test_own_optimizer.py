@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,21 @@ def test_an_update_that_is_not_installed_is_named(tmp_path: Path) -> None:
         Unknown(model.parameters())
 
     with pytest.raises(ConfigError, match=r"'unheard-of'.*luwu\.updates"):
+        in_cluster(tmp_path, work)
+
+
+def test_an_update_that_cannot_be_imported_is_refused(
+    example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: the package is there and does not work: the worker is told, and no state is made."""
+
+    def work(rank: int) -> None:
+        model = seeded(lambda: Stack(blocks=1))
+        shard(model)
+        example.Signum(model.parameters())
+
+    monkeypatch.setitem(sys.modules, "luwu_signum", None)
+    with pytest.raises(ConfigError, match=r"'signum'.*luwu_signum:update cannot be imported"):
         in_cluster(tmp_path, work)
 
 

@@ -11,7 +11,7 @@ from luwu.aggregate import Float32
 from luwu.base.events import Recorder
 from luwu.wire.hyper import encode_hyper
 from switch_emu.node.actions import Update
-from switch_emu.node.kernels import make_kernel
+from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.pages import store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline
 from switch_emu.payload import Buffers, Payload

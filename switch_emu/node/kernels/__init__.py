@@ -4,10 +4,11 @@ interface.py   what a kernel does, and the order in which it adds
 portable.py    blocks of torch's fused kernels; works everywhere
 compiled.py    the same bits from `switch_emu.native`, compiled at the node's start
 selfcheck.py   compares the two before a page is touched
-make.py        chooses, and says why
+make.py        chooses, and says why; needs torch, as portable.py does
+names.py       what there is to choose from
 """
 
 from switch_emu.node.kernels.interface import Made, Pieces, Run, UpdateKernel
-from switch_emu.node.kernels.make import kernel_name, make_kernel
+from switch_emu.node.kernels.names import kernel_name
 
-__all__ = ["Made", "Pieces", "Run", "UpdateKernel", "kernel_name", "make_kernel"]
+__all__ = ["Made", "Pieces", "Run", "UpdateKernel", "kernel_name"]

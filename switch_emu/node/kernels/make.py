@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
-from typing import Final
 
 from luwu.base.errors import ConfigError
 from switch_emu.native.build import BuildError, build
 from switch_emu.node.kernels.compiled import COMPILED, CompiledKernel
 from switch_emu.node.kernels.interface import Made
+from switch_emu.node.kernels.names import installed
 from switch_emu.node.kernels.portable import PORTABLE, PortableKernel
 from switch_emu.node.kernels.selfcheck import difference
-
-INSTALLED: Final = "luwu.updates"
-"""Group of entry points by which other packages bring updates (docs/optimizers.md)."""
-
-
-def kernel_name(optimizer: str, state_fields: tuple[str, ...]) -> str:
-    """The name of an optimizer's kernel, whatever version. Raises ConfigError if there is none."""
-    return _portable(optimizer, state_fields).name
 
 
 def make_kernel(
@@ -32,7 +23,7 @@ def make_kernel(
     or False to insist on a version, None for the compiled one if it works.
     Raises: ConfigError if the node has no such optimizer, or `compiled` is True and it fails.
     """
-    portable = _portable(optimizer, state_fields)
+    portable = portable_kernel(optimizer, state_fields)
     if compiled is False:
         return Made(portable, "the portable kernel was asked for")
     if (optimizer, state_fields) not in COMPILED and not compiled:
@@ -50,21 +41,15 @@ def make_kernel(
     return Made(kernel, built.origin)
 
 
-def _portable(optimizer: str, state_fields: tuple[str, ...]) -> PortableKernel:
+def portable_kernel(optimizer: str, state_fields: tuple[str, ...]) -> PortableKernel:
+    """The portable version. Raises ConfigError if there is none, or it cannot be imported."""
     portable = PORTABLE.get((optimizer, state_fields))
     if portable is not None:
         return portable
-    installed = metadata.entry_points(group=INSTALLED, name=optimizer)
-    for entry in installed:  # by its name alone: what a peer sends is never imported or run
-        try:
-            return PortableKernel(entry.value, state_fields, entry.load())
-        except (ImportError, AttributeError) as exc:
-            raise ConfigError(
-                f"optimizer {optimizer!r}: its update {entry.value} cannot be imported here: {exc}"
-            ) from exc
-    known = ", ".join(sorted({name for name, _ in PORTABLE}))
-    raise ConfigError(
-        f"optimizer {optimizer!r} with state {list(state_fields)} is not known to this node; "
-        f"it has {known}, and no package with an entry point of that name in {INSTALLED} is "
-        "installed here"
-    )
+    entry = installed(optimizer, state_fields)  # by its name alone: a peer's words are never run
+    try:
+        return PortableKernel(entry.value, state_fields, entry.load())
+    except (ImportError, AttributeError) as exc:
+        raise ConfigError(
+            f"optimizer {optimizer!r}: its update {entry.value} cannot be imported here: {exc}"
+        ) from exc

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from switch_emu.node.kernels.interface import (
     check_fold,
     check_update,
 )
+from switch_emu.node.kernels.names import NAMES
 from switch_emu.switch.aggregate import F32Array
 
 BLOCK_ELEMS = 256 * 1024
@@ -202,14 +203,12 @@ class PortableKernel(UpdateKernel):
         return found
 
 
-PORTABLE: dict[tuple[str, tuple[str, ...]], PortableKernel] = {
-    ("adam", ("m", "v")): PortableKernel("torch-fused-adam", ("m", "v"), adam),
-    ("adamw", ("m", "v")): PortableKernel("torch-fused-adamw", ("m", "v"), adam),
-    ("sgd", ("momentum",)): PortableKernel("torch-fused-sgd", ("momentum",), sgd),
-    ("sgd", ()): PortableKernel("torch-fused-sgd-plain", (), sgd),
-    ("lion", ("m",)): PortableKernel("torch-lion", ("m",), lion),
-    ("mirror", ()): PortableKernel("mirror", (), mirror),
-    ("none", ()): PortableKernel("none", (), None),
+_STEPS: dict[str, Step | None] = {
+    "adam": adam, "adamw": adam, "sgd": sgd, "lion": lion, "mirror": mirror, "none": None,
+}  # fmt: skip
+PORTABLE: Final = {
+    (optimizer, fields): PortableKernel(name, fields, _STEPS[optimizer])
+    for (optimizer, fields), name in NAMES.items()
 }
 """By the optimizer's name and its state fields."""
 

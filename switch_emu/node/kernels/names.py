@@ -1,0 +1,41 @@
+"""Which updates a node has, and what they are called; without torch, for those who only ask.
+
+A name is written into every state: a page goes on with the arithmetic that made it.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Final
+
+from luwu.base.errors import ConfigError
+
+NAMES: Final = {
+    ("adam", ("m", "v")): "torch-fused-adam",
+    ("adamw", ("m", "v")): "torch-fused-adamw",
+    ("sgd", ("momentum",)): "torch-fused-sgd",
+    ("sgd", ()): "torch-fused-sgd-plain",
+    ("lion", ("m",)): "torch-lion",
+    ("mirror", ()): "mirror",
+    ("none", ()): "none",
+}
+"""By the optimizer's name and its state fields."""
+INSTALLED: Final = "luwu.updates"
+"""Group of entry points by which other packages bring updates (docs/optimizers.md)."""
+
+
+def kernel_name(optimizer: str, state_fields: tuple[str, ...]) -> str:
+    """The name of an optimizer's kernel, whatever version. Raises ConfigError if there is none."""
+    return NAMES.get((optimizer, state_fields)) or installed(optimizer, state_fields).value
+
+
+def installed(optimizer: str, state_fields: tuple[str, ...]) -> metadata.EntryPoint:
+    """The update that another package brings; not imported. Raises ConfigError if none does."""
+    for entry in metadata.entry_points(group=INSTALLED, name=optimizer):
+        return entry
+    known = ", ".join(sorted({name for name, _ in NAMES}))
+    raise ConfigError(
+        f"optimizer {optimizer!r} with state {list(state_fields)} is not known to this node; "
+        f"it has {known}, and no package with an entry point of that name in {INSTALLED} is "
+        "installed here"
+    )
