@@ -95,6 +95,25 @@ def build(cache: Path | None) -> Built:
         raise BuildError(f"the cache of kernels cannot be used: {exc}") from exc
 
 
+def has_note(built: Built, name: str) -> bool:
+    """Whether a note of this name lies beside the library, or in the user's cache."""
+    try:
+        return _is_ours(built.path.parent / name) or _is_ours(
+            _private_directory(user_cache()) / name
+        )
+    except (BuildError, OSError, RuntimeError):
+        return False  # the user has no cache of his own
+
+
+def keep_note(built: Built, name: str) -> None:
+    """Leave an empty file beside the library and in the user's cache, where that can be done."""
+    for directory in (lambda: built.path.parent, lambda: _private_directory(user_cache())):
+        try:
+            os.close(os.open(directory() / name, os.O_WRONLY | os.O_CREAT, 0o600))
+        except (BuildError, OSError, RuntimeError):
+            continue
+
+
 def _private_directory(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)

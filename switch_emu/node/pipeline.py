@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from luwu.aggregate import Aggregator
 from luwu.base.clock import SYSTEM_CLOCK
@@ -44,7 +43,7 @@ from switch_emu.node.pages import WEIGHT, field_view
 from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.scratch import Adder, Scratch, record_views
 from switch_emu.node.statistics import Statistics
-from switch_emu.node.update import cast_into, clip_scale
+from switch_emu.node.update import clip_scale
 from switch_emu.payload import Buffers, Payload
 from switch_emu.store import (
     Contributor,
@@ -126,7 +125,7 @@ class Pipeline:
     # ---------------------------------------------------------------------- threads
 
     def _serve(self, tasks: queue.SimpleQueue[Any]) -> None:
-        torch.set_num_threads(1)  # of this thread: pages are the unit of parallel work
+        self._kernel.enter_thread()
         scratch = Scratch(self._store.config, self._kernel.state_fields)
         while True:
             action = tasks.get()
@@ -328,13 +327,13 @@ class Pipeline:
         memory, dtype = wire.target
         record = self._store.record_in_ram(page, version)
         if record is not None:
-            cast_into(field_view(kind, record, WEIGHT), dtype, memory)
+            self._kernel.cast(field_view(kind, record, WEIGHT), dtype, memory)
         elif dtype == "float32":
             self._store.read_field(page, version, WEIGHT, memory)
         else:
             weights = scratch.weights(self._layout.chunks[chunk].elems)
             self._store.read_field(page, version, WEIGHT, weights.view(np.uint8).data)
-            cast_into(weights, dtype, memory)
+            self._kernel.cast(weights, dtype, memory)
 
     def _load(self, action: LoadPage, scratch: Scratch) -> None:
         page = self._layout.page(action.chunk)

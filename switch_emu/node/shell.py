@@ -134,6 +134,7 @@ class NodeShell(Shell):
             store,
             self.description.layout,
             kept=self._kept,
+            cast=made.kernel.cast,
             buffers=Buffers(self._reserve_outgoing),
             wake=self.transport.wake,
             statistics=self._pipeline.statistics,

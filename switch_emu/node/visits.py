@@ -21,13 +21,17 @@ from switch_emu.node.actions import ReadField
 from switch_emu.node.core import NodeCore
 from switch_emu.node.pages import WEIGHT
 from switch_emu.node.statistics import Measured, Statistics
-from switch_emu.node.update import cast_into
 from switch_emu.payload import Buffers, Payload
 from switch_emu.store import PageStore, Pin
 from switch_emu.store.kept import RECORD_KEY, KeptFiles, KeptVersion
+from switch_emu.switch.aggregate import F32Array
 
 Finished = Callable[[], Sequence[Any]]
 """To be called by the shell's loop: tells the core, returns its actions."""
+
+
+Cast = Callable[[F32Array, str, memoryview], None]
+"""`UpdateKernel.cast`."""
 
 
 class Held(NamedTuple):
@@ -44,9 +48,10 @@ class Visits:
 
     def __init__(
         self, core: NodeCore, store: PageStore, layout: Layout, *, kept: KeptFiles,
-        statistics: Statistics, buffers: Buffers, wake: Callable[[], None],
+        cast: Cast, statistics: Statistics, buffers: Buffers, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self._core, self._store, self._layout = core, store, layout
+        self._cast = cast
         self._kept, self._statistics = kept, statistics
         self._buffers, self._wake = buffers, wake
         self._held: dict[int, Held] = {}
@@ -150,7 +155,7 @@ class Visits:
         memory, payload = self._buffers.take(nbytes)
         try:
             if is_cast:
-                cast_into(weights, read.dtype, memory)
+                self._cast(weights, read.dtype, memory)
             else:
                 pin.read_field(page, read.field, memory)
         except BaseException:

@@ -11,7 +11,6 @@ from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import StepHyper
 from switch_emu.node.kernels import Made, Run, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
-from switch_emu.node.update import cast_into
 
 Runs = tuple[tuple[int, int, int], ...]
 
@@ -48,5 +47,5 @@ def block_squares(grad: Any) -> tuple[float, ...]:
 def to_wire(weights: Any, dtype: str) -> memoryview:
     """Master weights in the wire dtype."""
     memory = memoryview(bytearray(weights.size * DTYPE_BYTES[dtype]))
-    cast_into(weights, dtype, memory)
+    kernel_for("none", ()).cast(weights, dtype, memory)
     return memory

@@ -15,6 +15,7 @@ import luwu
 from luwu.base.digest import WeightsDigest
 from luwu.nic.shell import Nic
 from luwu.testing.local import LocalCluster
+from tests.unit.training_harness import alone
 
 MIB = 2**20
 _making = threading.Lock()  # ranks share torch's random generator
@@ -40,7 +41,8 @@ def seeded(make: Callable[[], nn.Module], seed: int = 7) -> nn.Module:
 def in_cluster(
     directory: Path, work: Callable[[int], Any], *, world_size: int = 1, **changes: Any
 ) -> Trained:
-    """`work(rank)` of every rank of one job, between luwu.init and luwu.finish."""
+    """`work(rank)` of every rank of one job, between luwu.init and luwu.finish; with one thread of
+    torch each, as fixtures of a module are made before `one_thread` of its tests."""
 
     def worker(nic: Nic) -> Any:
         luwu.init(nic=nic, device="cpu")
@@ -54,7 +56,7 @@ def in_cluster(
         "memory_budget_bytes": 64 * MIB,
         "summary": directory / "summary.json",
     }
-    with LocalCluster(world_size=world_size, **(values | changes)) as cluster:
+    with alone(), LocalCluster(world_size=world_size, **(values | changes)) as cluster:
         results = cluster.run(worker)
         store = cluster.node.store
         is_decided = store is not None and store.decided is not None

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import update as benchmark
 from luwu.base.errors import ConfigError
 from switch_emu.native import build as building
+from switch_emu.node.kernels import checked
 from switch_emu.node.kernels import make as making
 from switch_emu.node.kernels.make import make_kernel
+from switch_emu.node.kernels.selfcheck import difference
 from tests.unit import kernel_jobs
 from tests.unit.kernel_jobs import ADAMW, MOMENTUM, need_compiled
 
+ROOT = Path(__file__).resolve().parents[2]
 cache = kernel_jobs.cache  # a fixture of this module
 
 
@@ -41,7 +47,12 @@ def fresh(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def libraries(cache: Path) -> list[Path]:
-    return sorted(cache.iterdir())
+    """All but the notes of what was checked."""
+    return sorted(path for path in cache.iterdir() if path.suffix != ".agrees")
+
+
+def notes(cache: Path) -> list[Path]:
+    return sorted(cache.glob("*.agrees"))
 
 
 def test_a_library_is_compiled_once(fresh: Path) -> None:
@@ -153,6 +164,91 @@ def test_the_selfcheck_decides(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Goal: whatever it finds is the reason."""
     monkeypatch.setattr(making, "difference", lambda *_: "weights differ in 3 bytes")
     assert "weights differ in 3 bytes" in make_kernel(*ADAMW, cache=fresh).reason
+
+
+@pytest.fixture
+def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The optimizers whose kernels were compared."""
+    found: list[str] = []
+
+    def compare(*said: Any) -> str | None:
+        found.append(said[-1])
+        return difference(*said)
+
+    monkeypatch.setattr(making, "difference", compare)
+    return found
+
+
+def test_what_was_checked_is_not_checked_again(fresh: Path, comparisons: list[str]) -> None:
+    """Goal: the second start takes the kernel as the first one found it; another optimizer is
+    checked for itself."""
+    for optimizer in (ADAMW, ADAMW, MOMENTUM, ADAMW, MOMENTUM):
+        assert make_kernel(*optimizer, cache=fresh).kernel.version == "compiled"
+    assert comparisons == ["adamw", "sgd"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in notes(fresh))
+    assert len(notes(fresh)) == 2
+
+
+@pytest.mark.parametrize("change", ["torch", "instructions", "library", "open to others"])
+def test_whatever_a_check_depends_on_asks_for_another(
+    change: str, fresh: Path, comparisons: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3. Goal: with another torch, other instructions or another library the kernel is compared
+    again; a note that others can write is no note."""
+    make_kernel(*ADAMW, cache=fresh)
+    if change == "torch":
+        monkeypatch.setattr(checked, "_torch", lambda: ["another one"])
+    elif change == "instructions":
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    elif change == "library":
+        (path,) = libraries(fresh)
+        other = fresh / "other"
+        other.write_bytes(path.read_bytes() + b"\0")
+        other.chmod(0o700)
+        other.replace(path)  # the first one stays mapped
+    else:
+        (path,) = notes(fresh)
+        path.chmod(0o622)
+    make_kernel(*ADAMW, cache=fresh)
+    assert comparisons == ["adamw", "adamw"]
+
+
+def test_a_failed_check_leaves_no_note(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a kernel that is not used is checked again, and not used again."""
+    monkeypatch.setattr(making, "difference", lambda *_: "weights differ in 3 bytes")
+    for _ in range(2):
+        assert make_kernel(*ADAMW, cache=fresh).kernel.version == "portable"
+    assert notes(fresh) == []
+
+
+def test_a_new_state_takes_the_note_from_the_user(
+    fresh: Path, comparisons: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: one check for all state directories of a user, as it is one compile."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    for cache in (fresh, tmp_path / "other", fresh):
+        make_kernel(*ADAMW, cache=cache)
+    assert comparisons == ["adamw"]
+
+
+def test_a_node_that_comes_back_needs_no_torch(fresh: Path) -> None:
+    """Goal: what a node imports, and its kernel once it was checked, leave torch alone; so does
+    the launcher's plan. It takes longer to import than all the rest."""
+    make_kernel(*ADAMW, cache=fresh)
+    script = f"""if True:
+        import sys
+        from pathlib import Path
+        import luwu.commands.run, luwu.launch.estimate.text, switch_emu.node.serve
+        from switch_emu.node.kernels.make import make_kernel
+        made = make_kernel("adamw", ("m", "v"), cache=Path({str(fresh)!r}))
+        assert made.kernel.version == "compiled", made.reason
+        made.kernel.enter_thread()
+        assert "torch" not in sys.modules
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_benchmark_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -385,7 +385,7 @@ def test_narrow_weights_are_rounded_to_nearest_even(dtype: str) -> None:
     values = np.concatenate([
         ties.view(np.float32), (ties - np.uint32(1)).view(np.float32),
         (ties + np.uint32(1)).view(np.float32), start(4096),
-        np.array([0.0, -0.0, np.inf, -np.inf, 1e-42, 65504.0, 3e38], np.float32),
+        np.resize(np.array([0.0, -0.0, np.inf, -np.inf, 1e-42, 65504.0, 3e38], np.float32), 64),
     ])  # fmt: skip
     octets = to_wire(values, dtype)
     expected = torch.from_numpy(values).to(TORCH_DTYPES[dtype])

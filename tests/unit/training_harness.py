@@ -48,11 +48,20 @@ Loss = Callable[[nn.Module, int, int, int], torch.Tensor]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
+    """For every test of a module."""
+    with alone():
+        yield
+
+
+@contextmanager
+def alone() -> Iterator[None]:
     """Ranks are threads already: torch's own would only fight over the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

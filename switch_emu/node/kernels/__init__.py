@@ -4,7 +4,8 @@ interface.py   what a kernel does, and the order in which it adds
 portable.py    blocks of torch's fused kernels; works everywhere
 compiled.py    the same bits from `switch_emu.native`, compiled at the node's start
 selfcheck.py   compares the two before a page is touched
-make.py        chooses, and says why; needs torch, as portable.py does
+checked.py     remembers what was found equal
+make.py        chooses, and says why
 names.py       what there is to choose from
 """
 

@@ -16,10 +16,12 @@ import numpy as np
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from switch_emu.native.fold import DTYPES, Fold, Pointer, address, address_of, sources
 from switch_emu.node.kernels.interface import (
+    NO_OPTIMIZER,
     Contributions,
     Pieces,
     Run,
     UpdateKernel,
+    check_cast,
     check_fold,
     check_update,
 )
@@ -152,6 +154,20 @@ class CompiledKernel(UpdateKernel):
         )  # fmt: skip
         self._update(ctypes.addressof(call))
         return tuple(squares.tolist())
+
+    def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
+        """See UpdateKernel. An update in place by no optimizer, with nothing measured."""
+        check_cast(weights, dtype, into)
+        at = address(weights)
+        call = _Update(
+            elems=weights.size, optimizer=_OPTIMIZERS[NO_OPTIMIZER, ()], weights=at,
+            weights_out=at, wire=address_of(into), wire_dtype=DTYPES[dtype], divisor=1.0,
+            scale=1.0, in_place=True,
+        )  # fmt: skip
+        self._update(ctypes.addressof(call))
+
+    def enter_thread(self) -> None:
+        """See UpdateKernel: the library keeps nothing for a thread."""
 
 
 def _adam_run(place: _Run, run: Run, updates_count: int) -> None:

@@ -106,6 +106,16 @@ class UpdateKernel(Protocol):
         Raises: ValueError if shapes, dtypes or runs do not fit; nothing is written then.
         """
 
+    def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
+        """Write weights to `into` in the wire dtype, as an update does.
+
+        Shapes: float32 [C], which may be read-only, and C elements of `dtype`. Raises ValueError
+        if they do not fit.
+        """
+
+    def enter_thread(self) -> None:
+        """To be called once by each thread that will update pages."""
+
 
 @dataclass(frozen=True, slots=True)
 class Made:
@@ -162,6 +172,14 @@ def check_update(
     if pieces is not None:
         _check_pieces(pieces, elems)
     return all(same)
+
+
+def check_cast(weights: F32Array, dtype: str, into: memoryview) -> None:
+    """Raises ValueError as `UpdateKernel.cast` needs it."""
+    if weights.size % CELL_ELEMS:
+        raise ValueError(f"{weights.size} elements are no multiple of {CELL_ELEMS}")
+    _check_array(weights, weights.size)
+    _check_payload("the wire", into, dtype, weights.size)
 
 
 def _check_pieces(pieces: Pieces, elems: int) -> None:

@@ -1,16 +1,24 @@
-"""Choose the update kernel of a node: compiled where that works and keeps its promise."""
+"""Choose the update kernel of a node: compiled where that works and keeps its promise.
+
+The portable kernel needs torch, which takes longer to import than a node to start. So it is
+imported only where it is used, or compared with: a node that comes back has neither.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from luwu.base.errors import ConfigError
 from switch_emu.native.build import BuildError, build
+from switch_emu.node.kernels.checked import check_of, is_checked, note_checked
 from switch_emu.node.kernels.compiled import COMPILED, CompiledKernel
 from switch_emu.node.kernels.interface import Made
-from switch_emu.node.kernels.names import installed
-from switch_emu.node.kernels.portable import PORTABLE, PortableKernel
+from switch_emu.node.kernels.names import NAMES, installed, kernel_name
 from switch_emu.node.kernels.selfcheck import difference
+
+if TYPE_CHECKING:
+    from switch_emu.node.kernels.portable import PortableKernel
 
 
 def make_kernel(
@@ -23,26 +31,40 @@ def make_kernel(
     or False to insist on a version, None for the compiled one if it works.
     Raises: ConfigError if the node has no such optimizer, or `compiled` is True and it fails.
     """
-    portable = portable_kernel(optimizer, state_fields)
+    name = kernel_name(optimizer, state_fields)
     if compiled is False:
+        portable = portable_kernel(optimizer, state_fields)
         return Made(portable, "the portable kernel was asked for")
     if (optimizer, state_fields) not in COMPILED and not compiled:
-        return Made(portable, f"nobody wrote a compiled version of {portable.name}")
+        portable = portable_kernel(optimizer, state_fields)
+        return Made(portable, f"nobody wrote a compiled version of {name}")
     try:
         built = build(cache)
-        kernel = CompiledKernel(built.library, portable.name, optimizer, state_fields)
-        wrong = difference(kernel, portable, optimizer)
-        if wrong is not None:
-            raise BuildError(f"the compiled kernel does not give torch's bits here: {wrong}")
+        kernel = CompiledKernel(built.library, name, optimizer, state_fields)
+        check = check_of(built, name)
+        if not is_checked(built, check):
+            wrong = difference(kernel, portable_kernel(optimizer, state_fields), optimizer)
+            if wrong is not None:
+                raise BuildError(f"the compiled kernel does not give torch's bits here: {wrong}")
+            note_checked(built, check)
     except BuildError as exc:
         if compiled:
             raise ConfigError(f"no compiled update kernel: {exc}") from exc
-        return Made(portable, str(exc))
+        return Made(portable_kernel(optimizer, state_fields), str(exc))
     return Made(kernel, built.origin)
+
+
+def check_update(optimizer: str, state_fields: tuple[str, ...]) -> None:
+    """Raises ConfigError if the node has no such update, or cannot import it."""
+    kernel_name(optimizer, state_fields)
+    if (optimizer, state_fields) not in NAMES:
+        portable_kernel(optimizer, state_fields)
 
 
 def portable_kernel(optimizer: str, state_fields: tuple[str, ...]) -> PortableKernel:
     """The portable version. Raises ConfigError if there is none, or it cannot be imported."""
+    from switch_emu.node.kernels.portable import PORTABLE, PortableKernel
+
     portable = PORTABLE.get((optimizer, state_fields))
     if portable is not None:
         return portable

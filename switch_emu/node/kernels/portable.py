@@ -27,6 +27,7 @@ from switch_emu.node.kernels.interface import (
     Run,
     UpdateKernel,
     address,
+    check_cast,
     check_fold,
     check_update,
 )
@@ -194,6 +195,17 @@ class PortableKernel(UpdateKernel):
                 cut = [tensor[start:stop] for tensor in tensors]
                 grad = mean[start - block.start : stop - block.start]
                 self._step(cut[0], grad, tuple(cut[1:]), updates, run.hyper)
+
+    def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
+        """See UpdateKernel."""
+        check_cast(weights, dtype, into)
+        target = _target(into, dtype)
+        target.copy_(_tensor(weights))
+        _deliver(target, into)
+
+    def enter_thread(self) -> None:
+        """See UpdateKernel: pages are the unit of parallel work."""
+        torch.set_num_threads(1)
 
     def _work(self, elems: int) -> _Work:
         found: _Work | None = getattr(self._scratch, "work", None)

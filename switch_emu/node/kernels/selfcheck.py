@@ -1,7 +1,8 @@
 """Does a compiled kernel give the bits of the portable one, on this machine and this torch?
 
-A few thousand elements in every dtype, from denormal to huge, in place and out of place. Done once
-a kernel, before it touches a page: torch may change its arithmetic, and a compiler may be wrong.
+A few thousand elements in every dtype, from denormal to huge, in place and out of place. Done
+before a kernel touches a page: torch may change its arithmetic, and a compiler may be wrong. What
+was found equal once is so again (`checked.py`).
 """
 
 from __future__ import annotations
@@ -78,14 +79,16 @@ def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> s
                 measure=True,
                 pieces=pieces,
             )
+            cast = np.zeros_like(octets)
+            kernel.cast(outs[0], wire, cast.data)
             total = np.empty(ELEMS, np.float32)
             folded = kernel.fold(contributions, arrays[0], total)
             arrays[:] = outs
             measured = (np.array(squares), pieces.squares, total, np.array(folded))
-            results.append((*outs, octets, *measured))
+            results.append((*outs, octets, cast, *measured))
         names = (
-            "weights", *expected.state_fields, "wire", "squares", "squares of pieces", "fold",
-            "folded squares",
+            "weights", *expected.state_fields, "wire", "cast", "squares", "squares of pieces",
+            "fold", "folded squares",
         )  # fmt: skip
         for name, left, right in zip(names, *results, strict=True):
             count = int((left.view(np.uint8) != right.view(np.uint8)).sum())
