@@ -27,13 +27,17 @@ class Lateness:
         self._least_ns = least_ns
         self._last: deque[int] = deque(maxlen=_KEPT_COUNT)
         self._came_ns: dict[int, dict[int, int]] = {}
+        self._completed = -1
+        """The last step that all have committed."""
 
     def came(self, now_ns: int, step: int, child: int) -> None:
-        """A child has committed a step."""
-        self._came_ns.setdefault(step, {}).setdefault(child, now_ns)
+        """A child has committed a step, perhaps not for the first time."""
+        if step > self._completed:
+            self._came_ns.setdefault(step, {}).setdefault(child, now_ns)
 
     def complete(self, step: int) -> None:
         """All have: learn from it."""
+        self._completed = step
         came_ns = self._came_ns.pop(step, {})
         if len(came_ns) > 1:
             middle_ns = int(median(came_ns.values()))
@@ -42,6 +46,7 @@ class Lateness:
     def forget(self) -> None:
         """The attempt is over: its steps are done again."""
         self._came_ns.clear()
+        self._completed = -1
 
     @property
     def usual_ns(self) -> int:

@@ -104,6 +104,20 @@ class TestLateness:
         late.forget()
         assert late.deadline_ns(7) is None
 
+    def test_what_is_said_again_is_not_kept(self) -> None:
+        """Goal: children say a commit until its step is decided; what comes after all have said it
+        leaves nothing behind, and makes nobody late. A new attempt does steps again."""
+        late = Lateness(50)
+        for step in range(3):
+            late.came(1000, step, LEFT)
+            late.came(1000, step, RIGHT)
+            late.complete(step)
+            late.came(2000, step, LEFT)
+            assert late.deadline_ns(step) is None
+        late.forget()
+        late.came(3000, 1, LEFT)
+        assert late.deadline_ns(1) == 3050
+
     def test_slow_steps_allow_more(self) -> None:
         """Goal: where ranks usually are 10 s apart, give or take 1 s, one that is 11 s late is
         not."""
