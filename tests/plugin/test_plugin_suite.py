@@ -21,6 +21,7 @@ from luwu.launch.children import is_alive
 from luwu.testing.cluster import Cluster
 from luwu.testing.leftovers import until_empty
 from tests.plugin.sandbox import LIMIT_S, ROOT, Sandbox, make_sandbox
+from tests.processes.jobs import LEFT_ON_PURPOSE
 
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
@@ -136,7 +137,7 @@ def test_settings(pytestconfig):
 def test_plugin_suite_factories_and_mistakes(sandbox: Sandbox) -> None:
     """Goal: a service of one's own has the keys it was given; each way to leave something behind,
     or to wait for ever, ends with a sentence. Method: one suite, for one start of a service."""
-    segment = f"/dev/shm/luwutest-{os.getpid()}"
+    segment = f"/dev/shm/{LEFT_ON_PURPOSE}{os.getpid()}"
     sandbox.write("[pytest]\nluwu_workers = 3\n", "pytest.ini")
     sandbox.write(
         FUNCTIONS
