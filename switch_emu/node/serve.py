@@ -27,7 +27,7 @@ from switch_emu.link_report import link_rows
 from switch_emu.linked import linked
 from switch_emu.node.actions import NodeLimits, NodePlace
 from switch_emu.node.core import NodeCore
-from switch_emu.node.kernels.make import check_update, make_kernel
+from switch_emu.node.kernels.make import check_known, make_kernel
 from switch_emu.node.pages import node_layout_hash, store_config, weights_digest
 from switch_emu.node.places import WeightsPlaces, places_bytes
 from switch_emu.node.plan import NodePlan, budget_for_pages, plan_node
@@ -323,7 +323,7 @@ def _make_store(spec: NodeSpec, plan: NodePlan, description: Description) -> Pag
     config = store_config(description, spec.number)
     # What cannot be added or updated is refused here, before there are pages of it.
     make_aggregator(description.aggregate, spec.world_size)
-    check_update(description.optimizer, description.state_fields)
+    check_known(description.optimizer, description.state_fields)
     if spec.state is None:
         needed = 2 * config.state_bytes
         if needed > plan.resident_bytes:

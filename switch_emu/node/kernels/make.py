@@ -54,7 +54,7 @@ def make_kernel(
     return Made(kernel, built.origin)
 
 
-def check_update(optimizer: str, state_fields: tuple[str, ...]) -> None:
+def check_known(optimizer: str, state_fields: tuple[str, ...]) -> None:
     """Raises ConfigError if the node has no such update, or cannot import it."""
     kernel_name(optimizer, state_fields)
     if (optimizer, state_fields) not in NAMES:
