@@ -125,8 +125,8 @@ def notes(document: dict[str, Any]) -> list[str]:
         )
     if any(arm["memory_budget_bytes"] for arm in document["arms"]):
         found.append(
-            "The node's budget is for what it allocates after its start; its peak has Python and "
-            "torch in it too."
+            "The node's budget is for what it allocates after its start; its peak has Python in it "
+            "too, and torch where an update kernel was checked."
         )
     for arm in document["arms"]:
         resources = (arm.get("switch") or {}).get("resources")

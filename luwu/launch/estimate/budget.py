@@ -11,7 +11,8 @@ from switch_emu.store.directory import store_disk_bytes
 
 MIB = 1024 * 1024
 NODE_BASE_BYTES = 170 * MIB
-"""Python and torch in a node, before it allocates anything for a job."""
+"""Python and torch in a node, before it allocates anything for a job; where its kernel was checked
+before, torch is not there and it is less."""
 SWITCH_BASE_BYTES = 60 * MIB
 """Python in a switch; it has no torch."""
 WORKER_BASE_BYTES = 290 * MIB
