@@ -28,18 +28,20 @@ BOOT: Final = "predicted"
 
 def told_by_stages(record: Record, stages: int) -> dict[str, Record]:
     """What each stage of a step of a pipeline would have recorded, by its process."""
-    told = {}
-    for stage in range(stages):
-        own = {compute_of(stage), data_of(stage)}
-        sends = {link_of(stage, target) for target in range(stages)}
-        told[f"worker-{stage}"] = Record([
-            replace(
-                span, engine="send" if span.engine in sends else span.job.split()[0],
-                fields=(("step", 0), *span.fields),
-            )
-            for span in record.spans
-            if span.engine in own | sends
-        ])  # fmt: skip
+    told = {f"worker-{stage}": Record() for stage in range(stages)}
+    process_of = {
+        engine: f"worker-{stage}"
+        for stage in range(stages)
+        for engine in (
+            compute_of(stage), data_of(stage), *(link_of(stage, to) for to in range(stages))
+        )
+    }  # fmt: skip
+    sends = {link_of(stage, to) for stage in range(stages) for to in range(stages)}
+    for span in record.spans:
+        name = "send" if span.engine in sends else span.job.split()[0]
+        told[process_of[span.engine]].spans.append(
+            replace(span, engine=name, fields=(("step", 0), *span.fields))
+        )
     return told
 
 

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from switch_emu.native.build import Built, has_note, keep_note
+from switch_emu.native.build import Built
 
 _SOURCES: Final = ("checked.py", "compiled.py", "interface.py", "portable.py", "selfcheck.py")
 _TORCH_ARITHMETIC: Final = ("lib/libtorch_cpu.so", "lib/libtorch_cpu.dylib", "version.py")
@@ -29,16 +29,6 @@ def check_of(built: Built, kernel: str) -> str:
     parts += [_digest_of(folder / name) for name in _SOURCES]
     parts += [_digest_of(built.path), *_torch()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".agrees"
-
-
-def is_checked(built: Built, check: str) -> bool:
-    """Whether it was found equal before."""
-    return has_note(built, check)
-
-
-def note_checked(built: Built, check: str) -> None:
-    """It was. A note that cannot be left is no error: the next start checks again."""
-    keep_note(built, check)
 
 
 def _digest_of(path: Path) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from luwu.base.errors import ConfigError
-from switch_emu.native.build import BuildError, build
-from switch_emu.node.kernels.checked import check_of, is_checked, note_checked
+from switch_emu.native.build import BuildError, build, has_note, keep_note
+from switch_emu.node.kernels.checked import check_of
 from switch_emu.node.kernels.compiled import COMPILED, CompiledKernel
 from switch_emu.node.kernels.interface import Made
 from switch_emu.node.kernels.names import NAMES, installed, kernel_name
@@ -42,11 +42,11 @@ def make_kernel(
         built = build(cache)
         kernel = CompiledKernel(built.library, name, optimizer, state_fields)
         check = check_of(built, name)
-        if not is_checked(built, check):
+        if not has_note(built, check):
             wrong = difference(kernel, portable_kernel(optimizer, state_fields), optimizer)
             if wrong is not None:
                 raise BuildError(f"the compiled kernel does not give torch's bits here: {wrong}")
-            note_checked(built, check)
+            keep_note(built, check)
     except BuildError as exc:
         if compiled:
             raise ConfigError(f"no compiled update kernel: {exc}") from exc
