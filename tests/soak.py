@@ -32,6 +32,7 @@ import os
 import sys
 import tempfile
 import threading
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -86,6 +87,13 @@ class Lifetime:
     """Files, sockets, pipes and shared memory."""
     events: list[int] = field(default_factory=list)
     """Descriptors without a name: eventfd, epoll."""
+
+    def text(self) -> str:
+        """How long it lasted, and its memory after a minute and at the end."""
+        warm = bisect(self.times_s, self.times_s[0] + WARM_S)
+        memory = [nbytes / 2**20 for nbytes in self.memory_bytes]
+        first = f"{memory[warm]:.2f} to " if warm < len(memory) else ""
+        return f"{self.times_s[-1] - self.times_s[0]:.0f} s {first}{memory[-1]:.2f} MiB"
 
 
 @dataclass(frozen=True)
@@ -319,7 +327,8 @@ class Soak:
             slope = slope_of(lifetimes)
             print(f"memory  {kind}: {slope or 'no process lived long enough for a slope'}")
             if slope is not None and slope.is_violation:
-                self.violations.append(f"memory of {kind}: {slope}")
+                lives = ", ".join(life.text() for life in lifetimes)
+                self.violations.append(f"memory of {kind}: {slope}\n{lives}")
         for text in self.violations:
             print(f"VIOLATION: {text}")
         print(f"{self.faults} trials, {len(self.violations)} violations")

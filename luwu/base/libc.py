@@ -1,5 +1,5 @@
 """Calls of libc that Python has not: `mmap.mmap` can neither reserve addresses, nor map at a given
-one, nor let go of its descriptor while it is mapped."""
+one, nor let go of its descriptor while it is mapped; and nothing tells `malloc` what to keep."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Final
 MAP_NORESERVE: Final = 0x4000
 """For `map_pages`; the `mmap` of Python 3.11 has no name for it."""
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
+_M_ARENA_MAX: Final = -8
+"""<malloc.h>"""
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -58,6 +60,17 @@ def unmap_pages(address: int, nbytes: int) -> None:
 def advise_pages(address: int, nbytes: int, advice: int) -> None:
     """Say how pages will be used; a wish, so failing is no error."""
     _libc.madvise(address, nbytes, advice)
+
+
+def keep_one_arena() -> None:
+    """All threads of this process share one arena of `malloc`; to be called before there are any.
+
+    By default each thread has its own and keeps there what was freed: the most that thread ever
+    held at once, instead of the most that all did. Other C libraries than glibc have no arenas.
+    """
+    mallopt = getattr(_libc, "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def _checked(found: int | None) -> int:

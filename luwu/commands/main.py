@@ -16,6 +16,7 @@ from typing import Final
 
 from luwu.base.error_table import entry
 from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.libc import keep_one_arena
 from luwu.base.suggestion import suggestion
 from luwu.commands import flags
 
@@ -43,6 +44,8 @@ VERBS: Final = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code."""
+    if arguments is None:
+        keep_one_arena()  # the process is ours
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     if not tokens or tokens[0] in ("-h", "--help", "help"):
         print(usage())

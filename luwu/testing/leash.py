@@ -11,6 +11,7 @@ import sys
 import threading
 from typing import Final
 
+from luwu.base.libc import keep_one_arena
 from luwu.commands.main import main
 from luwu.launch.lifeline import watch
 
@@ -24,5 +25,6 @@ def _end() -> None:
 
 
 if __name__ == "__main__":
+    keep_one_arena()  # before there is a thread
     watch(_end)
     sys.exit(main())

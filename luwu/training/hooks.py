@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StepOrderError
 from luwu.training.backward import in_backward
 from luwu.training.module import class_name
+from luwu.training.trees import map_leaves
 from luwu.training.uncompiled import uncompiled
 from luwu.training.unit import Call, Unit
 
@@ -121,13 +121,16 @@ def _check_no_hidden_graph(module: nn.Module, inputs: Any) -> None:
 
     Nothing would tell that its backward comes, and that of a unit it leads to reads freed weights.
     """
-    for value in pytree.tree_leaves(inputs):
+
+    def check(value: Any) -> None:
         if not isinstance(value, (Tensor, nn.Module)) and _holds_graph(value, depth=_DEPTH_MAX):
             raise StepOrderError(
                 f"{class_name(module)} was called with a {type(value).__name__} that holds tensors "
                 "with a graph of an earlier forward, whose weights are not here any more; compute "
                 "that forward under torch.no_grad(), or detach what it left"
             )
+
+    map_leaves(check, inputs)
 
 
 def _holds_graph(value: Any, *, depth: int) -> bool:
@@ -221,4 +224,4 @@ def _map(fn: Callable[[Tensor], Any], tree: Any, *, refuse_hidden: str | None = 
                 )
         return value
 
-    return pytree.tree_map(leaf, tree)
+    return map_leaves(leaf, tree)

@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, LuwuError
@@ -38,6 +37,7 @@ from luwu.training.module import class_name
 from luwu.training.read_buffers import fill_buffers
 from luwu.training.read_units import ReadUnit, find_units
 from luwu.training.reading_thread import OpenSource, ReadingThread, WeightSource
+from luwu.training.trees import map_tensors
 from luwu.training.uncompiled import uncompiled
 from luwu.training.weights import ByteCount
 
@@ -225,9 +225,8 @@ class ReadModel(Closing):
                 self._bring(unit)
             unit.depth += 1
             if unit.casts_inputs:
-                args, kwargs = pytree.tree_map_only(
-                    Tensor, functools.partial(_cast, unit.dtype), (args, kwargs)
-                )
+                cast = functools.partial(_cast, unit.dtype)
+                args, kwargs = map_tensors(cast, (args, kwargs))
         return args, kwargs
 
     @uncompiled
@@ -240,7 +239,7 @@ class ReadModel(Closing):
             if unit.depth == 0:
                 continue  # it did not come
             unit.depth -= 1
-            output = pytree.tree_map_only(Tensor, functools.partial(_kept, unit), output)
+            output = map_tensors(functools.partial(_kept, unit), output)
             unit.modules_run.add(module)
             if unit.depth == 0 and len(unit.modules_run) == len(unit.modules):
                 unit.remove()

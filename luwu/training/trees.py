@@ -1,0 +1,35 @@
+"""A function applied to what lies in tuples, lists and dicts, as torch's pytree does it.
+
+`torch.utils._pytree` leaves a cycle of closures behind for each tree it looks at; at some trees a
+unit that is garbage for the collector, and memory that waits for it. The trees that modules take
+and return are nearly always plain, so these are walked here, and all others by torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+_LEAVES: Final = frozenset({Tensor, nn.Parameter, type(None), bool, int, float, str})
+
+
+def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree` with `fn` applied to each leaf, from left to right."""
+    kind = type(tree)
+    if kind in _LEAVES:
+        return fn(tree)
+    if kind is tuple:
+        return tuple([map_leaves(fn, each) for each in tree])
+    if kind is list:
+        return [map_leaves(fn, each) for each in tree]
+    if kind is dict:
+        return {key: map_leaves(fn, each) for key, each in tree.items()}
+    return pytree.tree_map(fn, tree)
+
+
+def map_tensors(fn: Callable[[Tensor], Any], tree: Any) -> Any:
+    """`tree` with `fn` applied to each leaf that is a tensor."""
+    return map_leaves(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, tree)

@@ -1,0 +1,104 @@
+"""What each thread of a process held at its worst does not stay there for each thread."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from luwu.testing.cluster import Cluster
+from tests.processes.jobs import SMALL, Outside, text_file
+
+needs_glibc = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="no other libc has arenas"
+)
+THREADS = 6
+HELD_BYTES = 16 << 20
+
+SCRIPT = f"""
+import ctypes, os, sys, threading
+from luwu.base.libc import keep_one_arena
+from luwu.launch.children import private_bytes
+
+if sys.argv[1] == "one":
+    keep_one_arena()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+turn, all_here = threading.Lock(), threading.Barrier({THREADS})
+
+def hold():
+    all_here.wait()  # an arena of a thread that has ended serves the next
+    with turn:
+        held = [libc.malloc(65536) for _ in range({HELD_BYTES} // 65536)]
+        for address in held:
+            ctypes.memset(address, 1, 65536)
+        for address in held[:-1]:  # the last stays, above them: they cannot go to the system
+            libc.free(address)
+
+before = private_bytes(os.getpid())
+threads = [threading.Thread(target=hold) for _ in range({THREADS})]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(private_bytes(os.getpid()) - before)
+print(open("/proc/self/maps").read(), end="")
+"""
+
+
+def kept_and_arenas(asked: str) -> tuple[int, int]:
+    """Bytes that a process keeps, and how many of its threads have an arena."""
+    command = [sys.executable, "-c", SCRIPT, asked]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    kept_bytes, _, maps = said.partition("\n")
+    return int(kept_bytes), threads_with_arena(maps)
+
+
+def threads_with_arena(maps: str) -> int:
+    """An arena is anonymous memory from a multiple of 64 MiB on; what it does not use yet cannot
+    be touched."""
+    found, end_of_used = 0, None
+    for line in maps.splitlines():
+        start, end, access, name = re.fullmatch(
+            r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(.*)", line
+        ).groups()
+        if not name and access == "---p" and start == end_of_used:
+            found += 1
+        is_first = not name and access == "rw-p" and int(start, 16) % (64 << 20) == 0
+        end_of_used = end if is_first else None
+    return found
+
+
+@needs_glibc
+def test_threads_of_one_arena_keep_what_they_held_once() -> None:
+    kept_bytes, arenas = kept_and_arenas("many")
+    assert kept_bytes > 0.9 * THREADS * HELD_BYTES
+    assert arenas == THREADS
+    kept_bytes, arenas = kept_and_arenas("one")
+    assert kept_bytes < 2 * HELD_BYTES
+    assert arenas == 0
+
+
+@needs_glibc
+def test_processes_of_a_run_have_one_arena(tmp_path: Path) -> None:
+    """Node, switch and launcher are ours alone; a worker is its user's."""
+    outside = Outside(tmp_path / "tmp")
+    flags = ("--workers", "2", "--transport", "tcp", "--state", str(tmp_path / "state"))
+    script = (
+        "-m", "workers.train", "--arm", "luwu", "--steps", "100000",
+        "--data", str(text_file(tmp_path)), *SMALL,
+    )  # fmt: skip
+    with Cluster.run(tmp_path, *script, flags=flags, environ=outside.environ) as cluster:
+        cluster.wait_for_steps(3, limit_s=120)
+        pids = {each.role: each.pid for each in cluster.processes() if each.role != "worker"}
+        pids["launcher"] = cluster.pid
+        found = {
+            role: threads_with_arena(Path(f"/proc/{pid}/maps").read_text())
+            for role, pid in pids.items()
+        }
+    assert found == {"node": 0, "switch": 0, "launcher": 0}

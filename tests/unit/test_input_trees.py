@@ -1,0 +1,80 @@
+"""Trees of inputs and outputs are walked as torch walks them, without its garbage."""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict, namedtuple
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from luwu.training.trees import map_leaves, map_tensors
+
+Pair = namedtuple("Pair", "left right")
+
+
+class Opaque:
+    """A leaf of a kind that nobody knows."""
+
+
+def plain_tree(random: Random, depth: int) -> Any:
+    kind = random.randrange(9 if depth else 6)
+    children = [plain_tree(random, depth - 1) for _ in range(random.randrange(4))] if depth else []
+    match kind:
+        case 0 | 1:
+            return torch.tensor(random.random())
+        case 2:
+            return random.choice((None, True, 3, 0.5, "text"))
+        case 3:
+            return torch.nn.Parameter(torch.ones(1))
+        case 4 | 5:
+            return random.randrange(100)
+        case 6:
+            return tuple(children)
+        case 7:
+            return children
+        case _:
+            return {f"key {index}": child for index, child in enumerate(children)}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_plain_trees_are_mapped_as_torch_maps_them(seed: int) -> None:
+    tree = plain_tree(Random(seed), 4)
+    ours: list[Any] = []
+    theirs: list[Any] = []
+
+    def told(to: list[Any]) -> Any:
+        return lambda leaf: (to.append(leaf), [id(leaf)])[1]
+
+    assert map_leaves(told(ours), tree) == pytree.tree_map(told(theirs), tree)
+    assert [id(leaf) for leaf in ours] == [id(leaf) for leaf in theirs]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        Pair(torch.ones(1), [torch.zeros(1)]),
+        OrderedDict(second=torch.ones(1), first=(torch.zeros(1),)),
+        [Opaque(), Pair({"key": torch.ones(1)}, Opaque())],
+        torch.Size([2, 3]),
+    ],
+)
+def test_other_trees_are_left_to_torch(tree: Any) -> None:
+    found, expected = map_tensors(id, tree), pytree.tree_map_only(torch.Tensor, id, tree)
+    assert (type(found), found) == (type(expected), expected)
+
+
+def test_a_plain_tree_leaves_nothing_to_the_collector() -> None:
+    tree = (torch.ones(1), {"mask": None, "sizes": [1, 2]})
+    map_tensors(id, tree)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(100):
+            map_tensors(id, tree)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
