@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,7 +120,8 @@ def test_a_slope_that_is_too_steep_is_told(capsys: pytest.CaptureFixture[str]) -
     soak.tell()
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "60 trials, 1 violations"
-    assert lines[-2].startswith("VIOLATION: memory of node: +4.00 MiB/h")
+    assert lines[-3].startswith("VIOLATION: memory of node: +4.00 MiB/h")
+    assert re.fullmatch(r"2\d\d\d s \d+\.\d\d to \d+\.\d\d MiB", lines[-2])
 
 
 def test_huge_pages_are_off_in_what_a_soak_starts() -> None:
