@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from luwu.base.errors import ConfigError
@@ -43,6 +44,8 @@ class TrainingJob:
     sequence_parallel: bool = False
     recompute: str = "none"
     precision: str = "bf16"
+    slowdown: float = 1.0
+    """Of the slowest device: how many times longer its compute takes than that of the others."""
 
     def __post_init__(self) -> None:
         inner = self.tensor * self.pipeline * self.context
@@ -68,6 +71,10 @@ class TrainingJob:
         if self.tensor > self.model.heads:
             raise ConfigError(
                 f"tensor: {self.tensor} ranks, but {self.model.name} has {self.model.heads} heads"
+            )
+        if not 1 <= self.slowdown < math.inf:
+            raise ConfigError(
+                f"slowdown: {self.slowdown!r} of the slowest device; 1 is none, and more is slower"
             )
         self._check_experts()
 

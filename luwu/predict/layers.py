@@ -80,7 +80,7 @@ def operators_of(job: TrainingJob, notes: Notes) -> Operators:
     """The job's device, as far as it was measured and fitted."""
     return Operators(
         device=job.device, precision=job.precision, matmul_scale=fitted(_scale(job)),
-        attention_efficiency=fitted("attention_efficiency"), notes=notes,
+        attention_efficiency=fitted("attention_efficiency"), slowdown=job.slowdown, notes=notes,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 O1   product      operations / (rate of its smallest dimension * scale)
 O2   pass         bytes / (memory rate * efficiency)
 O3   attention    operations / (16-bit peak * efficiency), where it is one kernel
+O4   slow device  each of these so many times longer
 
 The rate of a product is a measured curve of the device. The scale is fitted, one number for each
 family of devices: what frameworks lose or gain against that measurement.
@@ -29,6 +30,7 @@ class Operators:
     """Of products of weights: bf16 or fp8. Attention is in 16 bits."""
     matmul_scale: float = 1.0
     attention_efficiency: float = 0.5
+    slowdown: float = 1.0
     notes: Notes = field(default_factory=Notes)
 
     def __post_init__(self) -> None:
@@ -39,11 +41,12 @@ class Operators:
             )
 
     def matmul(self, rows: float, inner: float, columns: float) -> float:
-        """Seconds of [rows, inner] x [inner, columns] (O1)."""
-        return 2 * rows * inner * columns / self.matmul_rate(min(rows, inner, columns))
+        """Seconds of [rows, inner] x [inner, columns] (O1, O4)."""
+        operations = 2 * rows * inner * columns
+        return self.slowdown * operations / self.matmul_rate(min(rows, inner, columns))
 
     def matmul_rate(self, smallest: float) -> float:
-        """Operations a second of a product with this smallest dimension."""
+        """Operations a second of a product with this smallest dimension, without a slowdown."""
         curve = self.device.matmul(self.precision)
         peak = self.device.peak(self.precision)
         assert peak is not None
@@ -59,9 +62,10 @@ class Operators:
         return curve.rate(smallest, self.notes) * self.matmul_scale
 
     def passes(self, nbytes: float) -> float:
-        """Seconds to read or write so many bytes of the device's memory (O2)."""
-        return nbytes / (self.device.memory_rate * self.device.memory_efficiency)
+        """Seconds to read or write so many bytes of the device's memory (O2, O4)."""
+        rate = self.device.memory_rate * self.device.memory_efficiency
+        return self.slowdown * nbytes / rate
 
     def fused_attention(self, operations: float) -> float:
-        """Seconds of attention that never writes its scores (O3)."""
-        return operations / (self.device.bf16 * self.attention_efficiency)
+        """Seconds of attention that never writes its scores (O3, O4)."""
+        return self.slowdown * operations / (self.device.bf16 * self.attention_efficiency)

@@ -162,6 +162,7 @@ def make_training_question(
         "ends_as_layers",
         "streams",
         "capacity",
+        "slowdown",
         *([section] if section else []),
         *SHARED,
     ]
@@ -172,8 +173,9 @@ def make_training_question(
                 raise ConfigError(f"{key}: {system} has data parallel ranks alone; leave it out")
     values: dict[str, Any] = dict(wholes_of("", table, _WHOLE))
     values |= {key: text_of("", table, key) for key in ("recompute", "precision") if key in table}
-    if "capacity" in table:
-        values["capacity"] = units.parse("capacity", table["capacity"], Dimension.RATIO)
+    for key in ("capacity", "slowdown"):
+        if key in table:
+            values[key] = units.parse(key, table[key], Dimension.RATIO)
     job = TrainingJob(
         model=catalogue.model(text_of("", table, "model")),
         device=catalogue.device(text_of("", table, "device")),

@@ -21,8 +21,10 @@ from luwu.predict.software import Software
 STEP: Final = 0.1
 _NO_INPUT: Final = (Transformer, Software, Costs, Arrivals)
 """What is trained and by what, and what comes, is asked, not measured; prices change no time."""
-_NO_TENTH: Final = ("part.cached", "topology.global_taper", "job.device.domain_count")
-"""A share has no tenth more at its end; links and devices are whole."""
+_NO_TENTH: Final = (
+    "part.cached", "topology.global_taper", "job.device.domain_count", "job.slowdown",
+)  # fmt: skip
+"""Shares and slowdowns have an end, and no tenth beyond it; links and devices are whole."""
 
 
 def inputs(thing: Any, place: str = "") -> list[str]:

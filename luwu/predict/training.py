@@ -5,6 +5,7 @@
     T4  a step                m stages + (p - 1)/v stages of the bubble + data parallel exchanges
                               + optimizer, all of it longer by what the slowest of n devices takes
 
+Of slower devices one is in the last stage, which sets the pace: the bubble is that of the others.
 m is the number of micro-batches, p of stages, v of parts of the model that a stage has. The last
 stage also has the output layer, in the place of a layer or besides, and the others wait for it.
 Gradients are reduced over the data and the context parallel ranks, which have the same weights;
@@ -16,6 +17,7 @@ Sources: Narayanan et al. SC'21 (T3, T4, bubble).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from luwu.predict.collectives import ring_all_gather, send
 from luwu.predict.context import context_exchange
@@ -43,6 +45,23 @@ def predict_step(job: TrainingJob) -> StepTime:
     notes = Notes()
     operators = operators_of(job, notes)
     m = job.micro_batches
+    stage, head = _stage(job, operators)
+    others = stage
+    if job.slowdown > 1:
+        others, _ = _stage(job, replace(operators, slowdown=1.0))
+    parts = {name: m * seconds for name, seconds in stage.items()}
+    spared = sum(stage.values()) / job.stage_layers if job.ends_as_layers else 0.0
+    parts["output layer"] = m * max(0.0, head - spared)
+    parts["bubble"] = (job.pipeline - 1) / job.virtual * sum(others.values())
+    parts["pipeline exchange"] = _pipeline_exchange(job)
+    parts["data exchange"] = _data_exchange(job) * (1 - job.software.data_overlap)
+    parts["optimizer"] = _optimizer(job, operators)
+    parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
+    return StepTime(parts=parts, micro_batches=m, notes=notes)
+
+
+def _stage(job: TrainingJob, operators: Operators) -> tuple[dict[str, float], float]:
+    """Of a micro-batch (T3): the parts of a stage in the middle, and the output layer."""
     whole = compute_time(job, operators)
     head = whole.pop("output layer")
     share = job.stage_layers / job.model.layers
@@ -50,15 +69,7 @@ def predict_step(job: TrainingJob) -> StepTime:
     stage["tensor exchange"] = _tensor_exchange(job, operators)
     stage["context exchange"] = _context_exchange(job, operators)
     stage["expert exchange"] = job.stage_layers * expert_exchange(job)
-    parts = {name: m * seconds for name, seconds in stage.items()}
-    spared = sum(stage.values()) / job.stage_layers if job.ends_as_layers else 0.0
-    parts["output layer"] = m * max(0.0, head - spared)
-    parts["bubble"] = (job.pipeline - 1) / job.virtual * sum(stage.values())
-    parts["pipeline exchange"] = _pipeline_exchange(job)
-    parts["data exchange"] = _data_exchange(job) * (1 - job.software.data_overlap)
-    parts["optimizer"] = _optimizer(job, operators)
-    parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
-    return StepTime(parts=parts, micro_batches=m, notes=notes)
+    return stage, head
 
 
 def _tensor_exchange(job: TrainingJob, operators: Operators) -> float:

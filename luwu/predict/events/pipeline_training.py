@@ -11,9 +11,10 @@
 All seconds of a layer are those of the closed form (T3, T4); its data parallel exchange and its
 optimizer are shared by parameters. What the closed form has not: stages that differ, a pipeline
 that waits for sends all along and not only at its ends, exchange and optimizer of stages that end
-at different times, gathers that the first forward waits for, stages that are slow. Forward and
-backward share exchanges of tensor parallel ranks by the number of them (2 of 4, 5 or 6), which says
-nothing of a step of equal stages (E3).
+at different times, gathers that the first forward waits for, stages that are slow in other places
+than the last, which is where a job's slowdown is. Forward and backward share exchanges of tensor
+parallel ranks by the number of them (2 of 4, 5 or 6), which says nothing of a step of equal stages
+(E3).
 Sources: `training.py`, `schedules.py`; derived.
 """
 
@@ -87,14 +88,17 @@ def pipeline_of(
     """A job's step as a pipeline that can be played. Raises ConfigError."""
     layers = layers_of_stages(job) if layers is None else layers
     _check_layers(job, layers)
-    seconds = _Seconds(job, predict)
+    seconds = _seconds_of_stages(job, predict)
     parts = tuple(
-        tuple(seconds.part(stage, part, layers[stage]) for part in range(job.virtual))
+        tuple(seconds[stage].part(stage, part, layers[stage]) for part in range(job.virtual))
         for stage in range(job.pipeline)
     )
     return Pipeline(
-        parts=parts, micro_batches=job.micro_batches, send_s=seconds.send_s,
-        sent_bytes=sent_bytes(job), optimizer_s=seconds.optimizers_s(layers),
+        parts=parts, micro_batches=job.micro_batches, send_s=seconds[0].send_s,
+        sent_bytes=sent_bytes(job),
+        optimizer_s=tuple(
+            seconds[stage].optimizer_s(stage, layers[stage]) for stage in range(job.pipeline)
+        ),
         data_overlap=job.software.data_overlap, slowdowns=slowdowns,
     )  # fmt: skip
 
@@ -112,7 +116,7 @@ def play_training_step(
     pipeline = pipeline_of(job, layers=layers, slowdowns=slowdowns, predict=predict)
     played = play_pipeline(pipeline)
     closed = predict(job)
-    parts = _parts(_Seconds(job, predict), pipeline, layers, played.seconds)
+    parts = _parts(_seconds_of_stages(job, predict), pipeline, layers, played.seconds)
     if not slowdowns:
         rest = closed.seconds - closed.parts["straggling"]
         parts["straggling"] = played.seconds * closed.parts["straggling"] / rest
@@ -198,13 +202,10 @@ class _Seconds:
             gather_s=self._exchange_s * share * (1 - reduced),
         )  # fmt: skip
 
-    def optimizers_s(self, layers: tuple[int, ...]) -> tuple[float, ...]:
-        """Of each stage."""
-        last = len(layers) - 1
-        return tuple(
-            self._optimizer_s * self._parameters(count, stage == 0, stage == last) / self._own
-            for stage, count in enumerate(layers)
-        )
+    def optimizer_s(self, stage: int, layers: int) -> float:
+        """Of a stage with so many layers."""
+        parameters = self._parameters(layers, stage == 0, stage == self.job.pipeline - 1)
+        return self._optimizer_s * parameters / self._own
 
     def _forward_s(self) -> float:
         layer = layer_time(self.job, self._operators)
@@ -223,17 +224,26 @@ class _Seconds:
         return layers * model.layer_parameters + ends * model.embedding_parameters
 
 
+def _seconds_of_stages(job: TrainingJob, predict: ClosedForm) -> list[_Seconds]:
+    """Of each stage; the slowest device is in the last, as the closed form has it."""
+    slowest = _Seconds(job, predict)
+    if job.slowdown == 1:
+        return [slowest] * job.pipeline
+    others = _Seconds(replace(job, slowdown=1.0), predict)
+    return [*[others] * (job.pipeline - 1), slowest]
+
+
 def _parts(
-    made: _Seconds, pipeline: Pipeline, layers: tuple[int, ...], seconds: float
+    of_stages: list[_Seconds], pipeline: Pipeline, layers: tuple[int, ...], seconds: float
 ) -> dict[str, float]:
     """Of a step that took so long: the work of the stage with most, and what adds to it.
 
     What sends, the data parallel exchange and slowdowns add is how much shorter the step is without
     them, one after the other in this order.
     """
-    job = made.job
     work = [sum(part.forward_s + part.backward_s for part in each) for each in pipeline.parts]
-    stage = max(range(job.pipeline), key=work.__getitem__)
+    stage = max(range(len(work)), key=work.__getitem__)
+    made, job = of_stages[stage], of_stages[stage].job
     m = job.micro_batches
     parts = {name: m * layers[stage] * each for name, each in made.layer.items()}
     parts["output layer"] = m * made.head_s if stage == job.pipeline - 1 else 0.0

@@ -1,0 +1,122 @@
+"""One device that is slower than the others: all wait for it, as far as they wait for compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.predict.catalogue import Catalogue
+from luwu.predict.events.driven import play_driven_steps
+from luwu.predict.events.in_network import play_steps
+from luwu.predict.events.pipeline_training import play_training_step
+from luwu.predict.in_network import predict_in_network_step
+from luwu.predict.question import make_question
+from luwu.predict.question_training import Question
+from luwu.predict.sensitivity import inputs, limits
+
+HOST = {
+    "processor": "Xeon-5320", "memory_bytes": "512 GiB", "disk": "P5510-3.84T", "disks": 12,
+}  # fmt: skip
+SMALL: dict[str, Any] = {
+    "model": "GPT-13B", "device": "A100-80", "network": "roce-100g", "software": "megatron-2023",
+    "devices": 8, "sequence": 2048, "batch": 64, "micro_batch": 8, "recompute": "full",
+}  # fmt: skip
+STAGES = {"pipeline": 4, "batch": 64, "micro_batch": 1}
+TABLES: dict[str, dict[str, Any]] = {
+    "luwu": {**SMALL, "node": HOST},
+    "zero3": SMALL,
+    "zero-offload": {**SMALL, "host": {**HOST, "devices": 8}},
+    "zero-infinity": {**SMALL, "host": {**HOST, "devices": 8}},
+    "3d": {**SMALL, **STAGES},
+    "ddp": {**SMALL, "model": "GPT-1.3B"},
+    "atp": {**SMALL, "model": "GPT-1.3B"},
+}
+
+
+def question(catalogue: Catalogue, system: str, **more: Any) -> Question:
+    made = make_question({"system": system, **TABLES[system], **more}, catalogue)
+    assert isinstance(made, Question)
+    return made
+
+
+@pytest.mark.parametrize("system", TABLES)
+def test_predict_laws_a_slow_device_makes_all_wait(catalogue: Catalogue, system: str) -> None:
+    """Goal: a step is longer, by no more than the device is slower; and more with more."""
+    even = question(catalogue, system).answer().seconds
+    found = [
+        question(catalogue, system, slowdown=slowdown).answer().seconds / even
+        for slowdown in (1, 1.2, 1.5, 3)
+    ]
+    assert found[0] == 1
+    assert found == sorted(set(found))
+    assert 1 < found[1] <= 1.2
+    assert found[3] <= 3
+
+
+def test_predict_laws_a_device_alone_is_as_much_slower(catalogue: Catalogue) -> None:
+    """O4. Goal: where nothing is exchanged, all of a step is compute."""
+    alone: dict[str, Any] = {"devices": 1, "batch": 8}
+    even, slow = (
+        question(catalogue, "ddp", **alone, slowdown=slowdown).answer() for slowdown in (1, 1.25)
+    )
+    assert slow.seconds == pytest.approx(1.25 * even.seconds)
+
+
+def test_predict_laws_a_slow_device_that_nobody_waits_for(catalogue: Catalogue) -> None:
+    """Goal: where LuWu's node binds by far, a little slower costs less than that."""
+    small: dict[str, Any] = {"micro_batch": 1, "batch": 8}
+    even, slow = (
+        question(catalogue, "luwu", **small, slowdown=slowdown).answer() for slowdown in (1, 1.1)
+    )
+    assert even.binding == slow.binding != "compute"
+    assert slow.seconds < 1.05 * even.seconds
+
+
+@pytest.mark.parametrize("virtual", [1, 5])
+@pytest.mark.parametrize("slowdown", [1.1, 2.0])
+def test_predict_laws_a_slow_stage_is_the_closed_form(
+    catalogue: Catalogue, slowdown: float, virtual: int
+) -> None:
+    """T4. Goal: m of the slow stage, and a bubble of the others; without sends within 1 %."""
+    network = replace(catalogue.network("ib-hdr"), rate=1e18, latency_s=0.0)
+    job = question(catalogue, "3d", slowdown=slowdown, virtual=virtual).job
+    job = replace(job, network=network, model=replace(job.model, vocab=8))
+    played = play_training_step(job)
+    assert played.ratio == pytest.approx(1, abs=0.01)
+    parts = played.step.parts
+    assert min(parts.values()) >= 0
+    assert parts["products"] == pytest.approx(played.closed.parts["products"])
+    even = replace(job, slowdown=1.0)
+    assert play_training_step(even).step.seconds < played.step.seconds
+
+
+def test_predict_laws_slow_workers_in_events_are_the_closed_form(catalogue: Catalogue) -> None:
+    """L6. Goal: the node waits for the slowest worker; the event core and the project's own cores
+    wait as long."""
+    made = question(catalogue, "luwu", slowdown=1.5)
+    assert made.nodes is not None
+    closed = predict_in_network_step(made.job, made.nodes)
+    expected = closed.seconds - closed.parts["straggling"]
+    assert play_steps(made.job, made.nodes).step_s == pytest.approx(expected, rel=0.01)
+    assert play_driven_steps(made.job, made.nodes).step_s == pytest.approx(expected, rel=0.03)
+
+
+def test_a_slowdown_has_no_tenth_less(catalogue: Catalogue) -> None:
+    """Goal: the answer does not say that it could not be varied."""
+    made = question(catalogue, "zero3", slowdown=1.05)
+    assert "job.slowdown" in inputs(made)
+    assert "job.slowdown" not in limits(made)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.9, "1 is none, and more is slower"), (0, "1 is none, and more is slower"),
+     (-1, "below zero"), (float("nan"), "no number"), (float("inf"), "no number"),
+     ("20 ms", "ms")],
+)  # fmt: skip
+def test_bad_prediction_of_a_slowdown(catalogue: Catalogue, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"slowdown: .*{said}"):
+        question(catalogue, "zero3", slowdown=value)
