@@ -5,6 +5,7 @@ luwu predict step FILE.toml [--json] [--svg FILE]    a question; its form is in
 luwu predict compare FILE FILE ... [--json]    several, side by side
 luwu predict sweep FILE --over KEY=v1,v2,...   one, over values of its keys: predict_sweep.py
 luwu predict timeline FILE --out FILE          a step as a timeline: predict_timeline.py
+luwu predict flows FILE [--channels N]         its exchanges, link by link: predict_flows.py
 luwu predict validate [--json]                 published results, predicted
 luwu predict validate --machine [--json]       runs on this machine, predicted and measured
 luwu predict blind [--json] [--out FILE]       results that nobody looked up: predict_blind.py
@@ -21,6 +22,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.commands.predict_blind import blind
+from luwu.commands.predict_flows import flows
 from luwu.commands.predict_pictures import step_timeline
 from luwu.commands.predict_sweep import run_sweep
 from luwu.commands.predict_timeline import timeline
@@ -33,7 +35,7 @@ VERB: Final = Verb(
     name="predict",
     usage=(
         "luwu predict step FILE | compare FILE... | sweep FILE --over KEY=V,V... | timeline FILE "
-        "--out FILE | validate | blind [--json] [--catalogue FILE]"
+        "--out FILE | flows FILE | validate | blind [--json] [--catalogue FILE]"
     ),
     text=(
         "Predict a step of training on machines that are not here: its time, what binds, memory,\n"
@@ -47,6 +49,7 @@ VERB: Final = Verb(
         Flag(name="of", shape="METRIC", text="of sweep: a number of the answer; step_s"),
         Flag(name="svg", shape="FILE", text="of step and sweep: write a picture there"),
         Flag(name="out", shape="FILE", text="of timeline: a Chrome trace; of blind: its JSON"),
+        Flag(name="channels", shape="N", text="of flows: between two ranks, each hashed; 1"),
         Flag(name="run_dir", shape="DIR", text="of timeline: keep the events for luwu trace DIR"),
     ),
     has_keys=False,
@@ -55,6 +58,7 @@ VERB: Final = Verb(
 _FLAGS_OF: Final = {
     "over": ("sweep",), "of": ("sweep",), "svg": ("step", "sweep"),
     "out": ("timeline", "blind"), "run_dir": ("timeline",), "machine": ("validate",),
+    "channels": ("flows",),
 }  # fmt: skip
 """Flags that not every word after the verb takes."""
 
@@ -125,5 +129,5 @@ def _blind(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
 
 _DOES: Final[dict[str, Callable[[Parsed, Sequence[str], Catalogue], str]]] = {
     "step": _step, "compare": _compare, "sweep": run_sweep, "timeline": timeline,
-    "validate": _validate, "blind": _blind,
+    "flows": flows, "validate": _validate, "blind": _blind,
 }  # fmt: skip

@@ -18,8 +18,8 @@ Sources: Bertsekas and Gallager, Data Networks, 2nd ed., 6.5 (A2); simulation.md
 
 from __future__ import annotations
 
+import hashlib
 import math
-import zlib
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,7 +115,9 @@ def hashed_path(graph: nx.DiGraph, source: Node, target: Node, name: str) -> tup
         paths = sorted(nx.all_shortest_paths(graph, source, target), key=str)
     except (nx.NetworkXNoPath, nx.NodeNotFound) as exc:
         raise ConfigError(f"flow {name}: no way from {source} to {target}") from exc
-    return tuple(paths[zlib.crc32(name.encode()) % len(paths)])
+    # Not a CRC: of names that differ in a digit it finds paths that hardly meet.
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return tuple(paths[int.from_bytes(digest, "little") % len(paths)])
 
 
 def _capacity(graph: nx.DiGraph, link: Link) -> float:

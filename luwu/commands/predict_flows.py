@@ -1,0 +1,54 @@
+"""`luwu predict flows FILE [--channels N]`: exchanges of a step, flow by flow through `[topology]`.
+
+Closed forms spread what is sent evenly over all links that could take it. Switches send a flow over
+one of them, chosen by a hash; here both are played, one exchange of the step at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from luwu.base.errors import ConfigError
+from luwu.commands.flags import Parsed
+from luwu.predict.catalogue import Catalogue
+from luwu.predict.events.exchanges import PlayedExchange, play_exchanges
+from luwu.predict.question import Question, read_question
+
+USAGE = "luwu predict flows FILE [--channels N] [--json]"
+
+
+def flows(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
+    """Play the exchanges of a file's question. Raises ConfigError."""
+    if len(rest) != 1:
+        raise ConfigError(f"luwu predict flows takes a file; usage: {USAGE}")
+    question = read_question(Path(rest[0]), catalogue)
+    if not isinstance(question, Question):
+        raise ConfigError(
+            f"system: {question.system!r} has closed forms alone; flows are training's"
+        )
+    built = question.build()
+    if built is None:
+        raise ConfigError("topology: without one no link is known; give [topology]")
+    channels = _channels(parsed.flags.get("channels", "1"))
+    played = play_exchanges(built, question.exchanges(), question.job.devices, channels)
+    if parsed.has("json"):
+        found = {name: asdict(each) for name, each in played.items()}
+        return json.dumps({"schema": 1, "channels": channels, "exchanges": found}, indent=1)
+    return "\n".join(_line(name, each) for name, each in played.items())
+
+
+def _channels(text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"--channels: {text!r} is not a whole number; 1 or more fit")
+    return int(text)
+
+
+def _line(name: str, each: PlayedExchange) -> str:
+    return (
+        f"{name:<10} {each.flows} flows: {each.closed_s:.3g} s by the closed form, "
+        f"{each.spread_s:.3g} s spread over all links, {each.hashed_s:.3g} s hashed "
+        f"({each.hashed_s / each.spread_s:.2f}x), most of them over {each.busiest}"
+    )
