@@ -18,7 +18,6 @@ import threading
 from pathlib import Path
 
 from luwu.base.errors import LuwuError
-from luwu.base.libc import keep_one_arena
 from luwu.launch.lifeline import watch
 from switch_emu.jobs import Jobs
 from switch_emu.role import attend, failed, read_document
@@ -38,7 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--until-eof", action="store_true")
     parser.add_argument("--slots", type=int, default=POOL_SLOTS, metavar="N")
     asked = parser.parse_args(arguments)
-    keep_one_arena()
     os.umask(0o077)  # sockets, pages, events and results are this user's alone
     if asked.jobs:
         if asked.slots < 1:
