@@ -17,8 +17,9 @@ Processes are killed every few minutes, so memory is that of each process agains
 lifetimes of a kind together: one slope with an intercept for each lifetime, from its third minute
 on. Half an hour of that is enough to call it a violation; before, the slope is only told.
 
-Huge pages are off: where an allocator asks for them, memory grows by 2 MiB when the kernel makes
-one of a heap, early or late, once, and in half an hour that looks like some MiB an hour.
+What fills once and then stays is no growth (design note 0030). Huge pages are off: where an
+allocator asks for them, memory grows by 2 MiB when the kernel makes one of a heap, early or late,
+once, and in half an hour that looks like some MiB an hour.
 
 A trial is a fault. The last line is the verdict; exit code 0 or 1.
 """
