@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from luwu.base.errors import ConfigError, LuwuError
-from luwu.launch.allocator import NODE_TUNABLES, SWITCH_TUNABLES, WORKER_TUNABLES
+from luwu.launch.allocator import SWITCH_TUNABLES, WORKER_TUNABLES
 from luwu.launch.disk_floors import DiskFloors, disk_floors
 from luwu.launch.floors import core_count
 from luwu.launch.machine_rehearsal import RehearsalFloors
@@ -36,6 +36,7 @@ SMALL_BYTES: Final = 4096
 """Of a message that shows what a link takes beside bytes."""
 SMALL_COUNT: Final = 200
 STREAM_BYTES: Final = 96 * MIB
+NODE_TUNABLES: Final = ""
 QUICK: Final = Samples(copy_bytes=32 * MIB, disk_bytes=256 * MIB, seconds=0.3)
 
 
@@ -204,10 +205,9 @@ def _part(name: str, asked: dict[str, Any], tunables: str) -> dict[str, float]:
 def _start(
     name: str, asked: dict[str, Any], tunables: str, threads: int = 1
 ) -> subprocess.Popen[str]:
-    environ = {
-        **os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1",
-        "GLIBC_TUNABLES": tunables,
-    }  # fmt: skip
+    environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    if tunables:
+        environ["GLIBC_TUNABLES"] = tunables
     command = [sys.executable, "-m", "luwu.launch.machine_parts", name, json.dumps(asked)]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ

@@ -23,7 +23,7 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConnectionFailed
 from luwu.base.json_file import read_json, write_json
 from luwu.base.tree import SWITCH, Place, Tree
-from luwu.launch.allocator import NODE_TUNABLES, SWITCH_TUNABLES
+from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, DiskBytes
 from luwu.launch.console import tail
 from luwu.launch.network import (
@@ -141,8 +141,8 @@ def ended_file(run: RunDirectory, role: str) -> Path:
 def role_environ(role: str, run_id: str) -> dict[str, str]:
     """The environment of a switch or node process."""
     environ = {**os.environ, "LUWU_RUN_ID": run_id, "PYTHONUNBUFFERED": "1"}
-    tunables = SWITCH_TUNABLES if kind_of(role) == "switch" else NODE_TUNABLES
-    environ.setdefault("GLIBC_TUNABLES", tunables)
+    if kind_of(role) == "switch":
+        environ.setdefault("GLIBC_TUNABLES", SWITCH_TUNABLES)
     return environ
 
 
