@@ -52,6 +52,8 @@ def attend(
         return failed(role, refused, refused.exit_code, Path(document["error"]))
     except Exception as error:
         return failed(role, error, 1, Path(document["error"]))
+    finally:
+        gc.unfreeze()  # of the job, too, which the next one in this process must not keep
 
 
 def failed(role: str, error: Exception, exit_code: int, error_file: Path | None) -> int:
@@ -105,14 +107,12 @@ def _serve(
 
 
 def _settle() -> None:
-    """What is here when a job begins is not looked at again by the collector.
+    """What is here when a job begins, modules for the most part, the collector leaves alone.
 
-    It takes modules for the most part. Without them a full collection takes next to nothing and
-    comes often; with them it comes after minutes, takes 10 ms, and until then CPython keeps up to
-    2,000 freed tuples of each length: memory that seems to grow. Of a job before this one nothing
-    stays behind.
+    Without them a full collection takes next to nothing and comes often; with them it comes after
+    minutes, and until then CPython keeps up to 2,000 freed tuples of each length: memory that
+    seems to grow.
     """
-    gc.unfreeze()
     gc.collect()
     gc.freeze()
 

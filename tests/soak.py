@@ -59,6 +59,8 @@ SAMPLE_S: Final = 1.0
 WARM_S: Final = 120.0
 """Of a lifetime that is left out: caches fill, and the allocator finds its size, which takes a
 worker of torch 100 s."""
+SETTLED_S: Final = 60.0
+"""From so long a lifetime on, descriptors are compared."""
 ENOUGH_S: Final = 1800.0
 """Seconds of lifetimes of one kind from which on a slope can be called a violation."""
 HOURLY: Final = 3600 / 2**20
@@ -152,7 +154,7 @@ def grown_descriptors(life: Lifetime) -> str | None:
     for name, counts, once in (
         ("descriptors", life.descriptors, 0), ("events", life.events, EVENTS_ONCE)
     ):  # fmt: skip
-        if len(counts) * SAMPLE_S < WARM_S:
+        if len(counts) * SAMPLE_S < SETTLED_S:
             return None
         first, last = max(counts[: len(counts) // 2]), min(counts[-WINDOW:])
         if last > first + once:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from luwu.base.errors import ConfigError
+from luwu.base.parsers import whole
 from luwu.commands.flags import Parsed
 from luwu.predict.catalogue import Catalogue
 from luwu.predict.events.exchanges import PlayedExchange, play_exchanges
@@ -32,18 +33,12 @@ def flows(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     built = question.build()
     if built is None:
         raise ConfigError("topology: without one no link is known; give [topology]")
-    channels = _channels(parsed.flags.get("channels", "1"))
+    channels = whole(1)(parsed.flags.get("channels", "1"), "--channels")
     played = play_exchanges(built, question.exchanges(), question.job.devices, channels)
     if parsed.has("json"):
         found = {name: asdict(each) for name, each in played.items()}
         return json.dumps({"schema": 1, "channels": channels, "exchanges": found}, indent=1)
     return "\n".join(_line(name, each) for name, each in played.items())
-
-
-def _channels(text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"--channels: {text!r} is not a whole number; 1 or more fit")
-    return int(text)
 
 
 def _line(name: str, each: PlayedExchange) -> str:

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
 import networkx as nx
 
 from luwu.base.errors import ConfigError
-from luwu.predict.events.flows import Flow, Link, arrivals_s, hashed_path, link_name, play_flows
+from luwu.predict.events.flows import Flow, Link, arrivals_s, hashed_paths, link_name, play_flows
 from luwu.predict.on_topology import Exchange
 from luwu.predict.question_topology import Built
 from luwu.predict.rank_groups import port_rate
@@ -86,11 +86,7 @@ def _played(
         Flow(name=f"{name} {index}", source=source, target=target, nbytes=nbytes)
         for index, (source, target) in enumerate(pairs)
     ]
-    hashed = [
-        _hashed(made, f"{name} {index} {channel}", *pair, nbytes / channels)
-        for index, pair in enumerate(pairs)
-        for channel in range(channels)
-    ]
+    hashed = [flow for each in spread for flow in _channels(made, each, channels)]
     return PlayedExchange(
         flows=len(hashed), closed_s=exchange.port_bytes / rate,
         spread_s=max(arrivals_s(play_flows(made, spread)).values()),
@@ -109,9 +105,14 @@ def _pairs(exchange: Exchange, ranks: int) -> Iterator[tuple[Node, Node]]:
             yield from ((host(source), host(target)) for target in group if target != source)
 
 
-def _hashed(made: nx.DiGraph, name: str, source: Node, target: Node, nbytes: float) -> Flow:
-    path = hashed_path(made, source, target, name)
-    return Flow(name=name, source=source, target=target, nbytes=nbytes, path=path)
+def _channels(made: nx.DiGraph, whole: Flow, channels: int) -> list[Flow]:
+    """A flow in so many equal parts, each on a path of its own (A6)."""
+    names = [f"{whole.name} {channel}" for channel in range(channels)]
+    paths = hashed_paths(made, whole.source, whole.target, names)
+    return [
+        replace(whole, name=name, nbytes=whole.nbytes / channels, path=path)
+        for name, path in zip(names, paths, strict=True)
+    ]
 
 
 def _busiest(made: nx.DiGraph, flows: list[Flow]) -> str:

@@ -111,13 +111,23 @@ def _spread(graph: nx.DiGraph, flow: Flow) -> Route:
 def hashed_path(graph: nx.DiGraph, source: Node, target: Node, name: str) -> tuple[Node, ...]:
     """One of all shortest paths, by a hash of a name: as switches choose (ECMP). Raises
     ConfigError."""
+    return hashed_paths(graph, source, target, [name])[0]
+
+
+def hashed_paths(
+    graph: nx.DiGraph, source: Node, target: Node, names: Sequence[str]
+) -> list[tuple[Node, ...]]:
+    """The same of each name; which paths there are is found once. Raises ConfigError."""
     try:
         paths = sorted(nx.all_shortest_paths(graph, source, target), key=str)
     except (nx.NetworkXNoPath, nx.NodeNotFound) as exc:
-        raise ConfigError(f"flow {name}: no way from {source} to {target}") from exc
-    # Not a CRC: of names that differ in a digit it finds paths that hardly meet.
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    return tuple(paths[int.from_bytes(digest, "little") % len(paths)])
+        raise ConfigError(f"flow {names[0]}: no way from {source} to {target}") from exc
+    return [tuple(paths[_hash(name) % len(paths)]) for name in names]
+
+
+def _hash(name: str) -> int:
+    """Not a CRC: of names that differ in a digit it finds paths that hardly meet."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def _capacity(graph: nx.DiGraph, link: Link) -> float:
