@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from luwu.base.address import address_of
 from luwu.transport.interface import Delivery
 
 
@@ -76,7 +77,7 @@ class Arriving:
         if not self._held or len(self._held) < len(self._places):
             return None
         bases = {
-            _address(delivery.buffers[0]) - self._places[chunk][0]
+            address_of(delivery.buffers[0]) - self._places[chunk][0]
             for chunk, delivery in self._held.items()
         }
         if len(bases) > 1:
@@ -91,7 +92,3 @@ class Arriving:
         target = np.frombuffer(self._into, np.uint8)
         np.copyto(target[start : start + length], np.frombuffer(delivery.buffers[0], np.uint8))
         delivery.release()
-
-
-def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])

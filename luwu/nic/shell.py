@@ -40,14 +40,7 @@ from luwu.nic.encoder import PATIENCE_S, Encoder
 from luwu.nic.promises import Handle, NicCounters, StepHandle
 from luwu.nic.reader import StateReader
 from luwu.nic.told import Told
-from luwu.transport.interface import (
-    Delivery,
-    PeerDown,
-    PeerFailed,
-    PeerGone,
-    PeerUp,
-    Transport,
-)
+from luwu.transport.interface import Delivery, PeerDown, PeerFailed, PeerGone, PeerUp, Transport
 from luwu.wire.actions import PARENT, Drop, Note, Send
 from luwu.wire.codec import decode, encode
 from luwu.wire.description import Description

@@ -27,9 +27,10 @@ from typing import Any, cast
 
 import torch
 
+from luwu.base.address import address_of
 from luwu.training.gradients import ChunkPlan, write
 from luwu.training.interface import Nic, SharedWeights
-from luwu.training.pinning import HostPins, address_of
+from luwu.training.pinning import HostPins
 from luwu.training.ring import Ring
 from luwu.training.streams import CudaStreams, Event, Streams
 from luwu.training.turns import TurnNic

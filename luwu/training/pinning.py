@@ -11,10 +11,10 @@ writes. The weights would stay those of the first step, and nobody would be told
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
+from luwu.base.address import address_of
 from luwu.training.streams import Streams
 
 
@@ -71,11 +71,6 @@ class HostPins:
         if not self._was_refused:
             self._was_refused = True
             self._refused(why)
-
-
-def address_of(memory: memoryview) -> int:
-    """Where writable memory (not empty) starts."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def mapping_at(address: int) -> tuple[int, int, str] | None:

@@ -14,8 +14,8 @@ A mapping ends when its region is dropped and the last view of it is gone, which
 The calls are libc's, because an `mmap.mmap` keeps a descriptor open as long as it is mapped.
 
 How a buffer is found again: `Regions.at` looks its address up among the regions. The address of a
-view costs (measured, CPython 3.11) 0.22 us by way of ctypes, which takes writable ones only, and
-1.4 us by way of numpy for the read-only ones that are handed on.
+view costs (measured, CPython 3.11) 0.25 us where it may be written and 1.2 us where it may not, as
+of those that are handed on.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ import weakref
 from bisect import bisect_right
 from typing import Any, Final
 
-import numpy as np
-
+from luwu.base.address import address_of
 from luwu.base.errors import ConnectionFailed, RemoteProtocolError
 from luwu.base.libc import MAP_NORESERVE, advise_pages, map_pages, unmap_pages
 
@@ -49,7 +48,7 @@ class Region:
         self.view = map_memory(fd, nbytes, shared=shared)
         """Writable: what `reserve` gives is cut from it, and what is received from `shown`."""
         self.shown = self.view.toreadonly()
-        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.view))
+        self.base = address_of(self.view)
         self.end = self.base + nbytes
         self.nbytes = nbytes
         self.fd = fd
@@ -150,13 +149,6 @@ def part_of(view: memoryview, start: int, nbytes: int, at_end: Any, *values: Any
 def advise_huge(view: memoryview) -> None:
     """Ask for huge pages; a wish, so failing is no error."""
     advise_pages(address_of(view), view.nbytes, mmap.MADV_HUGEPAGE)
-
-
-def address_of(view: memoryview) -> int:
-    """Where a view (not empty) starts."""
-    if view.readonly:
-        return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def key_of(fd: int) -> tuple[int, int]:

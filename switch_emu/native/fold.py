@@ -9,6 +9,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from luwu.base.address import address_of, address_of_array
+
 Pointer = ctypes.c_void_p
 
 DTYPES: Final = {"float32": 0, "bfloat16": 1, "float16": 2}
@@ -37,8 +39,8 @@ class Fold:
         pointers, dtypes = sources(contributions)
         self._fold(
             out.size, ctypes.addressof(pointers), ctypes.addressof(dtypes), len(contributions),
-            None if before is None else address(before), address(out),
-            None if squares is None else address(squares),
+            None if before is None else address_of_array(before), address_of_array(out),
+            None if squares is None else address_of_array(squares),
         )  # fmt: skip
 
 
@@ -50,14 +52,3 @@ def sources(
     pointers = (Pointer * count)(*(address_of(payload) for payload, _ in contributions))
     dtypes = (ctypes.c_int32 * count)(*(DTYPES[dtype] for _, dtype in contributions))
     return pointers, dtypes
-
-
-def address(array: npt.NDArray[np.generic]) -> int:
-    """Where its first element lies."""
-    found: int = array.__array_interface__["data"][0]
-    return found
-
-
-def address_of(payload: memoryview) -> int:
-    """Where its first byte lies."""
-    return address(np.frombuffer(payload, np.uint8))

@@ -18,8 +18,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
+from luwu.base.address import address_of
 from luwu.base.errors import PageCorruptError
 
 BLOCK_BYTES = 4096
@@ -180,7 +179,7 @@ class BlockFile:
 
     def _aligned_bytes(self, offset: int, view: memoryview) -> int:
         """How much of the view, from its start, goes straight to the device."""
-        if self._align > 1 and (offset % self._align or _address(view) % self._align):
+        if self._align > 1 and (offset % self._align or address_of(view) % self._align):
             return 0
         rest = len(view) % self._align
         return 0 if rest and len(view) <= _COPIED_BYTES else len(view) - rest
@@ -224,11 +223,6 @@ class BlockFile:
             text = f"a transfer stopped after {done + count} of {size} bytes"
             raise OSError(errno.EIO, text, self.name)
         return whole
-
-
-def _address(view: memoryview) -> int:
-    found: int = np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0]
-    return found
 
 
 def _bounce_buffer() -> memoryview:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 
-import numpy as np
-
+from luwu.base.address import address_of
 from luwu.base.errors import StateError
 from switch_emu.store.interface import Buffer
 
@@ -45,8 +44,4 @@ def cut(sizes: Sequence[int]) -> list[memoryview]:
 
 def is_same_memory(one: memoryview, other: memoryview) -> bool:
     """Whether two views of equal size are of the same bytes."""
-    return _address(one) == _address(other)
-
-
-def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+    return address_of(one) == address_of(other)

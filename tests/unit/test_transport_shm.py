@@ -8,9 +8,9 @@ import random
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from luwu.base.address import address_of
 from luwu.transport import CREDIT_BYTES_DEFAULT, Counters, CreditExceeded, Delivery
 from tests.suites.transport_suite import TransportSuite
 from tests.suites.transport_waits import DEADLINE_NS, MIB, Make, meet, message, pair, until_true
@@ -21,10 +21,6 @@ class TestShmTransport(OverShm, TransportSuite):
     @pytest.fixture
     def free_endpoint(self, tmp_path: Path) -> str:
         return f"shm://{tmp_path}/s"
-
-
-def address(view: memoryview) -> int:
-    return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
 class TestByReference(OverShm):
@@ -54,7 +50,7 @@ class TestByReference(OverShm):
         for peer in ("parent", "again", "parent"):
             dialler.send(peer, b"h", [view[4096:]])
             delivery = message(listener)
-            found.add(address(delivery.buffers[0]))
+            found.add(address_of(delivery.buffers[0]))
             delivery.release()
         assert len(found) == 1
 
@@ -70,7 +66,7 @@ class TestByReference(OverShm):
         assert [bytes(view) for view in back.buffers] == [b"cd", b"0123456789"]
         theirs[2] = 0
         assert back.buffers[0][0] == 0  # its own memory came back to it
-        assert address(back.buffers[0]) == address(theirs) + 2
+        assert address_of(back.buffers[0]) == address_of(theirs) + 2
 
     def test_other_memory_travels_beside_it(self, make: Make, endpoint: str) -> None:
         """Goal: one buffer shared and one not; without an arena nothing is, and all arrives."""
@@ -144,7 +140,7 @@ class TestByReference(OverShm):
         view[:] = bytes(8192)
         dialler.send("parent", b"h", [view])
         delivery = message(listener)
-        ctypes.memset(address(delivery.buffers[0]), 7, 1)
+        ctypes.memset(address_of(delivery.buffers[0]), 7, 1)
         assert (delivery.buffers[0][0], view[0]) == (7, 0)
 
     def test_release_from_a_thread_ends_both_waits(self, make: Make, endpoint: str) -> None:

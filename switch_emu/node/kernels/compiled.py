@@ -13,8 +13,9 @@ from typing import Final
 
 import numpy as np
 
+from luwu.base.address import address_of, address_of_array
 from luwu.base.limits import NORM_BLOCK_ELEMS
-from switch_emu.native.fold import DTYPES, Fold, Pointer, address, address_of, sources
+from switch_emu.native.fold import DTYPES, Fold, Pointer, sources
 from switch_emu.node.kernels.interface import (
     NO_OPTIMIZER,
     Contributions,
@@ -140,17 +141,17 @@ class CompiledKernel(UpdateKernel):
                 self._make_run(place, run, updates_count)
         count = -(-weights.size // NORM_BLOCK_ELEMS) if measure else 0
         squares = np.empty(count, np.float64)
-        old = (*(address(array) for array in read), None, None)
-        new = (*(address(array) for array in written), None, None)
+        old = (*(address_of_array(array) for array in read), None, None)
+        new = (*(address_of_array(array) for array in written), None, None)
         call = _Update(
             weights.size, self._optimizer, len(contributions), ctypes.addressof(pointers),
             ctypes.addressof(dtypes), old[0], old[1], old[2], new[0], new[1], new[2],
-            ctypes.addressof(said), address(squares) if measure else None,
+            ctypes.addressof(said), address_of_array(squares) if measure else None,
             None if wire is None else address_of(wire[0]),
             _NO_WIRE if wire is None else DTYPES[wire[1]], divisor, scale, in_place,
             0 if pieces is None else len(pieces.borders),
-            None if pieces is None else address(pieces.borders),
-            None if pieces is None else address(pieces.squares),
+            None if pieces is None else address_of_array(pieces.borders),
+            None if pieces is None else address_of_array(pieces.squares),
         )  # fmt: skip
         self._update(ctypes.addressof(call))
         return tuple(squares.tolist())
@@ -158,7 +159,7 @@ class CompiledKernel(UpdateKernel):
     def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
         """See UpdateKernel. An update in place by no optimizer, with nothing measured."""
         check_cast(weights, dtype, into)
-        at = address(weights)
+        at = address_of_array(weights)
         call = _Update(
             elems=weights.size, optimizer=_OPTIMIZERS[NO_OPTIMIZER, ()], weights=at,
             weights_out=at, wire=address_of(into), wire_dtype=DTYPES[dtype], divisor=1.0,

@@ -28,10 +28,11 @@ from typing import Protocol
 
 import numpy as np
 
+from luwu.base.address import address_of_array
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
-from switch_emu.native.fold import CELL_ELEMS, address
+from switch_emu.native.fold import CELL_ELEMS
 from switch_emu.switch.aggregate import F32Array
 
 NO_OPTIMIZER = "none"
@@ -157,7 +158,10 @@ def check_update(
         raise ValueError(f"{len(read)} and {len(written)} arrays; state: {kernel.state_fields}")
     for array in (*read, *written):
         _check_array(array, elems)
-    same = [address(left) == address(right) for left, right in zip(read, written, strict=True)]
+    same = [
+        address_of_array(left) == address_of_array(right)
+        for left, right in zip(read, written, strict=True)
+    ]
     if any(same) and not all(same):
         raise ValueError("an update is in place for all arrays or for none")
     at = 0

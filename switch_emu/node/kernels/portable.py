@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from luwu.base.address import address_of_array
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
@@ -26,7 +27,6 @@ from switch_emu.node.kernels.interface import (
     Pieces,
     Run,
     UpdateKernel,
-    address,
     check_cast,
     check_fold,
     check_update,
@@ -336,7 +336,10 @@ class _Memory:
 
     def __init__(self, octets: np.ndarray) -> None:
         self.octets = octets
-        self.__array_interface__ = octets.__array_interface__ | {"data": (address(octets), False)}
+        self.__array_interface__ = {
+            "data": (address_of_array(octets), False), "shape": octets.shape,
+            "typestr": octets.dtype.str, "version": 3,
+        }  # fmt: skip
 
 
 def _tensor(array: np.ndarray) -> Any:
@@ -349,7 +352,7 @@ def _tensor(array: np.ndarray) -> Any:
 def _source(payload: memoryview, dtype: str) -> Any:
     """A payload as a tensor; copied only if its elements are not aligned."""
     octets = np.frombuffer(payload, np.uint8)
-    if address(octets) % DTYPE_BYTES[dtype]:
+    if address_of_array(octets) % DTYPE_BYTES[dtype]:
         octets = octets.copy()
     return _tensor(octets.view(_NUMPY_DTYPES[dtype])).view(TORCH_DTYPES[dtype])
 
@@ -357,12 +360,12 @@ def _source(payload: memoryview, dtype: str) -> Any:
 def _target(payload: memoryview, dtype: str) -> Any:
     """A tensor for the new weights: in the payload itself if its elements are aligned."""
     octets = np.frombuffer(payload, np.uint8)
-    if address(octets) % DTYPE_BYTES[dtype]:
+    if address_of_array(octets) % DTYPE_BYTES[dtype]:
         octets = np.empty_like(octets)
     return torch.from_numpy(octets.view(_NUMPY_DTYPES[dtype])).view(TORCH_DTYPES[dtype])
 
 
 def _deliver(target: Any, payload: memoryview) -> None:
     octets = np.frombuffer(payload, np.uint8)
-    if target.data_ptr() != address(octets):
+    if target.data_ptr() != address_of_array(octets):
         np.copyto(octets, target.view(torch.uint8).numpy())

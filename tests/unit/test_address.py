@@ -1,0 +1,48 @@
+"""Addresses of views and arrays: right, and found without leaving anything behind."""
+
+from __future__ import annotations
+
+import ctypes
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from luwu.base.address import address_of, address_of_array
+
+ARRAY = np.arange(64, dtype=np.uint8)
+READ_ONLY = memoryview(ARRAY.tobytes())
+ASKED = 50_000
+
+
+@pytest.mark.parametrize("view", [memoryview(bytearray(ARRAY)), READ_ONLY], ids=["own", "read"])
+def test_what_lies_at_the_address_is_what_the_view_shows(view: memoryview) -> None:
+    assert ctypes.string_at(address_of(view), view.nbytes) == view
+    assert address_of(view[3:]) == address_of(view) + 3
+
+
+def test_an_array_and_a_view_of_it_have_one_address() -> None:
+    assert address_of_array(ARRAY[5:]) == address_of(memoryview(ARRAY)[5:])
+
+
+@pytest.mark.parametrize("view", [memoryview(bytearray()), memoryview(b"")], ids=["own", "read"])
+def test_an_empty_view_has_an_address(view: memoryview) -> None:
+    address_of(view)
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda: address_of(READ_ONLY), lambda: address_of_array(ARRAY)], ids=["view", "array"]
+)
+def test_asking_often_takes_no_memory(ask: Callable[[], int]) -> None:
+    """`__array_interface__` fills CPython's table of interned strings: hundreds of KiB at once."""
+    ask()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(ASKED):
+            ask()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < 128 * 1024, "other threads of this process may take a little"
