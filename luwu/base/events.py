@@ -26,6 +26,8 @@ from luwu.base.closing import Closing
 
 CLOCK: Final = "clock"
 """Name of the record that a timeline is aligned by."""
+_BUFFER_BYTES: Final = 64 * 1024
+"""What a killed process may lose of its DEBUG records."""
 
 
 class Recorder(Closing):
@@ -40,7 +42,7 @@ class Recorder(Closing):
         self._file: IO[str] | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8", buffering=1024 * 1024)
+            self._file = path.open("a", encoding="utf-8", buffering=_BUFFER_BYTES)
             now = {"monotonic_ns": SYSTEM_CLOCK.now_ns(), "unix_ns": unix_ns(), "boot": _boot()}
             self._append({"name": CLOCK, "role": role, **now})
 
