@@ -11,15 +11,12 @@ second. Checked of each run:
 - the weights have the digest of a run of the same steps that nobody disturbed;
 - no process, socket, segment or temporary file is left;
 - descriptors of no process grow, nor do the files of the run and of its state;
-- memory grows by less than 1 MiB an hour.
+- what is allocated grows by less than 1 MiB an hour, and what is resident by less than 1 MiB in the
+  life of a process, from its third minute on (`soak_samples.py`). Half an hour of that is enough to
+  call a slope a violation; before, it is only told.
 
-Processes are killed every few minutes, so memory is that of each process against its own mean, all
-lifetimes of a kind together: one slope with an intercept for each lifetime, from its third minute
-on. Half an hour of that is enough to call it a violation; before, the slope is only told.
-
-What fills once and then stays is no growth (design note 0030). Huge pages are off: where an
-allocator asks for them, memory grows by 2 MiB when the kernel makes one of a heap, early or late,
-once, and in half an hour that looks like some MiB an hour.
+Huge pages are off: where an allocator asks for them, 2 MiB more are resident when the kernel makes
+one of a heap, early or late.
 
 A trial is a fault. The last line is the verdict; exit code 0 or 1.
 """
@@ -28,12 +25,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import math
 import os
 import sys
 import tempfile
-import threading
-from bisect import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -49,29 +43,12 @@ from luwu.launch.chaos.job import cast_of, config_of, rules_of
 from luwu.launch.chaos.outlook import outlooks
 from luwu.launch.chaos.plan import Wish, draw
 from luwu.launch.chaos.work import Chaos
-from luwu.launch.children import private_bytes
 from luwu.testing.cluster import Cluster
 from tests.kill import TREE, TREE_WORKERS, check_clean
 from tests.processes.jobs import SMALL, Outside, text_file
+from tests.soak_samples import Lifetime, Sampler, said_by_processes, slope_of
 
 RUN_MINUTES: Final = 10.0
-SAMPLE_S: Final = 1.0
-WARM_S: Final = 120.0
-"""Of a lifetime that is left out: caches fill, and the allocator finds its size, which takes a
-worker of torch 100 s."""
-SETTLED_S: Final = 60.0
-"""From so long a lifetime on, descriptors are compared."""
-ENOUGH_S: Final = 1800.0
-"""Seconds of lifetimes of one kind from which on a slope can be called a violation."""
-HOURLY: Final = 3600 / 2**20
-"""MiB an hour of a byte a second."""
-SLOPE_MAX: Final = 1 / HOURLY
-"""Bytes per second."""
-WINDOW: Final = 10
-"""Samples at the end of a lifetime whose descriptors count, and the fewest that make a slope."""
-EVENTS_ONCE: Final = 8
-"""Events that may come late: pyzmq makes a context with 7 of them at the first send without a copy,
-and keeps it."""
 COMPUTE_MS: Final = 20.0
 """Makes a step last: what is disturbed is a run like a user's, not a loop at full speed."""
 LEARNING_STEPS: Final = 40
@@ -80,140 +57,11 @@ PR_SET_THP_DISABLE: Final = 41
 """<linux/prctl.h>"""
 
 
-@dataclass
-class Lifetime:
-    """Samples of one process."""
-
-    kind: str
-    times_s: list[float] = field(default_factory=list)
-    memory_bytes: list[int] = field(default_factory=list)
-    descriptors: list[int] = field(default_factory=list)
-    """Files, sockets, pipes and shared memory."""
-    events: list[int] = field(default_factory=list)
-    """Descriptors without a name: eventfd, epoll."""
-
-    def text(self) -> str:
-        """How long it lasted, and its memory when it was warm and at the end."""
-        warm = bisect(self.times_s, self.times_s[0] + WARM_S)
-        memory = [nbytes / 2**20 for nbytes in self.memory_bytes]
-        first = f"{memory[warm]:.2f} to " if warm < len(memory) else ""
-        return f"{self.times_s[-1] - self.times_s[0]:.0f} s {first}{memory[-1]:.2f} MiB"
-
-
-@dataclass(frozen=True)
-class Slope:
-    """How memory of one kind of process grows."""
-
-    bytes_per_s: float
-    error: float
-    """Standard error."""
-    seconds: float
-    """Of lifetimes that were looked at."""
-
-    @property
-    def is_violation(self) -> bool:
-        """Above the limit beyond doubt, and seen for long enough."""
-        return self.seconds >= ENOUGH_S and self.bytes_per_s - 2 * self.error > SLOPE_MAX
-
-    def __str__(self) -> str:
-        hourly, error = self.bytes_per_s * HOURLY, self.error * HOURLY
-        return f"{hourly:+.2f} MiB/h, standard error {error:.2f}, over {self.seconds:.0f} s"
-
-
-def slope_of(lifetimes: Sequence[Lifetime]) -> Slope | None:
-    """One slope for all, with an intercept for each; None if there is too little to say."""
-    xs, ys, seconds, intercepts = [], [], 0.0, 0
-    for life in lifetimes:
-        rows = [
-            (time_s, memory)
-            for time_s, memory in zip(life.times_s, life.memory_bytes, strict=True)
-            if time_s - life.times_s[0] >= WARM_S
-        ]
-        if len(rows) < WINDOW:
-            continue
-        times, memories = zip(*rows, strict=True)
-        x_mean, y_mean = math.fsum(times) / len(rows), math.fsum(memories) / len(rows)
-        xs += [time_s - x_mean for time_s in times]
-        ys += [memory - y_mean for memory in memories]
-        seconds += times[-1] - times[0]
-        intercepts += 1
-    spread = math.fsum(x * x for x in xs)
-    freedom = len(xs) - intercepts - 1
-    if not spread or freedom < 1:
-        return None
-    slope = math.fsum(x * y for x, y in zip(xs, ys, strict=True)) / spread
-    rest = math.fsum((y - slope * x) ** 2 for x, y in zip(xs, ys, strict=True))
-    return Slope(slope, math.sqrt(rest / freedom / spread), seconds)
-
-
-def grown_descriptors(life: Lifetime) -> str | None:
-    """Why the descriptors of a process are too many at its end; None: they are not.
-
-    In its first half each peer was there once, though one may be away when it begins.
-    """
-    for name, counts, once in (
-        ("descriptors", life.descriptors, 0), ("events", life.events, EVENTS_ONCE)
-    ):  # fmt: skip
-        if len(counts) * SAMPLE_S < SETTLED_S:
-            return None
-        first, last = max(counts[: len(counts) // 2]), min(counts[-WINDOW:])
-        if last > first + once:
-            text = f"{last} {name} at the end of its life, {first} at most in its first half"
-            return f"{life.kind}: {text}"
-    return None
-
-
 def without_huge_pages() -> None:
     """From now on, in this process and all that it starts. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_THP_DISABLE)")
-
-
-class Sampler:
-    """Looks at all processes of a run, every second."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.lifetimes: dict[int, Lifetime] = {}
-        self._cluster = cluster
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="sampler", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> list[Lifetime]:
-        """No more samples; what there is."""
-        self._stopping.set()
-        self._thread.join()
-        return list(self.lifetimes.values())
-
-    def _watch(self) -> None:
-        while not self._stopping.wait(SAMPLE_S):
-            self._sample(self._cluster.pid, "launcher")
-            for entry in self._cluster.processes():
-                self._sample(entry.pid, entry.role)
-
-    def _sample(self, pid: int, kind: str) -> None:
-        memory = private_bytes(pid)
-        try:
-            with os.scandir(f"/proc/{pid}/fd") as entries:
-                targets = [_target(entry.path) for entry in entries]
-        except OSError:
-            return
-        if not memory:  # it has just ended
-            return
-        life = self.lifetimes.setdefault(pid, Lifetime(kind))
-        life.times_s.append(SYSTEM_CLOCK.now_ns() / 1e9)
-        life.memory_bytes.append(memory)
-        events = sum(target.startswith("anon_inode:") for target in targets)
-        life.descriptors.append(len(targets) - events)
-        life.events.append(events)
-
-
-def _target(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:  # closed meanwhile
-        return ""
 
 
 @dataclass(frozen=True)
@@ -249,7 +97,10 @@ def start(
         tree = directory / "tree.toml"
         tree.write_text(TREE)
         flags += ["--tree", str(tree)]
-    return Cluster.run(directory, *script, flags=flags, name=name, environ=outside.environ)
+    said = directory / f"{name}.memory"
+    said.mkdir()
+    environ = {**outside.environ, **said_by_processes(said)}
+    return Cluster.run(directory, *script, flags=flags, name=name, environ=environ)
 
 
 @dataclass
@@ -272,7 +123,7 @@ class Soak:
             directory, "soak", shape, steps=steps, compute_ms=COMPUTE_MS, outside=outside
         ) as cluster:
             cluster.wait_for_steps(1, limit_s=120)
-            sampler = Sampler(cluster)
+            sampler = Sampler(cluster, directory / "soak.memory")
             config = config_of(cluster.run_directory)
             kinds = ("node", "switch", "worker")
             wish = Wish(
@@ -296,7 +147,7 @@ class Soak:
             digest = cluster.results()["node.json"]["weights_digest"]
         for life in lifetimes:
             self.lifetimes[life.kind.partition("-")[0]].append(life)
-        self.violations += filter(None, map(grown_descriptors, lifetimes))
+            self.violations += life.growths()
         self._compare(directory, shape, steps, digest)
 
     def _compare(self, directory: Path, shape: Shape, steps: int, digest: str) -> None:

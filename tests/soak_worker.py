@@ -1,14 +1,8 @@
-"""`workers/train.py` without its records: they grow with each step, and a soak looks for growth.
-
-What CPython keeps of what was freed grows too, for minutes and up to a limit: 2,000 tuples of each
-length, until there is a full collection. Here there is one every hundred steps.
-"""
+"""`workers/train.py` without its records: they grow with each step, and a soak looks for growth."""
 
 from __future__ import annotations
 
-import gc
 import sys
-from typing import Final
 
 import torch
 
@@ -17,9 +11,6 @@ from workers.arms import make_arm
 from workers.data import Batches, load_corpus
 from workers.options import parse_options
 from workers.train import Progress, train_step
-
-COLLECTED: Final = 100
-"""Steps between full collections."""
 
 
 def main() -> None:
@@ -36,8 +27,6 @@ def main() -> None:
             if step < options.steps:
                 train_step(arm, batches, options, Progress(), step)
                 step += 1
-                if step % COLLECTED == 0:
-                    gc.collect()
             else:
                 arm.finish()
                 is_finished = True

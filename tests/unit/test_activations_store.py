@@ -6,18 +6,18 @@ import gc
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import DeadlineError, LuwuError, StateError, StoreFullError
 from luwu.nic import activations
 from luwu.nic.activations import ActivationStore
 from luwu.nic.saved import ActivationStats, Hold, checksum_of
 from tests.unit.test_scratch_file import file_limit
+from tests.unit.waiting import is_soon
 
 KIB = 1024
 SIZE = 64 * KIB
@@ -33,16 +33,6 @@ def allocate(nbytes: int) -> memoryview:
 
 def put(store: ActivationStore, memory: memoryview) -> Hold:
     return store.put(memory, allocate=allocate, checksum=checksum_of(memory))
-
-
-def is_soon(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Whether a thread of the store brings it about."""
-    end_ns = SYSTEM_CLOCK.now_ns() + int(seconds * 1e9)
-    while not condition():
-        if SYSTEM_CLOCK.now_ns() > end_ns:
-            return False
-        sleep(0.001)
-    return True
 
 
 @contextmanager

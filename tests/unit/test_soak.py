@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,18 +11,18 @@ from random import Random
 
 import pytest
 
-from tests.soak import (
+from tests.soak import FileGrowth, Shape, Soak
+from tests.soak_samples import (
     ENOUGH_S,
     EVENTS_ONCE,
     HOURLY,
     WARM_S,
-    FileGrowth,
+    WINDOW,
     Lifetime,
-    Shape,
-    Soak,
-    grown_descriptors,
+    said_by_processes,
     slope_of,
 )
+from tests.unit.waiting import is_soon
 
 MIB = 1024**2
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +38,8 @@ def lifetime(
         warm = int(50 * MIB * min(1.0, time_s / WARM_S))
         grown = int(time_s * mib_per_hour / HOURLY)
         life.times_s.append(1000.0 + time_s)
-        life.memory_bytes.append(at_bytes + warm + grown + random.randint(-noise, noise))
+        life.allocated_bytes.append(at_bytes + warm + grown + random.randint(-noise, noise))
+        life.resident_bytes.append(at_bytes + warm)
         life.descriptors.append(30)
         life.events.append(12)
     return life
@@ -71,23 +73,48 @@ def test_little_says_nothing() -> None:
 
 def test_descriptors_that_come_back_are_no_growth() -> None:
     life = lifetime(200, 0)
-    assert grown_descriptors(life) is None
+    assert life.growths() == []
     life.descriptors[60:80] = [80] * 20
-    assert grown_descriptors(life) is None
+    assert life.growths() == []
     life.descriptors[120:] = [81] * 80
-    assert grown_descriptors(life) == (
-        "node: 81 descriptors at the end of its life, 80 at most in its first half"
-    )
+    assert life.growths() == ["node: 81 descriptors at its end, 80 at most in its first half"]
     life.descriptors[:] = [20] * 30 + [30] * 170  # a peer was away when it began
-    assert grown_descriptors(life) is None
+    assert life.growths() == []
     life.events[150:] = [12 + EVENTS_ONCE] * 50
-    assert grown_descriptors(life) is None
+    assert life.growths() == []
     life.events[150:] = [13 + EVENTS_ONCE] * 50
-    said = grown_descriptors(life)
-    assert said == "node: 21 events at the end of its life, 12 at most in its first half"
+    assert life.growths() == ["node: 21 events at its end, 12 at most in its first half"]
     short = lifetime(50, 0)
     short.descriptors[-10:] = [90] * 10
-    assert grown_descriptors(short) is None  # too short a life to tell
+    assert short.growths() == []  # too short a life to tell
+
+
+def test_what_is_resident_may_fill_a_little() -> None:
+    """Goal: from the warm-up to the end of a life, whatever was there for a moment."""
+    life = lifetime(300, 0)
+    life.resident_bytes[150:] = [151 * MIB] * 150
+    life.resident_bytes[200] = 400 * MIB
+    assert life.growths() == []
+    life.resident_bytes[-WINDOW:] = [153 * MIB] * WINDOW
+    assert life.growths() == ["node: 3.00 MiB more are resident than when warm"]
+
+
+def test_a_process_says_what_it_has_allocated(tmp_path: Path) -> None:
+    """Goal: a million objects of Python are in what it says."""
+    script = """if True:
+        import sys
+        kept = [object() for _ in range(1_000_000)]
+        sys.stdin.read()
+    """
+    environ = {**os.environ, **said_by_processes(tmp_path)}
+    said = {}
+    for name, text in (("much", script), ("little", script.replace("1_000_000", "1"))):
+        command = [sys.executable, "-c", text]
+        with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE) as process:
+            path = tmp_path / str(process.pid)
+            assert is_soon(lambda: path.exists() and path.read_text().endswith("\n"))  # noqa: B023
+            said[name] = int(path.read_text())
+    assert 16 * 10**6 < said["much"] - said["little"] < 64 * 10**6
 
 
 def test_files_that_go_on_coming_are_growth(tmp_path: Path) -> None:
