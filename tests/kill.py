@@ -19,6 +19,7 @@ was killed before is still starting. One line a kill, then what was seen; the la
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import signal
 import sys
@@ -101,12 +102,12 @@ def draw_moments(seed: int, count: int) -> list[Moment]:
 def start(
     directory: Path, name: str, *, steps: int, restarts: int, outside: Outside,
     transport: str = "auto", tree: Path | None = None, more_flags: Sequence[str] = (),
-    workers: int = WORKERS,
+    workers: int = WORKERS, compute_ms: float = COMPUTE_MS,
 ) -> Cluster:  # fmt: skip
     """A run of the built-in job that takes its time."""
     script = [
         "-m", "workers.train", "--arm", "luwu", "--steps", str(steps), "--log-every", "1",
-        "--compute-ms", str(COMPUTE_MS), "--data", str(text_file(directory)), *SMALL,
+        "--compute-ms", str(compute_ms), "--data", str(text_file(directory)), *SMALL,
     ]  # fmt: skip
     flags = [
         *more_flags, "--workers", str(workers if tree is None else TREE_WORKERS),
@@ -149,46 +150,52 @@ def finish(cluster: Cluster, outside: Outside) -> str:
     return digest
 
 
+@functools.cache
+def quiet_digest(steps: int, workers: int = WORKERS) -> str:
+    """What a run that nobody disturbs ends with, over whatever and through whatever it goes (I3).
+
+    Raises TakenBadly.
+    """
+    with tempfile.TemporaryDirectory(prefix="luwu-quiet-") as name:
+        directory = Path(name)
+        outside = Outside(directory / "outside")
+        with start(
+            directory, "quiet", steps=steps, restarts=0, outside=outside, workers=workers,
+            compute_ms=0,
+        ) as cluster:  # fmt: skip
+            return finish(cluster, outside)
+
+
 def kill_role(
     directory: Path, role: str, kills: Kills, *, seed: int, transport: str = "auto"
 ) -> str:
     """Kill a role in one run, time after time; its verdict. Raises TakenBadly."""
     count = kills.count
     steps = (count + 1) * STEPS_BETWEEN
-    digests = []
     tree = None
     are_workers = role == "worker"
     flags = ["--on-worker-loss", "wait", "--worker-restarts", str(count)] if are_workers else []
     if role.startswith("switch-"):
         tree = directory / "tree.toml"
         tree.write_text(TREE)
-    for name, moments in (("quiet", []), ("killed", draw_moments(seed, count))):
-        outside = Outside(directory / f"{name}.tmp")
-        with start(
-            directory,
-            name,
-            steps=steps,
-            restarts=count,
-            outside=outside,
-            transport=transport,
-            tree=tree,
-            more_flags=flags,
-        ) as cluster:
-            cluster.wait_for(role)
-            for number, moment in enumerate(moments, start=1):
-                rank = number % WORKERS if are_workers else 0
-                if moment.step is not None:
-                    wait_for_step(cluster, moment.step)
-                sleep(moment.delay_ms / 1e3)
-                killed_ns = SYSTEM_CLOCK.now_ns()
-                pid = cluster.kill(role, rank)
-                new = cluster.wait_for(role, rank, but=pid)
-                waited_ms = (SYSTEM_CLOCK.now_ns() - killed_ns) / 1e6
-                kills.say(
-                    f"{role}, pid {pid}, {moment}; pid {new} follows {waited_ms:.0f} ms later"
-                )
-            digests.append(finish(cluster, outside))
-    quiet, killed = digests
+    quiet = quiet_digest(steps, WORKERS if tree is None else TREE_WORKERS)
+    outside = Outside(directory / "killed.tmp")
+    with start(
+        directory, "killed", steps=steps, restarts=count, outside=outside, transport=transport,
+        tree=tree, more_flags=flags,
+    ) as cluster:  # fmt: skip
+        cluster.wait_for(role)
+        for number, moment in enumerate(draw_moments(seed, count), start=1):
+            rank = number % WORKERS if are_workers else 0
+            if moment.step is not None:
+                wait_for_step(cluster, moment.step)
+            sleep(moment.delay_ms / 1e3)
+            killed_ns = SYSTEM_CLOCK.now_ns()
+            pid = cluster.kill(role, rank)
+            new = cluster.wait_for(role, rank, but=pid)
+            waited_ms = (SYSTEM_CLOCK.now_ns() - killed_ns) / 1e6
+            kills.say(f"{role}, pid {pid}, {moment}; pid {new} follows {waited_ms:.0f} ms later")
+        killed = finish(cluster, outside)
     if quiet != killed:
         raise TakenBadly(f"digest {killed[:12]}, but {quiet[:12]} without kills")
     return f"the run went on each time and ended with digest {killed[:12]}, as without kills"

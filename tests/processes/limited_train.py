@@ -35,8 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     warm_up()
     used_bytes = memory_bytes("VmData")
     assert used_bytes is not None
-    limit_bytes = used_bytes + headroom_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+    _, most_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + headroom_bytes, most_bytes))
     try:
         arm.build(options.gpt(corpus.vocab))
         parameter_bytes = sum(4 * p.numel() for p in arm.module.parameters())
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, LuwuError):
             raise
+        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))  # to end well, that is
         print(f"beyond the limit: {error!r}", file=sys.stderr)
         return 1
     print(json.dumps({"headroom_bytes": headroom_bytes, "parameter_bytes": parameter_bytes}))

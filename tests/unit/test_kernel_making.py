@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,16 @@ def fresh(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     return tmp_path / "kernels"
+
+
+@pytest.fixture
+def unchecked(fresh: Path, cache: Path) -> Path:
+    """A cache with the library that was compiled for this module, and no notes."""
+    (path,) = libraries(cache)
+    fresh.mkdir(mode=0o700)
+    shutil.copyfile(path, fresh / path.name)
+    (fresh / path.name).chmod(0o700)
+    return fresh
 
 
 def libraries(cache: Path) -> list[Path]:
@@ -160,10 +171,10 @@ def test_a_kernel_that_breaks_its_promise_is_not_used(
         assert "does not give torch's bits" in made.reason
 
 
-def test_the_selfcheck_decides(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_selfcheck_decides(unchecked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: whatever it finds is the reason."""
     monkeypatch.setattr(making, "difference", lambda *_: "weights differ in 3 bytes")
-    assert "weights differ in 3 bytes" in make_kernel(*ADAMW, cache=fresh).reason
+    assert "weights differ in 3 bytes" in make_kernel(*ADAMW, cache=unchecked).reason
 
 
 @pytest.fixture
@@ -179,46 +190,46 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_what_was_checked_is_not_checked_again(fresh: Path, comparisons: list[str]) -> None:
+def test_what_was_checked_is_not_checked_again(unchecked: Path, comparisons: list[str]) -> None:
     """Goal: the second start takes the kernel as the first one found it; another optimizer is
     checked for itself."""
     for optimizer in (ADAMW, ADAMW, MOMENTUM, ADAMW, MOMENTUM):
-        assert make_kernel(*optimizer, cache=fresh).kernel.version == "compiled"
+        assert make_kernel(*optimizer, cache=unchecked).kernel.version == "compiled"
     assert comparisons == ["adamw", "sgd"]
-    assert all(path.stat().st_mode & 0o077 == 0 for path in notes(fresh))
-    assert len(notes(fresh)) == 2
+    assert all(path.stat().st_mode & 0o077 == 0 for path in notes(unchecked))
+    assert len(notes(unchecked)) == 2
 
 
 @pytest.mark.parametrize("change", ["torch", "instructions", "library", "open to others"])
 def test_whatever_a_check_depends_on_asks_for_another(
-    change: str, fresh: Path, comparisons: list[str], monkeypatch: pytest.MonkeyPatch
+    change: str, unchecked: Path, comparisons: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I3. Goal: with another torch, other instructions or another library the kernel is compared
     again; a note that others can write is no note."""
-    make_kernel(*ADAMW, cache=fresh)
+    make_kernel(*ADAMW, cache=unchecked)
     if change == "torch":
         monkeypatch.setattr(checked, "_torch", lambda: ["another one"])
     elif change == "instructions":
         monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     elif change == "library":
-        (path,) = libraries(fresh)
-        other = fresh / "other"
+        (path,) = libraries(unchecked)
+        other = unchecked / "other"
         other.write_bytes(path.read_bytes() + b"\0")
         other.chmod(0o700)
         other.replace(path)  # the first one stays mapped
     else:
-        (path,) = notes(fresh)
+        (path,) = notes(unchecked)
         path.chmod(0o622)
-    make_kernel(*ADAMW, cache=fresh)
+    make_kernel(*ADAMW, cache=unchecked)
     assert comparisons == ["adamw", "adamw"]
 
 
-def test_a_failed_check_leaves_no_note(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_check_leaves_no_note(unchecked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a kernel that is not used is checked again, and not used again."""
     monkeypatch.setattr(making, "difference", lambda *_: "weights differ in 3 bytes")
     for _ in range(2):
-        assert make_kernel(*ADAMW, cache=fresh).kernel.version == "portable"
-    assert notes(fresh) == []
+        assert make_kernel(*ADAMW, cache=unchecked).kernel.version == "portable"
+    assert notes(unchecked) == []
 
 
 def test_a_new_state_takes_the_note_from_the_user(
@@ -231,16 +242,16 @@ def test_a_new_state_takes_the_note_from_the_user(
     assert comparisons == ["adamw"]
 
 
-def test_a_node_that_comes_back_needs_no_torch(fresh: Path) -> None:
+def test_a_node_that_comes_back_needs_no_torch(unchecked: Path) -> None:
     """Goal: what a node imports, and its kernel once it was checked, leave torch alone; so does
     the launcher's plan. It takes longer to import than all the rest."""
-    make_kernel(*ADAMW, cache=fresh)
+    make_kernel(*ADAMW, cache=unchecked)
     script = f"""if True:
         import sys
         from pathlib import Path
         import luwu.commands.run, luwu.launch.estimate.text, switch_emu.node.serve
         from switch_emu.node.kernels.make import make_kernel
-        made = make_kernel("adamw", ("m", "v"), cache=Path({str(fresh)!r}))
+        made = make_kernel("adamw", ("m", "v"), cache=Path({str(unchecked)!r}))
         assert made.kernel.version == "compiled", made.reason
         made.kernel.enter_thread()
         assert "torch" not in sys.modules
