@@ -234,9 +234,9 @@ class Relay:
     def _hand_on(self, one: socket.socket, other: socket.socket, index: int | None) -> None:
         with suppress(OSError):
             while data := one.recv(65536):
-                other.sendall(data)
-                if index is not None:
+                if index is not None:  # before: what has come is in the count
                     self.bytes_of[index] += len(data)
+                other.sendall(data)
         with suppress(OSError):
             other.shutdown(socket.SHUT_WR)
 
