@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.transport import Delivery, PeerDown, PeerFailed, PeerUp, Received, Transport
+from luwu.base.errors import AccessRefused
+from luwu.transport import LISTENER, Delivery, PeerDown, PeerFailed, PeerUp, Received, Transport
 
 DEADLINE_NS = 10 * 10**9
 MIB = 1024 * 1024
@@ -95,3 +96,29 @@ def until_true(condition: Callable[[], bool], *transports: Transport) -> None:
         assert SYSTEM_CLOCK.now_ns() < until_ns, "the condition never came true"
         for transport in transports:
             assert transport.receive(1_000_000) is None
+
+
+def refused(listener: Transport) -> str:
+    """Wait for a refusal; its text."""
+    event = failed(listener)
+    assert isinstance(event.error, AccessRefused), event
+    assert (event.peer, event.final) == (LISTENER, False)
+    return str(event.error)
+
+
+def nobody_came(listener: Transport, wait_ns: int = 100_000_000) -> None:
+    """Nothing but refusals arrives for a while."""
+    until_ns = SYSTEM_CLOCK.now_ns() + wait_ns
+    while SYSTEM_CLOCK.now_ns() < until_ns:
+        heard = listener.receive(10_000_000)
+        assert heard is None or isinstance(heard, PeerFailed), heard
+
+
+def still_works(make: Make, listener: Transport, where: str) -> None:
+    """Somebody with the right key gets in."""
+    with make(name="worker-1") as friend:
+        friend.dial("parent", where)
+        meet(listener, friend)
+        friend.send("parent", b"h")
+        assert message(listener).header == b"h"
+    down(listener)

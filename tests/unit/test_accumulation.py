@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import luwu
 from tests.unit.real_training import Trained, digest_of, in_cluster, seeded
-from tests.unit.test_training_equality import Stack, shard
+from tests.unit.small_models import Stack, shard
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
 
 STEPS = 3

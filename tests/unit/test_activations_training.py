@@ -17,13 +17,13 @@ from luwu.nic.saved import ActivationStats
 from luwu.nic.shell import Nic
 from luwu.testing.local import LocalCluster
 from tests.unit.fake_nic import FakeNetwork
-from tests.unit.test_activations_store import is_soon
-from tests.unit.test_training_equality import gpt_config, gpt_loss, make_gpt, shard_gpt
+from tests.unit.small_models import gpt_config, gpt_loss, make_gpt, shard_gpt
 from tests.unit.training_harness import (
     assert_same_bits,
     one_thread,  # noqa: F401 - for every test here
     worker,
 )
+from tests.unit.waiting import is_soon
 
 STEPS = 3
 

@@ -16,7 +16,7 @@ import luwu
 from luwu.base.errors import StateError
 from luwu.nic.reader import FieldRead
 from tests.unit.real_training import digest_of, in_cluster, seeded
-from tests.unit.test_training_equality import Block
+from tests.unit.small_models import Block
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
 
 STEPS = 6

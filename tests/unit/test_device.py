@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 import luwu
+from luwu.base.address import address_of
 from luwu.layout import Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
 from luwu.training import run
 from luwu.training.device import STAGING_COUNT, CudaDevice
 from luwu.training.gradients import gradient_plan
-from luwu.training.pinning import HostPins, address_of, mapping_at
+from luwu.training.pinning import HostPins, mapping_at
 from luwu.training.ring import Ring
 from luwu.training.session import Session
 from tests.unit import training_harness

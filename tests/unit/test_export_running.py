@@ -17,7 +17,7 @@ from luwu.checkpoint.running import RunningState
 from luwu.commands.main import main
 from tests.unit.exports import BUDGET, bring, export
 from tests.unit.real_training import in_cluster, seeded
-from tests.unit.test_training_equality import Stack, batch, shard
+from tests.unit.small_models import Stack, batch, shard
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
 
 

@@ -14,7 +14,7 @@ import luwu
 from luwu.training.loss_scale import checked_loss_scale
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.real_training import digest_of, in_cluster, seeded
-from tests.unit.test_training_equality import Stack, batch, shard, square_loss
+from tests.unit.small_models import Stack, batch, shard, square_loss
 from tests.unit.training_harness import one_thread, train, worker  # noqa: F401 - for every test
 
 STEPS = 12

@@ -17,8 +17,8 @@ from luwu.aggregate import make_aggregator
 from luwu.base.errors import ConfigError
 from switch_emu.switch.actions import SwitchLimits
 from tests.unit.real_training import in_cluster, seeded
+from tests.unit.small_models import Stack, shard, square_loss
 from tests.unit.test_aggregators import ELEMS, combine, decode, encode, gradients
-from tests.unit.test_training_equality import Stack, shard, square_loss
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "aggregator"

@@ -15,7 +15,7 @@ import luwu
 from luwu.base.errors import ConfigError
 from switch_emu.node.kernels import kernel_name
 from tests.unit.real_training import digest_of, in_cluster, seeded
-from tests.unit.test_training_equality import Stack, shard, square_loss
+from tests.unit.small_models import Stack, shard, square_loss
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "optimizer"

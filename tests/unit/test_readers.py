@@ -25,7 +25,7 @@ from switch_emu.node.actions import PinVersion, ReadField, Unpin
 from switch_emu.node.readers import LEASE_NS, Readers
 from switch_emu.switch.reader_routes import ROUTES_MAX, ReaderRoutes
 from tests.unit.real_training import MIB, in_cluster, seeded
-from tests.unit.test_training_equality import Stack, batch, shard
+from tests.unit.small_models import Stack, batch, shard
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
 
 STEPS = 6

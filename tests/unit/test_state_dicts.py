@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import luwu
 from tests.unit.real_training import digest_of, in_cluster, seeded
-from tests.unit.test_training_equality import Block, batch
+from tests.unit.small_models import Block, batch
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
 
 FULL = StateDictOptions(full_state_dict=True)

@@ -17,7 +17,7 @@ import luwu
 from luwu.training.module import _MEANINGLESS
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.real_training import digest_of, in_cluster, seeded
-from tests.unit.test_training_equality import (
+from tests.unit.small_models import (
     Block,
     Stack,
     batch,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import luwu
 from luwu.base.errors import StepAborted
 from tests.unit.fake_nic import FakeNetwork, FakeNic
-from tests.unit.test_training_equality import compare, make_stack, shard, square_loss
+from tests.unit.small_models import compare, make_stack, shard, square_loss
 from tests.unit.training_harness import (
     assert_same_bits,
     one_thread,  # noqa: F401 - for every test here

@@ -14,7 +14,7 @@ import luwu
 from luwu.base.events import Recorder
 from luwu.training.weights import ByteCount, UnitWeights
 from tests.unit.fake_nic import FakeNetwork
-from tests.unit.test_training_equality import (
+from tests.unit.small_models import (
     Block,
     gpt_config,
     gpt_loss,

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import os
 import socket
-import stat
-import threading
-from collections import deque
 from pathlib import Path
 
 import pytest
 import zmq
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.errors import AccessRefused, ConfigError, KeysFailed
+from luwu.base.errors import ConfigError, KeysFailed
 from luwu.base.keys import ALLOWED, Identity, read_allowed, write_allowed
-from luwu.base.limits import PAYLOAD_BYTES_MAX
 from luwu.commands import doctor
 from luwu.transport import (
-    LISTENER,
     PeerDown,
     PeerFailed,
     PeerUp,
@@ -29,7 +23,6 @@ from luwu.transport import (
     ZeroMqTransport,
 )
 from luwu.transport import zap as zap_module
-from luwu.transport.arrivals import Arrivals, ConnectionLimits
 from luwu.transport.curve import check_curve, curve_library, new_key_pair
 from luwu.transport.endpoints import TcpEndpoint, check_secure, parse
 from luwu.transport.opening import open_transport
@@ -37,24 +30,20 @@ from luwu.transport.stripes import LINK_ID_BYTES, Announced, announcement
 from tests.suites.transport_suite import TransportSuite, random_bytes
 from tests.suites.transport_waits import (
     DEADLINE_NS,
-    MIB,
     Make,
     down,
     failed,
     meet,
     message,
     next_of,
+    nobody_came,
+    refused,
+    still_works,
     up,
 )
 from tests.unit.key_directories import WithKeys, make_keys, security, take_back
 from tests.unit.tap import Tap
-from tests.unit.transports import QUICK, TCP, AtTcp, Raw, open_files
-
-
-def resident_bytes() -> int:
-    """Of this process."""
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+from tests.unit.transports import QUICK, TCP, AtTcp, Raw
 
 
 class TestTcpWithKeys(WithKeys, AtTcp, TransportSuite):
@@ -65,32 +54,6 @@ class TestStripesWithKeys(WithKeys, AtTcp, TransportSuite):
     """The suite over three encrypted connections."""
 
     stripes = 3
-
-
-def refused(listener: Transport) -> str:
-    """Wait for a refusal; its text."""
-    event = failed(listener)
-    assert isinstance(event.error, AccessRefused), event
-    assert (event.peer, event.final) == (LISTENER, False)
-    return str(event.error)
-
-
-def nobody_came(listener: Transport, wait_ns: int = 100_000_000) -> None:
-    """Nothing but refusals arrives for a while."""
-    until_ns = SYSTEM_CLOCK.now_ns() + wait_ns
-    while SYSTEM_CLOCK.now_ns() < until_ns:
-        heard = listener.receive(10_000_000)
-        assert heard is None or isinstance(heard, PeerFailed), heard
-
-
-def still_works(make: Make, listener: Transport, where: str) -> None:
-    """Somebody with the right key gets in."""
-    with make(name="worker-1") as friend:
-        friend.dial("parent", where)
-        meet(listener, friend)
-        friend.send("parent", b"h")
-        assert message(listener).header == b"h"
-    down(listener)
 
 
 class TestWhoIsLetIn(WithKeys):
@@ -489,158 +452,3 @@ class TestTheLibrary:
         found = doctor._keys()
         assert (found.name, found.text) == ("keys", f"CURVE by {library}")
         assert bool(found.advice) == (library != "libsodium")
-
-
-class TestConnectionLimits(WithKeys):
-    def test_strangers_that_say_nothing_are_few(self, make: Make) -> None:
-        """Goal: beyond the limit each new connection is ended, and told; who has a key and speaks
-        gets in when the others have gone."""
-        limits = ConnectionLimits(unmet_of_address=3)
-        timing = ZeroMqTiming(reconnect_ms=10, reconnect_ms_max=50, handshake_ms=60_000)
-        listener = make(accepts=("worker",), limits=limits, timing=timing)
-        where = parse(listener.listen(TCP))
-        assert isinstance(where, TcpEndpoint)
-        silent = []
-        for _ in range(3):
-            silent.append(socket.create_connection((where.host, where.port)))
-        assert listener.receive(200_000_000) is None
-        one_more = socket.create_connection((where.host, where.port))
-        one_more.settimeout(10)
-        assert "3 connections from there have not said who they are" in refused(listener)
-        while one_more.recv(1000):  # what libzmq says before it hears anything
-            pass
-        for each in (*silent, one_more):
-            each.close()
-        still_works(make, listener, str(where))
-
-    def test_who_says_nothing_is_thrown_out_in_time(self, make: Make) -> None:
-        """Goal: the handshake has a limit. Method: say nothing; the other side hangs up."""
-        listener = make(accepts=("worker",))  # QUICK: 300 ms
-        where = parse(listener.listen(TCP))
-        assert isinstance(where, TcpEndpoint)
-        with socket.create_connection((where.host, where.port)) as silent:
-            silent.settimeout(DEADLINE_NS / 1e9)
-            while silent.recv(1000):
-                pass
-        assert ZeroMqTiming().handshake_ms == 5_000
-
-    def test_nothing_is_left(self, make: Make) -> None:
-        """T6. Goal: after `close` the handler's thread and sockets are gone too."""
-        make(accepts=("worker",)).close()
-        before = (threading.active_count(), open_files())
-        listener, dialler = make(accepts=("worker",)), make(name="worker-0")
-        dialler.dial("parent", listener.listen(TCP))
-        meet(listener, dialler)
-        listener.close()
-        dialler.close()
-        assert (threading.active_count(), open_files()) == before
-
-    def test_one_key_has_so_many(self, make: Make, keys: Path) -> None:
-        limits = ConnectionLimits(of_key=2)
-        listener = make(accepts=("worker",), limits=limits)
-        where = listener.listen(TCP)
-        for _ in range(2):
-            dialler = make(name="worker-0")
-            dialler.dial("parent", where)
-            meet(listener, dialler)
-        third = make(name="worker-0")
-        third.dial("parent", where)
-        assert "one more connection with the key of 'worker-0'; 2 may be open" in refused(listener)
-        still_works(make, listener, where)
-
-    def test_a_flood_disturbs_nobody(self, make: Make) -> None:
-        """Goal: while 400 connections come and go, some silent, some with garbage, messages of a
-        peer all arrive, in order; afterwards no descriptor of them is left."""
-        limits = ConnectionLimits(unmet_of_address=20)
-        listener = make(accepts=("worker",), limits=limits)
-        where = parse(listener.listen(TCP))
-        assert isinstance(where, TcpEndpoint)
-        friend = make(name="worker-0")
-        friend.dial("parent", str(where))
-        meet(listener, friend)
-        friend.send("parent", b"first", [bytes(100_000)])  # pyzmq opens files of its own for it
-        message(listener)
-        before = open_files()
-        strangers: deque[socket.socket] = deque(maxlen=40)
-        for number in range(400):
-            if len(strangers) == strangers.maxlen:
-                strangers.popleft().close()
-            strangers.append(socket.create_connection((where.host, where.port)))
-            if number % 3 == 0:
-                strangers[-1].sendall(random_bytes(number, "garbage", 200))
-            if number % 10 == 0:
-                friend.send("parent", str(number).encode(), [bytes(100_000)])
-                assert message(listener).header == str(number).encode()
-        for each in strangers:
-            each.close()
-        until_ns = SYSTEM_CLOCK.now_ns() + DEADLINE_NS
-        while open_files() > before:
-            assert SYSTEM_CLOCK.now_ns() < until_ns, f"{open_files()} files, {before} before"
-            heard = listener.receive(10_000_000)
-            assert heard is None or isinstance(heard, PeerFailed), heard
-        friend.send("parent", b"last")
-        assert message(listener).header == b"last"
-
-    @pytest.mark.parametrize("claimed_bytes", [2**62, PAYLOAD_BYTES_MAX + 1])
-    def test_a_frame_that_is_too_large_is_refused_before_it_is_held(
-        self, make: Make, claimed_bytes: int
-    ) -> None:
-        """Goal: who says in the handshake that so many bytes follow is thrown out at once, and no
-        memory was taken for them. Method: ZMTP by hand, up to the length of the first frame."""
-        listener = make(accepts=("worker",))
-        where = parse(listener.listen(TCP))
-        assert isinstance(where, TcpEndpoint)
-        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(15 + 1 + 31)
-        assert len(greeting) == 64
-        before_bytes = resident_bytes()
-        with socket.create_connection((where.host, where.port)) as stranger:
-            stranger.settimeout(DEADLINE_NS / 1e9)
-            stranger.sendall(greeting + b"\x06" + claimed_bytes.to_bytes(8, "big") + bytes(1000))
-            assert "It was not let in" in str(failed(listener).error)
-            try:
-                while stranger.recv(1000):
-                    pass
-            except ConnectionResetError:
-                pass
-        assert resident_bytes() - before_bytes < 16 * MIB
-        still_works(make, listener, str(where))
-
-    def test_only_our_own_connections_are_ever_ended(self) -> None:
-        """Goal: a descriptor that is another connection's by now is left alone."""
-        arrivals = Arrivals(ConnectionLimits())
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname()) as near,
-        ):
-            far, _ = server.accept()
-            with far:
-                assert not arrivals.end(far.fileno())  # not a port of ours
-                arrivals.listens_at(server.getsockname()[1])
-                known = arrivals.there(far.fileno())
-                assert known is not None
-                assert not arrivals.end(near.fileno(), known)
-                assert not arrivals.end(server.fileno(), known)
-                assert not arrivals.end(1 << 20, known)
-                near.setblocking(False)
-                with pytest.raises(BlockingIOError):
-                    near.recv(1)
-                assert arrivals.end(far.fileno(), known)
-                assert near.recv(1) == b""
-
-    def test_the_user_of_a_unix_socket_is_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Goal: we and root may come, nobody else. Method: we become another user to the check."""
-        arrivals = Arrivals(ConnectionLimits())
-        one, other = socket.socketpair()
-        with one, other:
-            assert not arrivals.is_foreign(one.fileno())
-            uid = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[4:8]
-            me = int.from_bytes(uid, "little")
-            monkeypatch.setattr("os.geteuid", lambda: me + 1)
-            assert arrivals.is_foreign(one.fileno()) == (me != 0)
-
-
-def test_the_socket_of_a_listener_is_private(tmp_path: Path) -> None:
-    """Goal: where we choose the place of a Unix socket, nobody else may look into it."""
-    with ZeroMqTransport() as transport:
-        path = Path(transport.listen("ipc://auto").removeprefix("ipc://"))
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 import luwu
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.real_training import in_cluster, seeded
-from tests.unit.test_training_equality import Stack, batch, make_stack, shard, square_loss
+from tests.unit.small_models import Stack, batch, make_stack, shard, square_loss
 from tests.unit.training_harness import one_thread, worker  # noqa: F401 - for every test here
 
 MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
