@@ -11,9 +11,9 @@ second. Checked of each run:
 - the weights have the digest of a run of the same steps that nobody disturbed;
 - no process, socket, segment or temporary file is left;
 - descriptors of no process grow, nor do the files of the run and of its state;
-- what is allocated grows by less than 1 MiB an hour, and what is resident by less than 1 MiB in the
-  life of a process, from its third minute on (`soak_samples.py`). Half an hour of that is enough to
-  call a slope a violation; before, it is only told.
+- what is allocated grows by less than 1 MiB an hour, from the second minute of a process on, and
+  what is resident by less than 1 MiB in its life, from its third (`soak_samples.py`). A quarter of
+  an hour is enough to call a slope a violation; before, it is only told.
 
 Huge pages are off: where an allocator asks for them, 2 MiB more are resident when the kernel makes
 one of a heap, early or late.

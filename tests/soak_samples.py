@@ -30,18 +30,18 @@ from luwu.testing.cluster import Cluster
 SITE: Final = Path(__file__).resolve().parent / "soak_site"
 SAMPLE_S: Final = 5.0
 """As often as a process says what it has allocated."""
-WARM_S: Final = 120.0
-"""Of a lifetime that is left out: caches fill, which takes a worker of torch 100 s."""
-SETTLED_S: Final = 60.0
-"""From so long a lifetime on, descriptors are compared."""
-ENOUGH_S: Final = 1800.0
+WARM_S: Final = 60.0
+"""Of a lifetime that is left out; from so long a one on, descriptors are compared."""
+FILLED_S: Final = 120.0
+"""Until the pages of a heap have been written: the same of what is resident; a worker takes 100."""
+ENOUGH_S: Final = 900.0
 """Seconds of lifetimes of one kind from which on a slope can be called a violation."""
 HOURLY: Final = 3600 / 2**20
 """MiB an hour of a byte a second."""
 SLOPE_MAX: Final = 1 / HOURLY
 """Bytes allocated per second."""
 RESIDENT_MAX_BYTES: Final = 2**20
-"""By which what is resident may grow in a lifetime, once it is warm."""
+"""By which what is resident may grow in a lifetime from then on."""
 WINDOW: Final = 6
 """Samples at the end of a lifetime that count as its end, and the fewest that make a slope."""
 EVENTS_ONCE: Final = 8
@@ -62,26 +62,28 @@ class Lifetime:
     events: list[int] = field(default_factory=list)
     """Descriptors without a name: eventfd, epoll."""
 
-    @property
-    def warm(self) -> int:
-        """The first sample after the warm-up; the number of samples if there is none."""
-        return bisect_left(self.times_s, self.times_s[0] + WARM_S)
+    def first_after(self, age_s: float) -> int:
+        """The first sample at such an age; the number of samples if there is none."""
+        return bisect_left(self.times_s, self.times_s[0] + age_s)
 
     def text(self) -> str:
         """How long it lasted, and what was allocated when it was warm and at the end."""
         memory = [f"{nbytes / 2**20:.2f}" for nbytes in self.allocated_bytes]
-        first = f"{memory[self.warm]} to " if self.warm < len(memory) else ""
+        warm = self.first_after(WARM_S)
+        first = f"{memory[warm]} to " if warm < len(memory) else ""
         return f"{self.times_s[-1] - self.times_s[0]:.0f} s {first}{memory[-1]} MiB"
 
     def growths(self) -> list[str]:
         """What became too much of it, other than what is allocated."""
         found = []
-        resident = self.resident_bytes[self.warm :]
+        resident = self.resident_bytes[self.first_after(FILLED_S) :]
         if len(resident) >= WINDOW:
             grown_bytes = min(resident[-WINDOW:]) - resident[0]
             if grown_bytes > RESIDENT_MAX_BYTES:
-                found.append(f"{grown_bytes / 2**20:.2f} MiB more are resident than when warm")
-        if self.times_s[-1] - self.times_s[0] >= SETTLED_S:
+                found.append(
+                    f"{grown_bytes / 2**20:.2f} MiB more are resident than at {FILLED_S:.0f} s"
+                )
+        if self.times_s[-1] - self.times_s[0] >= WARM_S:
             # In its first half each peer was there once, though one may be away when it begins.
             for name, counts, once in (
                 ("descriptors", self.descriptors, 0), ("events", self.events, EVENTS_ONCE)
@@ -116,7 +118,8 @@ def slope_of(lifetimes: Sequence[Lifetime]) -> Slope | None:
     """One slope for all, with an intercept for each; None if there is too little to say."""
     xs, ys, seconds, intercepts = [], [], 0.0, 0
     for life in lifetimes:
-        times, memories = life.times_s[life.warm :], life.allocated_bytes[life.warm :]
+        warm = life.first_after(WARM_S)
+        times, memories = life.times_s[warm:], life.allocated_bytes[warm:]
         if len(times) < WINDOW:
             continue
         x_mean, y_mean = math.fsum(times) / len(times), math.fsum(memories) / len(times)

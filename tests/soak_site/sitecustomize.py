@@ -4,7 +4,8 @@ What is resident also tells of pages of a heap that are written for the first ti
 has given and not got back, with all of Python's objects among it (PYTHONMALLOC=malloc), does not.
 What CPython keeps of what was freed, 2,000 tuples of each length, goes with a full collection. Its
 cache of attributes of types goes too: it holds 4,096 names, and takes as another what `match` or C
-looks up by a new string.
+looks up by a new string. What `malloc` keeps of what a thread freed, 240 KiB for each, it counts as
+given; it keeps nothing when it is told so as the process begins, so each process begins again.
 """
 
 import ctypes
@@ -12,9 +13,9 @@ import gc
 import os
 import sys
 import threading
-import time
 
 SAMPLE_S = 5.0
+KEEP_NOTHING = "glibc.malloc.tcache_count=0"
 FIELDS = [
     "arena", "ordblks", "smblks", "hblks", "hblkhd",
     "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
@@ -31,8 +32,8 @@ def _say(path: str) -> None:
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = _Info
     clear_cache = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
-    while True:
-        time.sleep(SAMPLE_S)
+    never = threading.Event()
+    while not never.wait(SAMPLE_S):
         gc.collect()
         clear_cache()
         info = mallinfo()
@@ -43,6 +44,19 @@ def _say(path: str) -> None:
             return  # the soak is over
 
 
+def _begin_again() -> None:
+    """Once, with a `malloc` that keeps nothing; what this process starts is not told so by it."""
+    *others, last = os.environ.get("GLIBC_TUNABLES", "").split(":")
+    if last != KEEP_NOTHING:
+        os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [*others, last, KEEP_NOTHING]))
+        os.execv(sys.executable, sys.orig_argv)
+    if others:
+        os.environ["GLIBC_TUNABLES"] = ":".join(others)
+    else:
+        del os.environ["GLIBC_TUNABLES"]
+
+
 if "SOAK_MEMORY" in os.environ:
+    _begin_again()
     _path = os.path.join(os.environ["SOAK_MEMORY"], str(os.getpid()))
     threading.Thread(target=_say, args=(_path,), name="memory", daemon=True).start()
