@@ -66,7 +66,7 @@ def test_plugin_suite_of_20_tests(sandbox: Sandbox) -> None:
     assert len(pids) == 2 * len(services) > 0
     assert not [pid for pid in pids if is_alive(pid)]
 
-    assert sandbox.seconds()["test_killed_worker"] < 10
+    assert sandbox.seconds()["test_killed_worker"] < 30, "it waited for its time limit"
     killed = section(output, "test_killed_worker")
     assert re.search(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", killed)
     assert "in waits_for_ever\nE           threading.Event().wait()" in killed

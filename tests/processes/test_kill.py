@@ -12,7 +12,8 @@ from tests import kill
 from tests.processes.jobs import Outside
 
 INTERRUPTED = 130
-INTERRUPT_S_MAX = 4.0
+INTERRUPT_S_MAX = 20.0
+"""Takes less than 4 s on an idle machine; the run itself would take days."""
 
 
 @pytest.mark.faults(7)
