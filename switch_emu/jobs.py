@@ -26,7 +26,7 @@ from luwu.launch.lifeline import watch
 from switch_emu.role import attend, read_document
 from switch_emu.switch.ranges import SlotRanges
 
-PATIENCE_S = 1.0
+PATIENCE_S = 1.8
 """How long the jobs may take to stop at the end; a loop looks every 0.2 s."""
 
 

@@ -103,10 +103,11 @@ def start(
     directory: Path, name: str, *, steps: int, restarts: int, outside: Outside,
     transport: str = "auto", tree: Path | None = None, more_flags: Sequence[str] = (),
     workers: int = WORKERS, compute_ms: float = COMPUTE_MS,
+    program: Sequence[str] = ("workers.train",),
 ) -> Cluster:  # fmt: skip
-    """A run of the built-in job that takes its time."""
+    """A run of the built-in job that takes its time. `program`: a module that does the same."""
     script = [
-        "-m", "workers.train", "--arm", "luwu", "--steps", str(steps), "--log-every", "1",
+        "-m", *program, "--arm", "luwu", "--steps", str(steps), "--log-every", "1",
         "--compute-ms", str(compute_ms), "--data", str(text_file(directory)), *SMALL,
     ]  # fmt: skip
     flags = [

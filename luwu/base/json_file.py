@@ -7,15 +7,17 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from luwu.base.errors import ConfigError
+
+PARTIAL: Final = ".partial"
 
 
 def write_json(path: Path, document: object, *, mode: int = 0o644) -> None:
     """Write a JSON file whole or not at all."""
     text = json.dumps(document, indent=1) + "\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}{PARTIAL}")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -24,6 +26,12 @@ def write_json(path: Path, document: object, *, mode: int = 0o644) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()
+
+
+def remove_partial(directory: Path, pid: int) -> None:
+    """Remove what a process that was killed has begun to write, anywhere below a directory."""
+    for path in directory.rglob(f".*.{pid}.*{PARTIAL}"):
+        path.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConnectionFailed
-from luwu.base.json_file import read_json, write_json
+from luwu.base.json_file import read_json, remove_partial, write_json
 from luwu.base.tree import SWITCH, Place, Tree
 from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, DiskBytes
@@ -66,6 +66,7 @@ class RoleProcess:
         """Start it, the first time or again."""
         if self.child is not None:
             self._disk_before = self.disk
+            remove_partial(self._run.path, self.child.pid)
             self._spec["listen"] = self.endpoint or self._spec["listen"]
             if is_node(self.role):
                 self._spec["resume"] = True

@@ -94,13 +94,13 @@ def test_a_flush_of_a_real_node_takes_five_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I3, I6. Goal: the same with real processes: the run ends with the same digest, after no abort
-    and no restart, although lost workers would be left out after two seconds."""
+    and no restart, although lost workers would be left out after four seconds."""
     quiet = kill.quiet_digest(8)
     monkeypatch.setenv("LUWU_FAILPOINTS", "store.before_data_flush=delay:5s@4")
     outside = Outside(tmp_path / "outside")
     with kill.start(
         tmp_path, "stalled", steps=8, restarts=0, outside=outside,
-        more_flags=("--on-worker-loss", "drop", "--drop-after", "2s"),
+        more_flags=("--on-worker-loss", "drop", "--drop-after", "4s"),
     ) as cluster:  # fmt: skip
         digest = kill.finish(cluster, outside)
         assert "lost" not in cluster.run_directory.events("node").read_text()

@@ -69,7 +69,7 @@ def test_plugin_suite_of_20_tests(sandbox: Sandbox) -> None:
     assert sandbox.seconds()["test_killed_worker"] < 30, "it waited for its time limit"
     killed = section(output, "test_killed_worker")
     assert re.search(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", killed)
-    assert "in waits_for_ever\nE           threading.Event().wait()" in killed
+    assert re.search(r"in waits_for_ever\nE +\w+", killed)
     assert re.search(r"luwu worker-1: last 50 lines of \S+worker-1.log -*\nrank 1 waits", killed)
     assert re.search(r"luwu run directory -*\n/\S+", killed)
     assert "luwu node: last 50 lines" in killed
@@ -162,7 +162,7 @@ def test_no_service(luwu_run):
         luwu_run(rank_of, service="luwu_plain")
 
 def test_late(luwu_run, luwu_plain):
-    luwu_run(waits, workers=1, timeout=1.5, service=luwu_plain)
+    luwu_run(waits, workers=1, timeout=6, service=luwu_plain)
 
 def test_unwaited(luwu_run, luwu_plain):
     luwu_run.start(waits, workers=1, service=luwu_plain).wait_for_text(0, "waits")
@@ -202,7 +202,7 @@ def test_last(luwu_plain, tmp_path):
 
     assert "3 failed, 10 passed, 5 errors in" in output
     late = section(output, "test_late")
-    assert "the function still ran after 1.5 s (--luwu-timeout)" in late
+    assert "the function still ran after 6 s (--luwu-timeout)" in late
     assert "in waits\nE           threading.Event().wait()" in late
     assert "a run of waits that nobody waited for" in section(output, "teardown of test_unwaited")
     assert f"segment {segment}" in section(output, "teardown of test_segment")
@@ -244,7 +244,7 @@ def test_again(luwu_run, luwu_noproc):
 
     assert "give --luwu-connect FILE|URL" in sandbox.run("-k", "test_it", code=1)
     gone = sandbox.run("-k", "test_it", "--luwu-connect", connect, "--luwu-timeout=0.3", code=1)
-    assert "did not appear within 0 s" in gone
+    assert re.search(r"did not appear within \d+ s", gone)
 
 
 @pytest.mark.feature("pytest itself killed")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Literal
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.launch.children import is_alive
 from luwu.testing.cluster import SOURCE
+from luwu.testing.leftovers import until_empty
 
 POLL_S = 0.02
 DEADLINE_S = 180.0
@@ -193,11 +194,3 @@ def terminal(directory: Path) -> Iterator[Terminal]:
     finally:
         opened.close()
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def until_empty(look: Callable[[], list[str]], limit_s: float) -> list[str]:
-    """What is found after `limit_s`; returns as soon as nothing is."""
-    end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
-    while (found := look()) and SYSTEM_CLOCK.now_ns() < end_ns:
-        sleep(POLL_S)
-    return found

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from luwu.testing.cluster import Cluster
+from luwu.testing.leftovers import until_empty
 
 SMALL = ("--layers", "2", "--width", "64", "--context", "16", "--batch", "2")
 """A GPT of 133,888 parameters: three units, 1.6 MB of state."""
@@ -84,7 +85,11 @@ class Outside:
         return {"TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1"}
 
     def leftovers(self) -> list[str]:
-        """Temporary files of the run, and segments of shared memory that appeared with it."""
+        """Temporary files of the run, and segments of shared memory that appeared with it and are
+        there for longer than other tests have one."""
+        return until_empty(self._found, limit_s=2.0)
+
+    def _found(self) -> list[str]:
         files = [str(path) for path in self._temporary.rglob("*") if not path.is_dir()]
         return files + sorted(_shared_memory() - self._shared_memory)
 

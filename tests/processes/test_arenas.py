@@ -60,17 +60,18 @@ def kept_and_arenas(asked: str) -> tuple[int, int]:
 
 
 def threads_with_arena(maps: str) -> int:
-    """An arena is anonymous memory from a multiple of 64 MiB on; what it does not use yet cannot
-    be touched."""
-    found, end_of_used = 0, None
+    """An arena is 64 MiB of anonymous memory, from a multiple of 64 MiB on; what it does not use
+    yet cannot be touched."""
+    found, used = 0, ("", "")
     for line in maps.splitlines():
         start, end, access, name = re.fullmatch(
             r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(.*)", line
         ).groups()
-        if not name and access == "---p" and start == end_of_used:
+        is_rest = not name and access == "---p" and start == used[1]
+        if is_rest and int(end, 16) - int(used[0], 16) >= 64 << 20:
             found += 1
         is_first = not name and access == "rw-p" and int(start, 16) % (64 << 20) == 0
-        end_of_used = end if is_first else None
+        used = (start, end) if is_first else ("", "")
     return found
 
 

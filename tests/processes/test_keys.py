@@ -173,7 +173,7 @@ def test_files_of_a_run_are_this_users_alone(tmp_path: Path) -> None:
     before = os.umask(0o022)
     outside = Outside(tmp_path / "run.tmp")
     try:
-        cluster = start(tmp_path, "run", steps=4, restarts=0, outside=outside)
+        cluster = start(tmp_path, "run", steps=40, restarts=0, outside=outside)
     finally:
         os.umask(before)
     with cluster:

@@ -48,7 +48,7 @@ def shell(tmp_path: Path) -> Iterator[Terminal]:
 def job(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The script of every run here, and its arguments."""
     data = text_file(tmp_path_factory.mktemp("data"))
-    sizes = ["--steps", str(STEPS), "--data", str(data), "--compute-ms", "15", *SMALL]
+    sizes = ["--steps", str(STEPS), "--data", str(data), "--compute-ms", "60", *SMALL]
     return ["-m", "workers.train", "--arm", "luwu", "--log-every", "1", *sizes]
 
 
@@ -85,14 +85,17 @@ def wait_for_step(run: Path, step: int, commands: list[Command]) -> None:
         sleep(POLL_S)
 
 
+def is_worker(pid: int) -> bool:
+    """Whether torchrun has started it."""
+    try:
+        return b"TORCHELASTIC_RUN_ID=" in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it has just ended
+        return False
+
+
 def worker_on(shell: Terminal, network: Hosts, host: int) -> int:
     """The process number of the worker on a host."""
-    found = [
-        pid
-        for pid in shell.processes()
-        if network.is_on(host, pid)
-        and b"TORCHELASTIC_RUN_ID=" in Path(f"/proc/{pid}/environ").read_bytes()
-    ]
+    found = [pid for pid in shell.processes() if network.is_on(host, pid) and is_worker(pid)]
     assert len(found) == 1, f"processes of a worker on host {host}: {found}"
     return found[0]
 

@@ -14,7 +14,7 @@ from luwu.testing.cluster import Cluster
 from tests import kill
 from tests.processes.jobs import Outside
 
-STEPS = 10
+STEPS = 20
 
 pytestmark = pytest.mark.timeout(400)  # each run starts up to nine processes
 

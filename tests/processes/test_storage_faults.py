@@ -145,7 +145,8 @@ def test_a_flush_that_fails_ends_the_run(shell: Terminal, error: str) -> None:
     assert re.search(rf"node: .*luwu-state.*{said}.*{todo} and start the node again", running.err)
     assert "started again as pid" not in running.err
     assert node_starts(shell) == 1
-    decided = max(int(step) for step in re.findall(r"^done (\d+)$", running.out, re.MULTILINE))
+    said_by_worker = (shell.directory / "luwu-runs/latest/logs/worker-0.log").read_text()
+    decided = max(int(step) for step in re.findall(r"^done (\d+)$", said_by_worker, re.MULTILINE))
     for block in (0, 2):  # of the superblock, one copy of each record rots as well
         with (shell.directory / STATE / "meta.dat").open("r+b") as file:
             file.seek(4096 * block + 60)

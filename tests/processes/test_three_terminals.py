@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.json_file import remove_partial
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.source import RestingState
 from luwu.launch.children import is_alive
-from tests.processes.commands import POLL_S, Command, Terminal, terminal, until_empty
+from luwu.testing.leftovers import until_empty
+from tests.processes.commands import POLL_S, Command, Terminal, terminal
 from tests.processes.jobs import SMALL, text_file
 
 STEPS = 6
@@ -85,6 +87,8 @@ def kill_all(command: Command, records: Path) -> None:
         os.kill(pid, signal.SIGKILL)
     command.wait()
     assert until_empty(lambda: [str(pid) for pid in pids if is_alive(pid)], 10.0) == []
+    for pid in (command.process.pid, *pids):  # who would remove it was killed too
+        remove_partial(records.parent, pid)
 
 
 def assert_all_end(workers: Command, *others: Command) -> None:

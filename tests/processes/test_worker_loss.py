@@ -12,8 +12,10 @@ import pytest
 from tests import kill
 from tests.processes.jobs import Outside
 
-STEPS = 60
-DROP = ("--on-worker-loss", "drop", "--drop-after", "1s")
+STEPS = 40
+GATE = 20
+"""The step before which all wait, so that who is back is back in time."""
+DROP = ("--on-worker-loss", "drop", "--drop-after", "3s")
 
 
 def steps_of(events: Path) -> list[dict[str, Any]]:
@@ -31,13 +33,16 @@ def test_the_others_go_on(tmp_path: Path, more: tuple[str, ...]) -> None:
     outside = Outside(tmp_path / "outside")
     flags = (*DROP, "--worker-restarts", "1", *more)
     with kill.start(
-        tmp_path, "run", steps=STEPS, restarts=0, outside=outside, more_flags=flags, workers=3
-    ) as cluster:
+        tmp_path, "run", steps=STEPS, restarts=0, outside=outside, more_flags=flags, workers=3,
+        program=("tests.processes.gated_train", str(tmp_path), str(GATE)),
+    ) as cluster:  # fmt: skip
         kill.wait_for_step(cluster, 5)
         cluster.kill("worker", 2)
         cluster.wait_for_text("ranks 2 are lost", log="node")
+        (tmp_path / "go-again").touch()
         cluster.wait_for_text("ranks 2 are back", log="node")
         second = cluster.kill("worker", 1)
+        (tmp_path / f"go-{GATE}").touch()
         assert cluster.wait() == 0, cluster.output
         assert f"worker 1 (pid {second}) was lost: signal {signal.SIGKILL.name}" in cluster.output
         assert "the others go on without it" in cluster.output

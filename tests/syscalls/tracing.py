@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from luwu.launch.children import is_alive
 from tests.syscalls.story import wait_until
 
 Fault = Literal["kill before", "kill after", "EIO", "ENOSPC"]
@@ -69,10 +70,16 @@ class Tracer:
             ["strace", "-f", "-qq", "-o", str(log), *flags, "-p", str(pid)],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
-        wait_until(lambda: self._process.poll() is not None or _is_traced(pid), "strace to attach")
+        wait_until(lambda: self._is_attached(pid), "strace to attach")
         if self._process.poll() is not None:
             assert self._process.stderr is not None
             raise OSError(f"strace: {self._process.stderr.read().decode(errors='replace')}")
+
+    def _is_attached(self, pid: int) -> bool:
+        """It has ended, or has all threads and nothing to do, so each was stopped for it once."""
+        if self._process.poll() is not None:
+            return True
+        return _is_traced(pid) and _is_asleep(self._process.pid) and _is_traced(pid)
 
     def lines(self) -> list[str]:
         """What it has written down, when it has ended."""
@@ -125,5 +132,10 @@ def _is_traced(pid: int) -> bool:
         tasks = os.listdir(f"/proc/{pid}/task")
         states = [Path(f"/proc/{pid}/task/{task}/status").read_text() for task in tasks]
     except OSError:
-        return True  # it has ended, or a thread has just now
+        return not is_alive(pid)  # else a thread has just ended
     return all("TracerPid:\t0\n" not in state for state in states)
+
+
+def _is_asleep(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    return stat.rpartition(")")[2].split()[0] == "S"
