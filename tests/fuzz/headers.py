@@ -5,10 +5,10 @@ What is decoded must also be what it says: encoded again and decoded again, it i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import RemoteProtocolError
 from luwu.wire.codec import decode, encode
 from tests.fuzz.mutate import Cases
@@ -28,9 +28,9 @@ def fuzz_headers(
     for index in range(first, first + count):
         look(index)
         header, payload_count = cases.case(index)
-        start_ns = SYSTEM_CLOCK.now_ns()
+        start_ns = time.thread_time_ns()  # `decode` waits for nothing; a busy machine is no hang
         said = _wrong(header, payload_count)
-        took_ns = SYSTEM_CLOCK.now_ns() - start_ns
+        took_ns = time.thread_time_ns() - start_ns
         if said is None and took_ns > hang_ns:
             said = f"took {took_ns / 1e9:.1f} s"
         if said is not None:

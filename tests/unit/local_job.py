@@ -226,6 +226,7 @@ class Worker:
 
     def __call__(self, nic: Nic) -> Seen:
         seen = Seen()
+        nic.connect()  # else Hello may be said before and after, and all of an attempt with it
         joined = nic.join(self.job.description)
         seen.first_step = joined.step
         if not joined.loaded and nic.rank == 0:

@@ -22,7 +22,7 @@ from luwu.launch.disk_floors import DiskFloors
 from luwu.launch.floors import Floors
 from luwu.launch.namespaces import Namespaces
 
-LIMIT_S = 100.0
+LIMIT_S = 250.0
 ENVIRONMENT = {
     "cpu",
     "cores",

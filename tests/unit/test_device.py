@@ -32,6 +32,7 @@ from tests.unit.training_harness import (
     reference,
     train,
 )
+from tests.unit.waiting import do_once
 
 STEPS = 4
 
@@ -163,7 +164,8 @@ def test_steps_dropped_by_the_script_leave_nothing(workers: Workers) -> None:
         made = optimizer("at_step")(model)
         workers.hold_pushes()
         loss(model, 0, 0, 0).backward()
-        threading.Timer(0.05, workers.streams[0].push.let_go).start()
+        jobs = session.nic._jobs
+        do_once(lambda: all(job.is_void for job in jobs), workers.streams[0].push.let_go)
         made.zero_grad()
         assert network.counts["push"] == 0
         assert not session.nic._jobs

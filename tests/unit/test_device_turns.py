@@ -11,6 +11,7 @@ import pytest
 from luwu.base.errors import LuwuError, StepAborted
 from luwu.training.turns import TurnNic
 from tests.unit.fake_nic import WAIT_S_MAX, FakeCell, FakeCells
+from tests.unit.waiting import do_once
 
 
 class Written:
@@ -123,10 +124,11 @@ def test_pushes_go_in_order_when_they_are_complete(nic: FakeNic, turns: TurnNic)
 
 def test_an_abort_told_to_the_copying_thread_is_raised_once(nic: FakeNic, turns: TurnNic) -> None:
     """V2, V4. Goal: nothing the training thread asks for before it knows is said."""
-    written = [Written(ready=True), Written()]
+    written = [Written(), Written()]
     nic.abort = StepAborted(3, "lost")
     for unit, each in enumerate(written):
         push(turns, unit, each)
+    written[0].ready.set()
     assert nic.pushed.wait(WAIT_S_MAX)
     assert written[1].asked.wait(WAIT_S_MAX)
     with pytest.raises(StepAborted) as raised:
@@ -190,8 +192,10 @@ def test_a_wait_never_enters_the_nic_beside_a_push(nic: FakeNic, turns: TurnNic)
 
 def test_a_failed_copy_ends_the_training(nic: FakeNic, turns: TurnNic) -> None:
     """V4. Goal: an error that is no abort surfaces too, once, and a drop does not hide it."""
-    push(turns, 0, Written(ready=True, error=RuntimeError("the device is lost")))
+    failing = Written(error=RuntimeError("the device is lost"))
+    push(turns, 0, failing)
     push(turns, 1, Written(ready=True))
+    failing.ready.set()
     wait_until_idle(turns)
     turns.drop()
     with pytest.raises(RuntimeError, match="the device is lost"):
@@ -202,7 +206,7 @@ def test_a_failed_copy_ends_the_training(nic: FakeNic, turns: TurnNic) -> None:
 def test_cancel_says_nothing_that_was_not_said(nic: FakeNic, turns: TurnNic) -> None:
     written = Written()
     push(turns, 0, written)
-    threading.Timer(0.02, written.ready.set).start()
+    do_once(lambda: turns._jobs[0].is_void, written.ready.set)
     turns.cancel("no")
     assert nic.said == ["cancel"]
 
@@ -212,7 +216,7 @@ def test_stop_waits_for_the_copy_under_way(nic: FakeNic) -> None:
     turns = TurnNic(nic)
     written = Written()
     push(turns, 0, written)
-    threading.Timer(0.02, written.ready.set).start()
+    do_once(lambda: turns._stopping, written.ready.set)
     turns.stop()
     turns.stop()
     assert written.ready.is_set()
