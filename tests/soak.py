@@ -181,9 +181,9 @@ class Soak:
         for kind, lifetimes in sorted(self.lifetimes.items()):
             slope = slope_of(lifetimes)
             print(f"memory  {kind}: {slope or 'no process lived long enough for a slope'}")
+            print("        " + ", ".join(life.text() for life in lifetimes))
             if slope is not None and slope.is_violation:
-                lives = ", ".join(life.text() for life in lifetimes)
-                self.violations.append(f"memory of {kind}: {slope}\n{lives}")
+                self.violations.append(f"memory of {kind}: {slope}")
         for text in self.violations:
             print(f"VIOLATION: {text}")
         print(f"{self.faults} trials, {len(self.violations)} violations")
