@@ -173,9 +173,9 @@ class ZapHandler:
 
 
 def _stamp(directory: Path) -> tuple[int, int, int] | None:
-    """What changes when the list does."""
+    """What changes when the list does, or who may read it."""
     try:
         found = (directory / ALLOWED).stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return found.st_ctime_ns, found.st_ino, found.st_size

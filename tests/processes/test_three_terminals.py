@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from luwu.launch.children import is_alive
 from luwu.testing.leftovers import until_empty
 from tests.processes.commands import POLL_S, Command, Terminal, terminal
 from tests.processes.jobs import SMALL, text_file
+from tests.suites.free_port import free_port
 
 STEPS = 6
 
@@ -59,15 +58,6 @@ def summary(run: Path) -> dict[str, Any]:
     """What the node of a run left."""
     document: dict[str, Any] = json.loads((run / "results" / "node.json").read_text())
     return document
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def wait_for_text(file: Path, text: str, command: Command, limit_s: float = 60.0) -> None:
@@ -145,14 +135,19 @@ def test_three_terminals_that_share_no_directory(
     assert summary(run)["steps"] == STEPS
 
 
+@pytest.fixture
+def ports() -> Iterator[tuple[int, int]]:
+    with free_port() as one, free_port() as other:
+        yield one, other
+
+
 @pytest.mark.timeout(300)
 def test_three_terminals_started_again_by_an_engine(
-    shell: Terminal, job: list[str], plain_digest: str
+    shell: Terminal, job: list[str], plain_digest: str, ports: tuple[int, int]
 ) -> None:
     """I1, I2, I3. Goal: where an engine runs `luwu up` again, because it died with all it had
     started, the job goes on: --job, --chunk and a port make the same URL, which is known before.
     Method: SIGKILL to `luwu up` and its process, as if their container was killed; again."""
-    ports = free_ports(2)
     asked = "job=7&world_size=2&chunk_bytes=16384"
     at_node, at_switch = (f"tcp://127.0.0.1:{port}" for port in ports)
     commands = {

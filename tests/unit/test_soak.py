@@ -102,6 +102,7 @@ def test_what_is_resident_may_fill_a_little() -> None:
 KEPT = """if True:
     import sys
     kept = [object() for _ in range(1_000_000)]
+    print("ready", flush=True)
     sys.stdin.read()
 """
 FREED = """if True:
@@ -114,6 +115,7 @@ FREED = """if True:
     for _ in range(20):
         threading.Thread(target=free).start()
     freed.wait()
+    print("ready", flush=True)
 """
 
 
@@ -126,14 +128,19 @@ def test_a_process_says_what_it_has_allocated(
     environ = {**os.environ, **said_by_processes(tmp_path)}
 
     def begun(text: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", text], env=environ, stdin=subprocess.PIPE)
+        command = [sys.executable, "-c", text]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe)
 
     def said_by(process: subprocess.Popen[bytes]) -> int:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
         path = tmp_path / str(process.pid)
+        path.unlink(missing_ok=True)  # of what was before that
         assert is_soon(lambda: path.exists() and path.read_text().endswith("\n"))
         return int(path.read_text())
 
-    with begun(script) as much, begun("import sys; sys.stdin.read()") as little:
+    with begun(script) as much, begun(KEPT.replace("1_000_000", "1")) as little:
         assert least_mb <= (said_by(much) - said_by(little)) / 1e6 < most_mb
 
 

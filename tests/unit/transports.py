@@ -27,9 +27,11 @@ from luwu.transport import (
     ZeroMqTransport,
 )
 from luwu.transport.stripes import LINK_ID_BYTES, Announced, announcement
+from tests.suites.free_port import free_port
 from tests.suites.transport_waits import MIB, Make
 
-QUICK = ZeroMqTiming(reconnect_ms=10, reconnect_ms_max=50, handshake_ms=300)
+QUICK = ZeroMqTiming(reconnect_ms=10, reconnect_ms_max=50, handshake_ms=1_000)
+"""A process that is held up for less than a second loses no handshake."""
 TCP = "tcp://127.0.0.1:0"
 LINK_ID = bytes(range(LINK_ID_BYTES))
 
@@ -114,6 +116,14 @@ class AtTcp:
     @pytest.fixture
     def endpoint(self) -> str:
         return TCP
+
+    @pytest.fixture
+    def free_endpoint(self, make: Make) -> Iterator[str]:
+        """As a transport calls it, which may add a key."""
+        with free_port() as port:
+            with make() as transport:
+                where = transport.listen(f"tcp://127.0.0.1:{port}")
+            yield where
 
 
 class AtIpc:
