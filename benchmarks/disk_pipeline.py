@@ -229,7 +229,7 @@ class PipelineArm(Closing):
             self._kernel.update(
                 contributions=[(grad, "float32")], weights=arrays[0], state=arrays[1:],
                 weights_out=arrays[0], state_out=arrays[1:],
-                runs=[Run(start=0, stop=elems, hyper=HYPER.groups[0])], divisor=2.0, scale=1.0,
-                updates_count=count, wire=None, measure=False,
+                runs=[Run(start=0, stop=elems, hyper=HYPER.groups[0], updates_count=count)],
+                divisor=2.0, scale=1.0, wire=None, measure=False,
             )  # fmt: skip
         return arrays[0]

@@ -18,9 +18,10 @@ Everything here is integer arithmetic on what all ranks agree on; nothing is sto
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TypeVar
 
 from luwu.base.limits import ALIGN_ELEMS
 from luwu.layout_checks import check_chunk_bytes, check_model
@@ -118,6 +119,25 @@ class Segment:
     """Without padding."""
 
 
+LabelT = TypeVar("LabelT")
+
+
+def segment_runs(
+    segments: Sequence[Segment], labels: Sequence[LabelT]
+) -> tuple[tuple[int, int, LabelT], ...]:
+    """(start, stop, label) in elements of a chunk, from one label for each of its segments.
+
+    The runs cover the chunk, padding included, and start on multiples of 64; neighbours of one
+    label are one run, since padding is zero and stays zero.
+    """
+    runs: list[tuple[int, int, LabelT]] = []
+    for segment, label in zip(segments, labels, strict=True):
+        stop = segment.chunk_start + padded(segment.elems)
+        start = runs.pop()[0] if runs and runs[-1][2] == label else segment.chunk_start
+        runs.append((start, stop, label))
+    return tuple(runs)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Geometry of a model, equal on all ranks. Raises ConfigError if it cannot be."""
@@ -199,18 +219,10 @@ class Layout:
                 )  # fmt: skip
 
     def group_runs(self, chunk: int) -> tuple[tuple[int, int, int], ...]:
-        """(start, stop, group) in elements of the chunk: what one kernel call may update.
-
-        The runs cover the chunk, padding included, and start on multiples of 64; neighbours of one
-        group are one run, since padding is zero and stays zero.
-        """
-        runs: list[tuple[int, int, int]] = []
-        for part in self.segments(chunk):
-            group = self.parameters[part.parameter].group
-            stop = part.chunk_start + padded(part.elems)
-            start = runs.pop()[0] if runs and runs[-1][2] == group else part.chunk_start
-            runs.append((start, stop, group))
-        return tuple(runs)
+        """(start, stop, group) in elements of the chunk: what one kernel call may update."""
+        segments = tuple(self.segments(chunk))
+        groups = [self.parameters[segment.parameter].group for segment in segments]
+        return segment_runs(segments, groups)
 
     def _regions(self, unit: Unit) -> Iterator[tuple[tuple[bool, str, str], list[int]]]:
         def region(index: int) -> tuple[bool, str, str]:

@@ -225,6 +225,10 @@ class Pipeline:
         target = own if place is None else record_views(kind, place, fields)
         hyper = self._decoded(action.hyper)
         updates_count = int(source.updates[0])
+        runs = [
+            Run(start=start, stop=stop, hyper=hyper.groups[group], updates_count=updates_count)
+            for start, stop, group in self._layout.group_runs(action.chunk)
+        ]
         pieces = self.statistics.pieces(action.chunk) if hyper.measure else None
         with self._adder.terms(action.contributions, source.weights.size) as contributions:
             squares = self._kernel.update(
@@ -233,10 +237,9 @@ class Pipeline:
                 state=source.state,
                 weights_out=target.weights,
                 state_out=target.state,
-                runs=self._runs(action.chunk, hyper),
+                runs=runs,
                 divisor=action.divisor,
                 scale=clip_scale(hyper, action.grad_norm),
-                updates_count=updates_count,
                 wire=wire.target,
                 measure=self._streaming,
                 pieces=pieces,
@@ -252,12 +255,6 @@ class Pipeline:
             return self._store.place_in_ram(page, action.step + 1, action.attempt)
         except StaleAttempt:
             return None  # `write` will say so again
-
-    def _runs(self, chunk: int, hyper: StepHyper) -> list[Run]:
-        return [
-            Run(start=start, stop=stop, hyper=hyper.groups[group])
-            for start, stop, group in self._layout.group_runs(chunk)
-        ]
 
     def _wire(self, chunk: int, step: int, attempt: int, *, needed: bool) -> Outgoing:
         return Outgoing(
