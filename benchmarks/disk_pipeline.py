@@ -208,6 +208,7 @@ class PipelineArm(Closing):
             chunk=page, step=self._step, attempt=0, divisor=2.0, grad_norm=None,
             hyper=self._hyper, publish=False,
             contributions=(Contribution(3, 2.0, True, "float32", payload, payload.nbytes),),
+            absent=0,
         )  # fmt: skip
 
     def _expected_digest(self) -> str:

@@ -23,11 +23,15 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeVar
 
-from luwu.base.limits import ALIGN_ELEMS
+from luwu.base.errors import ConfigError
+from luwu.base.limits import ALIGN_ELEMS, SEGMENTS_MAX
 from luwu.layout_checks import check_chunk_bytes, check_model
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """What may be computed in and travel; masters and sums are float32."""
+
+COUNT_BYTES = 8
+"""One count of updates: an int64 for each segment of a page."""
 
 SUM_BYTES = 4
 """One element of a gradient sum: float32, whatever travelled."""
@@ -188,6 +192,7 @@ class Layout:
         set_once(self, "chunks", tuple(chunks))
         set_once(self, "unit_chunks", tuple(unit_chunks))
         set_once(self, "unit_elems", tuple(unit_elems))
+        self._check_segments()
 
     def trainable_chunks(self, unit: int) -> tuple[int, ...]:
         """Indices of the chunks of `unit` that are pushed."""
@@ -218,11 +223,29 @@ class Layout:
                     chunk_start=start - box.start, elems=stop - start,
                 )  # fmt: skip
 
+    def segments_count(self, chunk: int) -> int:
+        """How many parameters have a part in a chunk."""
+        return sum(1 for _ in self.segments(chunk))
+
     def group_runs(self, chunk: int) -> tuple[tuple[int, int, int], ...]:
         """(start, stop, group) in elements of the chunk: what one kernel call may update."""
         segments = tuple(self.segments(chunk))
         groups = [self.parameters[segment.parameter].group for segment in segments]
         return segment_runs(segments, groups)
+
+    def _check_segments(self) -> None:
+        """A push has a bit for each segment of its chunk. Raises ConfigError if they are many."""
+        for number, unit in enumerate(self.units):
+            if len(unit.parameters) <= SEGMENTS_MAX:
+                continue
+            for index in self.unit_chunks[number]:
+                count = self.segments_count(index)
+                if count > SEGMENTS_MAX:
+                    raise ConfigError(
+                        f"chunk: {self.chunk_bytes} bytes hold parts of {count} parameters of unit "
+                        f"{unit.name}, at most {SEGMENTS_MAX} may share a chunk; choose a smaller "
+                        "chunk (1MiB always fits)"
+                    )
 
     def _regions(self, unit: Unit) -> Iterator[tuple[tuple[bool, str, str], list[int]]]:
         def region(index: int) -> tuple[bool, str, str]:

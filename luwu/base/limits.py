@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 6
+PROTOCOL_VERSION: Final = 7
 """Raised by any change that an older peer would misread."""
 
 DATA_HEADER_BYTES_MAX: Final = 1024
@@ -18,6 +18,9 @@ CHUNK_COUNT_MAX: Final = 4 * 1024 * 1024
 
 WORLD_SIZE_MAX: Final = 1024
 """Ranks in one job; contributor sets are bitmaps of this many bits."""
+
+SEGMENTS_MAX: Final = 4096
+"""Parameters that may have a part in one chunk; a push has a bit for each of them."""
 
 TEXT_CHARS_MAX: Final = 940
 """Reasons and refusals; four bytes each and with all other fields they fit a control header."""

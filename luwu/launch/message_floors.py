@@ -166,7 +166,8 @@ class _Rehearsal(Closing):
             for rank, child in enumerate(self._children):
                 push = wire.Push(
                     **_common(Role.WORKER, rank), part=0, chunk=self._chunk,
-                    contributors=1 << rank, weight=1.0, last=True, raw=False, dtype="float32",
+                    contributors=1 << rank, absent=0, weight=1.0, last=True, raw=False,
+                    dtype="float32",
                 )  # fmt: skip
                 self._say(child, PARENT, push, self._gradients[rank])
             self._chunk += 1

@@ -110,3 +110,5 @@ class Gradient:
     """None: this rank has no gradient for it."""
     payload_bytes: int
     dtype: str
+    absent: int = 0
+    """Bitmap of the chunk's segments without a gradient, which hold zeros; 0 without a payload."""

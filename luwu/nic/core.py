@@ -86,7 +86,7 @@ class NicCore(NicMember):
         for entry in chunks:
             push = self._ours(
                 wire.Push, step=step, part=part, chunk=entry.chunk, weight=weight, last=last,
-                contributors=self._contributors, raw=False, dtype=entry.dtype,
+                contributors=self._contributors, absent=entry.absent, raw=False, dtype=entry.dtype,
             )  # fmt: skip
             if self._encodings.aggregator.is_plain:
                 self._send(now_ns, handle, "push", push, entry)

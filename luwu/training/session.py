@@ -18,7 +18,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +25,7 @@ from torch import nn
 from luwu.base.address_range import Memory
 from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
 from luwu.layout import Layout
+from luwu.nic.cells import ChunkGradient
 from luwu.nic.reader import StateReader
 from luwu.training import initialise
 from luwu.training.attached import Attachments
@@ -324,7 +324,7 @@ class Session:
             )
         return True
 
-    def _push(self, unit: Unit, group: list[tuple[int, Any]] | None) -> None:
+    def _push(self, unit: Unit, group: list[ChunkGradient] | None) -> None:
         with self.attempt():
             handle = self.nic.push(
                 self.step,

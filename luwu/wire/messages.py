@@ -92,7 +92,8 @@ class DataMessage(Message):
 class Load(DataMessage):
     """Initial weights of a chunk, float32; from rank 0, before step 0.
 
-    Behind them may stand the optimizer's state fields, float32, and an int64: updates so far.
+    Behind them may stand the optimizer's state fields, float32, and an int64 for each segment of
+    the chunk: its updates so far.
     """
 
 
@@ -102,6 +103,9 @@ class Push(DataMessage):
 
     contributors: int
     """Bitmap of ranks whose gradient this holds, or who say that they have none."""
+    absent: int
+    """Bitmap of the chunk's segments (`Layout.segments`) for which none of these ranks has a
+    gradient: the payload holds zeros there, which do not count. 0 without a payload."""
     weight: float
     """Sum of the contributors' weights; 0 in every part but the last."""
     last: bool

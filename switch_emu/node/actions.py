@@ -148,6 +148,8 @@ class Fold:
     total: Contribution | None
     """Of the parts before; None if there are none."""
     contributions: tuple[Contribution, ...]
+    absent: int
+    """Segments of the chunk that have a gradient neither in the total nor in this part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,8 @@ class Update:
     attempt: int
     contributions: tuple[Contribution, ...]
     """Gradients to add in this order, in float32."""
+    absent: int
+    """Bitmap of the chunk's segments for which no rank has a gradient: they stay as they are."""
     divisor: float
     """Total weight: the sum is divided by float32(divisor), once."""
     grad_norm: float | None

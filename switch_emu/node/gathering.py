@@ -25,7 +25,7 @@ from switch_emu.node.serving import NodeServing
 from switch_emu.node.step import Step
 from switch_emu.node.sums import fits
 from switch_emu.switch.members import ranks_text
-from switch_emu.switch.slots import Contribution, OverlapError
+from switch_emu.switch.slots import Contribution, OverlapError, contribution_of
 
 
 class NodeGathering(NodeServing):
@@ -69,7 +69,7 @@ class NodeGathering(NodeServing):
             if not is_resent:
                 self._tell_all(receipt)
             return None
-        said = Contribution(m.contributors, m.weight, m.last, m.dtype, payload, payload_bytes)
+        said = contribution_of(m, payload, payload_bytes)
         try:
             is_new = step.sums.add(m.chunk, number, said)
         except OverlapError as exc:
@@ -229,7 +229,7 @@ class NodeGathering(NodeServing):
             self._drop(payload)
         else:
             step, ranks = self._steps[fold.step], self._members.active
-            total = Contribution(ranks, 0.0, True, "float32", payload, payload_bytes)
+            total = Contribution(ranks, 0.0, True, "float32", payload, payload_bytes, fold.absent)
             step.folded(fold.chunk, squares, total)
             self.held.hold(payload, payload_bytes, is_raw=False)
             self._fold_next(step, fold.chunk)

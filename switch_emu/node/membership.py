@@ -14,7 +14,7 @@ from __future__ import annotations
 from luwu.aggregate import Aggregator, Float32, make_aggregator
 from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.base.tree import ranges_text, ranks_of
-from luwu.layout import Layout
+from luwu.layout import COUNT_BYTES, Layout
 from luwu.wire import messages as wire
 from luwu.wire.actions import Drop, Note, Payload, Send
 from luwu.wire.description import Description, differences, parse_description
@@ -44,9 +44,6 @@ from switch_emu.node.actions import (
 from switch_emu.node.step import Step
 from switch_emu.switch.members import RefusedError, ranks_text
 from switch_emu.switch.parent import Parent
-
-UPDATES_BYTES = 8
-"""The count of a page's updates: one int64."""
 
 Action = (
     Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
@@ -219,11 +216,11 @@ class NodeMember(Parent):
             self._held_loads.clear()
 
     def _load_sizes(self, chunk: int) -> tuple[int, ...]:
-        """Bytes of initial weights; or of weights, state fields and the count of updates."""
+        """Bytes of initial weights; or of weights, state fields and the counts of updates."""
         assert self._description is not None
         place = self._layout.chunks[chunk]
         fields_count = 1 + len(self._description.state_fields)
-        whole = fields_count * place.sum_bytes + UPDATES_BYTES
+        whole = fields_count * place.sum_bytes + COUNT_BYTES * self._layout.segments_count(chunk)
         return (place.sum_bytes, whole) if place.trainable else (place.sum_bytes,)
 
     def page_loaded(self, load: LoadPage) -> list[Action]:

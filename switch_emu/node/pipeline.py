@@ -37,10 +37,11 @@ from switch_emu.node.actions import (
     Update,
 )
 from switch_emu.node.core import NodeCore
-from switch_emu.node.kernels import Run, UpdateKernel
+from switch_emu.node.kernels import UpdateKernel
 from switch_emu.node.outgoing import Outgoing
 from switch_emu.node.pages import WEIGHT, field_view
 from switch_emu.node.places import WeightsPlaces
+from switch_emu.node.runs import count_update, update_runs
 from switch_emu.node.scratch import Adder, Scratch, record_views
 from switch_emu.node.statistics import Statistics
 from switch_emu.node.update import clip_scale
@@ -224,11 +225,7 @@ class Pipeline:
         source = own if record is None else record_views(kind, record, fields)
         target = own if place is None else record_views(kind, place, fields)
         hyper = self._decoded(action.hyper)
-        updates_count = int(source.updates[0])
-        runs = [
-            Run(start=start, stop=stop, hyper=hyper.groups[group], updates_count=updates_count)
-            for start, stop, group in self._layout.group_runs(action.chunk)
-        ]
+        runs = update_runs(self._layout, action.chunk, hyper, source.updates, action.absent)
         pieces = self.statistics.pieces(action.chunk) if hyper.measure else None
         with self._adder.terms(action.contributions, source.weights.size) as contributions:
             squares = self._kernel.update(
@@ -244,7 +241,7 @@ class Pipeline:
                 measure=self._streaming,
                 pieces=pieces,
             )
-        target.updates[0] = updates_count + 1
+        count_update(source.updates, action.absent, target.updates)
         if pieces is not None:
             self.statistics.add(action, pieces)
         return squares

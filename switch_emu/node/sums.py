@@ -124,7 +124,9 @@ def fits(
         return False
     elems = layout.chunks[m.chunk].elems
     if not has_payload:
-        return True
+        return m.absent == 0
+    if m.absent and m.absent >= (1 << layout.segments_count(m.chunk)) - 1:
+        return False  # of segments that the chunk has not, or of all: then there is no payload
     if aggregator.is_plain or (aggregator.may_overflow and m.part >= RESENT_PART):
         return m.dtype in DTYPE_BYTES and payload_bytes == elems * DTYPE_BYTES[m.dtype]
     return m.dtype == ENCODED and aggregator.fits(elems, payload_bytes)

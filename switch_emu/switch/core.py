@@ -48,7 +48,15 @@ from switch_emu.switch.members import Member, ranks_text
 from switch_emu.switch.pool import make_pool
 from switch_emu.switch.reader_routes import ReaderRoutes
 from switch_emu.switch.resources import pool_resources
-from switch_emu.switch.slots import Contribution, OverlapError, Slot, SlotKey, rank_order
+from switch_emu.switch.slots import (
+    Contribution,
+    OverlapError,
+    Slot,
+    SlotKey,
+    common_absent,
+    contribution_of,
+    rank_order,
+)
 
 
 class SwitchCore(SwitchHandingOn):
@@ -157,7 +165,7 @@ class SwitchCore(SwitchHandingOn):
         self, peer: str, member: Member, m: wire.Push, payload: Any, payload_bytes: int
     ) -> None:
         key = (m.step, m.part, m.chunk)
-        said = Contribution(m.contributors, m.weight, m.last, m.dtype, payload, payload_bytes)
+        said = contribution_of(m, payload, payload_bytes)
         receipt = self._receipt(m, Verb.PUSH, m.contributors)
         if not self._is_own(peer, member, m) or m.step > self._step + 1:
             self._drop(payload)
@@ -226,7 +234,8 @@ class SwitchCore(SwitchHandingOn):
         last = slot.contributions[0].last
         is_encoded = any(c.dtype == ENCODED for c in slot.contributions)
         dtype = ENCODED if is_encoded else "float32"
-        said = Contribution(ranks, slot.weight, last, dtype, payload, payload_bytes)
+        absent = common_absent(slot.contributions)
+        said = Contribution(ranks, slot.weight, last, dtype, payload, payload_bytes, absent)
         on_way = self._told_later(key, slot.contributions)
         self.pool.hand_out(key, payload_bytes)  # freed when the parent has it
         self._push_up(key, said, raw=False, on_way=on_way)

@@ -141,7 +141,7 @@ class SwitchHandingOn(SwitchAgreeing):
         step, part, chunk = key
         push = self._ours(
             wire.Push, step=step, part=part, chunk=chunk, contributors=said.contributors,
-            weight=said.weight, last=said.last, raw=raw, dtype=said.dtype,
+            absent=said.absent, weight=said.weight, last=said.last, raw=raw, dtype=said.dtype,
         )  # fmt: skip
         cargo = Cargo(push, said.payload, said.payload_bytes, on_way)
         self._uplink.load(self._now_ns, ("push", *key, said.contributors), cargo)

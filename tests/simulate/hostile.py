@@ -122,12 +122,16 @@ class Attacker:
             wire.Pull(**stamp, chunk=HUGE, part=0),
             wire.Pull(**far, chunk=0, part=0),
             wire.Push(
-                **far, chunk=0, part=0, contributors=1, weight=1.0, last=True, raw=False,
-                dtype="float32",
+                **far, chunk=0, part=0, contributors=1, absent=0, weight=1.0, last=True,
+                raw=False, dtype="float32",
             ),
             wire.Push(
-                **stamp, chunk=0, part=0, contributors=1 << 50, weight=1.0, last=True, raw=False,
-                dtype="float32",
+                **stamp, chunk=0, part=0, contributors=1 << 50, absent=0, weight=1.0, last=True,
+                raw=False, dtype="float32",
+            ),
+            wire.Push(
+                **stamp, chunk=0, part=0, contributors=1, absent=1 << 50, weight=1.0, last=True,
+                raw=False, dtype="float32",
             ),
             wire.Commit(**far, contributors=1, hyper_hash="x", parts=HUGE),
             wire.Begin(**far, contributors=1, hyper_hash="x"),

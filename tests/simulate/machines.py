@@ -25,7 +25,7 @@ from switch_emu.switch.fan import Fan
 from switch_emu.switch.tree_order import Group, combined, nested
 from tests.simulate.device import ProcessEnded
 from tests.simulate.disk import Disk, DiskFailed
-from tests.simulate.job import JOB, Job, apply_update
+from tests.simulate.job import JOB, Job, apply_update, mask_of
 from tests.simulate.world import Payload, Process, World, drop, payload_bytes
 
 HANDSHAKE = (Welcome, Refuse, Rejoin)
@@ -328,7 +328,8 @@ class Node(Process):
         total = self._total(action.chunk, action.contributions)
         weights, momentum = self._owned.read(action.chunk, action.step)
         grad = total / np.float32(action.divisor)
-        new, momentum = apply_update(weights, momentum, grad, 1.0)
+        unchanged = mask_of(self._job.layout, action.chunk, action.absent)
+        new, momentum = apply_update(weights, momentum, grad, unchanged)
         published = Payload(new, self.account) if action.publish else None
         self._later(lambda: self._written(action, new, momentum))
         return self.core.updated(action, self._squares(total), published)

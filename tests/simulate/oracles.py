@@ -28,7 +28,7 @@ import numpy as np
 from luwu.base.tree import ranks_of
 from luwu.nic import actions as nic
 from tests.simulate.disk import Disk
-from tests.simulate.job import POISONER, Job, apply_update, gradient, initial, kept, sum_of
+from tests.simulate.job import POISONER, Job, initial, kept
 from tests.simulate.worker import Watch, Worker
 
 
@@ -70,20 +70,8 @@ class Candidate:
         is_poisoned = step == job.poison_step and self._starts[POISONER] is not None
         if is_poisoned or not job.layout.chunks[chunk].trainable:
             return weights, momentum
-        total = None
-        for part in range(job.backwards):
-            pushed = {
-                rank: gradient(weights, rank, step, chunk, part, start)
-                for rank, start in enumerate(self._starts)
-                if start is not None and not job.is_absent(rank, step, chunk)
-            }
-            of_part = sum_of(job, pushed)
-            if of_part is not None:
-                total = of_part if total is None else total + of_part
-        if total is None:
-            return weights, momentum
-        count = np.float32(self.contributors.bit_count())
-        return apply_update(weights, momentum, total / count, 1.0)
+        starts = {rank: start for rank, start in enumerate(self._starts) if start is not None}
+        return job.after_step(weights, momentum, step, chunk, starts)
 
     def __repr__(self) -> str:
         return f"starts {tuple(self._starts)}"

@@ -44,6 +44,7 @@ class Options:
     backwards: int = 1
     poison_step: int | None = None
     absent_unit: int | None = None
+    absent_parameters: bool = False
     pulls_ahead: bool = False
     keeps: bool = False
     slot_bytes_max: int = 500_000
@@ -71,6 +72,7 @@ class Options:
             backwards=self.backwards if self.update == "at_step" else 1,
             poison_step=self.poison_step,
             absent_unit=self.absent_unit,
+            absent_parameters=self.absent_parameters,
             pulls_ahead=self.pulls_ahead,
             keeps=self.keeps,
             switch_limits=SwitchLimits(
@@ -152,6 +154,8 @@ def make_options(random: Random) -> Options:
         tree=random.choice(sorted(TREES)) if random.random() < 0.15 else None,
         stored=random.random() < 0.6,
         drops=random.random() < 0.25,
+        # A poisoned step needs the gradient that it poisons.
+        absent_parameters=random.random() < 0.3 and poison_step is None,
     )
 
 

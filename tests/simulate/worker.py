@@ -12,7 +12,7 @@ from luwu.nic import actions as nic
 from luwu.nic.core import NicCore
 from luwu.wire.actions import Drop, Send
 from luwu.wire.messages import Message
-from tests.simulate.job import JOB, POISONER, Job, encoded, gradient, initial, kept
+from tests.simulate.job import JOB, POISONER, Job, encoded, initial, kept
 from tests.simulate.world import Payload, Process, World, drop
 
 
@@ -282,16 +282,18 @@ class Worker(Process):
     def _push(self, step: int, part: int, unit: int, weights: dict[int, Any]) -> int:
         gradients = []
         for chunk in self._job.layout.trainable_chunks(unit):
-            values = gradient(weights[chunk], self._rank, step, chunk, part, self.start)
+            values, absent = self._job.gradient(
+                weights[chunk], self._rank, step, chunk, part, self.start
+            )
             if step == self._job.poison_step and self._rank == POISONER and unit == 1:
                 values[3] = np.nan
-            absent = self._job.is_absent(self._rank, step, chunk)
             gradients.append(
                 nic.Gradient(
                     chunk=chunk,
-                    payload=None if absent else Payload(values, self.account),
-                    payload_bytes=0 if absent else values.nbytes,
+                    payload=None if values is None else Payload(values, self.account),
+                    payload_bytes=0 if values is None else values.nbytes,
                     dtype="float32",
+                    absent=absent,
                 )
             )
         handle = self._new()
