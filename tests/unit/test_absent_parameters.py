@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +66,35 @@ class Model(nn.Module):
         return (x * self.scale).square().mean()
 
 
-def draw(seed: int) -> tuple[list[list[int]], int, Used]:
-    """Sizes of the experts of each unit, backwards in a step, and what every forward uses."""
+@dataclass(frozen=True)
+class Plan:
+    """One run, drawn at random."""
+
+    sizes: list[list[int]]
+    """Elements of the experts of each unit."""
+    parts: int
+    """Backwards in a step."""
+    used: Used
+    frozen: list[frozenset[str]]
+    """Parameters that require no gradient, by step."""
+
+    def freeze(self, model: nn.Module, step: int) -> None:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in self.frozen[step])
+
+
+def draw(seed: int, *, thaws: bool = False, parts_max: int = 2) -> Plan:
+    """`thaws`: parameters are frozen and thawed as training goes on."""
     rng = random.Random(seed)
     sizes = [
         [rng.choice((64, 192, 4096, 8192)) for _ in range(rng.randint(1, 4))] for _ in range(3)
     ]
     names = [f"layers.{i}.experts.{j}" for i, unit in enumerate(sizes) for j in range(len(unit))]
-    parts = rng.randint(1, 2)
+    parts = rng.randint(1, parts_max)
     used: Used = {}
+    frozen = [
+        frozenset(name for name in names if thaws and rng.random() < 0.4) for _ in range(STEPS)
+    ]
     for step in range(STEPS):
         idle = {name for name in names if rng.random() < 0.4}  # at no rank
         for part in range(parts):
@@ -82,7 +102,7 @@ def draw(seed: int) -> tuple[list[list[int]], int, Used]:
                 used[step, part, rank] = frozenset(
                     name for name in names if name not in idle and rng.random() < 0.6
                 )
-    return sizes, parts, used
+    return Plan(sizes, parts, used, frozen)
 
 
 def sample(size: int, step: int, part: int, rank: int) -> Tensor:
@@ -90,18 +110,20 @@ def sample(size: int, step: int, part: int, rank: int) -> Tensor:
     return torch.randn(size, generator=generator)
 
 
-def by_torch(model: nn.Module, optimizer: torch.optim.Optimizer, parts: int, used: Used) -> None:
+def by_torch(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
     """The same training in one process: sums over ranks, then over backwards, then the mean."""
     parameters = dict(model.named_parameters())
     for step in range(STEPS):
         optimizer.zero_grad()
+        plan.freeze(model, step)
+        trained = {name: each for name, each in parameters.items() if each.requires_grad}
         totals: dict[str, Tensor] = {}
-        for part in range(parts):
+        for part in range(plan.parts):
             of_part: dict[str, Tensor] = {}
             for rank in range(WORLD_SIZE):
-                loss = model(sample(1, step, part, rank), used[step, part, rank])
-                found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-                for name, gradient in zip(parameters, found, strict=True):
+                loss = model(sample(1, step, part, rank), plan.used[step, part, rank])
+                found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+                for name, gradient in zip(trained, found, strict=True):
                     if gradient is not None:
                         before = of_part.get(name)
                         of_part[name] = gradient if before is None else before + gradient
@@ -110,6 +132,71 @@ def by_torch(model: nn.Module, optimizer: torch.optim.Optimizer, parts: int, use
         for name, gradient in totals.items():
             parameters[name].grad = gradient / WORLD_SIZE
         optimizer.step()
+
+
+def check(plan: Plan, name: str, update: str, directory: Path) -> None:
+    """Train a plan with LuWu and with torch; weights, moments and counts must be the same bits."""
+    kind, arguments = OPTIMIZERS[name]
+    plain = seeded(lambda: Model(plan.sizes))
+    # A group each: torch's fused SGD cannot update one parameter for the first time beside others.
+    groups = [{"params": [parameter]} for parameter in plain.parameters()]
+    reference = getattr(torch.optim, kind)(groups, fused=True, **arguments)
+    by_torch(plain, reference, plan)
+
+    def work(rank: int) -> Any:
+        model = seeded(lambda: Model(plan.sizes))
+        plan.freeze(model, 0)
+        luwu.fully_shard_each(model, Experts)
+        optimizer = getattr(luwu.optim, kind)(model.parameters(), update=update, **arguments)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            if step % 2:  # what is thawed after an evaluation counts, though the root is here still
+                with torch.no_grad():
+                    model(sample(1, step, 0, rank), plan.used[step, 0, rank])
+            plan.freeze(model, step)
+            for part in range(plan.parts):
+                model(sample(1, step, part, rank), plan.used[step, part, rank]).backward()
+            optimizer.step()
+        return luwu.get_optimizer_state_dict(model, optimizer)
+
+    found = in_cluster(directory, work, world_size=WORLD_SIZE, chunk_bytes=16 * 1024)
+    assert found.digest == digest_of(dict(plain.named_parameters()))
+    if name != "sgd":  # torch keeps an empty state for it
+        assert_same(found.results[0]["state"], get_optimizer_state_dict(plain, reference)["state"])
+
+
+@pytest.mark.feature("freezing and thawing in the course of training")
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_ranks_that_freeze_other_parameters_are_refused(update: str, tmp_path: Path) -> None:
+    """I6. Goal: what is frozen is part of what all ranks state of a step; who differs is named."""
+
+    def work(rank: int) -> None:
+        model = seeded(lambda: Model([[64, 64]]))
+        luwu.fully_shard_each(model, Experts)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=0.1, update=update)
+        model.layers[0].experts[rank].requires_grad_(False)
+        model(torch.ones(1), frozenset()).backward()
+        optimizer.step().wait()
+
+    with pytest.raises(luwu.ConfigError, match=r"differ between ranks.* frozen the same"):
+        in_cluster(tmp_path, work, world_size=WORLD_SIZE)
+
+
+@pytest.mark.feature("zero_grad(set_to_none=False)")
+def test_gradients_of_zero_are_refused(tmp_path: Path) -> None:
+    """Goal: zero_grad(set_to_none=False) is refused at the call, by the optimizer and the model:
+    torch would then go on with momentum and decay where a step uses a parameter no more."""
+
+    def work(rank: int) -> None:
+        model = seeded(lambda: Model([[64, 64]]))
+        luwu.fully_shard_each(model, Experts)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        for zero_grad in (optimizer.zero_grad, model.zero_grad):
+            with pytest.raises(luwu.ConfigError, match=r"gradient of 0.*Call zero_grad\(\)"):
+                zero_grad(set_to_none=False)
+
+    in_cluster(tmp_path, work)
 
 
 @pytest.mark.feature("a parameter without a gradient beside others that have one")
@@ -121,30 +208,34 @@ def test_parameters_without_a_gradient_are_skipped(
 ) -> None:
     """I4. Goal: weights, moments and counts of steps are those of torch, bit for bit.
     Method: random units; in each backward each rank uses random parameters."""
-    sizes, parts, used = draw(seed)
-    parts = 1 if update == "streaming" else parts
-    kind, arguments = OPTIMIZERS[name]
-    plain = seeded(lambda: Model(sizes))
-    # A group each: torch's fused SGD cannot update one parameter for the first time beside others.
-    groups = [{"params": [parameter]} for parameter in plain.parameters()]
-    reference = getattr(torch.optim, kind)(groups, fused=True, **arguments)
-    by_torch(plain, reference, parts, used)
+    plan = draw(seed, parts_max=1 if update == "streaming" else 2)
+    check(plan, name, update, tmp_path)
 
-    def work(rank: int) -> Any:
-        model = seeded(lambda: Model(sizes))
-        luwu.fully_shard_each(model, Experts)
-        optimizer = getattr(luwu.optim, kind)(model.parameters(), update=update, **arguments)
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            for part in range(parts):
-                model(sample(1, step, part, rank), used[step, part, rank]).backward()
-            optimizer.step()
-        return luwu.get_optimizer_state_dict(model, optimizer)
 
-    found = in_cluster(tmp_path, work, world_size=WORLD_SIZE, chunk_bytes=16 * 1024)
-    assert found.digest == digest_of(dict(plain.named_parameters())), f"{seed=}"
-    if name != "sgd":  # torch keeps an empty state for it
-        assert_same(found.results[0]["state"], get_optimizer_state_dict(plain, reference)["state"])
+@pytest.mark.feature("freezing and thawing in the course of training")
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("seed", range(3, 5))
+def test_parameters_are_frozen_and_thawed_as_training_goes_on(
+    seed: int, name: str, update: str, tmp_path: Path
+) -> None:
+    """I4. Goal: requires_grad_ counts from the next forward on, as in torch: what is frozen when
+    the optimizer is made too, and what changes while the weights are here after an evaluation."""
+    plan = draw(seed, thaws=True, parts_max=1 if update == "streaming" else 2)
+    check(plan, name, update, tmp_path)
+
+
+HYPER = StepHyper(groups=({"lr": 0.1},))
+
+
+def small_layout() -> Layout:
+    """One chunk of two parameters."""
+    names = (("first", 64), ("second", 100))
+    return Layout(
+        parameters=tuple(Parameter(name=name, shape=(elems,)) for name, elems in names),
+        units=(Unit(name="unit", parameters=(0, 1)),),
+        chunk_bytes=16 * 1024,
+    )
 
 
 def test_a_page_with_one_count_is_not_updated_in_part() -> None:
@@ -181,7 +272,7 @@ def test_a_state_with_one_count_a_page_goes_on(
     used = {(step, 0, rank): everything for step in range(STEPS) for rank in range(WORLD_SIZE)}
     plain = seeded(lambda: Model(sizes))
     reference = torch.optim.AdamW(plain.parameters(), fused=True)
-    by_torch(plain, reference, 1, used)
+    by_torch(plain, reference, Plan(sizes, 1, used, [frozenset()] * STEPS))
 
     def work(rank: int) -> Any:
         model = seeded(lambda: Model(sizes))
@@ -208,16 +299,3 @@ def test_a_state_with_one_count_a_page_goes_on(
     found = in_cluster(tmp_path, work, resume=True, **options)
     assert found.digest == digest_of(dict(plain.named_parameters()))
     assert_same(found.results[0]["state"], get_optimizer_state_dict(plain, reference)["state"])
-
-
-HYPER = StepHyper(groups=({"lr": 0.1},))
-
-
-def small_layout() -> Layout:
-    """One chunk of two parameters."""
-    names = (("first", 64), ("second", 100))
-    return Layout(
-        parameters=tuple(Parameter(name=name, shape=(elems,)) for name, elems in names),
-        units=(Unit(name="unit", parameters=(0, 1)),),
-        chunk_bytes=16 * 1024,
-    )
