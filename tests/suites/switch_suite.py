@@ -93,12 +93,12 @@ class Bench:
 
     def push(
         self, rank: int, chunk: int, values: Any, *, step: int = 0, part: int = 0,
-        last: bool = True, weight: float = 1.0, raw: bool = False,
+        last: bool = True, weight: float = 1.0, raw: bool = False, absent: int = 0,
     ) -> None:  # fmt: skip
         """A child's contribution; None: it has no gradient. Raw: it found no slot further down."""
         push = self.of(
             wire.Push, rank, step=step, chunk=chunk, part=part, contributors=1 << rank,
-            weight=weight if last else 0.0, last=last, raw=raw, dtype="float32",
+            absent=absent, weight=weight if last else 0.0, last=last, raw=raw, dtype="float32",
         )  # fmt: skip
         self.deliver(child(rank), push, None if values is None else Payload(values.copy()))
 
@@ -261,6 +261,18 @@ class SwitchSuite:
         bench.parent_has(push)
         assert Payload.live_count == 0
 
+    def test_absent_segments(self) -> None:
+        """S3. Goal: a sum has no gradient for a segment only if none of those in it has one; ranks
+        without any gradient do not count."""
+        for of_ranks, expected in (((0b11, 0b110, 0b10), 0b10), ((0b1, None, 0b1), 0b1)):
+            bench, grads = self.bench(), gradients(5)
+            for rank, absent in enumerate(of_ranks):
+                values = None if absent is None else grads[rank]
+                bench.push(rank, CHUNKS[0], values, absent=absent or 0)
+            [(push, _)] = bench.take_parent()
+            assert push.absent == expected
+            bench.parent_has(push)
+
     def test_parts_and_steps_never_meet(self) -> None:
         """S2. Goal: two parts of a chunk, and the same chunk of the next step, have sums of their
         own, though their contributions come mixed."""
@@ -347,8 +359,8 @@ class SwitchSuite:
             bench.push(rank, CHUNKS[1], old[rank])
         bench.take_parent()
         late = bench.of(
-            wire.Push, 1, chunk=CHUNKS[0], part=0, contributors=2, weight=1.0, last=True, raw=False,
-            dtype="float32",
+            wire.Push, 1, chunk=CHUNKS[0], part=0, contributors=2, absent=0, weight=1.0, last=True,
+            raw=False, dtype="float32",
         )  # fmt: skip
         bench.attempt = 1
         bench.parent_says(wire.Abort, loaded=True, contributors=ALL, text="asked by the test")

@@ -19,7 +19,8 @@ FIELDS: dict[str, Any] = {
     "hyper_hash": "", "in_place": False, "incarnation": 5, "job": 1, "last": True, "loaded": True,
     "part": 0, "parts": 1, "pieces": 1, "protocol": 1, "push_window_bytes": 1, "rank": 0,
     "raw": False, "reader": 1, "role": Role.WORKER, "step": 0, "text": "", "verb": Verb.PUSH,
-    "version": 0, "weight": 1.0, "world_size": 2, "applied": True, "lost": 0, "present": 1,
+    "version": 0, "absent": 0, "weight": 1.0, "world_size": 2, "applied": True, "lost": 0,
+    "present": 1,
     "roll": 0, "began_with_skip": False, "skipped_step": 0,
 }  # fmt: skip
 
