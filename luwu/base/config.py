@@ -208,6 +208,10 @@ class RunConfig:
     restarts: int = _key(
         3, whole(0), "N", SERVING, "times a switch or node that died is started again, in all"
     )
+    on_lost_steps: str = _key(
+        "stop", one_of("stop", "redo"), "stop|redo", SERVING,
+        "where decided steps are lost with a node's disk: end the run; go on from the older step",
+    )  # fmt: skip
     on_worker_loss: str = _key(
         "stop",
         one_of("stop", "wait", "drop"),

@@ -203,6 +203,7 @@ def node_spec(
         "grace_s": config.grace,
         "drop_after_s": drop_after_s(config),
         "ranks_min": config.workers_min if drops_workers(config) else None,
+        "redoes": config.on_lost_steps == "redo",
         "disk_bytes_per_s": dilated_disk_rate(config),
         **link_fields(config, node_link(config), role),
         **(retry_fields(node_link(config)) if number else {}),

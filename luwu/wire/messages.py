@@ -202,7 +202,10 @@ class Confirmed(DataMessage):
 
 @message(16, payload=PayloadRule.ONE)
 class Hello(Message):
-    """Join the job. The payload is the job's description (`description.py`)."""
+    """Join the job. The payload is the job's description (`description.py`).
+
+    `step`, `attempt` and `generation` are the last that the member knows; 0 if it was just started.
+    """
 
     protocol: int
     world_size: int
@@ -232,6 +235,9 @@ class Welcome(Message):
     skipped_step: int = 0
     grad_norm: float = 0.0
     """Of the skipped step. Both are 0 where none was."""
+    redoes: bool = False
+    """The operator lets the job make steps again that were announced as decided and are lost. Else
+    a member refuses a `step` before the first undecided one that it knows."""
 
     def skip(self, attempt: int, generation: int) -> Verdict | None:
         """The verdict that a member missed who stands at an attempt of a generation: how the
@@ -249,6 +255,8 @@ class Refuse(Message):
     """You cannot be a member, for good; `text` says why and what to do."""
 
     text: str
+    is_older: bool = False
+    """The state lacks steps that were announced as decided (`lost_steps.py`)."""
 
 
 @message(19)
@@ -311,6 +319,8 @@ class Abort(Message):
     loaded: bool
     """As in `Welcome`."""
     text: str
+    redoes: bool = False
+    """As in `Welcome`."""
 
 
 @message(26)

@@ -29,6 +29,9 @@ class NodeLimits:
     """Credit of the child."""
     ranks_min: int | None = None
     """The job goes on without ranks that are lost, as long as so many are left; None: it waits."""
+    redoes: bool = False
+    """Steps that were announced as decided, and that the state lacks, are made again; else the node
+    gives up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,9 +215,10 @@ class Decide:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """This node cannot be one of its job, for good: end with this text."""
+    """This node cannot be one of its job, for good: end with this text and error code."""
 
     text: str
+    code: str = "E500"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,10 @@ from switch_emu.node.actions import (
     Update,
 )
 from switch_emu.node.step import Step
-from switch_emu.switch.members import RefusedError, ranks_text
+from switch_emu.switch.members import KnowsMoreError, RefusedError, ranks_text
 from switch_emu.switch.parent import Parent
+
+OLDER_STATE_CODE = "E508"
 
 Action = (
     Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
@@ -61,7 +63,11 @@ class NodeMember(Parent):
         super().__init__(
             job=job, role=Role.NODE, rank=place.number, incarnation=incarnation, children=[ranks]
         )
-        self._limits = limits
+        self._limits, self._redoes = limits, limits.redoes
+        self._has_welcomed = False
+        """A child; before that, none can know of this opening of the store."""
+        self._redone_to = 0
+        """Steps before this were announced once; the operator lets the job make them again."""
         self._job, self._place = job, place
         self._now_ns = 0
         self.groups: tuple[int, ...] = ()
@@ -170,6 +176,15 @@ class NodeMember(Parent):
     # ---------------------------------------------------------------------- the child
 
     def _hello_came(self, peer: str, hello: wire.Hello, description: bytes) -> None:
+        if self._description is None:
+            try:
+                self._members.check(hello, description)
+            except RefusedError as exc:
+                self._refuse_child(peer, exc)
+                return
+            if hello.step > 0:  # make no new state in the place of one that is missing
+                self._refuse_to_go_back(peer, hello)
+                return
         if self._description is None and self._hello is None:
             self._actions.append(OpenStore(description))
         self._hello = (peer, hello, description)
@@ -188,10 +203,37 @@ class NodeMember(Parent):
         except RefusedError as exc:
             self._refuse_child(peer, exc)
             return
+        is_older = hello.step > max(self._step, self._redone_to)
+        if is_older and not (self._redoes and self._loaded):
+            self._refuse_to_go_back(peer, hello)
+            return
+        if is_older:
+            self._redone_to = hello.step
+        is_later = hello.generation > 0 and (
+            (not self._has_welcomed and hello.generation >= self._generation)
+            or (hello.generation != self._generation and hello.attempt >= self._attempt)
+        )  # fmt: skip
+        if (is_older or is_later) and self._place.number == 0:
+            self._overtake(hello, is_older=is_older)
+        self._has_welcomed = True
         if replaced:
             self._request_abort("the switch was started again")
         self._tell(peer, self._welcome(self._limits.push_window_bytes))
         self._is_heard(hello.present, (hello.incarnation, hello.roll))
+
+    def _refuse_to_go_back(self, peer: str, hello: wire.Hello) -> None:
+        """The child was told of decided steps that the state does not have: end, and say so."""
+        error = KnowsMoreError(self._step, hello.step)
+        self._refuse_child(peer, error)
+        self._actions.append(GiveUp(str(error), code=OLDER_STATE_CODE))
+
+    def _overtake(self, hello: wire.Hello, *, is_older: bool) -> None:
+        """Go beyond the attempt and the opening of the store that the child knows, if the state is
+        an older copy: else what was said then could be taken for what is said now.
+
+        `is_older`: it lacks steps too, and the operator lets the job make them again.
+        """
+        raise NotImplementedError
 
     # ---------------------------------------------------------------------- initial weights
 

@@ -85,6 +85,8 @@ class NodeSpec:
     """Of a switch of its own: how long a worker may be away; None: it is waited for."""
     ranks_min: int | None = None
     """The job goes on without lost workers, as long as so many are left; None: it waits."""
+    redoes: bool = False
+    """Decided steps that the state lacks are made again, where members know of them."""
     record: Path | None = None
     """Where the node's own switch writes all messages down, without another."""
     arena_bytes: int = 0
@@ -226,6 +228,7 @@ def make_node_shell(
             push_window_bytes=push_window_bytes(spec.link, spec.chunk_bytes, plan.window_bytes),
             raw_bytes_max=spec.arena_bytes // 4 or None,
             ranks_min=spec.ranks_min,
+            redoes=spec.redoes,
         ),
     )
     own_switch = None
@@ -276,6 +279,7 @@ def make_node_shell(
         make_places=make_places,
         own_switch=own_switch,
         grace_s=spec.grace_s,
+        where="in RAM" if spec.state is None else f"in {spec.state}",
         counters=None if spec.counters is None else CountersFile(spec.counters, spec.counters.stem),
     )
 

@@ -73,10 +73,12 @@ class NodeShell(Shell):
         make_kept: Callable[[DecidedStep | None], KeptFiles],
         make_places: Callable[[Description], WeightsPlaces | None] = lambda description: None,
         own_switch: SwitchCore | None = None, grace_s: float = 600.0,
-        counters: CountersFile | None = None,
+        counters: CountersFile | None = None, where: str = "in RAM",
     ) -> None:  # fmt: skip
+        """`where`: the state is, for people."""
         super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
         self.core = core
+        self._where = where
         self._job, self._plan, self._place = job, plan, place or NodePlace()
         self._open_store = open_store
         self._make_store, self._make_spill = make_store, make_spill
@@ -245,8 +247,8 @@ class NodeShell(Shell):
                 self.do(self.own_switch.summed(now_ns, action, total, total.nbytes))
             case OpenStore(description):
                 self._open_new(description)
-            case GiveUp(text):
-                raise StateError(text)
+            case GiveUp(text, code):
+                raise StateError(f"{text} (the state is {self._where})", code=code)
             case RecordAttempt(attempt):
                 assert self.store is not None
                 self.store.record_attempt(attempt)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.wire.description import description_hash, differences
+from luwu.wire.lost_steps import refusal_text
 from luwu.wire.messages import Hello
 
 RANKS_SHOWN_MAX = 16
@@ -32,6 +33,13 @@ class RefusedError(Exception):
     """This child can never be a member; the text says why and what to do."""
 
 
+class KnowsMoreError(RefusedError):
+    """This child was told of decided steps that the state does not have."""
+
+    def __init__(self, found: int, known: int) -> None:
+        super().__init__(refusal_text(found, known))
+
+
 @dataclass(slots=True)
 class Member:
     """A child that said Hello."""
@@ -39,6 +47,8 @@ class Member:
     ranks: int
     peer: str
     incarnation: int
+    known: tuple[int, int, int]
+    """(generation, attempt, first undecided step) that it knew when it said Hello."""
     left: bool = False
 
 
@@ -82,6 +92,11 @@ class Members:
         """Connections of all members that count, in rank order."""
         present = (self._by_ranks.get(ranks) for ranks in self.counted)
         return tuple(member.peer for member in present if member is not None)
+
+    @property
+    def all_members(self) -> tuple[Member, ...]:
+        """All who are in, whether they count or not."""
+        return tuple(self._by_ranks.values())
 
     @property
     def everyone(self) -> tuple[str, ...]:
@@ -130,7 +145,7 @@ class Members:
 
     def join(self, peer: str, hello: Hello, description: bytes) -> bool:
         """Take a child in; True if a later start of it replaces one. Raises RefusedError."""
-        self._check(hello, description)
+        self.check(hello, description)
         former = self._by_ranks.get(hello.contributors)
         if former is not None:
             if hello.incarnation < former.incarnation:
@@ -140,14 +155,16 @@ class Members:
                     "these by NTP, if this one is the later)"
                 )
             self._by_peer.pop(former.peer, None)
-        member = Member(hello.contributors, peer, hello.incarnation)
+        known = (hello.generation, hello.attempt, hello.step)
+        member = Member(hello.contributors, peer, hello.incarnation, known)
         self._by_ranks[hello.contributors] = member
         self._by_peer[peer] = member
         if self.first is None:
             self.first, self.description = hello, description
         return former is not None and former.incarnation < hello.incarnation
 
-    def _check(self, hello: Hello, description: bytes) -> None:
+    def check(self, hello: Hello, description: bytes) -> None:
+        """Raise RefusedError if this can be no child of ours."""
         if hello.protocol != PROTOCOL_VERSION:
             raise RefusedError(
                 f"protocol version {hello.protocol} is spoken by you, {PROTOCOL_VERSION} here; "

@@ -154,7 +154,7 @@ class SwitchShell(Shell):
             gone = self._fan.refusal(message)
             self.do(self.core.received(SYSTEM_CLOCK.now_ns(), PARENT, gone))
         else:
-            numbers = self._fan.up(message, payload)
+            numbers, message = self._fan.up(message, payload), self._fan.stamped(message)
             super().send([self._parents[number] for number in numbers], message, payload)
 
     def do_own(self, action: Any) -> None:

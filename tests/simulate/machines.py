@@ -96,7 +96,10 @@ class Switch(Process):
         self._do(self.core.received(self._world.now_ns, peer, message, payload, nbytes))
 
     def _up(self, message: Message, payload: Any) -> None:
-        for number in (0,) if self.fan is None else self.fan.up(message, payload):
+        numbers: tuple[int, ...] = (0,)
+        if self.fan is not None:
+            numbers, message = self.fan.up(message, payload), self.fan.stamped(message)
+        for number in numbers:
             self._world.send(self.parent_side, self._parents[number], message, payload)
 
     def tick(self) -> None:
@@ -141,6 +144,8 @@ class Node(Process):
         self.disk = disks[number]
         self.failed = ""
         """Why it stopped by itself: an injected fault of its disk."""
+        self.given_up = ""
+        """Why it ended for good: what the launcher would show."""
         self.is_superseded = False
         """Another has its disk. It can still speak, but nobody connects to it any more."""
         self._on_failed = on_failed
@@ -243,6 +248,10 @@ class Node(Process):
                     payload.leave_memory()  # type: ignore[attr-defined]
                 case node_actions.RecordAttempt() | node_actions.Discard():
                     self._disk_at_once(action)
+                case node_actions.GiveUp(text):
+                    self.given_up = text
+                    self.kill()
+                    return
                 case node_actions.OpenStore(description):
                     self._later(lambda d=description: self.core.store_opened(self.disk.make(d)))
                 case node_actions.LoadPage():

@@ -57,6 +57,10 @@ class Worker(Process):
         self._left = False
         self.aborts_count = 0
         self.refused: str | None = None
+        self.refused_older = False
+        """Because the state lacks decided steps."""
+        self.told_lost: str | None = None
+        """That decided steps are lost, and are made again."""
         self._script: Generator[Any, None, None] | None = self._main()
         self._wanted: Any = None
         world.listen(self.name, self._received, self)
@@ -121,6 +125,9 @@ class Worker(Process):
                 case nic.Aborted():
                     self._facts = action
                     self.aborts_count += 1
+                    if action.is_older:
+                        self.told_lost = action.text
+                        self.settled = {n: s for n, s in self.settled.items() if n < action.step}
                     if self._script is not None and self._wanted not in ("joined", "left"):
                         self._throw(StepAborted(action.step, action.text))
                 case nic.Measure(_, payload):
@@ -131,8 +138,8 @@ class Worker(Process):
                     self._later(lambda a=action, d=data: self._encoded(a, d))
                 case nic.Left():
                     self._left = True
-                case nic.Refused(text):
-                    self.refused = text
+                case nic.Refused(text, is_older):
+                    self.refused, self.refused_older = text, is_older
 
     @property
     def _now(self) -> int:

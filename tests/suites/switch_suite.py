@@ -67,7 +67,7 @@ class Bench:
         description = Description(layout=LAYOUT, optimizer="test")
         for rank in range(WORLD):
             hello = self.of(
-                wire.Hello, rank, protocol=PROTOCOL_VERSION, world_size=WORLD,
+                wire.Hello, rank, generation=0, protocol=PROTOCOL_VERSION, world_size=WORLD,
                 contributors=1 << rank, present=1 << rank, roll=0,
                 description_hash=description.hash,
             )  # fmt: skip

@@ -116,10 +116,15 @@ GOLDEN: list[tuple[Message, str]] = [
             began_with_skip=True,
             skipped_step=3,
             grad_norm=2.0,
+            redoes=True,
         ),
-        "9f 11 01 02 03 04 01 05 06 07 c4 01 03 c3 ce 00 01 00 00 c3 03 cb 40 00 00 00 00 00 00 00",
+        "dc 00 10 11 01 02 03 04 01 05 06 07 c4 01 03 c3 ce 00 01 00 00 c3 03 cb 40 00 00 00 00 00 "
+        "00 00 c3",
     ),
-    (Refuse(**_COMMON, text="no"), "9a 12 01 02 03 04 01 05 06 07 a2 6e 6f"),
+    (
+        Refuse(**_COMMON, text="no", is_older=True),
+        "9b 12 01 02 03 04 01 05 06 07 a2 6e 6f c3",
+    ),
     (Rejoin(**_COMMON), "99 13 01 02 03 04 01 05 06 07"),
     (
         Begin(**_COMMON, contributors=1, hyper_hash="cd"),
@@ -142,8 +147,8 @@ GOLDEN: list[tuple[Message, str]] = [
         "9b 18 01 02 03 04 01 05 06 07 c4 01 02 a4 73 74 6f 70",
     ),
     (
-        Abort(**_COMMON, contributors=1, loaded=False, text="gone"),
-        "9c 19 01 02 03 04 01 05 06 07 c4 01 01 c2 a4 67 6f 6e 65",
+        Abort(**_COMMON, contributors=1, loaded=False, text="gone", redoes=True),
+        "9d 19 01 02 03 04 01 05 06 07 c4 01 01 c2 a4 67 6f 6e 65 c3",
     ),
     (Present(**_COMMON, contributors=1, roll=3), "9b 22 01 02 03 04 01 05 06 07 c4 01 01 03"),
     (Leave(**_COMMON, contributors=3), "9a 1a 01 02 03 04 01 05 06 07 c4 01 03"),
