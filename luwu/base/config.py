@@ -271,7 +271,7 @@ class RunConfig:
     )
     engine: str = _key(
         "local", one_of("local", "ray"), "local|ray", ("run",),
-        "who places and watches the processes: this command, or Ray (extra luwu[ray])",
+        "who places and watches the processes: this command, or Ray (extra luwu-emulator[ray])",
     )  # fmt: skip
     keys: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", ("run", "up", "keys"),

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
+from luwu import own
 from luwu.base.error_table import entry
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.libc import keep_one_arena
@@ -46,14 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code."""
     if arguments is None:
         keep_one_arena()  # the process is ours
+    for package in own.PACKAGES:
+        own.take(package)
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     if not tokens or tokens[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
     if tokens[0] == "--version":
-        from importlib import metadata
-
-        print(f"luwu {metadata.version('luwu')}")
+        print(f"luwu {own.version()}")
         return 0
     name = tokens.pop(0)
     if name not in VERBS:

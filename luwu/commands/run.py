@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -31,6 +32,7 @@ from luwu.launch.supervisor import Supervisor, threads_per_worker
 from luwu.launch.torchrun import Meeting
 from luwu.launch.worker_loss import check_worker_loss, worker_restarts
 from luwu.nic.connection import Connection, join
+from luwu.own import found_first, own_module
 
 if TYPE_CHECKING:
     from luwu.launch.disk_floors import DiskFloors
@@ -69,6 +71,7 @@ def run(parsed: Parsed) -> int:
     run_directory = RunDirectory.create(config.run_dir)
     write_resolved(run_directory, resolved, "run")
     console.say(f"run directory {run_directory.path}")
+    script = _own_script(script, console)
     if config.engine == "ray":
         return _run_by_ray(run_directory, resolved, script, console)
     with stop_requests() as should_stop:
@@ -267,6 +270,22 @@ def _check_script(script: list[str]) -> None:
         raise ConfigError(f"no script to run; usage: {VERB.usage}")
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise ConfigError(f"there is no script {script[0]}; name a Python file, or -m MODULE")
+
+
+def _own_script(script: list[str], console: Console) -> list[str]:
+    """The script that workers run: of `-m workers.NAME`, ours unless the user has one."""
+    if script[0] != "-m":
+        return script
+    module = script[1]
+    found = found_first(module, [os.getcwd(), *sys.path])
+    if found is None:
+        return script
+    path, has_module = found
+    if has_module:
+        console.say(f"-m {module} is {path}; LuWu's own would be -m luwu.own {module}")
+        return script
+    console.say(f"-m {module} is LuWu's own: {path} has no such module")
+    return [*own_module(module), *script[2:]]
 
 
 def _print(line: str) -> None:

@@ -5,9 +5,9 @@
     errors/node.json         written by it    what ended it
     roles/node.ended.json    written by it    its exit code, if it serves several jobs (service.py)
 
-`python -m switch_emu node --config roles/node.json` reads the first. A role that died is started
-again with the same state and the endpoint it had, so nobody has to be told of the change. The
-switches of a tree are called `switch-NAME`.
+`python -m luwu.own switch_emu node --config roles/node.json` reads the first. A role that died is
+started again with the same state and the endpoint it had, so nobody has to be told of the change.
+The switches of a tree are called `switch-NAME`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from luwu.launch.network import (
 from luwu.launch.nodes import is_node, kind_of, node_result, node_role
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.worker_loss import drop_after_s, drops_workers
+from luwu.own import own_module
 
 MIB = 1024 * 1024
 POLL_S: Final = 0.05
@@ -76,7 +77,7 @@ class RoleProcess:
         environ = role_environ(self.role, self._run_id)
         if self.starts_count:
             environ.pop("LUWU_FAILPOINTS", None)  # a place that failed once would fail for ever
-        module = [sys.executable, "-m", "switch_emu", kind_of(self.role)]
+        module = [sys.executable, *own_module("switch_emu"), kind_of(self.role)]
         command = [*self._enter, *module, "--config", str(config)]
         self.child = Child(
             self.role, [*command, "--until-eof"], log=self._run.log(self.role), environ=environ
