@@ -23,7 +23,7 @@ from luwu.transport.interface import (
     SendHandle,
     Transport,
 )
-from luwu.wire.actions import PARENT, Drop, Note, Send
+from luwu.wire.actions import PARENT, Drop, Expel, Note, Send
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role
 from luwu.wire.messages import Hello, Message, Refuse
@@ -57,6 +57,8 @@ class Shell:
         self._refusals = Sparingly()
         self._strange: set[str] = set()
         """Connections with keys that spoke before they joined: told of once."""
+        self._deaf_to: set[str] = set()
+        """Connections that broke the protocol: what they send is dropped unread."""
 
     # ---------------------------------------------------------------------- for subclasses
 
@@ -158,6 +160,8 @@ class Shell:
                     self.send(peers, message, payload)
                 case Drop(payload):
                     payload.drop()  # type: ignore[attr-defined]
+                case Expel(peer):
+                    self._expel(peer)
                 case Note(name, fields, level):
                     self.recorder.event(name, level=level, **dict(fields))
                 case _:
@@ -213,8 +217,17 @@ class Shell:
             return _RECEIVE_NS_MAX
         return max(0, min(_RECEIVE_NS_MAX, tick_ns - SYSTEM_CLOCK.now_ns()))
 
+    def _expel(self, peer: str) -> None:
+        """Hear no more of a connection, as if it had ended."""
+        self._deaf_to.add(peer)
+        self._children.discard(peer)
+        self._admission.down(peer)
+        self.do(self.peer_down(SYSTEM_CLOCK.now_ns(), peer))
+
     def _handle(self, item: Any) -> None:
         match item:
+            case Delivery() if item.peer in self._deaf_to:
+                item.release()
             case Delivery():
                 self._progress_ns = SYSTEM_CLOCK.now_ns()
                 self._delivered(item)
@@ -227,6 +240,7 @@ class Shell:
                 self.recorder.event("peer.up", level="DEBUG", peer=peer, key=key)
             case PeerDown(peer, reason):
                 self._children.discard(peer)
+                self._deaf_to.discard(peer)
                 self.do(self.peer_down(SYSTEM_CLOCK.now_ns(), peer))
                 self._strange.discard(peer)
                 self._admission.down(peer)

@@ -44,6 +44,7 @@ from switch_emu.node.actions import (
 from switch_emu.node.step import Step
 from switch_emu.switch.members import KnowsMoreError, RefusedError, ranks_text
 from switch_emu.switch.parent import Parent
+from switch_emu.switch.push_form import PushForm
 
 OLDER_STATE_CODE = "E508"
 
@@ -76,6 +77,8 @@ class NodeMember(Parent):
         """A child that waits for the store to be opened, and for node 0 to know us."""
         self._description: Description | None = None
         self._description_bytes = b""
+        self._form: PushForm | None = None
+        """What pushes must look like."""
         self.world_size = ranks.bit_count()
         self.aggregator: Aggregator = Float32(self.world_size)
         """The job's, known from its description."""
@@ -146,6 +149,7 @@ class NodeMember(Parent):
         self._description_bytes = facts.description
         self._description = parse_description(facts.description)
         self.aggregator = make_aggregator(self._description.aggregate, self.world_size)
+        self._form = PushForm(self._layout, self.aggregator)
         owned = [chunk for chunk in self._layout.chunks if self._owns(chunk.index)]
         self._chunks_count = len(owned)
         self._trainable = tuple(chunk.index for chunk in owned if chunk.trainable)

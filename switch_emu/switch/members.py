@@ -67,6 +67,8 @@ class Members:
         """Of these, the ones that count in this attempt."""
         self._by_ranks: dict[int, Member] = {}
         self._by_peer: dict[str, Member] = {}
+        self._expelled: dict[int, tuple[int, str]] = {}
+        """Ranks -> the start of them that is heard no more, and why."""
         self.first: Hello | None = None
         """Hello of the first child; the others must agree with it."""
         self.description = b""
@@ -138,6 +140,11 @@ class Members:
         if member is not None:
             member.left = True
 
+    def expel(self, member: Member, text: str) -> None:
+        """This start of a member broke the protocol: it is none any more, and cannot be again."""
+        self._by_peer.pop(member.peer, None)
+        self._expelled[member.ranks] = (member.incarnation, text)
+
     def missing(self, present: Iterable[int] | None = None) -> str:
         """Ranks of the children not among `present` (default: not in at all), for people."""
         there = set(self._by_ranks if present is None else present)
@@ -178,6 +185,9 @@ class Members:
                 f"each for ranks {ranks_text(self.children)}; start as many workers as --workers "
                 "says on both sides"
             )
+        incarnation, text = self._expelled.get(hello.contributors, (-1, ""))
+        if hello.incarnation <= incarnation:
+            raise RefusedError(f"this start of yours broke the protocol: {text}"[:880])
         if description_hash(description) != hello.description_hash:
             raise RefusedError("your job description does not have the hash you state")
         if self.first is None:

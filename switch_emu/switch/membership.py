@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.base.outstanding import RetryPolicy
 from luwu.wire import messages as wire
+from luwu.wire.actions import Expel
 from luwu.wire.kinds import Role, Verb
 from luwu.wire.uplink import Uplink
 from switch_emu.switch.actions import Action, SwitchLimits
@@ -188,6 +190,15 @@ class SwitchMember(Parent):
             return True
         self._answer_stale(peer, m)
         return False
+
+    def _expel(self, peer: str, member: Member, text: str) -> None:
+        """A member broke the protocol: this start of it is heard no more, and counts as lost."""
+        ranks = ranks_text([member.ranks])
+        self._note("switch.expelled", level="ERROR", peer=peer, ranks=ranks, text=text)
+        self._members.expel(member, text)
+        self._presence.lost(self._now_ns, member.ranks)
+        self._tell(peer, self._ours(wire.Refuse, text=f"ranks {ranks}: {text}"[:TEXT_CHARS_MAX]))
+        self._actions.append(Expel(peer))
 
     def _leave(self, peer: str, member: Member, m: wire.Leave) -> None:
         member.left = True

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from luwu.wire.actions import Payload
+from luwu.wire.description import Description
 from luwu.wire.messages import Push
 
 SlotKey = tuple[int, int, int]
@@ -226,7 +227,7 @@ class SlotPool:
         """A slot is full with these, in the attempt that begins."""
         self._ranks = ranks
 
-    def learn(self, description: bytes) -> None:
+    def learn(self, job: Description) -> None:
         """Nothing here depends on what is pushed."""
 
     def passes(self, key: SlotKey, child: int) -> None:
