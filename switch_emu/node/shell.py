@@ -310,6 +310,10 @@ class NodeShell(Shell):
             due.append(self.own_switch.next_tick_ns())
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
+    def is_known(self, peer: str) -> bool:
+        is_child = self.own_switch is not None and self.own_switch.is_member(peer)
+        return is_child or self.core.is_member(peer)
+
     def link_name(self, peer: str) -> str:
         return (self.own_switch or self.core).name_of(peer)
 

@@ -76,7 +76,7 @@ class SwitchCore(SwitchHandingOn):
         limits = limits or SwitchLimits()
         super().__init__(job, incarnation, rank, children, limits, retry or RetryPolicy())
         self.pool = make_pool(limits, ranks=self._members.ranks, child_count=len(children))
-        self._routes = ReaderRoutes(self._actions)
+        self._routes = ReaderRoutes(self._actions, self._ours)
         self.duplicates: Counter[str] = Counter()
         """Contributions that had been taken in before, and came again, by child."""
         self._form: PushForm | None = None
@@ -308,6 +308,15 @@ class SwitchCore(SwitchHandingOn):
             resources = pool_resources(slots, len(self._members.children))
             found.update(fidelity="protocol", resources=resources)
         return found
+
+    def lost(self, now_ns: int, peer: str) -> list[Action]:
+        """The connection to a child, or of readers, has ended."""
+        self._routes.lost(peer)
+        return super().lost(now_ns, peer)
+
+    def is_member(self, peer: str) -> bool:
+        """Whether a connection is that of a child that has joined."""
+        return self._members.member_at(peer) is not None
 
     def name_of(self, peer: str) -> str:
         """What a connection is, for people: `parent`, `ranks 0, 1`."""

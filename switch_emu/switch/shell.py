@@ -176,6 +176,9 @@ class SwitchShell(Shell):
     def next_tick_ns(self) -> int | None:
         return self.core.next_tick_ns()
 
+    def is_known(self, peer: str) -> bool:
+        return peer in self._parents or self.core.is_member(peer)
+
     def link_name(self, peer: str) -> str:
         return peer if peer in self._parents else self.core.name_of(peer)
 
