@@ -65,6 +65,8 @@ class NodeSpec:
     listen: str
     memory_budget_bytes: int
     chunk_bytes: int
+    incarnation: int | None = None
+    """Number of this start, larger than that of the one before; None: the clock says."""
     summary: Path
     """Where the account of the run is written at the end."""
     state: Path | None = None
@@ -212,7 +214,7 @@ def make_node_shell(
     `limits`: of a switch of its own; unless given, what the specification comes to.
     """
     plan = spec.plan()
-    incarnation = new_incarnation()
+    incarnation = spec.incarnation or new_incarnation()
     ranks = (1 << spec.world_size) - 1
     core = NodeCore(
         job=spec.job,

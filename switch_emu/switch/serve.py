@@ -42,6 +42,8 @@ class SwitchSpec:
     """Endpoint for its children; `tcp://127.0.0.1:0` and `ipc://auto` let the system choose."""
     parent: str
     """Endpoint of the optimizer node, or of another switch."""
+    incarnation: int | None = None
+    """Number of this start, larger than that of the one before; None: the clock says."""
     more_parents: tuple[str, ...] = ()
     """Endpoints of further optimizer nodes."""
     name: str = SWITCH
@@ -125,7 +127,7 @@ def serve_switch(
             transport.dial(name, endpoint)
         core = make_switch_core(
             job=spec.job,
-            incarnation=new_incarnation(),
+            incarnation=spec.incarnation or new_incarnation(),
             children=spec.children,
             rank=spec.rank,
             limits=limits,
