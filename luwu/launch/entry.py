@@ -19,7 +19,7 @@ from pathlib import Path
 
 from luwu.base.clock import new_incarnation, unix_ns, utc_text
 from luwu.base.errors import LuwuError
-from luwu.base.json_file import read_json, write_json
+from luwu.base.json_file import read_json
 from luwu.launch.run_directory import RunDirectory
 
 
@@ -33,9 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     for stale in (run.error(process), run.role(f"{process}.ended")):
         stale.unlink(missing_ok=True)  # of an earlier start, which torchrun has made good
     os.environ["LUWU_INCARNATION"] = str(count_start(run, process))
-    write_json(
-        run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()}
-    )
+    run.keep(run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()})
     try:
         try:
             _run(script)
@@ -52,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
         print(text, file=sys.stderr, flush=True)
         sys.exit(code)
     finally:
-        write_json(run.role(f"{process}.ended"), {"rank": rank, "ended": utc_text()})
+        run.keep(run.role(f"{process}.ended"), {"rank": rank, "ended": utc_text()})
 
 
 def count_start(
@@ -63,7 +61,7 @@ def count_start(
     file = run.role(f"{process}.start")
     before = read_json(file) or {"incarnation": 0}
     incarnation = new_incarnation(before["incarnation"], now_ns)
-    write_json(file, {"incarnation": incarnation})
+    run.keep(file, {"incarnation": incarnation})
     return incarnation
 
 
@@ -116,7 +114,7 @@ def _write_error(
         "code": error.code if isinstance(error, LuwuError) else None,
         "traceback": text,
     }
-    write_json(run.error(process), document)
+    run.keep(run.error(process), document)
     return text
 
 

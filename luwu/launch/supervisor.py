@@ -27,7 +27,7 @@ from luwu.base.errors import (
     Interrupted,
     StateError,
 )
-from luwu.base.json_file import read_json, write_json
+from luwu.base.json_file import read_json
 from luwu.launch.agent import SAYS, own_agent_command
 from luwu.launch.allocator import WORKER_TUNABLES
 from luwu.launch.children import Child, DiskBytes, exit_text, kill_marked, stop_all
@@ -168,7 +168,7 @@ class Supervisor(Closing):
                 self._host_command(self.hosts, index, script)
                 for index in range(self.hosts.plan.hosts_count)
             ]
-        write_json(self.run.role(f"{self._prefix}workers.json"), {
+        self.run.keep(self.run.role(f"{self._prefix}workers.json"), {
             "schema": 1,
             "workers": 1 if alone else workers,
             "omp_num_threads": int(environ["OMP_NUM_THREADS"]),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +11,8 @@ from luwu.aggregate import Aggregator, make_aggregator
 from luwu.base.clock import new_incarnation
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
+from luwu.base.expendable import Expendable
+from luwu.base.json_file import write_json
 from luwu.base.links import LinkPair, push_window_bytes
 from luwu.base.outstanding import retry_policy
 from luwu.base.quantities import format_bytes
@@ -437,6 +437,5 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         ),
         "pool": None if shell.own_switch is None else shell.own_switch.report(),
     }
-    partial = spec.summary.with_suffix(".partial")
-    partial.write_text(json.dumps(summary, indent=1), encoding="utf-8")
-    os.replace(partial, spec.summary)
+    with Expendable().writing(spec.summary):
+        write_json(spec.summary, summary)

@@ -9,6 +9,7 @@ from typing import Any
 
 from luwu.base.clock import new_incarnation
 from luwu.base.events import Recorder
+from luwu.base.expendable import Expendable
 from luwu.base.json_file import write_json
 from luwu.base.links import LinkPair, push_window_bytes
 from luwu.base.outstanding import retry_policy
@@ -151,7 +152,8 @@ def serve_switch(
         shell.drain(2.0)
         shell.write_counters()
         if is_finished and spec.summary is not None:
-            write_json(spec.summary, _summary(spec, limits, shell))
+            with Expendable().writing(spec.summary):
+                write_json(spec.summary, _summary(spec, limits, shell))
         counts: dict[str, Any] = {**core.counts()}
         recorder.event("switch.finished" if is_finished else "switch.stopped", **counts)
     return is_finished

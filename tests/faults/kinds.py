@@ -43,4 +43,5 @@ KINDS: Final = {
     31: "the state of a node comes back older",
     32: "a switch or node dies before there are workers",
     33: "a clock is set back",
+    34: "the run directory is full",
 }
