@@ -273,7 +273,7 @@ def make_node_shell(
         make_kernel=lambda description: make_kernel(
             description.optimizer,
             description.state_fields,
-            cache=None if spec.state is None else spec.state / "kernels",
+            cache=None,
         ),
         make_kept=lambda decided: KeptFiles(
             spec.state, synced=spec.durability == "step", decided=decided
