@@ -20,7 +20,7 @@ FIELDS: dict[str, Any] = {
     "part": 0, "parts": 1, "pieces": 1, "protocol": 1, "push_window_bytes": 1, "rank": 0,
     "raw": False, "reader": 1, "role": Role.WORKER, "step": 0, "text": "", "verb": Verb.PUSH,
     "version": 0, "weight": 1.0, "world_size": 2, "applied": True, "lost": 0, "present": 1,
-    "roll": 0, "began_with_skip": False, "skipped_step": 0,
+    "roll": 0, "began_with_skip": False, "skipped_step": 0, "redoes": False, "is_older": False,
 }  # fmt: skip
 
 
