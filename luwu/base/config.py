@@ -56,6 +56,7 @@ ENVIRONMENT_ONLY: Final = {
     "LUWU_CONNECT": "connection file or URL; the launcher sets it for workers",
     "LUWU_EVENTS": "directory for a worker's events; the launcher sets it",
     "LUWU_FAILPOINTS": "places where a test makes a process fail",
+    "LUWU_INCARNATION": "number of this start of a worker; the launcher sets it",
     "LUWU_RUN_ID": "marks the processes of a run; the launcher sets it",
 }
 """Variables that are no keys."""

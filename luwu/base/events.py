@@ -5,7 +5,7 @@
 `Recorder.event` marks an instant (at_ns in the file), `Recorder.span` a stretch of work (start_ns,
 end_ns; all of the monotonic clock) and whatever names it: step, unit, chunk. INFO is for once a
 step or rarer and is printed; DEBUG is for chunks and goes to the file alone. A `Recorder` without a
-file only prints.
+file only prints, and so does one whose file cannot be written any more.
 
 The first record of each start of a process is its clock: an instant of the monotonic clock, the
 same instant of the wall clock, and which boot of which host the monotonic clock belongs to.
@@ -15,6 +15,7 @@ same instant of the wall clock, and which boot of which host the monotonic clock
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -23,6 +24,7 @@ from typing import IO, Final
 
 from luwu.base.clock import SYSTEM_CLOCK, local_time_text, unix_ns
 from luwu.base.closing import Closing
+from luwu.base.expendable import Expendable, say_if_possible
 
 CLOCK: Final = "clock"
 """Name of the record that a timeline is aligned by."""
@@ -40,9 +42,14 @@ class Recorder(Closing):
         self._lock = threading.Lock()
         self._printed = printed
         self._file: IO[str] | None = None
+        self._path = Path()
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8", buffering=_BUFFER_BYTES)
+            self._path = path
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = path.open("a", encoding="utf-8", buffering=_BUFFER_BYTES)
+            except OSError as exc:
+                self._give_up(exc)
             now = {"monotonic_ns": SYSTEM_CLOCK.now_ns(), "unix_ns": unix_ns(), "boot": _boot()}
             self._append({"name": CLOCK, "role": role, **now})
 
@@ -51,8 +58,8 @@ class Recorder(Closing):
         if level != "DEBUG" and self._printed is not None:
             text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
             with self._lock:
-                print(f"{local_time_text()} {level} {name} {text}".rstrip(), file=self._printed)
-                self._printed.flush()
+                line = f"{local_time_text()} {level} {name} {text}".rstrip()
+                say_if_possible(line, self._printed)
         self._append({"name": name, "role": self._role, "at_ns": SYSTEM_CLOCK.now_ns(), **fields})
         if level != "DEBUG":
             self.flush()
@@ -67,13 +74,19 @@ class Recorder(Closing):
         """Hand buffered lines to the operating system."""
         with self._lock:
             if self._file is not None:
-                self._file.flush()
+                try:
+                    self._file.flush()
+                except OSError as exc:
+                    self._give_up(exc)
 
     def close(self) -> None:
         """Flush and close the file; later events are printed only."""
         with self._lock:
             if self._file is not None:
-                self._file.close()
+                try:
+                    self._file.close()
+                except OSError as exc:
+                    self._give_up(exc)
                 self._file = None
 
     def _append(self, record: dict[str, object]) -> None:
@@ -82,7 +95,18 @@ class Recorder(Closing):
         line = json.dumps(record, separators=(",", ":"))
         with self._lock:
             if self._file is not None:
-                self._file.write(line + "\n")
+                try:
+                    self._file.write(line + "\n")
+                except OSError as exc:
+                    self._give_up(exc)
+
+    def _give_up(self, error: OSError) -> None:
+        """No file from now on: events are not worth a run."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()  # tries to write what is left, in vain
+        Expendable(lambda text: say_if_possible(text, self._printed)).give_up(self._path, error)
 
 
 def _boot() -> str:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, LuwuError
-from luwu.base.json_file import write_json
 from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record, check_trace, write_trace
@@ -46,8 +45,9 @@ VERB: Final = Verb(
 SERVING_KEYS: Final = (
     "aggregate", "aggregate_scale",
     "chunk", "dilation", "disk_rate", "drop_after", "duplicate", "durability", "fidelity", "link",
-    "loss", "memory_budget", "no_switch", "reorder", "reshard_after_forward", "restarts", "resume",
-    "seed", "slots", "state", "transport", "tree", "workers_min",
+    "loss", "memory_budget", "no_switch", "on_lost_steps", "reorder",
+    "reshard_after_forward", "restarts", "resume", "seed", "slots", "state", "transport", "tree",
+    "workers_min",
 )  # fmt: skip
 """Keys that belong to whoever started what --join names."""
 RECORD_CHUNKS: Final = 3
@@ -174,7 +174,7 @@ def _plan(
     )
     if disk is not None:
         document = {"schema": 1, "label": "measured", "disk": asdict(disk)}
-        write_json(run_directory.file("floors.json"), document)
+        run_directory.keep(run_directory.file("floors.json"), document)
         console.say(disk_line(disk))
     return disk
 
@@ -193,7 +193,7 @@ def _say_steps(run_directory: RunDirectory, disk: DiskFloors | None, console: Co
         return
     if document is None:
         return
-    write_json(run_directory.file(FILE), document)
+    run_directory.keep(run_directory.file(FILE), document)
     for line in steps_lines(document):
         console.say(line)
 

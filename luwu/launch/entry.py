@@ -2,9 +2,10 @@
 
     python -m luwu.launch.entry RUN_DIR PREFIX SCRIPT ...      or     ... PREFIX -m MODULE ...
 
-Output of rank r goes to `logs/worker-r.log`, its process number to `roles/worker-r.json`, and what
-ends it early, with the traceback, to `errors/worker-r.json`: the launcher shows the first of them
-in full. The script runs as `__main__`, as if it had been started by itself.
+Output of rank r goes to `logs/worker-r.log`, its process number to `roles/worker-r.json`, the
+number of its start to `roles/worker-r.start`, and what ends it early, with the traceback, to
+`errors/worker-r.json`: the launcher shows the first of them in full. The script runs as `__main__`,
+as if it had been started by itself.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from luwu.base.clock import unix_ns, utc_text
+from luwu.base.clock import new_incarnation, unix_ns, utc_text
 from luwu.base.errors import LuwuError
-from luwu.base.json_file import write_json
+from luwu.base.json_file import read_json
 from luwu.launch.run_directory import RunDirectory
 
 
@@ -31,9 +32,8 @@ def main(arguments: Sequence[str]) -> None:
     _redirect_output(run.log(process))
     for stale in (run.error(process), run.role(f"{process}.ended")):
         stale.unlink(missing_ok=True)  # of an earlier start, which torchrun has made good
-    write_json(
-        run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()}
-    )
+    os.environ["LUWU_INCARNATION"] = str(count_start(run, process))
+    run.keep(run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()})
     try:
         try:
             _run(script)
@@ -50,7 +50,19 @@ def main(arguments: Sequence[str]) -> None:
         print(text, file=sys.stderr, flush=True)
         sys.exit(code)
     finally:
-        write_json(run.role(f"{process}.ended"), {"rank": rank, "ended": utc_text()})
+        run.keep(run.role(f"{process}.ended"), {"rank": rank, "ended": utc_text()})
+
+
+def count_start(
+    run: RunDirectory, process: str, now_ns: Callable[[], int] = unix_ns
+) -> int:  # fmt: skip
+    """The number of this start of a worker: larger than that of its last one on this host, even
+    where the clock was set back since."""
+    file = run.role(f"{process}.start")
+    before = read_json(file) or {"incarnation": 0}
+    incarnation = new_incarnation(before["incarnation"], now_ns)
+    run.keep(file, {"incarnation": incarnation})
+    return incarnation
 
 
 def _run(script: Sequence[str]) -> None:
@@ -102,7 +114,7 @@ def _write_error(
         "code": error.code if isinstance(error, LuwuError) else None,
         "traceback": text,
     }
-    write_json(run.error(process), document)
+    run.keep(run.error(process), document)
     return text
 
 

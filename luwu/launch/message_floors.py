@@ -181,7 +181,8 @@ class _Rehearsal(Closing):
 
     def _say_hello(self, rank: int) -> None:
         hello = wire.Hello(
-            **_common(Role.WORKER, rank), protocol=PROTOCOL_VERSION, world_size=CHILDREN,
+            **_common(Role.WORKER, rank) | {"attempt": 0, "generation": 0},  # just started
+            protocol=PROTOCOL_VERSION, world_size=CHILDREN,
             contributors=1 << rank, present=1 << rank, roll=0,
             description_hash=description_hash(b""),
         )  # fmt: skip

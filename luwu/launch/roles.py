@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConnectionFailed
 from luwu.base.json_file import read_json, remove_partial, write_json
+from luwu.base.refusals import refusing
 from luwu.base.tree import SWITCH, Place, Tree
 from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, DiskBytes
@@ -69,11 +70,13 @@ class RoleProcess:
             self._disk_before = self.disk
             remove_partial(self._run.path, self.child.pid)
             self._spec["listen"] = self.endpoint or self._spec["listen"]
-            if is_node(self.role):
+            if is_node(self.role) and self.endpoint is not None:  # it has looked at the state
                 self._spec["resume"] = True
+        self._spec["incarnation"] = new_incarnation(self._spec.get("incarnation") or 0)
         self._ready_file.unlink(missing_ok=True)
         self._run.error(self.role).unlink(missing_ok=True)
-        config = write_role(self._run, self.role, self._spec, self._private_directory)
+        with refusing(f"what the {self.role} is told when it starts"):
+            config = write_role(self._run, self.role, self._spec, self._private_directory)
         environ = role_environ(self.role, self._run_id)
         if self.starts_count:
             environ.pop("LUWU_FAILPOINTS", None)  # a place that failed once would fail for ever

@@ -16,7 +16,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -54,6 +54,9 @@ from switch_emu.store import (
     VersionMissing,
 )
 from switch_emu.store.kept import RECORD_KEY, KeptFiles
+
+KERNEL_KEY: Final = "kernel"
+"""In `DecidedStep.extra`: name and version of the update that made the step."""
 
 Finished = Callable[[], Sequence[Any]]
 """To be called by the shell's loop: tells the core, returns its actions."""
@@ -361,7 +364,7 @@ class Pipeline:
 
     def _prepare(self, action: Prepare) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
-        extra = {}
+        extra = {KERNEL_KEY: f"{self._kernel.name} {self._kernel.version}"}
         if action.kept_attempt is not None:
             extra[RECORD_KEY] = self._kept.seal(action.version, action.kept_attempt)
         ranks = range(action.contributors.bit_length())

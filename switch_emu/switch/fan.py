@@ -79,13 +79,13 @@ class Fan:
     # ---------------------------------------------------------------------- upwards
 
     def stamped(self, m: wire.Message) -> wire.Message:
-        """What the core says; its Hello with the latest that any node has said, which the core may
-        not have been told yet: a state that comes back older shows by it."""
+        """What the core says; its Hello with the latest attempt that any node has said, which the
+        core may not have been told yet. The step is its own: a node may have to follow node 0."""
         if not isinstance(m, wire.Hello):
             return m
-        known = (m.generation, m.attempt, m.step)
-        generation, attempt, step = max(known, *(heard.position for heard in self._heard))
-        return replace(m, generation=generation, attempt=attempt, step=step)
+        said = (heard.position[:2] for heard in self._heard)
+        generation, attempt = max((m.generation, m.attempt), *said)
+        return replace(m, generation=generation, attempt=attempt)
 
     def up(self, m: wire.Message, payload: object = None) -> tuple[int, ...]:
         """The nodes that must hear what the core says."""

@@ -41,4 +41,7 @@ KINDS: Final = {
     29: "messages are malformed",
     30: "a peer never reads",
     31: "the state of a node comes back older",
+    32: "a switch or node dies before there are workers",
+    33: "a clock is set back",
+    34: "the run directory is full",
 }
