@@ -40,6 +40,7 @@ from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
 from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.sampling import MemorySampler
 from luwu.launch.torchrun import (
+    TORCHRUN_ENVIRON,
     TORCHRUN_FOLDER,
     Meeting,
     agent_command,
@@ -150,7 +151,7 @@ class Supervisor(Closing):
             connect=connect,
             threads=threads or threads_per_worker(1 if alone else workers),
         )
-        environ |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1", **self.worker_environ}
+        environ |= {**TORCHRUN_ENVIRON, **self.worker_environ}
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
             for stale in self.run.path.glob(pattern):
                 stale.unlink()
@@ -171,6 +172,7 @@ class Supervisor(Closing):
         self.run.keep(self.run.role(f"{self._prefix}workers.json"), {
             "schema": 1,
             "workers": 1 if alone else workers,
+            "world_size": 1 if alone else workers * (meeting.hosts if meeting else 1),
             "omp_num_threads": int(environ["OMP_NUM_THREADS"]),
             "command": commands[0],
         })  # fmt: skip
