@@ -22,6 +22,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StepOrderError
 from luwu.training.backward import in_backward
 from luwu.training.module import class_name
+from luwu.training.storages import WEIGHTS
 from luwu.training.trees import map_leaves
 from luwu.training.uncompiled import uncompiled
 from luwu.training.unit import Call, Unit
@@ -73,6 +74,7 @@ def after_forward(unit: Unit, module: nn.Module, args: Any, output: Any) -> Any:
     call, start_ns = unit.current.pop(module, (None, 0))
     end_ns = SYSTEM_CLOCK.now_ns()
     session.nic.recorder.span("forward", start_ns, end_ns, step=session.step, unit=unit.name)
+    output = _map(_own_memory, output)
     if call is not None:
         output = _open_on_outputs(call, module, output)
     unit.modules_run.add(module)
@@ -145,6 +147,19 @@ def _holds_graph(value: Any, *, depth: int) -> bool:
     else:
         inner = list(getattr(value, "__dict__", {}).values())
     return any(_holds_graph(each, depth=depth - 1) for each in inner)
+
+
+def _own_memory(tensor: Tensor) -> Tensor:
+    """A weight that a unit returns (a tied head outside of it), as a copy that outlives the unit.
+
+    Its gradient goes to the weight as any other. The weight itself will be freed, and it is one
+    tensor in all steps, which would keep the hooks of each.
+    """
+    return tensor.clone() if _is_weight(tensor) else tensor
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor in WEIGHTS
 
 
 def _open_on_outputs(call: Call, module: nn.Module, output: Any) -> Any:

@@ -38,6 +38,7 @@ from tests.unit.training_harness import (
     one_thread,  # noqa: F401 - for every test here
     reference,
     train,
+    worker,
 )
 
 
@@ -396,3 +397,62 @@ def test_two_forwards_then_two_backwards() -> None:
         return 2 * other
 
     compare(loss=loss, world_size=1)
+
+
+class TiedOutside(nn.Module):
+    """A unit returns its weight, and a view of it, for use outside of it."""
+
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(64, 64)
+
+        def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            weight = self.table.weight
+            return self.table(tokens), weight, {"transposed": weight.t()}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = TiedOutside.Embedding()
+        self.block = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, weight, views = self.embedding((x[:, :4] * 10).long().abs() % 64)
+        hidden = self.block(hidden.mean(1))
+        y: Tensor = nn.functional.linear(hidden, weight) @ views["transposed"]
+        return y
+
+
+@pytest.mark.feature("a unit that returns its weight")
+@pytest.mark.parametrize("update", ["at_step", "streaming"])
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_weight_that_a_unit_returns_is_used_outside(update: str, eager: bool) -> None:
+    """I4. Goal: a head that is tied outside of the unit computes with the weight, though the unit
+    has freed it, and its gradient is part of the weight's, in every step."""
+
+    def shard_both(model: Any) -> None:
+        luwu.fully_shard(model.embedding)
+        luwu.fully_shard(model.block)
+        luwu.fully_shard(model)
+
+    def make() -> nn.Module:
+        torch.manual_seed(3)
+        return TiedOutside()
+
+    compare(make, shard_both, update=update, eager=eager)
+
+
+@pytest.mark.feature("a unit that returns its weight")
+def test_a_returned_weight_outlives_its_unit() -> None:
+    """Goal: without a graph too; what the script holds does not change when the unit is freed."""
+    with worker(FakeNetwork(1)):
+        torch.manual_seed(3)
+        model = TiedOutside()
+        expected = model.embedding.table.weight.detach().clone()
+        luwu.fully_shard(model.embedding)
+        luwu.fully_shard(model)
+        luwu.optim.SGD(model.parameters(), lr=0.1)
+        with torch.no_grad():
+            _, weight, views = model.embedding(torch.arange(4))
+        assert torch.equal(weight, expected)
+        assert torch.equal(views["transposed"], expected.t())
