@@ -119,7 +119,7 @@ def _checked_modules(module: nn.Module | list[nn.Module]) -> list[nn.Module]:
             raise TypeError(f"fully_shard takes modules, got {type(each).__name__}")
         if isinstance(each, LuwuModule):
             raise ConfigError(f"fully_shard was called twice on the same {class_name(each)}")
-        if type(each).forward is nn.Module.forward:
+        if getattr(each.forward, "__func__", None) is nn.Module.forward:
             raise ConfigError(
                 f"fully_shard: a {class_name(each)} has no forward, so nothing says when its "
                 "weights are needed; shard the modules in it, or the one around it"

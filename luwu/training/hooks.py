@@ -23,6 +23,7 @@ from luwu.base.errors import LuwuError, StepOrderError
 from luwu.training.backward import in_backward
 from luwu.training.module import class_name
 from luwu.training.storages import WEIGHTS
+from luwu.training.transforms import is_transformed, outside_transforms
 from luwu.training.trees import map_leaves
 from luwu.training.uncompiled import uncompiled
 from luwu.training.unit import Call, Unit
@@ -32,11 +33,27 @@ _DEPTH_MAX = 4
 
 
 def register(unit: Unit, module: nn.Module) -> None:
-    """Put the hooks on one of the unit's modules."""
-    module.register_forward_pre_hook(
-        functools.partial(before_forward, unit), prepend=True, with_kwargs=True
-    )
-    module.register_forward_hook(functools.partial(after_forward, unit))
+    """Put the hooks on one of the unit's modules; around its compiled call, if it has one.
+
+    Hooks inside of what is compiled would cut it in two, which `fullgraph=True` refuses.
+    """
+    for handle in unit.hooks.pop(module, ()):
+        handle.remove()
+    compiled = module._compiled_call_impl
+    if compiled is None:
+        before = functools.partial(before_forward, unit)
+        unit.hooks[module] = (
+            module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+            module.register_forward_hook(functools.partial(after_forward, unit)),
+        )
+        return
+
+    @uncompiled
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = before_forward(unit, module, args, kwargs)
+        return after_forward(unit, module, args, compiled(*args, **kwargs))
+
+    module._compiled_call_impl = call
 
 
 @uncompiled
@@ -45,6 +62,14 @@ def before_forward(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Pull the unit; returns the inputs to use."""
     session = unit.session
+    if is_transformed():
+        with outside_transforms():
+            session.begin_forward(unit)
+            session.acquire(unit)
+        session.in_transforms.add(unit)
+        return _cast_inputs(unit, args, kwargs)
+    if session.in_transforms:
+        session.leave_transforms()
     repeated = in_backward()
     if repeated:
         session.backward.enter()
@@ -71,6 +96,8 @@ def before_forward(
 def after_forward(unit: Unit, module: nn.Module, args: Any, output: Any) -> Any:
     """Free the unit; returns the output to use."""
     session = unit.session
+    if is_transformed():
+        return _cast_output(unit, output)
     call, start_ns = unit.current.pop(module, (None, 0))
     end_ns = SYSTEM_CLOCK.now_ns()
     session.nic.recorder.span("forward", start_ns, end_ns, step=session.step, unit=unit.name)
@@ -81,6 +108,10 @@ def after_forward(unit: Unit, module: nn.Module, args: Any, output: Any) -> Any:
     is_complete = len(unit.modules_run) == len(unit.modules)
     if unit.reshard_after_forward and is_complete and not in_backward():
         session.release(unit)
+    return _cast_output(unit, output)
+
+
+def _cast_output(unit: Unit, output: Any) -> Any:
     dtype = unit.policy.output_dtype
     return output if dtype is None else _map(functools.partial(_cast, dtype), output)
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from luwu.training.session import Session
 
 
+COMPILED = "_orig_mod"
+"""Under which name `torch.compile(module)` holds the module."""
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """What `describe` found."""
@@ -197,7 +201,9 @@ def _places(
             yield _Place(parameter, prefix + name, module, name, chain)
     for name, child in module._modules.items():
         if child is not None:
-            yield from _places(child, f"{prefix}{name}.", chain, unit_of)
+            # A model is the same whether its blocks are compiled (`torch.compile(block)`) or not.
+            inner = prefix if name == COMPILED else f"{prefix}{name}."
+            yield from _places(child, inner, chain, unit_of)
 
 
 def _check_ignored(session: Session, place: _Place) -> None:
@@ -235,7 +241,10 @@ def _in_order(root: nn.Module, unit_of: dict[nn.Module, Unit]) -> list[Unit]:
 
 
 def _name_units(session: Session, root: nn.Module) -> None:
-    names = {module: name for name, module in root.named_modules()}
+    names = {
+        module: ".".join(part for part in name.split(".") if part != COMPILED)
+        for name, module in root.named_modules()
+    }
     for unit in session.added_units:
         unit.name = "+".join(names[module] or "root" for module in unit.modules)
 

@@ -168,6 +168,15 @@ class LuwuModule:
         modules = module.modules() if recurse else [module]
         return [each.luwu_unit for each in modules if isinstance(each, LuwuModule)]
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the forward, as `nn.Module.compile`; weights come and go around it."""
+        from luwu.training import hooks  # which imports this module
+
+        super().compile(*args, **kwargs)  # type: ignore[misc]
+        for module in self.luwu_unit.modules:
+            if module is self:
+                hooks.register(self.luwu_unit, module)
+
     # ---------------------------------------------------------------------- what cannot be
 
     def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -97,6 +97,8 @@ class Session:
         """Clipping asked for in this step."""
         self.stats_every: int | None = None
         """Steps with a number that it divides are measured."""
+        self.in_transforms: set[Unit] = set()
+        """Units that ran in a transform of torch.func; they keep their weights."""
         self.is_finished = False
         self.has_forward = False
         """In this step."""
@@ -288,6 +290,13 @@ class Session:
         if unit.is_root:
             self._running().begin_forward()
 
+    def leave_transforms(self) -> None:
+        """No transform runs any more: what ran in one is not needed for its backward."""
+        units, self.in_transforms = self.in_transforms, set()
+        for unit in units:
+            if unit.reshard_after_forward and not unit.open_calls:
+                self.release(unit)
+
     def begin_backward(self) -> None:
         """The first hook of a backward runs."""
         self.frozen = self._name_frozen()
@@ -385,6 +394,7 @@ class Session:
                     "not pushed; call set_requires_gradient_sync(True) and "
                     "set_is_last_backward(True) before the last backward of the step"
                 )
+        self._check_no_hidden_gradient()
         if self.parts == 0:
             raise StepOrderError(
                 f"step() of step {self.step} without a backward since the last one; every rank "
@@ -413,6 +423,16 @@ class Session:
         if clip is not None:
             clip.resolve(result)
         return result
+
+    def _check_no_hidden_gradient(self) -> None:
+        for unit in self.units:
+            if unit.has_gradient:
+                raise StepOrderError(
+                    f"unit {unit.name} has a gradient that no backward over its forward made: the "
+                    "forward ran inside a transform of torch.func. Transforms are over inputs; for "
+                    "gradients of weights call the model outside of them (of a double backward: "
+                    "torch.autograd.grad(..., create_graph=True))"
+                )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop what was pushed since the last step, on all ranks; nothing to do if nothing was.
@@ -490,6 +510,7 @@ class Session:
 
     def _forget_step(self, next_step: int) -> None:
         self._free_everything()
+        self.in_transforms.clear()
         for unit in self.units:
             unit.end_step()
         self.step = next_step

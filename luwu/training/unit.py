@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.training.device_weights import make_weights
@@ -93,6 +94,8 @@ class Unit:
     ) -> None:  # fmt: skip
         self.session = session
         self.modules = tuple(modules)
+        self.hooks: dict[nn.Module, tuple[RemovableHandle, ...]] = {}
+        """Where they are registered; none of a module that is compiled."""
         self.policy = policy
         self.reshard_after_forward = reshard_after_forward
         """None: as the session has it; settled when the model is complete."""
@@ -160,7 +163,8 @@ class Unit:
         assert self.weights is not None
         assert not self.is_installed
         for member, parameter in zip(self.members, self.weights.parameters, strict=True):
-            parameter.requires_grad_(member.requires_grad)
+            if parameter.requires_grad != member.requires_grad:
+                parameter.requires_grad_(member.requires_grad)
             member.register(parameter)
         self.is_installed = True
 
