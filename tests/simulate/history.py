@@ -59,6 +59,8 @@ class Simulation(Cluster):
         self._left: list[Process] = []
         """Zombies: another has their place."""
         self._noise = 0
+        self._stalls_until_ns = 0
+        """When the last disk is as fast as ever."""
         self._attacker = Attacker(Random(derive(history.seed, "attacker")))
         self._is_over = False
         """Faults are off: what was planned to end later has ended."""
@@ -121,10 +123,17 @@ class Simulation(Cluster):
             self.oracles.at_a_refusal()
             return
         self.oracles.at_the_end()
+        self._let_disks_finish()
         for process in (*self.workers, *self.nodes):
             if process.alive and not self._is_only_goodbye:
                 held = process.account.count_now
                 assert held == 0, f"O5: {process.name} holds {held} payloads when all is done"
+
+    def _let_disks_finish(self) -> None:
+        """Work of an attempt that is over may still hold what a slow disk was asked to do."""
+        end_ns = self._stalls_until_ns + 10 * MS
+        if end_ns > self.world.now_ns:
+            self.world.run(lambda: self.world.now_ns >= end_ns, limit_ns=2 * end_ns)
 
     @property
     def is_refused(self) -> bool:
@@ -340,6 +349,7 @@ class Simulation(Cluster):
         assert isinstance(node, Node)
         if kind == "stall":
             node.disk_stalls_until_ns = self.world.now_ns + for_ms * MS
+            self._stalls_until_ns = max(self._stalls_until_ns, node.disk_stalls_until_ns)
         elif isinstance(node.disk, StoredDisk):
             node.disk.device.arm(kind)
 

@@ -277,6 +277,23 @@ def test_a_decision_of_before_tells_no_attempt() -> None:
     run_history(History(11999, options, faults))
 
 
+def test_a_slow_disk_is_not_a_leak() -> None:
+    """O5. Goal: what is held for a disk that stalls is let go when it is done, though the job is
+    over before: nobody waits for work of an attempt that was given up."""
+    faults = (
+        Zombie(at_ms=100, for_ms=1000, who="switch 0"),
+        Zombie(at_ms=210, for_ms=5, who="worker 3"),
+        Zombie(at_ms=346, for_ms=50, who="node 5"),
+        DiskFault(at_ms=446, for_ms=1000, who="node 2", kind="stall"),
+        DiskFault(at_ms=530, for_ms=50, who="node 1", kind="stall"),
+        Zombie(at_ms=682, for_ms=1000, who="worker 5"),
+    )
+    options = Options(
+        world_size=3, update="at_step", absent_unit=1, pulls_ahead=True, stored=True, drops=True
+    )
+    run_history(History(50807, options, faults))
+
+
 def test_a_worker_that_was_left_out_hears_that_the_job_is_over() -> None:
     """I6. Goal: whoever comes back as the last step is decided is refused at once, in every tree;
     it once waited for the grace time, where all that had counted were under other switches."""
