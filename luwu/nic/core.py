@@ -119,10 +119,11 @@ class NicCore(NicMember):
         return self._take()
 
     def commit(
-        self, now_ns: int, step: int, hyper_hash: str, parts: int, hyper: bytes
-    ) -> list[Action]:
-        """Every push of the step is out."""
-        self._statements.commit(now_ns, step, hyper_hash, parts, hyper)
+        self, now_ns: int, step: int, hyper_hash: str, parts: int, hyper: bytes, *,
+        skip: bool = False,
+    ) -> list[Action]:  # fmt: skip
+        """Every push of the step is out; with `skip` it is left out, on all ranks."""
+        self._statements.commit(now_ns, step, hyper_hash, parts, hyper, skip=skip)
         return self._take()
 
     def keep(self, now_ns: int, step: int, pieces: Sequence[bytes]) -> list[Action]:

@@ -234,12 +234,14 @@ class Nic(Closing):
         """State the hyper-parameters of a step before its first push."""
         self._command(lambda now: self._core.begin(now, step, hyper_hash(hyper), hyper))
 
-    def commit(self, step: int, parts: int, hyper: bytes) -> StepHandle:
-        """Every push of the step is out; returns at once."""
+    def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> StepHandle:
+        """Every push of the step is out; returns at once. `skip`: leave it out, on all ranks."""
         failpoint("worker.before_commit")
         self._told.raise_if_aborted()
         handle = self._told.new_step(step)
-        self._command(lambda now: self._core.commit(now, step, hyper_hash(hyper), parts, hyper))
+        self._command(
+            lambda now: self._core.commit(now, step, hyper_hash(hyper), parts, hyper, skip=skip)
+        )
         return handle
 
     def cancel(self, text: str) -> None:

@@ -20,7 +20,7 @@ class Statements:
         self._uplink, self._stamped, self._contributors = uplink, stamped, contributors
         self._begin: tuple[int, str, bytes] | None = None
         """A `Begin` that waits for the verdict of the step before."""
-        self._commits: list[tuple[int, str, int, bytes]] = []
+        self._commits: list[tuple[int, str, int, bytes, bool]] = []
         """Steps whose commit waits for the decision of the step before; the first is asked for."""
 
     @property
@@ -33,9 +33,11 @@ class Statements:
         self._begin = (step, hyper_hash, hyper)
         self.judged(now_ns, judged)
 
-    def commit(self, now_ns: int, step: int, hyper_hash: str, parts: int, hyper: bytes) -> None:
+    def commit(
+        self, now_ns: int, step: int, hyper_hash: str, parts: int, hyper: bytes, *, skip: bool
+    ) -> None:
         """State that a step is complete, now or when the step before it is decided."""
-        self._commits.append((step, hyper_hash, parts, hyper))
+        self._commits.append((step, hyper_hash, parts, hyper, skip))
         if len(self._commits) == 1:
             self.ask(now_ns)
 
@@ -64,9 +66,9 @@ class Statements:
     def ask(self, now_ns: int) -> None:
         """Ask for the first decision, if one is wanted; also again, under a new attempt."""
         if self._commits:
-            step, hyper_hash, parts, hyper = self._commits[0]
+            step, hyper_hash, parts, hyper, skip = self._commits[0]
             commit = self._stamped(
                 wire.Commit, step=step, contributors=self._contributors, hyper_hash=hyper_hash,
-                parts=parts,
+                parts=parts, skip=skip,
             )  # fmt: skip
             self._uplink.ask(now_ns, "commit", commit, hyper)

@@ -152,6 +152,15 @@ class NetworkOptimizer(torch.optim.Optimizer):
             result.loss = loss
             return result
 
+    def skip_step(self) -> StepResult:
+        """Leave this step out, on all ranks: call it in place of `step()`, after the backward.
+
+        One rank is enough (its loss has a spike, say); the others call `step()`. Nothing of the
+        step stays in weights and optimizer state, `result.applied` is False on every rank, and
+        `result.grad_norm` is what it would have been. Raises: StepAborted, as `step()`.
+        """
+        return self._running().commit(skip=True)
+
     @property
     def stats_every(self) -> int | None:
         """Steps with a number that it divides are measured for `luwu.stats`; may be changed."""

@@ -152,8 +152,8 @@ class Nic(Protocol):
         """State a streaming step's hyper-parameters before its first push."""
         ...
 
-    def commit(self, step: int, parts: int, hyper: bytes) -> StepHandle:
-        """Every push of the step has been handed over."""
+    def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> StepHandle:
+        """Every push of the step has been handed over; `skip`: it is left out, on all ranks."""
         ...
 
     def cancel(self, text: str) -> None:

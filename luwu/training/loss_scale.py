@@ -122,14 +122,18 @@ class LossScale:
             result = self._session.last_result
             assert result is not None
             assert result.number == latest == step - 1, "a step is made from the one before"
-            self._states[step] = self._next(self._states[latest], result.applied)
+            self._states[step] = self._next(
+                self._states[latest], applied=result.applied, norm=result.grad_norm
+            )
             self._states.pop(step - KEPT_STEPS, None)
         return self._states[step]
 
-    def _next(self, state: tuple[float, int], applied: bool) -> tuple[float, int]:
+    def _next(self, state: tuple[float, int], *, applied: bool, norm: float) -> tuple[float, int]:
         scale, applied_count = state
-        if not applied:
+        if not applied and not math.isfinite(norm):
             return scale * self._rule.backoff_factor, 0
+        if not applied:
+            return state  # left out by `skip_step()`, which says nothing of the scale
         if applied_count + 1 < self._rule.growth_interval:
             return scale, applied_count + 1
         grown = scale * self._rule.growth_factor

@@ -174,7 +174,7 @@ class LuwuModule:
 
         super().compile(*args, **kwargs)  # type: ignore[misc]
         for module in self.luwu_unit.modules:
-            if module is self:
+            if cast(object, module) is self:
                 hooks.register(self.luwu_unit, module)
 
     # ---------------------------------------------------------------------- what cannot be

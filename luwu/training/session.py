@@ -384,8 +384,11 @@ class Session:
         """Everything of the backward is handed over."""
         self.parts += not self._keeps_all
 
-    def commit(self) -> StepResult:
-        """The step is complete: returns when every push is received; the next step begins."""
+    def commit(self, *, skip: bool = False) -> StepResult:
+        """The step is complete: returns when every push is received; the next step begins.
+
+        With `skip` it is left out, on all ranks.
+        """
         self.backward.check_closed()
         for unit in self.units:
             if any(gradient is not None for gradient in unit.kept):
@@ -410,7 +413,8 @@ class Session:
             )
         number, pushes = self.step, self._pushes
         with self.attempt():
-            result = StepResult(self, number, self.nic.commit(number, self.parts, hyper))
+            handle = self.nic.commit(number, self.parts, hyper, skip=skip)
+            result = StepResult(self, number, handle)
             self._results.add(result)
             self.last_result = result
             clip = self.clip
@@ -451,7 +455,10 @@ class Session:
         if self.parts == 0 and not self.backward.is_open:
             return
         with self.attempt():
-            self.nic.cancel(f"rank {self.rank} called zero_grad() before step()")
+            self.nic.cancel(
+                f"rank {self.rank} called zero_grad() before step(); to leave a step out, call "
+                "skip_step() of the optimizer in place of step()"
+            )
         self._free_everything()
         self._forget_step(self.step)
         with self.attempt():

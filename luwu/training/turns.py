@@ -123,10 +123,10 @@ class TurnNic:
         with self._turn():
             self._nic.begin(step, hyper)
 
-    def commit(self, step: int, parts: int, hyper: bytes) -> StepHandle:
+    def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> StepHandle:
         """As the NIC's, once every push is handed over."""
         self.drain()
-        return TurnStep(self._nic.commit(step, parts, hyper), self)
+        return TurnStep(self._nic.commit(step, parts, hyper, skip=skip), self)
 
     def cancel(self, text: str) -> None:
         """As the NIC's; what was not handed over is dropped."""

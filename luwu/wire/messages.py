@@ -279,6 +279,8 @@ class Commit(Message):
     contributors: int
     hyper_hash: str
     parts: int
+    skip: bool
+    """A rank wants the step left out: it is skipped on all, as if a sum was not finite."""
 
 
 @message(22)

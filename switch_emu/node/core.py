@@ -26,7 +26,6 @@ all; a single node is all of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -241,9 +240,8 @@ class NodeCore(NodeGathering):
                 step.number + 1, step.verdict, step.hyper, step.attempt if keeps else None
             )
 
-    def _judge(self, step: Step, norm: float, attempt: int) -> None:
+    def _judge(self, step: Step, norm: float, attempt: int, *, applied: bool) -> None:
         """verdict(t): every sum complete, measured and finite; or the step is skipped."""
-        applied = math.isfinite(norm)
         if not applied:
             self._outcomes.skipped_attempt = self._attempt
             self._raise_attempt(attempt)

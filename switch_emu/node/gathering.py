@@ -174,7 +174,7 @@ class NodeGathering(NodeServing):
             return
         step = self._step_of(m.step)
         if step.parts is None:
-            step.parts = m.parts
+            step.parts, step.skip = m.parts, m.skip
             if not self._streaming:
                 step.hyper = hyper
         self._settle()

@@ -25,6 +25,8 @@ after it are written only once it is decided. Pure.
 
 from __future__ import annotations
 
+import math
+
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.base.outstanding import RetryPolicy
@@ -82,7 +84,7 @@ class NodeJoint(NodeMember):
         self._ever_present = 0
         """Ranks that were heard at some time: others may still be starting."""
 
-    def _judge(self, step: Step, norm: float, attempt: int) -> None:
+    def _judge(self, step: Step, norm: float, attempt: int, *, applied: bool) -> None:
         """The verdict; if it skips the step, under a new attempt."""
         raise NotImplementedError
 
@@ -252,7 +254,8 @@ class NodeJoint(NodeMember):
     def _judge_if_measured(self) -> None:
         step, norm = self._steps.get(self._step), self._ballot.norm
         if norm is not None and step is not None and not step.is_judged:
-            self._judge(step, norm, self._attempt + 1)
+            applied = math.isfinite(norm) and not step.skip
+            self._judge(step, norm, self._attempt + 1, applied=applied)
 
     def _node_prepared(self, peer: str, node: int, m: wire.Prepared) -> None:
         decided = self._step if self._loaded else -1
@@ -374,7 +377,7 @@ class NodeJoint(NodeMember):
         if m.applied and m.attempt != self._attempt:
             return  # an attempt we were not told of yet; what we ask will be answered
         self._uplink.answered("measured")
-        self._judge(step, m.grad_norm, m.attempt)
+        self._judge(step, m.grad_norm, m.attempt, applied=m.applied)
         if self._cancelling is not None:
             self._say_cancel()  # under the attempt that counts now
         self._settle()

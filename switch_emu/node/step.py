@@ -31,6 +31,8 @@ class Step:
     """Hyper-parameters: from `Begin` when streaming, else from `Commit`."""
     parts: int | None = None
     """Backward passes; known from `Commit`."""
+    skip: bool = False
+    """A rank wants it left out; known from `Commit`."""
     pulled: dict[int, None] = field(default_factory=dict)
     """Chunks in the order of their first pull: the forward order."""
     ready: deque[int] = field(default_factory=deque)

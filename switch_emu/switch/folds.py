@@ -27,6 +27,9 @@ class Fold:
     payload: bytes = b""
     """Of the child that speaks for rank 0, or else of the lowest rank here."""
 
+    skip: bool = False
+    """One of them wants the step left out."""
+
     refusal: str = ""
     """How the children differ, once they are known to."""
 

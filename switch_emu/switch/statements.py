@@ -85,9 +85,10 @@ class SwitchStatements(SwitchMember):
             return
         fold = self._commits.of(m.step)
         self._lateness.came(self._now_ns, m.step, member.ranks)
+        fold.skip = fold.skip or m.skip
         if self._agree(peer, member, fold, f"{m.parts} backward passes, {m.hyper_hash}", hyper):
             self._lateness.complete(m.step)
-            self._say_commit("commit", m.step, m.hyper_hash, m.parts, fold.payload)
+            self._say_commit("commit", m.step, m.hyper_hash, m.parts, fold.payload, skip=fold.skip)
 
     def _agree(
         self, peer: str, member: Member, fold: Fold, statement: str, payload: bytes
@@ -141,12 +142,13 @@ class SwitchStatements(SwitchMember):
             self._tell_all(self._receipt(m, Verb.BEGIN))
 
     def _say_commit(
-        self, name: str, step: int, hyper_hash: str = "", parts: int = 0, hyper: bytes = b""
-    ) -> None:
+        self, name: str, step: int, hyper_hash: str = "", parts: int = 0, hyper: bytes = b"", *,
+        skip: bool = False,
+    ) -> None:  # fmt: skip
         """Ask for the decision of a step; of one whose commit the parent has, without parts."""
         commit = self._ours(
             wire.Commit, step=step, contributors=self._members.active, hyper_hash=hyper_hash,
-            parts=parts,
+            parts=parts, skip=skip,
         )  # fmt: skip
         self._uplink.ask(self._now_ns, name, commit, hyper)
 

@@ -121,7 +121,7 @@ class Attacker:
         far = {**stamp, "step": HUGE}
         kinds: list[Message] = [
             wire.Pull(**far, chunk=0, part=0),
-            wire.Commit(**far, contributors=1, hyper_hash="x", parts=HUGE),
+            wire.Commit(**far, contributors=1, hyper_hash="x", parts=HUGE, skip=True),
             wire.Begin(**far, contributors=1, hyper_hash="x"),
             wire.Confirm(**far, chunk=HUGE, part=HUGE),
             wire.Keep(**far, chunk=HUGE, part=0, contributors=1 << 50, pieces=HUGE),

@@ -108,6 +108,8 @@ class Job:
     """Backward passes a step; more than one needs `at_step`."""
     poison_step: int | None = None
     """The step in which rank `POISONER` pushes a gradient that is not finite."""
+    skip_step: int | None = None
+    """The step that rank `POISONER` asks to leave out."""
     absent_unit: int | None = None
     """A unit for which rank 0 (odd steps: no rank) has a gradient."""
     absent_parameters: bool = False
@@ -158,6 +160,10 @@ class Job:
     @property
     def hyper(self) -> bytes:
         return encode_hyper(StepHyper(groups=(), keeps=self.keeps))
+
+    def is_left_out(self, step: int) -> bool:
+        """Whether rank `POISONER`, if it is in a step, has it skipped."""
+        return step in (self.poison_step, self.skip_step)
 
     def absent(self, rank: int, step: int, chunk: int, part: int) -> int:
         """Bitmap of the chunk's segments for which a rank has no gradient in a backward."""
@@ -248,7 +254,7 @@ def reference(job: Job) -> list[dict[int, Any]]:
     versions = [dict(weights)]
     starts = dict.fromkeys(range(job.world_size), 0)
     for step in range(job.steps):
-        if step != job.poison_step:
+        if not job.is_left_out(step):
             for index, chunk in enumerate(layout.chunks):
                 if chunk.trainable:
                     weights[index], momentum[index] = job.after_step(

@@ -67,8 +67,8 @@ class Candidate:
             weights = initial(job.layout, chunk)
             return weights, np.zeros_like(weights)
         weights, momentum = self._before.page(chunk)
-        is_poisoned = step == job.poison_step and self._starts[POISONER] is not None
-        if is_poisoned or not job.layout.chunks[chunk].trainable:
+        is_left_out = job.is_left_out(step) and self._starts[POISONER] is not None
+        if is_left_out or not job.layout.chunks[chunk].trainable:
             return weights, momentum
         starts = {rank: start for rank, start in enumerate(self._starts) if start is not None}
         return job.after_step(weights, momentum, step, chunk, starts)
@@ -118,8 +118,8 @@ class Oracles(Watch):
             f"{decided}"
         )
         made_by = self._disks[0].ledger[told.step + 1]
-        is_poisoned = told.step == self._job.poison_step and bool(made_by & 1 << POISONER)
-        assert told.applied != is_poisoned, (
+        is_left_out = self._job.is_left_out(told.step) and bool(made_by & 1 << POISONER)
+        assert told.applied != is_left_out, (
             f"O2: {worker.name} was told that step {told.step} was applied: {told.applied}"
         )
         self.told = max(self.told, told.step)

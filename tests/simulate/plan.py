@@ -45,6 +45,7 @@ class Options:
     update: str = "streaming"
     backwards: int = 1
     poison_step: int | None = None
+    skip_step: int | None = None
     absent_unit: int | None = None
     absent_parameters: bool = False
     pulls_ahead: bool = False
@@ -75,6 +76,7 @@ class Options:
             update=self.update,
             backwards=self.backwards if self.update == "at_step" else 1,
             poison_step=self.poison_step,
+            skip_step=self.skip_step,
             absent_unit=self.absent_unit,
             absent_parameters=self.absent_parameters,
             pulls_ahead=self.pulls_ahead,
@@ -166,6 +168,7 @@ def make_options(random: Random) -> Options:
         drops=random.random() < 0.25,
         # A poisoned step needs the gradient that it poisons.
         absent_parameters=random.random() < 0.3 and poison_step is None,
+        skip_step=random.choice((0, 1, 2)) if random.random() < 0.2 else None,
     )
 
 

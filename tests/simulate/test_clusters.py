@@ -6,6 +6,7 @@ state of one decided step (I2), and the bits of the plain loop (I3).
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from luwu.base.outstanding import RetryPolicy
@@ -97,6 +98,20 @@ def test_not_finite(seed: int, update: str) -> None:
     cluster.run()
     for worker in cluster.workers:
         assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_one_rank_leaves_a_step_out(seed: int, update: str, nodes: int) -> None:
+    """I2. Goal: what one rank leaves out is left out on all, as a whole, also where its sums are
+    finite and pages were updated already; the norm is what it is."""
+    job = Job(make_layout(node_count=nodes), update=update, skip_step=1)
+    cluster = Cluster(seed, job, ROUGH)
+    cluster.run()
+    for worker in cluster.workers:
+        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+        assert np.isfinite(worker.settled[1].grad_norm)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -284,7 +284,8 @@ class Worker(Process):
             yield pushes
         self.versions[step] = seen
         parts = self._job.backwards
-        self._do(self.core.commit(self._world.now_ns, step, "h", parts, self._job.hyper))
+        skip = step == self._job.skip_step and self._rank == POISONER
+        self._do(self.core.commit(self._world.now_ns, step, "h", parts, self._job.hyper, skip=skip))
 
     def _push(self, step: int, part: int, unit: int, weights: dict[int, Any]) -> int:
         gradients = []

@@ -76,6 +76,8 @@ class _Pushed(NamedTuple):
 class _Step:
     """What came for the undecided step."""
 
+    is_skipped: bool = False
+
     pushes: dict[tuple[int, int], dict[int, dict[int, _Pushed] | None]] = field(
         default_factory=dict
     )
@@ -210,7 +212,7 @@ class FakeNetwork:
         units = range(len(self.layout.units))
         sums = {unit: self._sums(unit, parts) for unit in units}
         norm = self._norm(sums)
-        applied = math.isfinite(norm)
+        applied = math.isfinite(norm) and not self.now.is_skipped
         if applied:  # else the weights stay those of the step before, and nobody goes back
             if not self.now.made:
                 scale = clip_scale(decode_hyper(hyper), norm)
@@ -422,12 +424,13 @@ class FakeNic:
             self._check()
             self.network.kept[self.rank, step] = data
 
-    def commit(self, step: int, parts: int, hyper: bytes) -> FakeStepHandle:
+    def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> FakeStepHandle:
         with self.network.changed:
             self._check()
             self.network.note("commit", self.rank, step, parts, 0)
             self._check()
             self.network.now.commits[self.rank] = (parts, hyper)
+            self.network.now.is_skipped |= skip
             self.network.advance()
             return FakeStepHandle(self, step)
 

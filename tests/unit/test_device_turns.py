@@ -71,7 +71,7 @@ class FakeNic:
     def pull(self, unit: int) -> Handle:
         return self._say(("pull", unit))
 
-    def commit(self, step: int, parts: int, hyper: bytes) -> Handle:
+    def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> Handle:
         return self._say("commit")
 
     def cancel(self, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import luwu
 from luwu.base.errors import StepAborted
 from tests.unit.fake_nic import FakeNetwork, FakeNic
+from tests.unit.real_training import digest_of, in_cluster, seeded
 from tests.unit.small_models import compare, make_stack, shard, square_loss
 from tests.unit.training_harness import (
     assert_same_bits,
@@ -406,3 +408,51 @@ def test_closure_of_a_decided_step_is_not_repeated() -> None:
         network.fail_at("pull", step=3)
         assert optimizer.step(closure).number == 2  # decided before its prefetch was lost
         assert (optimizer.next_step, network.attempt, len(calls)) == (3, 2, 3)
+
+
+@pytest.mark.feature("optimizer.skip_step()")
+@pytest.mark.parametrize("update", ["at_step", "streaming"])
+@pytest.mark.parametrize("has_switch", [True, False])
+def test_one_rank_leaves_a_step_out(update: str, has_switch: bool, tmp_path: Path) -> None:
+    """I2, I4. Goal: a step that one rank skips after its backward (a loss spike) changes nothing on
+    any rank, says so, and is no lost step; the steps after it go on as torch does without it."""
+
+    def work(rank: int) -> list[tuple[bool, bool]]:
+        model = seeded(make_stack)
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=0.1, update=update)
+        results = []
+        for step in range(4):
+            square_loss(model, step, rank, 0).backward()
+            is_spike = (step, rank) in ((1, 1), (2, 0))
+            results.append(optimizer.skip_step() if is_spike else optimizer.step())
+            optimizer.zero_grad()
+        return [(result.applied, math.isfinite(result.grad_norm)) for result in results]
+
+    found = in_cluster(tmp_path, work, world_size=2, has_switch=has_switch)
+    expected = [(True, True), (False, True), (False, True), (True, True)]
+    assert found.results == [expected, expected]
+
+    plain = seeded(make_stack)
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1, fused=True)
+    for step in (0, 3):
+        reference.zero_grad()
+        for rank in range(2):
+            (square_loss(plain, step, rank, 0) / 2).backward()
+        reference.step()
+    assert found.digest == digest_of(dict(plain.named_parameters()))
+
+
+def test_a_step_that_zero_grad_drops_names_skip_step(tmp_path: Path) -> None:
+    """Goal: who leaves a step out by zero_grad(), which loses it on all ranks, reads of
+    skip_step()."""
+
+    def work(rank: int) -> None:
+        model, optimizer = small()
+        square_loss(model, 0, 0, 0).backward()
+        with pytest.raises(luwu.StepAborted, match=r"call skip_step\(\) of the optimizer"):
+            optimizer.zero_grad()
+            square_loss(model, 0, 0, 0).backward()
+            optimizer.step().wait()
+
+    in_cluster(tmp_path, work)

@@ -131,8 +131,8 @@ GOLDEN: list[tuple[Message, str]] = [
         "9b 14 01 02 03 04 01 05 06 07 c4 01 01 a2 63 64",
     ),
     (
-        Commit(**_COMMON, contributors=1, hyper_hash="cd", parts=2),
-        "9c 15 01 02 03 04 01 05 06 07 c4 01 01 a2 63 64 02",
+        Commit(**_COMMON, contributors=1, hyper_hash="cd", parts=2, skip=True),
+        "9d 15 01 02 03 04 01 05 06 07 c4 01 01 a2 63 64 02 c3",
     ),
     (
         Verdict(**_COMMON, applied=False, grad_norm=math.inf),
