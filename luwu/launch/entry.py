@@ -4,20 +4,24 @@
 
 Output of rank r goes to `logs/worker-r.log`, its process number to `roles/worker-r.json`, and what
 ends it early, with the traceback, to `errors/worker-r.json`: the launcher shows the first of them
-in full. The script runs as `__main__`, as if it had been started by itself.
+in full. The script runs as `__main__`, as if it had been started by itself. A signal to stop
+(SIGTERM) ends it at once, after what its events hold in memory is written.
 """
 
 from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from luwu.base.clock import unix_ns, utc_text
 from luwu.base.errors import LuwuError
+from luwu.base.events import flush_all
 from luwu.base.json_file import write_json
 from luwu.launch.run_directory import RunDirectory
 
@@ -34,6 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     write_json(
         run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()}
     )
+    signal.signal(signal.SIGTERM, _stop)
     try:
         try:
             _run(script)
@@ -51,6 +56,13 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(code)
     finally:
         write_json(run.role(f"{process}.ended"), {"rank": rank, "ended": utc_text()})
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Write the events that wait in memory, and end as the signal would have ended us."""
+    flush_all()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _run(script: Sequence[str]) -> None:

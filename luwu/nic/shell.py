@@ -234,6 +234,7 @@ class Nic(Closing):
     def commit(self, step: int, parts: int, hyper: bytes) -> StepHandle:
         """Every push of the step is out; returns at once."""
         failpoint("worker.before_commit")
+        self.recorder.flush()
         self._told.raise_if_aborted()
         handle = self._told.new_step(step)
         self._command(lambda now: self._core.commit(now, step, hyper_hash(hyper), parts, hyper))
@@ -437,7 +438,7 @@ class Nic(Closing):
                 void.arriving.release()
         self._handles.clear()
         self.counters.aborts_count += 1
-        self.recorder.event("worker.aborted", level="DEBUG", step=aborted.step)
+        self.recorder.event("worker.aborted", step=aborted.step)
 
     def _drop(self, payload: Any) -> None:
         if isinstance(payload, Delivery):
