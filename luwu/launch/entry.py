@@ -55,7 +55,8 @@ def main(arguments: Sequence[str]) -> None:
         print(text, file=sys.stderr, flush=True)
         sys.exit(code)
     finally:
-        write_json(run.role(f"{process}.ended"), {"rank": rank, "ended": utc_text()})
+        ended = {"rank": rank, "ended": utc_text(), "joined": _has_joined()}
+        write_json(run.role(f"{process}.ended"), ended)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -85,6 +86,12 @@ def _finish() -> None:
     training = sys.modules.get("luwu.training.run")  # not there in a script without luwu
     if training is not None:
         training.finish_at_end()
+
+
+def _has_joined() -> bool:
+    """Whether the script was a member of the job."""
+    training = sys.modules.get("luwu.training.run")
+    return training is not None and bool(training.has_been_member())
 
 
 def _redirect_output(log: Path) -> None:

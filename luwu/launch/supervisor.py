@@ -30,6 +30,7 @@ from luwu.base.errors import (
 from luwu.base.json_file import read_json, write_json
 from luwu.launch.agent import SAYS, own_agent_command
 from luwu.launch.allocator import WORKER_TUNABLES
+from luwu.launch.attendance import Attendance
 from luwu.launch.children import Child, DiskBytes, exit_text, kill_marked, stop_all
 from luwu.launch.console import Console, LogFollower
 from luwu.launch.failures import FINAL_CODES, role_failure, worker_failure
@@ -91,6 +92,7 @@ class Supervisor(Closing):
         self._records = records
         self._roles: list[RoleProcess] = []
         self._workers: list[WorkerGroup] = []
+        self._attendance: Attendance | None = None
         self._written: list[ProcessEntry] = []
         self._sampler = MemorySampler()
 
@@ -150,6 +152,7 @@ class Supervisor(Closing):
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
             for stale in self.run.path.glob(pattern):
                 stale.unlink()
+        self._attendance = None if connect is None else Attendance(self.run, self._prefix)
         starter = None
         if not alone and on_loss == "stop":
             starter = torchrun_command(self.run, workers, meeting, restarts_max)
@@ -275,6 +278,12 @@ class Supervisor(Closing):
             if code:
                 self._raise_role_failure_first()
                 raise worker_failure(self.run, self._prefix, code, group.guard.name)
+        if self._attendance is not None and not are_done:
+            for line in self._attendance.news():
+                self._console.say(line)
+        elif self._attendance is not None:
+            self._attendance.check_joined()
+            self._attendance = None
         return are_done
 
     def _host_run_id(self, index: int) -> str:
