@@ -21,6 +21,7 @@ from luwu.launch.hosts import Hosts, Plan, link_documents, make_hosts
 from luwu.launch.network import dilated_compute_ms, host_link_rate
 from luwu.launch.nodes import fold_nodes
 from luwu.launch.overlap import updated_before_last_push_ratio
+from luwu.launch.relay import ByLine
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, serve, state_directory
 from luwu.launch.supervisor import Supervisor, threads_alone, threads_per_worker
@@ -100,17 +101,19 @@ def run_arm(
         threads = threads_alone(config.workers) if alone else threads_per_worker(config.workers)
         if hosts is not None:
             hosts.start_counting()
+        by_line = ByLine(lambda line: show_progress(console, name, config, line))
         supervisor.train(
             [*SCRIPT, *script_arguments(name, config, run.result(f"{name}.json"))],
             workers=config.workers,
             connect=connect,
-            on_line=lambda line: show_progress(console, name, config, line),
+            sink=by_line,
             alone=alone,
             threads=threads,
             restarts_max=worker_restarts(config) if in_network else 0,
             on_loss=config.on_worker_loss if in_network else "stop",
         )
         supervisor.wait()
+        by_line.end()
         console.end_live()
         workers = [_result(run, name, rank) for rank in range(1 if alone else config.workers)]
         steps_count = len(workers[0]["step_seconds"])

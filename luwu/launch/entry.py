@@ -2,10 +2,11 @@
 
     python -m luwu.launch.entry RUN_DIR PREFIX SCRIPT ...      or     ... PREFIX -m MODULE ...
 
-Output of rank r goes to `logs/worker-r.log`, its process number to `roles/worker-r.json`, and what
-ends it early, with the traceback, to `errors/worker-r.json`: the launcher shows the first of them
-in full. The script runs as `__main__`, as if it had been started by itself. A signal to stop
-(SIGTERM) ends it at once, after what its events hold in memory is written.
+Output of rank r goes to `logs/worker-r.log` (that of a worker that is shown by way of `relay`), its
+process number to `roles/worker-r.json`, and what ends it early, with the traceback, to
+`errors/worker-r.json`: the launcher shows the first of them in full. The script runs as `__main__`,
+as if it had been started by itself. A signal to stop (SIGTERM) ends it at once, after what its
+events hold in memory is written.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from luwu.base.clock import unix_ns, utc_text
 from luwu.base.errors import LuwuError
 from luwu.base.events import flush_all
 from luwu.base.json_file import write_json
+from luwu.launch.relay import stream_files
 from luwu.launch.run_directory import RunDirectory
 
 
@@ -32,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
     prefix, script = arguments[1], list(arguments[2:])
     rank = int(os.environ.get("RANK") or 0)
     process = f"{prefix}worker-{rank}"
-    _redirect_output(run.log(process))
+    _redirect_output(run, process)
     for stale in (run.error(process), run.role(f"{process}.ended")):
         stale.unlink(missing_ok=True)  # of an earlier start, which torchrun has made good
     write_json(
@@ -94,13 +96,16 @@ def _has_joined() -> bool:
     return training is not None and bool(training.has_been_member())
 
 
-def _redirect_output(log: Path) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+def _redirect_output(run: RunDirectory, process: str) -> None:
+    """Both streams to the log; each to a file of its own where somebody follows them."""
+    out, error = stream_files(run, process)
+    if not out.exists():
+        out = error = run.log(process)
+    for stream, file in ((sys.stdout, out), (sys.stderr, error)):
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        stream.flush()
+        os.dup2(descriptor, stream.fileno())
+        os.close(descriptor)
 
 
 def _write_error(

@@ -37,6 +37,7 @@ from luwu.launch.failures import FINAL_CODES, role_failure, worker_failure
 from luwu.launch.guard import MARK_SUFFIX
 from luwu.launch.hosts import Hosts
 from luwu.launch.nodes import kind_of
+from luwu.launch.relay import Relay, Sink
 from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
 from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.sampling import MemorySampler
@@ -62,8 +63,6 @@ class WorkerGroup:
     """The workers of one launch on one host, under their guard."""
 
     guard: Child
-    follower: LogFollower
-    on_line: Callable[[str], None]
     agent: LogFollower
     """What who starts the workers has to say."""
 
@@ -93,6 +92,7 @@ class Supervisor(Closing):
         self._roles: list[RoleProcess] = []
         self._workers: list[WorkerGroup] = []
         self._attendance: Attendance | None = None
+        self._relay: Relay | None = None
         self._written: list[ProcessEntry] = []
         self._sampler = MemorySampler()
 
@@ -126,21 +126,20 @@ class Supervisor(Closing):
             timeout_s=self._connect_timeout_s,
         )
         for line in ready["lines"]:
-            self._console.say(f"{role}: {line}")
+            self._console.detail(f"{role}: {line}")
         assert process.endpoint is not None
         return process.endpoint
 
     def train(
         self, script: Sequence[str], *, workers: int, connect: str | None,
-        on_line: Callable[[str], None], alone: bool = False, threads: int | None = None,
+        sink: Sink, alone: bool = False, threads: int | None = None,
         meeting: Meeting | None = None, restarts_max: int = 0, on_loss: str = "stop",
     ) -> None:  # fmt: skip
         """Start the workers on a script; `alone` starts one process without torchrun.
 
         `workers`: those on this host. `meeting`: where its torchrun meets those of other hosts.
         `restarts_max`: times workers are started again because one was lost: all, or where
-        `on_loss` is not stop, that one. `on_line` gets what rank 0 prints, line by line, if it is
-        on this host.
+        `on_loss` is not stop, that one. `sink` gets what rank 0 prints, if it is on this host.
         """
         environ = worker_environ(
             self.run,
@@ -173,12 +172,12 @@ class Supervisor(Closing):
             "omp_num_threads": int(environ["OMP_NUM_THREADS"]),
             "command": commands[0],
         })  # fmt: skip
-        follower = LogFollower(self.run.log(f"{self._prefix}worker-0"), from_end=True)
+        self._relay = Relay(self.run, f"{self._prefix}worker-0", sink)
         for index, command in enumerate(commands):
             name = f"{self._prefix}torchrun" + (f"-host-{index}" if len(commands) > 1 else "")
             agent = LogFollower(self.run.log(name), from_end=True)
             guard = Child(name, command, log=self.run.log(name), environ=environ)
-            self._workers.append(WorkerGroup(guard, follower, on_line, agent))
+            self._workers.append(WorkerGroup(guard, agent))
 
     def _host_command(self, hosts: Hosts, index: int, script: Sequence[str]) -> list[str]:
         """The guard and the torchrun of one host, in its namespace."""
@@ -269,8 +268,8 @@ class Supervisor(Closing):
             return False
         codes = [group.guard.poll() for group in groups]
         are_done = None not in codes
-        for line in groups[0].follower.lines(is_last=codes[0] is not None):
-            groups[0].on_line(line)
+        if self._relay is not None:
+            self._relay.look()
         for group, code in zip(groups, codes, strict=True):
             for line in group.agent.lines(is_last=code is not None):
                 if line.startswith(SAYS):
@@ -342,6 +341,8 @@ class Supervisor(Closing):
             kill_marked(mark + MARK_SUFFIX)
             kill_marked(mark)
         self._sampler.close()
+        if self._relay is not None:
+            self._relay.close()
         if self._written:
             self.run.write_processes([], self._records)
         shutil.rmtree(self.run.path / TORCHRUN_FOLDER, ignore_errors=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.commands import Terminal, terminal
+from tests.processes.commands import Terminal, terminal, write_tiny
 
 
 @pytest.fixture
@@ -35,3 +35,29 @@ def test_first_hour_a_script_that_never_joins(shell: Terminal) -> None:
     assert command.wait() == 2
     assert "luwu run: the script of worker 0, 1 has ended" in command.err
     assert "luwu.init()" in command.err.splitlines()[-2]
+
+
+PRINTS = """
+import sys
+print("\\r 50%", end="", file=sys.stderr, flush=True)
+print('{"loss": 1}')
+"""
+
+
+@pytest.mark.feature("progress bars of worker 0")
+@pytest.mark.feature("--resume says where it begins")
+def test_first_hour_output_and_resume(shell: Terminal) -> None:
+    """Goal: standard output is the script's alone; at most three lines of ours come before its
+    first; --resume says what it found: nothing, and then a state in which nothing is left to do."""
+    write_tiny(shell.directory / "tiny.py", first=PRINTS)
+    arguments = ("run", "--workers", "1", "--resume", "--state", "state", "tiny.py")
+    first = shell.run(*arguments)
+    assert first.process.returncode == 0, first.err
+    assert first.out == '{"loss": 1}\n'
+    ours = [line for line in first.err.partition("50%")[0].splitlines() if line.strip()]
+    assert len(ours) <= 3, ours
+    assert "no state in state: starting at step 0" in ours
+    second = shell.run(*arguments)
+    assert second.process.returncode == 0, second.err
+    assert "resuming at step 1; a script begins its data again" in second.err
+    assert "state holds step 1: nothing to do" in second.err

@@ -1,0 +1,38 @@
+"""Where a run with `--resume` begins, in words: a state that is not there begins at step 0."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from luwu.base.json_file import read_json
+from luwu.launch.run_directory import RunDirectory
+
+
+def first_step(run: RunDirectory) -> int | None:
+    """The step that the node's state leads to; None: it found none. Asked when it listens."""
+    try:
+        lines = run.events("node").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    opened = [record for record in map(json.loads, lines) if record["name"] == "node.opened"]
+    return opened[0]["version"] if opened else None
+
+
+def beginning(state: Path | None, step: int | None) -> str:
+    """What a run with --resume says before its workers start."""
+    if step is None:
+        place = "RAM (no --state)" if state is None else state
+        return f"no state in {place}: starting at step 0"
+    return (
+        f"resuming at step {step}; a script begins its data again, unless it attached its place in "
+        "it (luwu.attach, docs/training.md)"
+    )
+
+
+def ending(run: RunDirectory, state: Path | None, step: int | None) -> str | None:
+    """What it says at the end, if no step was left to make."""
+    made = read_json(run.result("node.json"))
+    if step is None or made is None or made["steps"] != step:
+        return None
+    return f"{state} holds step {step}: nothing to do"
