@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from luwu.base.config import Resolved, RunConfig
-from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.json_file import write_json
 from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record, check_trace, write_trace
 from luwu.launch.console import Console
 from luwu.launch.nodes import fold_nodes
-from luwu.launch.resuming import beginning, ending, first_step
+from luwu.launch.resuming import beginning, ending, first_step, stopped
 from luwu.launch.roles import key_environ
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import (
@@ -99,6 +99,7 @@ def run(parsed: Parsed) -> int:
                 else:
                     connect, connection = _join(resolved, console, should_stop)
                     workers, meeting = _share(config, connection)
+                run_directory.begin()
                 threads = threads_per_worker(workers)
                 console.say(f"{workers} workers, {threads} compute threads each (OMP_NUM_THREADS)")
                 if meeting is not None:
@@ -112,8 +113,12 @@ def run(parsed: Parsed) -> int:
                     state = state_directory(config, STATE_DIRECTORY)
                     fold_nodes(run_directory, state, config.optimizer_nodes)
         except LuwuError as error:
+            if isinstance(error, Interrupted) and config.join is None:
+                state = state_directory(config, STATE_DIRECTORY)
+                flags = {**parsed.keys, **parsed.flags}
+                error = Interrupted(stopped(run_directory, state, flags, script))
             write_outcome(run_directory, error.exit_code, str(error), error.code)
-            raise
+            raise error from None
         finally:
             run_directory.connect_file.unlink(missing_ok=True)  # nobody can join any more
     write_outcome(run_directory, 0, "finished")
@@ -136,6 +141,7 @@ def _run_by_ray(
             stop_requests() as should_stop,
             RayEngine(run_directory, resolved, console, should_stop) as engine,
         ):
+            run_directory.begin()
             engine.work(script, _print)
     except LuwuError as error:
         write_outcome(run_directory, error.exit_code, str(error), error.code)

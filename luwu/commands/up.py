@@ -94,6 +94,7 @@ def run(parsed: Parsed) -> int:
                     )
                 else:
                     start_in_tree(supervisor, resolved, name, console, should_stop)
+                run_directory.begin()
                 while not supervisor.roles_done:
                     supervisor.poll()
                     sleep(POLL_S)

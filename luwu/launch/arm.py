@@ -70,6 +70,7 @@ def run_arm(
     """Train with one arm to the end, on hosts if there is a `plan`. Raises what went wrong."""
     in_network, alone = name in NETWORK_ARMS, name == "single"
     prefix = "" if in_network else f"{name}-"
+    whole = run
     if in_network and name != "luwu":  # --state is the state of luwu's arm
         run, config = RunDirectory.create(run.path / name), replace(config, state=None)
     if name == MIRRORED:  # its node needs no disk
@@ -101,6 +102,7 @@ def run_arm(
         threads = threads_alone(config.workers) if alone else threads_per_worker(config.workers)
         if hosts is not None:
             hosts.start_counting()
+        whole.begin()
         by_line = ByLine(lambda line: show_progress(console, name, config, line))
         supervisor.train(
             [*SCRIPT, *script_arguments(name, config, run.result(f"{name}.json"))],

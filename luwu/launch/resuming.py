@@ -1,11 +1,14 @@
-"""Where a run with `--resume` begins, in words: a state that is not there begins at step 0."""
+"""Where a run with `--resume` begins, and how one that was stopped goes on, in words."""
 
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from luwu.base.json_file import read_json
+from luwu.launch.chaos.progress import Progress
 from luwu.launch.run_directory import RunDirectory
 
 
@@ -36,3 +39,25 @@ def ending(run: RunDirectory, state: Path | None, step: int | None) -> str | Non
     if step is None or made is None or made["steps"] != step:
         return None
     return f"{state} holds step {step}: nothing to do"
+
+
+def stopped(
+    run: RunDirectory, state: Path | None, flags: Mapping[str, str], script: Sequence[str]
+) -> str:
+    """What a run that somebody stopped says: what is kept, and the command that goes on with it."""
+    progress = Progress(run)
+    progress.look()
+    said = "interrupted; every process of the run was stopped"
+    if progress.last is None:
+        return f"{said}. No step was decided yet"
+    if state is None:
+        return f"{said}. Step {progress.last} was decided, in RAM only; --state DIR keeps steps"
+    words = ["luwu", "run"]
+    for name, value in {**flags, "resume": "true"}.items():
+        if name != "run_dir":
+            flag = f"--{name.replace('_', '-')}"
+            words += [flag] if value in ("", "true") else [flag, value]
+    return (
+        f"{said}. Step {progress.last} is decided and kept in {state}; go on with\n"
+        f"{shlex.join([*words, *script])}"
+    )

@@ -12,7 +12,7 @@ from luwu.base.events import Recorder
 from luwu.base.json_file import write_json
 from luwu.launch.console import Console
 from luwu.launch.relay import ByLine, Relay, stream_files
-from luwu.launch.resuming import beginning, ending, first_step
+from luwu.launch.resuming import beginning, ending, first_step, stopped
 from luwu.launch.run_directory import RunDirectory
 
 
@@ -84,3 +84,21 @@ def test_a_resumed_run_says_where_it_begins(run: RunDirectory) -> None:
     assert ending(run, state, 7) == "state holds step 7: nothing to do"
     write_json(run.result("node.json"), {"steps": 8})
     assert ending(run, state, 7) is None
+
+
+@pytest.mark.feature("Ctrl-C: the step that is kept, and the command that goes on")
+def test_a_run_that_was_stopped_says_how_it_goes_on(run: RunDirectory) -> None:
+    """Goal: the last decided step, and a command that can be pasted as it stands."""
+    flags = {"workers": "2", "state": "my state", "no_switch": "true", "run_dir": "old"}
+    script = ["train.py", "--lr", "1e-3"]
+    assert stopped(run, Path("s"), flags, script).endswith("No step was decided yet")
+    with Recorder(role="node", path=run.events("node"), printed=None) as recorder:
+        recorder.event("node.opened", version=0)
+        for step in range(3):
+            recorder.event("node.step", step=step)
+    first, command = stopped(run, Path("my state"), flags, script).splitlines()
+    assert first.endswith("Step 2 is decided and kept in my state; go on with")
+    assert command == (
+        "luwu run --workers 2 --state 'my state' --no-switch --resume train.py --lr 1e-3"
+    )
+    assert "in RAM only" in stopped(run, None, flags, script)
