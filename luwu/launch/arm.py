@@ -176,19 +176,23 @@ def script_arguments(name: str, config: RunConfig, result: Path) -> list[str]:
 
 
 def show_progress(console: Console, name: str, config: RunConfig, line: str) -> None:
-    """One live line on a terminal; else every line that the script prints."""
+    """One live line on a terminal; else every line that the script prints.
+
+    The loss is that of rank 0 on its own batch; the report has the mean over all ranks.
+    """
     if PROGRESS not in line:
         if not console.is_terminal:
             console.say(f"{name:<6} {line}")
         return
     fields = dict(part.split("=", 1) for part in line.split() if "=" in part)
     if not console.is_terminal:
-        console.say(f"{name:<6} {line.partition(PROGRESS)[2]}")
+        shown = line.partition(PROGRESS)[2].replace("loss=", "rank0_loss=")
+        console.say(f"{name:<6} {shown}")
         return
     total = f"/{config.steps}" if config.steps else ""
     loss = float(fields.get("loss", math.nan))
     console.live(
-        f"{name:<6} step {fields.get('step', '?')}{total}  loss {loss:.4f}  "
+        f"{name:<6} step {fields.get('step', '?')}{total}  loss of rank 0 {loss:.4f}  "
         f"{fields.get('tps', '?')} tokens/s"
     )
 

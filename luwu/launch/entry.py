@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from luwu.base.clock import unix_ns, utc_text
-from luwu.base.errors import LuwuError
+from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.events import flush_all
 from luwu.base.json_file import write_json
 from luwu.launch.relay import stream_files
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str]) -> None:
         run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()}
     )
     signal.signal(signal.SIGTERM, _stop)
+    if "PYTHONBREAKPOINT" not in os.environ:  # another debugger may need no terminal
+        sys.breakpointhook = _breakpoint
     try:
         try:
             _run(script)
@@ -66,6 +68,15 @@ def _stop(number: int, frame: FrameType | None) -> None:
     flush_all()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def _breakpoint(*_: object, **__: object) -> None:
+    """Stands for breakpoint(), whose debugger would read the end of its input and quit."""
+    raise ConfigError(
+        "breakpoint(): a worker of luwu run has no terminal. Put luwu.init_local() in place of "
+        "luwu.init() and start the script by itself (docs/notebook.md), or name a debugger that "
+        "needs no terminal with PYTHONBREAKPOINT"
+    )
 
 
 def _run(script: Sequence[str]) -> None:

@@ -51,3 +51,17 @@ def test_events_of_a_script_at_module_level_are_kept(tmp_path: Path, end: str) -
     assert ended.returncode == code, run.log("worker-0").read_text()
     names = [json.loads(line)["name"] for line in path.read_text().splitlines()]
     assert names == ["clock", "forward"]
+
+
+@pytest.mark.feature("breakpoint() under luwu run")
+def test_a_breakpoint_says_where_it_works(tmp_path: Path) -> None:
+    """Goal: the line of the script, and how a debugger is used; not the quitting of one."""
+    script = tmp_path / "script.py"
+    script.write_text("breakpoint()\n")
+    run = RunDirectory.create(tmp_path / "run")
+    command = [sys.executable, "-m", "luwu.launch.entry", str(run.path), "", str(script)]
+    ended = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    said = run.log("worker-0").read_text()
+    assert ended.returncode == 2, said
+    assert "script.py" in said
+    assert "luwu.init_local() in place of luwu.init()" in said
