@@ -197,7 +197,7 @@ def _key_value(name: str, token: str, value: str | None, waiting: list[str]) -> 
 
 def _unknown(verb: Verb, written: str, name: str, known: Sequence[str]) -> str:
     ours = _OF_TORCHRUN.get(name)
-    if ours in known:
+    if ours is not None and ours in known:
         return (
             f"luwu {verb.name} has no flag --{written}; --{ours.replace('_', '-')} says that here"
         )

@@ -28,8 +28,8 @@ def beginning(state: Path | None, step: int | None) -> str:
         place = "RAM (no --state)" if state is None else state
         return f"no state in {place}: starting at step 0"
     return (
-        f"resuming at step {step}; a script begins its data again, unless it attached its place in "
-        "it (luwu.attach, docs/training.md)"
+        f"resuming at step {step}; the place in the data is not restored, unless it was attached "
+        "or follows the step (docs/training.md)"
     )
 
 

@@ -59,5 +59,5 @@ def test_first_hour_output_and_resume(shell: Terminal) -> None:
     assert "no state in state: starting at step 0" in ours
     second = shell.run(*arguments)
     assert second.process.returncode == 0, second.err
-    assert "resuming at step 1; a script begins its data again" in second.err
+    assert "resuming at step 1; the place in the data is not restored" in second.err
     assert "state holds step 1: nothing to do" in second.err

@@ -78,8 +78,8 @@ def test_a_resumed_run_says_where_it_begins(run: RunDirectory) -> None:
     with Recorder(role="node", path=run.events("node"), printed=None) as recorder:
         recorder.event("node.opened", version=7)
     assert first_step(run) == 7
-    assert beginning(state, 7).startswith("resuming at step 7; a script begins its data again")
-    assert "luwu.attach" in beginning(state, 7)
+    assert beginning(state, 7).startswith("resuming at step 7; the place in the data is not")
+    assert "docs/training.md" in beginning(state, 7)
     write_json(run.result("node.json"), {"steps": 7})
     assert ending(run, state, 7) == "state holds step 7: nothing to do"
     write_json(run.result("node.json"), {"steps": 8})
