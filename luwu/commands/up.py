@@ -127,7 +127,10 @@ def _start(
     state = state_directory(config, STATE_DIRECTORY)
     if role is None:
         sizes = decide_sizes(config, state)
-        return serve(supervisor, config, state=state, sizes=sizes, say=console.say)
+        connection = serve(supervisor, config, state=state, sizes=sizes, say=console.say)
+        if config.resume:
+            console.say(beginning(state, first_step(directory)))
+        return connection
     if role == "switch":
         node = join_nodes(resolved, directory, console, should_stop)
         if node.tree:

@@ -39,6 +39,7 @@ class Relay(Closing):
         self._offsets = [0, 0]
         for file in self._files:
             file.write_bytes(b"")
+        self._log.touch()
 
     def look(self) -> None:
         """Pass on what came since the last time."""
