@@ -9,7 +9,7 @@ ARGS ?=
 
 BIN := .venv/bin
 
-.PHONY: help setup demo test campaign lint clean
+.PHONY: help setup demo test campaign lint wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo 'make test      run the tests, except those marked slow (ARGS="-m slow" runs these)'
 	@echo 'make campaign  all campaigns of docs/reliability.md, some hours; goes on where it was stopped'
 	@echo 'make lint      ruff, mypy and the import rules'
+	@echo 'make wheel     build wheel and sdist of luwu-emulator, in dist'
 	@echo 'make clean     remove .venv, caches and build products; keeps runs and training state'
 	@echo
 	@echo 'PYTHON=python3.12       the interpreter: 3.11, 3.12 or 3.13'
@@ -46,6 +47,9 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+wheel: setup
+	$(BIN)/python -m hatchling build -d dist
 
 clean:
 	rm -rf .venv .venv.old build dist *.egg-info

@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 VENV_OLD = ROOT / ".venv.old"
 STAMP = VENV / "luwu-setup.json"
+PINS = ROOT / ".ci" / "pins.py"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_KINDS = ("auto", "cpu", "cuda")
 
@@ -68,7 +69,7 @@ def say(message: str) -> None:
 def files_hash() -> str:
     """Hash of every file that decides what is installed."""
     digest = hashlib.sha256()
-    for name in ("pyproject.toml", "constraints.txt", ".ci/setup.py"):
+    for name in ("pyproject.toml", "constraints.txt", ".ci/setup.py", ".ci/pins.py"):
         digest.update(name.encode() + b"\0" + (ROOT / name).read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -135,8 +136,8 @@ def ask_pip(requirement: str, index_args: list[str]) -> Offer | None:
 
 
 def pinned_torch(constraints: str) -> str:
-    """The version of torch in constraints.txt, without a local part."""
-    match = re.search(r"^torch==([\w.]+)$", constraints, flags=re.MULTILINE)
+    """The version of torch in constraints."""
+    match = re.search(r"^torch==([\w.+]+)$", constraints, flags=re.MULTILINE)
     assert match is not None, "constraints.txt pins torch"
     return match.group(1)
 
@@ -247,14 +248,12 @@ def install(choice: str, cpu_index: str) -> str:
     env = {**os.environ, "PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0"}
     env.pop("PIP_CONSTRAINT", None)
     run_pip(["--no-deps", "--only-binary=torch", *torch_args], env)
-    query = "from importlib.metadata import version; print(version('torch'))"
-    torch_version = subprocess.run(
-        [str(VENV / "bin" / "python"), "-c", query], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    suited = [str(VENV / "bin" / "python"), str(PINS), str(ROOT / "constraints.txt")]
+    text = subprocess.run(suited, check=True, stdout=subprocess.PIPE, text=True).stdout
+    torch_version = pinned_torch(text)
 
     pins = VENV / "constraints.txt"
-    others = re.sub(r"^torch==.*$", f"torch=={torch_version}", constraints, flags=re.MULTILINE)
-    pins.write_text(others)
+    pins.write_text(text)
     # The variables reach the isolated build too, so hatchling is pinned like everything else.
     env["PIP_CONSTRAINT"] = env["PIP_BUILD_CONSTRAINT"] = str(pins)
     say("installing luwu and its development tools")

@@ -208,6 +208,7 @@ class PipelineArm(Closing):
             chunk=page, step=self._step, attempt=0, divisor=2.0, grad_norm=None,
             hyper=self._hyper, publish=False,
             contributions=(Contribution(3, 2.0, True, "float32", payload, payload.nbytes),),
+            absent=0,
         )  # fmt: skip
 
     def _expected_digest(self) -> str:
@@ -229,7 +230,7 @@ class PipelineArm(Closing):
             self._kernel.update(
                 contributions=[(grad, "float32")], weights=arrays[0], state=arrays[1:],
                 weights_out=arrays[0], state_out=arrays[1:],
-                runs=[Run(start=0, stop=elems, hyper=HYPER.groups[0])], divisor=2.0, scale=1.0,
-                updates_count=count, wire=None, measure=False,
+                runs=[Run(start=0, stop=elems, hyper=HYPER.groups[0], updates_count=count)],
+                divisor=2.0, scale=1.0, wire=None, measure=False,
             )  # fmt: skip
         return arrays[0]

@@ -143,9 +143,9 @@ def update_arm(
         kernel.update(
             contributions=memory.contributions(workers, dtype, page),
             weights=weights, state=(m, v), weights_out=out[0], state_out=out[1:],
-            runs=(Run(start=0, stop=weights.size, hyper=HYPER),), divisor=float(workers),
-            scale=1.0, updates_count=5, wire=(memory.wire_of(dtype, page), dtype), measure=measure,
-            pieces=pieces if stats else None,
+            runs=(Run(start=0, stop=weights.size, hyper=HYPER, updates_count=5),),
+            divisor=float(workers), scale=1.0, wire=(memory.wire_of(dtype, page), dtype),
+            measure=measure, pieces=pieces if stats else None,
         )  # fmt: skip
         if stats:
             for squares in pieces.squares.tolist():
@@ -244,7 +244,7 @@ def check_answer(kernel: UpdateKernel, workers: int, dtype: str) -> None:
         ],
         weights=weights, state=(m, v), weights_out=weights, state_out=(m, v),
         runs=(Run(start=0, stop=elems, hyper=HYPER),), divisor=float(workers), scale=1.0,
-        updates_count=0, wire=(wire.data, dtype), measure=True,
+        wire=(wire.data, dtype), measure=True,
     )  # fmt: skip
     expected = parameter.detach()
     np.testing.assert_array_equal(weights.view(np.uint32), expected.view(torch.uint32).numpy())

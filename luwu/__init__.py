@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from luwu.base.errors import LuwuError as LuwuError
     from luwu.base.errors import StepAborted as StepAborted
     from luwu.base.errors import StepOrderError as StepOrderError
+    from luwu.base.errors import StepsLost as StepsLost
     from luwu.launch.local import init_local as init_local
     from luwu.training.attached import attach as attach
     from luwu.training.attached import random_state as random_state
@@ -56,6 +57,7 @@ _HOME = {
     "ReadModel": "luwu.training.read_from",
     "StepAborted": "luwu.base.errors",
     "StepOrderError": "luwu.base.errors",
+    "StepsLost": "luwu.base.errors",
     "activation_stats": "luwu.training.offload",
     "attach": "luwu.training.attached",
     "clip_grad_norm_": "luwu.training.clip",

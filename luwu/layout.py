@@ -18,15 +18,20 @@ Everything here is integer arithmetic on what all ranks agree on; nothing is sto
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TypeVar
 
-from luwu.base.limits import ALIGN_ELEMS
+from luwu.base.errors import ConfigError
+from luwu.base.limits import ALIGN_ELEMS, SEGMENTS_MAX
 from luwu.layout_checks import check_chunk_bytes, check_model
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """What may be computed in and travel; masters and sums are float32."""
+
+COUNT_BYTES = 8
+"""One count of updates: an int64 for each segment of a page."""
 
 SUM_BYTES = 4
 """One element of a gradient sum: float32, whatever travelled."""
@@ -118,6 +123,25 @@ class Segment:
     """Without padding."""
 
 
+LabelT = TypeVar("LabelT")
+
+
+def segment_runs(
+    segments: Sequence[Segment], labels: Sequence[LabelT]
+) -> tuple[tuple[int, int, LabelT], ...]:
+    """(start, stop, label) in elements of a chunk, from one label for each of its segments.
+
+    The runs cover the chunk, padding included, and start on multiples of 64; neighbours of one
+    label are one run, since padding is zero and stays zero.
+    """
+    runs: list[tuple[int, int, LabelT]] = []
+    for segment, label in zip(segments, labels, strict=True):
+        stop = segment.chunk_start + padded(segment.elems)
+        start = runs.pop()[0] if runs and runs[-1][2] == label else segment.chunk_start
+        runs.append((start, stop, label))
+    return tuple(runs)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Geometry of a model, equal on all ranks. Raises ConfigError if it cannot be."""
@@ -168,6 +192,7 @@ class Layout:
         set_once(self, "chunks", tuple(chunks))
         set_once(self, "unit_chunks", tuple(unit_chunks))
         set_once(self, "unit_elems", tuple(unit_elems))
+        self._check_segments()
 
     def trainable_chunks(self, unit: int) -> tuple[int, ...]:
         """Indices of the chunks of `unit` that are pushed."""
@@ -198,19 +223,29 @@ class Layout:
                     chunk_start=start - box.start, elems=stop - start,
                 )  # fmt: skip
 
-    def group_runs(self, chunk: int) -> tuple[tuple[int, int, int], ...]:
-        """(start, stop, group) in elements of the chunk: what one kernel call may update.
+    def segments_count(self, chunk: int) -> int:
+        """How many parameters have a part in a chunk."""
+        return sum(1 for _ in self.segments(chunk))
 
-        The runs cover the chunk, padding included, and start on multiples of 64; neighbours of one
-        group are one run, since padding is zero and stays zero.
-        """
-        runs: list[tuple[int, int, int]] = []
-        for part in self.segments(chunk):
-            group = self.parameters[part.parameter].group
-            stop = part.chunk_start + padded(part.elems)
-            start = runs.pop()[0] if runs and runs[-1][2] == group else part.chunk_start
-            runs.append((start, stop, group))
-        return tuple(runs)
+    def group_runs(self, chunk: int) -> tuple[tuple[int, int, int], ...]:
+        """(start, stop, group) in elements of the chunk: what one kernel call may update."""
+        segments = tuple(self.segments(chunk))
+        groups = [self.parameters[segment.parameter].group for segment in segments]
+        return segment_runs(segments, groups)
+
+    def _check_segments(self) -> None:
+        """A push has a bit for each segment of its chunk. Raises ConfigError if they are many."""
+        for number, unit in enumerate(self.units):
+            if len(unit.parameters) <= SEGMENTS_MAX:
+                continue
+            for index in self.unit_chunks[number]:
+                count = self.segments_count(index)
+                if count > SEGMENTS_MAX:
+                    raise ConfigError(
+                        f"chunk: {self.chunk_bytes} bytes hold parts of {count} parameters of unit "
+                        f"{unit.name}, at most {SEGMENTS_MAX} may share a chunk; choose a smaller "
+                        "chunk (1MiB always fits)"
+                    )
 
     def _regions(self, unit: Unit) -> Iterator[tuple[tuple[bool, str, str], list[int]]]:
         def region(index: int) -> tuple[bool, str, str]:

@@ -30,8 +30,8 @@ _SPEAKS_AS: Final = {
     "switch": (Role.SWITCH, Role.READER),
     "node": (Role.NODE,),
 }
-_TEXTS_PER_WINDOW: Final = 2000
-_WINDOW_NS: Final = 10 * 10**9
+_TEXTS_PER_WINDOW: Final = 40
+_WINDOW_NS: Final = 60 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ class Admission:
         return ""
 
 
-class Sparingly:
-    """Lets so many texts through in a while, so that who floods us does not fill the disk too."""
+class RateLimit:
+    """Lets so many texts through in a while, so that a flood does not fill the disk too."""
 
     def __init__(self, most: int = _TEXTS_PER_WINDOW, window_ns: int = _WINDOW_NS) -> None:
         self._most, self._window_ns = most, window_ns

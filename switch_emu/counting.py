@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, utc_text
+from luwu.base.expendable import Expendable
 from luwu.base.json_file import write_json
 
 SCHEMA: Final = 1
@@ -100,7 +101,9 @@ class CountersFile:
     def __init__(self, path: Path, role: str) -> None:
         self._path, self._role = path, role
         self._due_ns = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._expendable = Expendable()
+        with self._expendable.writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
 
     def is_due(self, now_ns: int) -> bool:
         """Whether a second has passed."""
@@ -120,4 +123,5 @@ class CountersFile:
             "core": core,
             "slots": slots or {},
         }
-        write_json(self._path, document)
+        with self._expendable.writing(self._path):
+            write_json(self._path, document)

@@ -7,13 +7,19 @@ the last core, thread or send that needs it has let go.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import AccessRefused, RemoteProtocolError
 from luwu.base.events import Recorder
+from luwu.base.limits import (
+    MALFORMED_MESSAGES_MAX,
+    TURN_BYTES_MAX,
+    TURN_MESSAGES_MAX,
+    UNJOINED_MESSAGES_MAX,
+)
 from luwu.transport.interface import (
     Delivery,
     PeerDown,
@@ -23,11 +29,11 @@ from luwu.transport.interface import (
     SendHandle,
     Transport,
 )
-from luwu.wire.actions import PARENT, Drop, Note, Send
+from luwu.wire.actions import PARENT, Drop, Expel, Note, Send
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role
 from luwu.wire.messages import Hello, Message, Refuse
-from switch_emu.admission import Admission, Sparingly
+from switch_emu.admission import Admission, RateLimit
 from switch_emu.counting import CountersFile, Counts, LinkCount, LinkCounts, SlotCounts
 from switch_emu.linked import LinkedTransport
 from switch_emu.payload import Payload
@@ -54,9 +60,17 @@ class Shell:
         self._children: set[str] = set()
         """Connections to us that are up."""
         self._admission = Admission()
-        self._refusals = Sparingly()
+        self._refusals = RateLimit()
         self._strange: set[str] = set()
         """Connections with keys that spoke before they joined: told of once."""
+        self.turn_messages_max = self.turn_bytes_max = 0
+        """Most that was handled between two looks at the timers."""
+        self._malformed: Counter[str] = Counter()
+        """Messages that could not be read, by connection."""
+        self._unjoined: Counter[str] = Counter()
+        """Messages of connections that have not joined."""
+        self._deaf_to: set[str] = set()
+        """Connections that broke the protocol: what they send is dropped unread."""
 
     # ---------------------------------------------------------------------- for subclasses
 
@@ -88,6 +102,10 @@ class Shell:
 
     def waits_for(self) -> str:
         """What must happen next, for people."""
+        raise NotImplementedError
+
+    def is_known(self, peer: str) -> bool:
+        """Whether a connection is that of a parent, or of a child that has joined."""
         raise NotImplementedError
 
     def link_name(self, peer: str) -> str:
@@ -122,10 +140,7 @@ class Shell:
         while not self.finished:
             if should_stop():
                 return False
-            item = self.transport.receive(self._timeout_ns())
-            while item is not None:
-                self._handle(item)
-                item = self.transport.receive(0)
+            self._take_turn()
             self.do(self.background())
             self.do(self.tick(SYSTEM_CLOCK.now_ns()))
             self._reap()
@@ -135,6 +150,25 @@ class Shell:
                 self.write_counters()
         self._see_off(should_stop)
         return True
+
+    def _take_turn(self) -> None:
+        """Handle what has come, so much of it that timers and finished work never wait for long.
+
+        What is left over is handled in the next turn. ZeroMQ reads its connections in turn, so one
+        that floods us does not keep the others waiting.
+        """
+        item = self.transport.receive(self._timeout_ns())
+        messages_count = nbytes = 0
+        while item is not None:
+            if isinstance(item, Delivery):
+                messages_count += 1
+                nbytes += sum(buffer.nbytes for buffer in item.buffers)
+            self._handle(item)
+            if messages_count >= TURN_MESSAGES_MAX or nbytes >= TURN_BYTES_MAX:
+                break
+            item = self.transport.receive(0)
+        self.turn_messages_max = max(self.turn_messages_max, messages_count)
+        self.turn_bytes_max = max(self.turn_bytes_max, nbytes)
 
     def write_counters(self) -> None:
         """Say what was counted, where somebody asked for it."""
@@ -158,6 +192,8 @@ class Shell:
                     self.send(peers, message, payload)
                 case Drop(payload):
                     payload.drop()  # type: ignore[attr-defined]
+                case Expel(peer):
+                    self._expel(peer)
                 case Note(name, fields, level):
                     self.recorder.event(name, level=level, **dict(fields))
                 case _:
@@ -213,8 +249,28 @@ class Shell:
             return _RECEIVE_NS_MAX
         return max(0, min(_RECEIVE_NS_MAX, tick_ns - SYSTEM_CLOCK.now_ns()))
 
+    def _expel(self, peer: str) -> None:
+        """Hear no more of a connection, as if it had ended."""
+        self._deaf_to.add(peer)
+        self._forget(peer)
+        self._children.discard(peer)
+        self._admission.down(peer)
+        self.do(self.peer_down(SYSTEM_CLOCK.now_ns(), peer))
+
+    def _forget(self, peer: str) -> None:
+        """Count no more what a connection did."""
+        for counts in (self._malformed, self._unjoined):
+            counts.pop(peer, None)
+
+    def _end_flood(self, peer: str, text: str) -> None:
+        """A connection went beyond a limit that honest ones never reach."""
+        self._tell_refused(peer, f"{text}; it is heard no more")
+        self._expel(peer)
+
     def _handle(self, item: Any) -> None:
         match item:
+            case Delivery() if item.peer in self._deaf_to:
+                item.release()
             case Delivery():
                 self._progress_ns = SYSTEM_CLOCK.now_ns()
                 self._delivered(item)
@@ -227,6 +283,8 @@ class Shell:
                 self.recorder.event("peer.up", level="DEBUG", peer=peer, key=key)
             case PeerDown(peer, reason):
                 self._children.discard(peer)
+                self._deaf_to.discard(peer)
+                self._forget(peer)
                 self.do(self.peer_down(SYSTEM_CLOCK.now_ns(), peer))
                 self._strange.discard(peer)
                 self._admission.down(peer)
@@ -245,9 +303,21 @@ class Shell:
             message = decode(delivery.header, len(buffers))
         except RemoteProtocolError as exc:
             delivery.release()
-            self.recorder.event("peer.garbage", level="WARNING", peer=peer, text=str(exc))
+            self._malformed[peer] += 1
+            if self._malformed[peer] < MALFORMED_MESSAGES_MAX:
+                self._tell_refused(peer, f"a message cannot be read: {exc}")
+            else:
+                self._end_flood(peer, f"{self._malformed[peer]} messages cannot be read: {exc}")
             return
         now_ns = SYSTEM_CLOCK.now_ns()
+        if not self.is_known(peer):
+            self._unjoined[peer] += 1
+            if self._unjoined[peer] > UNJOINED_MESSAGES_MAX:
+                delivery.release()
+                self._end_flood(
+                    peer, f"it sent {UNJOINED_MESSAGES_MAX} messages and has not joined"
+                )
+                return
         if not self._may_say(peer, message):
             delivery.release()
             return

@@ -35,6 +35,8 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 ROOT: Final = Path(__file__).resolve().parents[1]
 PROGRAM: Final = ("luwu", "switch_emu", "workers")
 """Directories that a result is a statement about."""
+FILES: Final = ("constraints.txt", "pyproject.toml")
+"""And what it was run with."""
 LEFT_OUT: Final = "luwu/predict/"
 """The performance model: no campaign comes near it."""
 VERDICT: Final = re.compile(r"(\d+) trials, (\d+) violations")
@@ -79,6 +81,7 @@ CAMPAIGNS: Final = (
     Campaign("fuzzed messages", "tests.fuzz", 10, 10_000, "--live {each} --first {first}"),
     Campaign("fuzzed tensors", "tests.fuzz", 10, 10_000, "--tensors {each} --first {first}"),
     Campaign("intruders", "tests.intruders", 10, 100, "--count {each} --seed {share}"),
+    Campaign("versions", "tests.marked", 1, 1, "index"),
 )  # fmt: skip
 UNDIVIDED: Final = {"system calls"}
 """A share of them is made smaller by fewer shares alone."""
@@ -120,8 +123,8 @@ def shares_of(campaign: Campaign, part: float) -> list[Share]:
 def program_digest(root: Path) -> str:
     """Of the source of the program, by content alone."""
     digest = hashlib.sha256()
-    for directory in PROGRAM:
-        for path in sorted((root / directory).rglob("*")):
+    for place in (*PROGRAM, *FILES):
+        for path in sorted({root / place, *(root / place).rglob("*")}):
             name = path.relative_to(root).as_posix()
             if path.is_file() and "__pycache__" not in path.parts and not name.startswith(LEFT_OUT):
                 data = path.read_bytes()

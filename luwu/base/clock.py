@@ -7,7 +7,8 @@ integer nanoseconds of the monotonic clock, which all processes of one host shar
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -56,13 +57,18 @@ def unix_ns() -> int:
     return time.time_ns()
 
 
-def new_incarnation() -> int:
+STARTS_APART: Final = 1_000_000
+"""Between the numbers of two starts: one process may join several times."""
+
+
+def new_incarnation(after: int = 0, now_ns: Callable[[], int] = unix_ns) -> int:
     """The number of a start of a member: larger than that of any earlier start.
 
     Wall time, since a rank may be started again on another host, or after its host was: monotonic
-    clocks of two hosts, or of two boots, cannot be compared.
+    clocks of two hosts, or of two boots, cannot be compared. Wall clocks are set back at times:
+    `after` is the number of the start before this one, where that is known.
     """
-    return unix_ns()
+    return max(now_ns(), after + STARTS_APART)
 
 
 def local_time_text(unix_ns_value: int | None = None) -> str:

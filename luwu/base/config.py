@@ -56,6 +56,7 @@ ENVIRONMENT_ONLY: Final = {
     "LUWU_CONNECT": "connection file or URL; the launcher sets it for workers",
     "LUWU_EVENTS": "directory for a worker's events; the launcher sets it",
     "LUWU_FAILPOINTS": "places where a test makes a process fail",
+    "LUWU_INCARNATION": "number of this start of a worker; the launcher sets it",
     "LUWU_RUN_ID": "marks the processes of a run; the launcher sets it",
 }
 """Variables that are no keys."""
@@ -208,6 +209,10 @@ class RunConfig:
     restarts: int = _key(
         3, whole(0), "N", SERVING, "times a switch or node that died is started again, in all"
     )
+    on_lost_steps: str = _key(
+        "stop", one_of("stop", "redo"), "stop|redo", SERVING,
+        "where decided steps are lost with a node's disk: end the run; go on from the older step",
+    )  # fmt: skip
     on_worker_loss: str = _key(
         "stop",
         one_of("stop", "wait", "drop"),
@@ -267,7 +272,7 @@ class RunConfig:
     )
     engine: str = _key(
         "local", one_of("local", "ray"), "local|ray", ("run",),
-        "who places and watches the processes: this command, or Ray (extra luwu[ray])",
+        "who places and watches the processes: this command, or Ray (extra luwu-emulator[ray])",
     )  # fmt: skip
     keys: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", ("run", "up", "keys"),

@@ -9,8 +9,11 @@
       PageCorruptError    bytes on disk are not those that were written
       DamagedFileError    a file to import is not what it should be
       StoreFullError      no room for what must be written
+      OlderStateError     the state lacks steps that were announced as decided
     RemoteProtocolError   a peer broke the protocol: refuse the peer, our state is untouched
     StepAborted           a step was lost before it was decided: go back and replay it
+      StepsLost           decided steps are lost, and the operator lets the job make them again
+      StepsLost           decided steps are lost, and the operator lets the job make them again
     StepOrderError        the script asked for what the chosen order of work cannot honour
     Interrupted           somebody asked us to stop                            exit code 130
     DeadlineError         a wait came to its end; says what it waited for
@@ -107,6 +110,12 @@ class StoreFullError(StateError):
     code = "E502"
 
 
+class OlderStateError(StateError):
+    """The state lacks steps that were announced as decided."""
+
+    code = "E508"
+
+
 class DeadlineError(LuwuError):
     """A wait came to its end; the message says what it waited for."""
 
@@ -140,3 +149,14 @@ class StepAborted(LuwuError):
         self.step = step
         """The first undecided step: where the training loop must go on."""
         self.reason = reason
+
+
+class StepsLost(StepAborted):
+    """Decided steps are lost: the node came back with an older state, and `--on-lost-steps redo`
+    lets the job make them again. The weights, and what was attached, are those before `step`."""
+
+    code = "E107"
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(step, reason)
+        self.args = (f"{reason}; they are made again. Go back to step {step}.",)

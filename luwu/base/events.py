@@ -5,8 +5,9 @@
 `Recorder.event` marks an instant (at_ns in the file), `Recorder.span` a stretch of work (start_ns,
 end_ns; all of the monotonic clock) and whatever names it: step, unit, chunk. INFO is for once a
 step or rarer and is printed; DEBUG is for chunks and goes to the file alone. A `Recorder` without a
-file only prints. Records wait in a buffer until an INFO event, `flush`, the end of the interpreter
-or `flush_all`: a process that is killed by SIGKILL loses what it recorded since.
+file only prints, and so does one whose file cannot be written any more. Records wait in a buffer
+until an INFO event, `flush`, the end of the interpreter or `flush_all`: a process that is killed by
+SIGKILL loses what it recorded since.
 
 The first record of each start of a process is its clock: an instant of the monotonic clock, the
 same instant of the wall clock, and which boot of which host the monotonic clock belongs to.
@@ -28,6 +29,7 @@ from typing import IO, Final
 
 from luwu.base.clock import SYSTEM_CLOCK, local_time_text, unix_ns
 from luwu.base.closing import Closing
+from luwu.base.expendable import Expendable, say_if_possible
 
 CLOCK: Final = "clock"
 """Name of the record that a timeline is aligned by."""
@@ -59,9 +61,14 @@ class Recorder(Closing):
         self._pid = os.getpid()
         self._printed = printed
         self._file: IO[str] | None = None
+        self._path = Path()
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8", buffering=_BUFFER_BYTES)
+            self._path = path
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = path.open("a", encoding="utf-8", buffering=_BUFFER_BYTES)
+            except OSError as exc:
+                self._give_up(exc)
             now = {"monotonic_ns": SYSTEM_CLOCK.now_ns(), "unix_ns": unix_ns(), "boot": _boot()}
             self._append({"name": CLOCK, "role": role, **now})
             _open.add(self)
@@ -71,8 +78,8 @@ class Recorder(Closing):
         if level != "DEBUG" and self._printed is not None:
             text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
             with self._lock:
-                print(f"{local_time_text()} {level} {name} {text}".rstrip(), file=self._printed)
-                self._printed.flush()
+                line = f"{local_time_text()} {level} {name} {text}".rstrip()
+                say_if_possible(line, self._printed)
         self._append({"name": name, "role": self._role, "at_ns": SYSTEM_CLOCK.now_ns(), **fields})
         if level != "DEBUG":
             self.flush()
@@ -87,13 +94,19 @@ class Recorder(Closing):
         """Hand buffered lines to the operating system; a fork leaves them to its parent."""
         with self._lock:
             if self._file is not None and self._pid == os.getpid():
-                self._file.flush()
+                try:
+                    self._file.flush()
+                except OSError as exc:
+                    self._give_up(exc)
 
     def close(self) -> None:
         """Flush and close the file; later events are printed only."""
         with self._lock:
             if self._file is not None:
-                self._file.close()
+                try:
+                    self._file.close()
+                except OSError as exc:
+                    self._give_up(exc)
                 self._file = None
 
     def _append(self, record: dict[str, object]) -> None:
@@ -102,7 +115,18 @@ class Recorder(Closing):
         line = json.dumps(record, separators=(",", ":"))
         with self._lock:
             if self._file is not None:
-                self._file.write(line + "\n")
+                try:
+                    self._file.write(line + "\n")
+                except OSError as exc:
+                    self._give_up(exc)
+
+    def _give_up(self, error: OSError) -> None:
+        """No file from now on: events are not worth a run."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()  # tries to write what is left, in vain
+        Expendable(lambda text: say_if_possible(text, self._printed)).give_up(self._path, error)
 
 
 def _boot() -> str:

@@ -23,6 +23,10 @@ def write_json(path: Path, document: object, *, mode: int = 0o644) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(partial, path)
+    except OSError as exc:
+        exc.filename = str(path)  # a write names none, and the partial file says little
+        exc.filename2 = None
+        raise
     finally:
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 6
+PROTOCOL_VERSION: Final = 7
 """Raised by any change that an older peer would misread."""
 
 DATA_HEADER_BYTES_MAX: Final = 1024
@@ -18,6 +18,9 @@ CHUNK_COUNT_MAX: Final = 4 * 1024 * 1024
 
 WORLD_SIZE_MAX: Final = 1024
 """Ranks in one job; contributor sets are bitmaps of this many bits."""
+
+SEGMENTS_MAX: Final = 4096
+"""Parameters that may have a part in one chunk; a push has a bit for each of them."""
 
 TEXT_CHARS_MAX: Final = 940
 """Reasons and refusals; four bytes each and with all other fields they fit a control header."""
@@ -33,6 +36,25 @@ FIELD_CHARS_MAX: Final = 64
 
 READERS_MAX: Final = 16
 """Versions a node holds for readers at once: each may take the space of the state on disk."""
+
+READERS_OF_CONNECTION_MAX: Final = 4
+"""Of these, versions held for readers of one connection, so that one cannot take all places."""
+
+TURN_MESSAGES_MAX: Final = 512
+"""Messages that a switch or node handles before it looks at its timers again."""
+
+TURN_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes of messages that it handles before."""
+
+QUEUED_MESSAGES_MAX: Final = 1024
+"""Messages of one connection that a listener holds unread; what is beyond waits at its sender."""
+
+UNJOINED_MESSAGES_MAX: Final = 100_000
+"""Messages of a connection that has not joined. A worker that finds its switch started again
+repeats all that is open, which is a push or pull for each chunk, and joins then."""
+
+MALFORMED_MESSAGES_MAX: Final = 3
+"""Messages of one connection that cannot be read; it is heard no more after the last."""
 
 KEEP_PIECES_MAX: Final = 1024
 """Pieces of what one worker keeps beside a step, each of at most a chunk."""

@@ -27,10 +27,11 @@ from luwu.base.making import check_absent, check_space, making_directory
 from luwu.checkpoint.document import FILE, ExportDocument, attached_name
 from luwu.checkpoint.pieces import pieces_of
 from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count
-from luwu.checkpoint.source import UPDATES, WEIGHT, StateSource
+from luwu.checkpoint.source import StateSource
 from luwu.tensor_files.header import Tensor
 from luwu.tensor_files.writer import WRITE_BYTES, Shard, TensorWriter, plan_shards, write_synced
 from luwu.wire.state_names import STEP, state_tensors
+from switch_emu.node.pages import UPDATES, WEIGHT
 
 F32Array = npt.NDArray[np.float32]
 
@@ -218,24 +219,22 @@ class _Job:
 
     def _read_updates(self) -> tuple[int | None, ...]:
         """How often each parameter was updated. Raises StateError if its pages disagree."""
-        counts: dict[int, int] = {}
-        into = np.zeros(1, np.int64)
+        found: list[int | None] = [None] * len(self._layout.parameters)
         for chunk in self._layout.chunks:
-            if chunk.trainable:
-                self._source.read_field(chunk.index, UPDATES, into.view(np.uint8).data)
-                counts[chunk.index] = int(into[0])
-        found: list[int | None] = []
-        for index, parameter in enumerate(self._layout.parameters):
-            if not parameter.trainable:
-                found.append(None)
+            if not chunk.trainable:
                 continue
-            said = {counts[piece.chunk] for piece in pieces_of(self._layout, index)}
-            if len(said) > 1:
-                raise StateError(
-                    f"the pages of parameter {parameter.name} were updated {sorted(said)} times; "
-                    "all of them must have been as often. Restore the state from a checkpoint."
-                )
-            found.append(said.pop())
+            counts = np.zeros(self._layout.segments_count(chunk.index), np.int64)
+            self._source.read_field(chunk.index, UPDATES, counts.view(np.uint8).data)
+            segments = self._layout.segments(chunk.index)
+            for segment, count in zip(segments, counts.tolist(), strict=True):
+                before = found[segment.parameter]
+                if before is not None and before != count:
+                    name = self._layout.parameters[segment.parameter].name
+                    raise StateError(
+                        f"the pages of parameter {name} were updated {before} and {count} times; "
+                        "all of them must have been as often. Restore the state from a checkpoint."
+                    )
+                found[segment.parameter] = count
         return tuple(found)
 
 

@@ -15,11 +15,11 @@ from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, PageCorruptError
 from luwu.checkpoint.document import ExportDocument, attached_name
 from luwu.checkpoint.export_state import MODEL, OPTIMIZER
-from luwu.checkpoint.source import WEIGHT
 from luwu.tensor_files.directory import WIDENED, TensorDirectory, has_tensors
 from luwu.tensor_files.expected import check_tensors
 from luwu.wire.description import Description
 from luwu.wire.state_names import STEP, state_tensors
+from switch_emu.node.pages import WEIGHT
 from switch_emu.store import DecidedStep
 
 F32Array = npt.NDArray[np.float32]

@@ -11,12 +11,12 @@ from typing import Final
 import numpy as np
 
 from luwu.base.closing import Closing
-from luwu.base.errors import ConfigError, Interrupted
+from luwu.base.errors import Interrupted
 from luwu.checkpoint.origin import OriginFiles
 from luwu.checkpoint.pieces import Piece, pieces_by_chunk
 from luwu.checkpoint.read_ahead import THREADS_COUNT, buffers_count
-from luwu.checkpoint.source import UPDATES
 from luwu.wire.description import Description
+from switch_emu.node.pages import UPDATES
 from switch_emu.store import FilePageStore, StoreConfig
 
 SCRATCH_BYTES: Final = 512 * 1024
@@ -72,23 +72,13 @@ class PageFiller(Closing):
         for item in kind.fields:
             start, stop = kind.range(item.name)
             if item.name == UPDATES:
-                np.frombuffer(record[start:stop], np.int64)[:] = self._updates(chunk, pieces)
+                updates = [self._files.origin.updates[each.parameter] or 0 for each in pieces]
+                np.frombuffer(record[start:stop], np.int64)[:] = updates
                 continue
             values = np.frombuffer(record[start:stop], np.float32)
             for piece in pieces:
                 into = values[piece.chunk_start : piece.chunk_start + piece.elems]
                 self._files.read(item.name, piece.parameter, piece.parameter_start, into)
-
-    def _updates(self, chunk: int, pieces: Sequence[Piece]) -> int:
-        """A page has one count, so the parameters in it must have been updated equally often."""
-        counts = {self._files.origin.updates[piece.parameter] or 0 for piece in pieces}
-        if len(counts) > 1:
-            names = [self._layout.parameters[piece.parameter].name for piece in pieces]
-            raise ConfigError(
-                f"{', '.join(names[:4])} would share a page, but were updated {sorted(counts)} "
-                "times; import with the --chunk of the exported state"
-            )
-        return counts.pop()
 
     def _write(self, chunk: int, record: memoryview, buffer: memoryview) -> None:
         try:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
 from luwu.wire.description import Description, parse_description
+from switch_emu.node.pages import UPDATES, read_counts
 from switch_emu.store import DecidedStep, StoreConfig
 from switch_emu.store.kept import read_kept
 from switch_emu.store.striped import StripedPages, node_count_of, node_directory
 
-WEIGHT: Final = "weight"
-UPDATES: Final = "updates"
-"""Fields of a page beside those of the optimizer, as `switch_emu.node.pages` names them."""
 MASTER_DTYPE: Final = "float32"
 MASTER_BYTES: Final = 4
 
@@ -45,8 +44,8 @@ class StateSource(Protocol):
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
         """Fill `into` with a field of a chunk's page; called by several threads at once.
 
-        `weight` and the state fields are float32, with padding; `updates` is one int64, how often
-        the page was updated. Frozen chunks have `weight` only.
+        `weight` and the state fields are float32, with padding; `updates` is an int64 for each
+        segment of the chunk, how often it was updated. Frozen chunks have `weight` only.
         """
         ...
 
@@ -89,7 +88,13 @@ class RestingState(Closing):
 
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
         """See StateSource."""
-        self._store.read_field(chunk, self.record.version, field, into)
+        if field == UPDATES:
+            configs = self._store.configs
+            kind = configs[chunk % len(configs)].kind(chunk // len(configs))
+            read = partial(self._store.read_field, chunk, self.record.version, UPDATES)
+            read_counts(read, kind, into)
+        else:
+            self._store.read_field(chunk, self.record.version, field, into)
 
     def close(self) -> None:
         """Close the store."""

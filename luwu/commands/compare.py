@@ -123,7 +123,7 @@ def write_outcome(
     run_directory: RunDirectory, exit_code: int, reason: str, code: str | None = None
 ) -> None:
     """Keep how the run ended; `code`: of the error that ended it."""
-    write_json(run_directory.file("outcome.json"), {
+    run_directory.keep(run_directory.file("outcome.json"), {
         "schema": 1, "exit_code": exit_code, "code": code, "reason": reason, "ended": utc_text()
     })  # fmt: skip
 

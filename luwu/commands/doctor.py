@@ -25,6 +25,7 @@ from luwu.launch.comparison import cpu_name
 from luwu.launch.peer_path import PORT, PathServer, best_streams, measure_path
 from luwu.launch.serving import STATE_DIRECTORY, free_memory_bytes
 from luwu.launch.stopping import stop_requests
+from luwu.own import version
 
 VERB: Final = Verb(
     name="doctor",
@@ -157,10 +158,7 @@ def examine(disk: Path) -> Iterator[Finding]:
 
 
 def _luwu() -> Finding:
-    try:
-        return Finding("luwu", metadata.version("luwu"))
-    except metadata.PackageNotFoundError:
-        return Finding("luwu", f"from {Path(__file__).parents[2]}, not installed")
+    return Finding("luwu", version())
 
 
 def _python() -> Finding:

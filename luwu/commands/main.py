@@ -14,9 +14,12 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
+from luwu import own
 from luwu.base.error_table import entry
 from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.expendable import say_if_possible
 from luwu.base.libc import keep_one_arena
+from luwu.base.refusals import DISK_FAULTS, refusal
 from luwu.base.suggestion import suggestion
 from luwu.commands import flags
 
@@ -46,14 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code."""
     if arguments is None:
         keep_one_arena()  # the process is ours
+    for package in own.PACKAGES:
+        own.take(package)
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     if not tokens or tokens[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
     if tokens[0] == "--version":
-        from importlib import metadata
-
-        print(f"luwu {metadata.version('luwu')}")
+        print(f"luwu {own.version()}")
         return 0
     name = tokens.pop(0)
     if name not in VERBS:
@@ -92,13 +95,18 @@ def _run_verb(name: str, tokens: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has had enough
         return 0
+    except OSError as error:
+        if is_debug or error.errno not in DISK_FAULTS:
+            raise
+        refused = refusal("the system refused to work on a file", error, then="try again")
+        return _fail(f"luwu {name}", refused)
 
 
 def _fail(program: str, error: LuwuError) -> int:
     """Say what went wrong, and where more is told of it; the exit code."""
     title = entry(error.code).title
-    print(f"{program}: {error}", file=sys.stderr)
-    print(f"{error.code}: {title}; more: luwu explain {error.code}", file=sys.stderr)
+    say_if_possible(f"{program}: {error}")
+    say_if_possible(f"{error.code}: {title}; more: luwu explain {error.code}")
     return error.exit_code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
-from luwu.base.json_file import write_json
 from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record, check_trace, write_trace
@@ -32,6 +32,7 @@ from luwu.launch.supervisor import Supervisor, threads_per_worker
 from luwu.launch.torchrun import Meeting
 from luwu.launch.worker_loss import check_worker_loss, worker_restarts
 from luwu.nic.connection import Connection, join
+from luwu.own import found_first, own_module
 
 if TYPE_CHECKING:
     from luwu.launch.disk_floors import DiskFloors
@@ -46,8 +47,9 @@ VERB: Final = Verb(
 SERVING_KEYS: Final = (
     "aggregate", "aggregate_scale",
     "chunk", "dilation", "disk_rate", "drop_after", "duplicate", "durability", "fidelity", "link",
-    "loss", "memory_budget", "no_switch", "reorder", "reshard_after_forward", "restarts", "resume",
-    "seed", "slots", "state", "transport", "tree", "workers_min",
+    "loss", "memory_budget", "no_switch", "on_lost_steps", "reorder",
+    "reshard_after_forward", "restarts", "resume", "seed", "slots", "state", "transport", "tree",
+    "workers_min",
 )  # fmt: skip
 """Keys that belong to whoever started what --join names."""
 RECORD_CHUNKS: Final = 3
@@ -71,6 +73,7 @@ def run(parsed: Parsed) -> int:
     run_directory = RunDirectory.create(config.run_dir)
     write_resolved(run_directory, resolved, "run")
     console.say(f"run directory {run_directory.path}")
+    script = _own_script(script, console)
     if config.engine == "ray":
         return _run_by_ray(run_directory, resolved, script, console)
     with stop_requests() as should_stop:
@@ -185,7 +188,7 @@ def _plan(
     )
     if disk is not None:
         document = {"schema": 1, "label": "measured", "disk": asdict(disk)}
-        write_json(run_directory.file("floors.json"), document)
+        run_directory.keep(run_directory.file("floors.json"), document)
         console.detail(disk_line(disk))
     return disk
 
@@ -204,7 +207,7 @@ def _say_steps(run_directory: RunDirectory, disk: DiskFloors | None, console: Co
         return
     if document is None:
         return
-    write_json(run_directory.file(FILE), document)
+    run_directory.keep(run_directory.file(FILE), document)
     for line in steps_lines(document):
         console.say(line)
 
@@ -281,6 +284,22 @@ def _check_script(script: list[str]) -> None:
         raise ConfigError(f"no script to run; usage: {VERB.usage}")
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise ConfigError(f"there is no script {script[0]}; name a Python file, or -m MODULE")
+
+
+def _own_script(script: list[str], console: Console) -> list[str]:
+    """The script that workers run: of `-m workers.NAME`, ours unless the user has one."""
+    if script[0] != "-m":
+        return script
+    module = script[1]
+    found = found_first(module, [os.getcwd(), *sys.path])
+    if found is None:
+        return script
+    path, has_module = found
+    if has_module:
+        console.say(f"-m {module} is {path}; LuWu's own would be -m luwu.own {module}")
+        return script
+    console.say(f"-m {module} is LuWu's own: {path} has no such module")
+    return [*own_module(module), *script[2:]]
 
 
 def _print(line: str) -> None:

@@ -20,6 +20,7 @@ from luwu.commands.up_in_tree import join_nodes, node_file, start_in_tree, switc
 from luwu.commands.up_node import start_node
 from luwu.launch.console import Console
 from luwu.launch.nodes import fold_nodes, node_role
+from luwu.launch.resuming import beginning, first_step
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import (
     LOOPBACK,

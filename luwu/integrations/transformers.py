@@ -31,6 +31,7 @@ import torch
 import luwu
 from luwu.base.errors import ConfigError, StepAborted
 from luwu.optim.base import NetworkOptimizer
+from luwu.own import needs
 from luwu.training.clip import ClippedNorm
 from luwu.training.module import LuwuModule
 
@@ -39,7 +40,7 @@ try:
 except ImportError as error:
     raise ConfigError(
         "luwu.integrations.transformers needs transformers and accelerate, which are not installed "
-        "here; install luwu[hf]",
+        f"here; {needs('hf')}",
         code="E208",
     ) from error
 

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import sleep, unix_ns
-from luwu.base.json_file import write_json
 from luwu.launch.children import exit_text
 from luwu.launch.run_directory import RunDirectory
 
@@ -109,7 +108,7 @@ class Agent:
             "unix_ns": unix_ns(), "type": "WorkerFailed", "message": text,
             "exit_code": _LOST_CODE, "traceback": text,
         }  # fmt: skip
-        write_json(self._run.error(name), document)
+        self._run.keep(self._run.error(name), document)
 
     def _start(self, rank: int) -> subprocess.Popen[bytes]:
         environ = {

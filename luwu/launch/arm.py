@@ -26,8 +26,9 @@ from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, serve, state_directory
 from luwu.launch.supervisor import Supervisor, threads_alone, threads_per_worker
 from luwu.launch.worker_loss import worker_restarts
+from luwu.own import own_module
 
-SCRIPT: Final = ("-m", "workers.train")
+SCRIPT: Final = tuple(own_module("workers.train"))
 PROGRESS: Final = " train.step "
 MIRRORED: Final = "ina-allreduce"
 """The arm whose node mirrors gradients and keeps no weights."""

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep, utc_text
 from luwu.base.errors import STOPPED_CODE, ConfigError
+from luwu.base.refusals import refusing
 
 
 @dataclass(slots=True)
@@ -39,7 +40,7 @@ class Child:
         self.name = name
         self.started = utc_text()
         self.disk = DiskBytes()
-        with log.open("ab") as output:
+        with refusing(f"the log of {name}"), log.open("ab") as output:
             try:
                 self._process = subprocess.Popen(
                     list(command),

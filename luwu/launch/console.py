@@ -71,8 +71,8 @@ class Console:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (BrokenPipeError, ValueError):
-            pass  # nobody reads any more; the run goes on
+        except (OSError, ValueError):
+            pass  # nobody reads any more, or it is a file on a full disk; the run goes on
 
 
 class LogFollower:

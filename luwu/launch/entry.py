@@ -3,10 +3,10 @@
     python -m luwu.launch.entry RUN_DIR PREFIX SCRIPT ...      or     ... PREFIX -m MODULE ...
 
 Output of rank r goes to `logs/worker-r.log` (that of a worker that is shown by way of `relay`), its
-process number to `roles/worker-r.json`, and what ends it early, with the traceback, to
-`errors/worker-r.json`: the launcher shows the first of them in full. The script runs as `__main__`,
-as if it had been started by itself. A signal to stop (SIGTERM) ends it at once, after what its
-events hold in memory is written.
+process number to `roles/worker-r.json`, the number of its start to `roles/worker-r.start`, and what
+ends it early, with the traceback, to `errors/worker-r.json`: the launcher shows the first of them
+in full. The script runs as `__main__`, as if it had been started by itself. A signal to stop
+(SIGTERM) ends it at once, after what its events hold in memory is written.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import runpy
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from luwu.base.clock import unix_ns, utc_text
+from luwu.base.clock import new_incarnation, unix_ns, utc_text
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.events import flush_all
-from luwu.base.json_file import write_json
+from luwu.base.json_file import read_json
 from luwu.launch.relay import stream_files
 from luwu.launch.run_directory import RunDirectory
 
@@ -37,9 +37,8 @@ def main(arguments: Sequence[str]) -> None:
     _redirect_output(run, process)
     for stale in (run.error(process), run.role(f"{process}.ended")):
         stale.unlink(missing_ok=True)  # of an earlier start, which torchrun has made good
-    write_json(
-        run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()}
-    )
+    os.environ["LUWU_INCARNATION"] = str(count_start(run, process))
+    run.keep(run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()})
     signal.signal(signal.SIGTERM, _stop)
     if "PYTHONBREAKPOINT" not in os.environ:  # another debugger may need no terminal
         sys.breakpointhook = _breakpoint
@@ -60,7 +59,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(code)
     finally:
         ended = {"rank": rank, "ended": utc_text(), "joined": _has_joined()}
-        write_json(run.role(f"{process}.ended"), ended)
+        run.keep(run.role(f"{process}.ended"), ended)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -77,6 +76,18 @@ def _breakpoint(*_: object, **__: object) -> None:
         "luwu.init() and start the script by itself (docs/notebook.md), or name a debugger that "
         "needs no terminal with PYTHONBREAKPOINT"
     )
+
+
+def count_start(
+    run: RunDirectory, process: str, now_ns: Callable[[], int] = unix_ns
+) -> int:  # fmt: skip
+    """The number of this start of a worker: larger than that of its last one on this host, even
+    where the clock was set back since."""
+    file = run.role(f"{process}.start")
+    before = read_json(file) or {"incarnation": 0}
+    incarnation = new_incarnation(before["incarnation"], now_ns)
+    run.keep(file, {"incarnation": incarnation})
+    return incarnation
 
 
 def _run(script: Sequence[str]) -> None:
@@ -137,7 +148,7 @@ def _write_error(
         "code": error.code if isinstance(error, LuwuError) else None,
         "traceback": text,
     }
-    write_json(run.error(process), document)
+    run.keep(run.error(process), document)
     return text
 
 

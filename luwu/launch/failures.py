@@ -92,18 +92,40 @@ def lost_worker(run: RunDirectory, rank: int, code: int, where: str) -> LuwuErro
 def _unexplained(run: RunDirectory, prefix: str, code: int, guard: str) -> str:
     """No worker could say what happened: torchrun saw how they ended."""
     log = run.log(guard)
+    ranks = _ranks_by_pid(run, prefix)
+    elsewhere = _elsewhere(run, prefix, [*ranks.values()])
     ended = [
-        (int(rank), int(pid), int(exit_code))
-        for exit_code, rank, pid in _TORCHRUN_ENDED.findall(_whole(log))
+        (ranks.get(int(pid), int(local_rank)), int(pid), int(exit_code))
+        for exit_code, local_rank, pid in _TORCHRUN_ENDED.findall(_whole(log))
     ]
     if ended:
         rank, pid, exit_code = ended[0]
         return (
             f"worker {rank} (pid {pid}) was lost: {exit_text(exit_code)}; on_worker_loss is stop, "
-            f"so the run ended. Log {run.log(f'{prefix}worker-{rank}')}"
+            f"so the run ended. Log {run.log(f'{prefix}worker-{rank}')}{elsewhere}"
         )
     text = tail(log)
-    return f"the workers ended with {exit_text(code)}; log {log}" + (f"\n{text}" if text else "")
+    text = f"\n{text}" if text else ""
+    return f"the workers ended with {exit_text(code)}; log {log}{elsewhere}{text}"
+
+
+def _ranks_by_pid(run: RunDirectory, prefix: str) -> dict[int, int]:
+    """The workers of this host: torchrun counts ranks of its own host in what it prints."""
+    found = [read_json(path) for path in run.path.glob(f"roles/{prefix}worker-*.json")]
+    return {each["pid"]: each["rank"] for each in found if each}
+
+
+def _elsewhere(run: RunDirectory, prefix: str, here: list[int]) -> str:
+    """Which workers other hosts had, where there are any."""
+    document = read_json(run.role(f"{prefix}workers.json")) or {}
+    others = sorted(set(range(document.get("world_size", 0))) - set(here))
+    if not here or not others:
+        return ""
+    text = ", ".join(map(str, others))
+    return (
+        f"\nthis host had rank {', '.join(map(str, sorted(here)))} and other hosts rank {text}: if "
+        "one of these hosts was lost, start its command on another one, and this one again"
+    )
 
 
 def _first_line(record: dict[str, Any]) -> str:

@@ -131,7 +131,7 @@ def update_rate(
                 contributions=[(gradient, "float32")] * workers_count,
                 weights=weights, state=tuple(state), weights_out=weights, state_out=tuple(state),
                 runs=[Run(start=0, stop=page_elems, hyper=hyper)],
-                divisor=float(workers_count), scale=1.0, updates_count=0,
+                divisor=float(workers_count), scale=1.0,
                 wire=(wires[thread].view(np.uint8).data, "float32"), measure=True,
             )  # fmt: skip
 

@@ -166,7 +166,8 @@ class _Rehearsal(Closing):
             for rank, child in enumerate(self._children):
                 push = wire.Push(
                     **_common(Role.WORKER, rank), part=0, chunk=self._chunk,
-                    contributors=1 << rank, weight=1.0, last=True, raw=False, dtype="float32",
+                    contributors=1 << rank, absent=0, weight=1.0, last=True, raw=False,
+                    dtype="float32",
                 )  # fmt: skip
                 self._say(child, PARENT, push, self._gradients[rank])
             self._chunk += 1
@@ -180,7 +181,8 @@ class _Rehearsal(Closing):
 
     def _say_hello(self, rank: int) -> None:
         hello = wire.Hello(
-            **_common(Role.WORKER, rank), protocol=PROTOCOL_VERSION, world_size=CHILDREN,
+            **_common(Role.WORKER, rank) | {"attempt": 0, "generation": 0},  # just started
+            protocol=PROTOCOL_VERSION, world_size=CHILDREN,
             contributors=1 << rank, present=1 << rank, roll=0,
             description_hash=description_hash(b""),
         )  # fmt: skip

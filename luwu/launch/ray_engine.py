@@ -34,6 +34,7 @@ from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import STATE_DIRECTORY
 from luwu.launch.worker_loss import worker_restarts
 from luwu.nic.connection import read_connection
+from luwu.own import needs
 
 POLL_S: Final = 0.1
 ENDING_S: Final = 60.0
@@ -63,7 +64,7 @@ class RayEngine(Closing):
         try:
             import ray
         except ImportError as exc:
-            text = f"engine: ray is not installed ({exc}); pip install luwu[ray]"
+            text = f"engine: ray is not installed ({exc}); {needs('ray')}"
             raise ConfigError(text, code="E208") from exc
         if resolved.config.transport not in ("auto", "tcp"):
             raise ConfigError(

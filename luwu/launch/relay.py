@@ -37,9 +37,10 @@ class Relay(Closing):
         self._log, self._sink = run.log(process), sink
         self._files = stream_files(run, process)
         self._offsets = [0, 0]
-        for file in self._files:
-            file.write_bytes(b"")
-        self._log.touch()
+        with contextlib.suppress(OSError):  # a full disk: then both streams go to the log alone
+            self._log.touch()
+            for file in self._files:
+                file.write_bytes(b"")
 
     def look(self) -> None:
         """Pass on what came since the last time."""

@@ -5,9 +5,9 @@
     errors/node.json         written by it    what ended it
     roles/node.ended.json    written by it    its exit code, if it serves several jobs (service.py)
 
-`python -m switch_emu node --config roles/node.json` reads the first. A role that died is started
-again with the same state and the endpoint it had, so nobody has to be told of the change. The
-switches of a tree are called `switch-NAME`.
+`python -m luwu.own switch_emu node --config roles/node.json` reads the first. A role that died is
+started again with the same state and the endpoint it had, so nobody has to be told of the change.
+The switches of a tree are called `switch-NAME`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConnectionFailed
 from luwu.base.json_file import read_json, remove_partial, write_json
+from luwu.base.refusals import refusing
 from luwu.base.tree import SWITCH, Place, Tree
 from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, DiskBytes
@@ -37,6 +38,7 @@ from luwu.launch.network import (
 from luwu.launch.nodes import is_node, kind_of, node_result, node_role
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.worker_loss import drop_after_s, drops_workers
+from luwu.own import own_module
 
 MIB = 1024 * 1024
 POLL_S: Final = 0.05
@@ -68,15 +70,17 @@ class RoleProcess:
             self._disk_before = self.disk
             remove_partial(self._run.path, self.child.pid)
             self._spec["listen"] = self.endpoint or self._spec["listen"]
-            if is_node(self.role):
+            if is_node(self.role) and self.endpoint is not None:  # it has looked at the state
                 self._spec["resume"] = True
+        self._spec["incarnation"] = new_incarnation(self._spec.get("incarnation") or 0)
         self._ready_file.unlink(missing_ok=True)
         self._run.error(self.role).unlink(missing_ok=True)
-        config = write_role(self._run, self.role, self._spec, self._private_directory)
+        with refusing(f"what the {self.role} is told when it starts"):
+            config = write_role(self._run, self.role, self._spec, self._private_directory)
         environ = role_environ(self.role, self._run_id)
         if self.starts_count:
             environ.pop("LUWU_FAILPOINTS", None)  # a place that failed once would fail for ever
-        module = [sys.executable, "-m", "switch_emu", kind_of(self.role)]
+        module = [sys.executable, *own_module("switch_emu"), kind_of(self.role)]
         command = [*self._enter, *module, "--config", str(config)]
         self.child = Child(
             self.role, [*command, "--until-eof"], log=self._run.log(self.role), environ=environ
@@ -203,6 +207,7 @@ def node_spec(
         "grace_s": config.grace,
         "drop_after_s": drop_after_s(config),
         "ranks_min": config.workers_min if drops_workers(config) else None,
+        "redoes": config.on_lost_steps == "redo",
         "disk_bytes_per_s": dilated_disk_rate(config),
         **link_fields(config, node_link(config), role),
         **(retry_fields(node_link(config)) if number else {}),

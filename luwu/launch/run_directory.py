@@ -27,6 +27,7 @@ from typing import Final
 
 from luwu.base.clock import utc_text
 from luwu.base.errors import ConfigError
+from luwu.base.expendable import Expendable
 from luwu.base.json_file import read_json, write_json
 
 RUNS_DIRECTORY: Final = Path("luwu-runs")
@@ -53,6 +54,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self._is_named_by_us = False
+        self._expendable = Expendable()
 
     @classmethod
     def create(cls, path: Path | None = None, *, is_shared: bool = False) -> RunDirectory:
@@ -132,7 +134,12 @@ class RunDirectory:
     ) -> None:
         """Replace `processes.json`, or the one of a role that runs on its own."""
         document = {"schema": 1, "processes": [asdict(entry) for entry in entries]}
-        write_json(self.file(name), document)
+        self.keep(self.file(name), document)
+
+    def keep(self, path: Path, document: object) -> None:
+        """Write a record that the run can do without; a warning, if that cannot be."""
+        with self._expendable.writing(path):
+            write_json(path, document)
 
     def read_processes(self) -> list[ProcessEntry]:
         """The processes last written; none if nothing was."""

@@ -41,6 +41,7 @@ from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.serving import decide_sizes, serve, tree_of
 from luwu.launch.supervisor import STOP_PATIENCE_S
 from luwu.nic.connection import Connection
+from luwu.own import own_module
 from luwu.transport.opening import open_transport
 from luwu.wire.actions import PARENT
 from switch_emu.switch.capacity import POOL_SLOTS
@@ -122,17 +123,12 @@ class Service(Closing):
         if role in self._children:
             self.look(role)
             return
+        serve_jobs = [
+            *own_module("switch_emu"), kind_of(role), "--jobs", "--slots", str(self._slot_count),
+        ]  # fmt: skip
         self._children[role] = Child(
             role,
-            [
-                sys.executable,
-                "-m",
-                "switch_emu",
-                kind_of(role),
-                "--jobs",
-                "--slots",
-                str(self._slot_count),
-            ],
+            [sys.executable, *serve_jobs],
             log=self.log(role),
             environ=role_environ(role, self._run_id),
         )

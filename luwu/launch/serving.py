@@ -153,6 +153,7 @@ def serve(
     for line in sizes.lines:
         say(line)
     chosen_aggregate(config)  # before anything is started
+    check_lost_steps(config)
     job = config.job or new_job()
     transport = chosen_transport(config)
     if transport == "shm" and config.stripes > 1:
@@ -366,6 +367,16 @@ def own_slots(config: RunConfig) -> int:
     return planned_slots(
         switch_fidelity(config), config.slots, has_switch=not config.no_switch, in_arenas=in_arenas
     )
+
+
+def check_lost_steps(config: RunConfig) -> None:
+    """Raises ConfigError if steps are to be made again that the durability keeps."""
+    if config.on_lost_steps == "redo" and config.durability == "step":
+        raise ConfigError(
+            "on_lost_steps: redo asked for, but --durability step loses no decided step, unless "
+            "the state is an older copy or the disk is broken; leave it out, or give --durability "
+            "process"
+        )
 
 
 def check_fidelity(config: RunConfig) -> None:

@@ -27,7 +27,7 @@ from luwu.base.errors import (
     Interrupted,
     StateError,
 )
-from luwu.base.json_file import read_json, write_json
+from luwu.base.json_file import read_json
 from luwu.launch.agent import SAYS, own_agent_command
 from luwu.launch.allocator import WORKER_TUNABLES
 from luwu.launch.attendance import Attendance
@@ -42,6 +42,7 @@ from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
 from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.sampling import MemorySampler
 from luwu.launch.torchrun import (
+    TORCHRUN_ENVIRON,
     TORCHRUN_FOLDER,
     Meeting,
     agent_command,
@@ -101,7 +102,8 @@ class Supervisor(Closing):
     def add_role(self, role: str, spec: dict[str, Any]) -> str:
         """Start the switch or the node and wait until it listens; its endpoint.
 
-        Raises: the role's own error, ConnectionFailed when it says nothing for too long.
+        What dies meanwhile is started again, as later. Raises: the role's own error,
+        ConnectionFailed when it says nothing for too long.
         """
         process = RoleProcess(
             self.run, role, spec, run_id=self.run_id, private_directory=self.private_directory,
@@ -113,6 +115,8 @@ class Supervisor(Closing):
 
         def look() -> None:
             self._raise_if_stopped()
+            for each in self._roles:  # those that listen already may die too
+                self._look_at_role(each, is_starting=True)
             assert process.child is not None
             code = process.child.poll()
             if code is not None:
@@ -125,6 +129,7 @@ class Supervisor(Closing):
             look=look,
             timeout_s=self._connect_timeout_s,
         )
+        self._write_processes()
         for line in ready["lines"]:
             self._console.detail(f"{role}: {line}")
         assert process.endpoint is not None
@@ -147,7 +152,7 @@ class Supervisor(Closing):
             connect=connect,
             threads=threads or threads_per_worker(1 if alone else workers),
         )
-        environ |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1", **self.worker_environ}
+        environ |= {**TORCHRUN_ENVIRON, **self.worker_environ}
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
             for stale in self.run.path.glob(pattern):
                 stale.unlink()
@@ -166,9 +171,10 @@ class Supervisor(Closing):
                 self._host_command(self.hosts, index, script)
                 for index in range(self.hosts.plan.hosts_count)
             ]
-        write_json(self.run.role(f"{self._prefix}workers.json"), {
+        self.run.keep(self.run.role(f"{self._prefix}workers.json"), {
             "schema": 1,
             "workers": 1 if alone else workers,
+            "world_size": 1 if alone else workers * (meeting.hosts if meeting else 1),
             "omp_num_threads": int(environ["OMP_NUM_THREADS"]),
             "command": commands[0],
         })  # fmt: skip
@@ -231,7 +237,8 @@ class Supervisor(Closing):
             return None
         return DiskBytes(sum(disk.read for disk in found), sum(disk.written for disk in found))
 
-    def _look_at_role(self, role: RoleProcess) -> None:
+    def _look_at_role(self, role: RoleProcess, *, is_starting: bool = False) -> None:
+        """Start a role again that died; while roles are starting, no state is lost with one."""
         child = role.child
         assert child is not None
         code = child.poll()
@@ -244,7 +251,7 @@ class Supervisor(Closing):
         document = role.error()
         if code in FINAL_CODES:
             raise role_failure(self.run, role.role, code, document)
-        if not role.is_restartable:
+        if not is_starting and not role.is_restartable:
             raise StateError(
                 f"the node ended with {exit_text(code)}, and the state it kept in RAM is lost; "
                 f"give a directory with --state. Log {self.run.log(role.role)}",

@@ -61,6 +61,8 @@ class Aborted:
     loaded: bool
     counts: bool = True
     """False: the job goes on without this rank, which waits to be let in again."""
+    is_older: bool = False
+    """Steps from `step` on that were announced as decided are lost, and are made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Refused:
     """The parent will never have us."""
 
     text: str
+    is_older: bool = False
+    """Because the state lacks steps that were announced as decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +114,5 @@ class Gradient:
     """None: this rank has no gradient for it."""
     payload_bytes: int
     dtype: str
+    absent: int = 0
+    """Bitmap of the chunk's segments without a gradient, which hold zeros; 0 without a payload."""

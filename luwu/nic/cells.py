@@ -21,10 +21,21 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.nic.promises import WaitUntil
 from luwu.transport.interface import CreditExceeded, SendHandle
+
+
+class ChunkGradient(NamedTuple):
+    """One rank's gradient of one chunk, on its way to a push."""
+
+    chunk: int
+    cell: Any
+    """The `Cell` that holds it; None: this rank has no gradient for the chunk."""
+    absent: int = 0
+    """Bitmap of the chunk's segments without a gradient, which hold zeros in the cell."""
 
 
 class Cell:

@@ -86,7 +86,7 @@ class NicCore(NicMember):
         for entry in chunks:
             push = self._ours(
                 wire.Push, step=step, part=part, chunk=entry.chunk, weight=weight, last=last,
-                contributors=self._contributors, raw=False, dtype=entry.dtype,
+                contributors=self._contributors, absent=entry.absent, raw=False, dtype=entry.dtype,
             )  # fmt: skip
             if self._encodings.aggregator.is_plain:
                 self._send(now_ns, handle, "push", push, entry)
@@ -148,13 +148,14 @@ class NicCore(NicMember):
         if isinstance(m, wire.Rejoin):
             self._asked_to_rejoin(now_ns)
         elif isinstance(m, wire.Refuse):
-            self._actions.append(Refused(m.text))
+            self._actions.append(Refused(m.text, m.is_older))
         elif isinstance(m, wire.Welcome):
             self._welcomed(now_ns, m)
         elif not self._joined or m.generation < self._generation or m.attempt < self._attempt:
             self._stale(m, payload)
         elif isinstance(m, wire.Abort):
-            self._abort(now_ns, m, m.text)
+            if m.attempt > self._attempt:
+                self._abort(now_ns, m, m.text)
         elif isinstance(m, wire.Verdict):
             self._verdict(now_ns, m)
         elif isinstance(m, wire.Decided):

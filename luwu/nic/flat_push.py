@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from luwu.layout import DTYPE_BYTES, Layout
-from luwu.nic.cells import Cell
+from luwu.nic.cells import ChunkGradient
 from luwu.nic.promises import Handle
 from luwu.nic.shell import Nic
 
@@ -21,7 +21,7 @@ def push_flat(
     """
     scale = DTYPE_BYTES[dtype]
     handles: list[Handle] = []
-    group: list[tuple[int, Cell]] = []
+    group: list[ChunkGradient] = []
 
     def push_group() -> None:
         if group:
@@ -39,6 +39,6 @@ def push_flat(
             np.frombuffer(cell.data, np.uint8),
             np.frombuffer(gradient[start : start + nbytes], np.uint8),
         )
-        group.append((index, cell))
+        group.append(ChunkGradient(index, cell))
     push_group()
     return handles

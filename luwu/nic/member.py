@@ -19,6 +19,7 @@ from luwu.nic.keepsakes import Keepsakes
 from luwu.nic.statements import Statements
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role
+from luwu.wire.lost_steps import lost_steps_text, refusal_text
 from luwu.wire.speaker import Speaker
 from luwu.wire.uplink import Cargo, Uplink
 
@@ -126,12 +127,8 @@ class NicMember(Speaker):
     def _welcomed(self, now_ns: int, m: wire.Welcome) -> None:
         asked = self._uplink.answered("hello")
         self._uplink.window_bytes = m.push_window_bytes
-        if self._joined and m.attempt < self._attempt and m.generation > self._generation:
-            text = (
-                f"the node's state knows {m.attempt} attempts and this worker {self._attempt}: it "
-                "is an older copy; start the run again on it, or give the node the right --state"
-            )
-            self._actions.append(Refused(text))
+        if self._joined and m.attempt <= self._attempt and m.generation > self._generation:
+            self._abort(now_ns, m, "the node was started again on an older copy of its state")
         elif self._joined and m.attempt > self._attempt:
             skip = m.skip(self._attempt, self._generation)
             if skip is not None:
@@ -152,17 +149,21 @@ class NicMember(Speaker):
 
     def _abort(self, now_ns: int, m: wire.Abort | wire.Welcome, text: str) -> None:
         """A new attempt that voids all that is open."""
-        if m.attempt <= self._attempt:
-            return
         if not m.contributors & self._contributors:
             self._leave_out(now_ns, m, text)
             return
+        known, is_older = self._step, m.step < self._step
+        if is_older and not (m.redoes and m.loaded):
+            self._actions.append(Refused(refusal_text(m.step, known), is_older=True))
+            return
+        if is_older:
+            text = lost_steps_text(m.step, known)
         self._adopt(m)
         self._cancelling = None
         self._uplink.forget()
         self._encodings.forget()
         self._keepsakes.clear()
-        self._actions.append(Aborted(m.step, text, m.loaded))
+        self._actions.append(Aborted(m.step, text, m.loaded, is_older=is_older))
         self._say_again(now_ns)
         self._statements.restart(now_ns, m.step)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def open_nic(rank: int, world_size: int) -> Nic:
         retry=connection.retry,
         aggregate=connection.aggregate,
         node_count=connection.optimizer_nodes,
+        incarnation=_incarnation(),
     )
     try:
         nic.connect()
@@ -70,6 +72,15 @@ def open_nic(rank: int, world_size: int) -> Nic:
         nic.close()
         raise
     return nic
+
+
+_joins = itertools.count()
+
+
+def _incarnation() -> int | None:
+    """What the launcher says is the number of our start; a process that joins again adds one."""
+    given = os.environ.get("LUWU_INCARNATION", "")
+    return int(given) + next(_joins) if given.isdecimal() else None
 
 
 def own_security(endpoint: str, rank: int | None = None) -> Security | None:

@@ -34,7 +34,7 @@ from luwu.base.outstanding import RetryPolicy
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.nic import actions as nic
 from luwu.nic.arriving import Arriving
-from luwu.nic.cells import Cell, Cells, private_memory
+from luwu.nic.cells import Cell, Cells, ChunkGradient, private_memory
 from luwu.nic.core import NicCore
 from luwu.nic.encoder import PATIENCE_S, Encoder
 from luwu.nic.promises import Handle, NicCounters, StepHandle
@@ -192,7 +192,7 @@ class Nic(Closing):
                 handle.shared.release()
 
     def push(
-        self, step: int, part: int, unit: int, gradients: Sequence[tuple[int, Cell]] | None,
+        self, step: int, part: int, unit: int, gradients: Sequence[ChunkGradient] | None,
         dtype: str, *, last: bool, weight: float = 1.0,
     ) -> Handle:  # fmt: skip
         """Send gradients of some of a unit's chunks, in cells taken from `cells`.
@@ -201,16 +201,19 @@ class Nic(Closing):
         """
         failpoint("worker.before_push")
         if gradients is None:
-            entries = [
-                nic.Gradient(chunk=index, payload=None, payload_bytes=0, dtype=dtype)
-                for index in self._units.trainable_chunks(unit)
-            ]
-        else:
-            entries = [
-                nic.Gradient(chunk=index, payload=cell, payload_bytes=cell.data.nbytes, dtype=dtype)
-                for index, cell in gradients
-            ]
-        cells = [cell for _, cell in gradients or ()]
+            chunks = self._units.trainable_chunks(unit)
+            gradients = [ChunkGradient(index, None) for index in chunks]
+        entries = [
+            nic.Gradient(
+                chunk=index,
+                payload=cell,
+                payload_bytes=0 if cell is None else cell.data.nbytes,
+                dtype=dtype,
+                absent=absent,
+            )
+            for index, cell, absent in gradients
+        ]
+        cells = [entry.cell for entry in gradients if entry.cell is not None]
         try:
             handle = self._new("push", step, unit)
             number = self._register(handle)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
@@ -19,7 +20,9 @@ from luwu.base.errors import (
     ConnectionFailed,
     DeadlineError,
     LuwuError,
+    OlderStateError,
     StepAborted,
+    StepsLost,
 )
 from luwu.base.events import Recorder
 from luwu.nic import actions as nic
@@ -97,7 +100,7 @@ class Told:
                 return
             self._abort = None
             self.known_era = self.era
-        raise StepAborted(abort.step, abort.text)
+        raise (StepsLost if abort.is_older else StepAborted)(abort.step, abort.text)
 
     def _raise_if_over(self) -> None:
         """A rank that was left out, and whose switch is gone, has nothing to wait for."""
@@ -133,19 +136,21 @@ class Told:
                     settled = self._steps.pop(step, None)
                     if settled is not None:
                         settled.outcome, settled.is_settled = (applied, grad_norm), True
-                case nic.Aborted(step, _, loaded, counts):
+                case nic.Aborted(step, _, loaded, counts, is_older):
                     self.era += 1
                     self._counts = counts
-                    self._abort, self._aborted_step = action, step
+                    if self._abort is not None:  # not told yet: what it says is not to be missed
+                        is_older |= self._abort.is_older
+                    self._abort, self._aborted_step = replace(action, is_older=is_older), step
                     self.joined = nic.Joined(step, loaded)
                     # Those before were decided; how they came out is being asked for.
                     self._steps = {n: kept for n, kept in self._steps.items() if n < step}
                     for kept in self._steps.values():
                         kept.era = self.era
-                case nic.Refused(text):
-                    self._error = ConfigError(
-                        f"worker {self._rank} was refused: {text}", code="E207"
-                    )
+                case nic.Refused(text, is_older):
+                    said = f"worker {self._rank} was refused: {text}"
+                    refused = OlderStateError(said) if is_older else ConfigError(said, code="E207")
+                    self._error = self._error or refused
                 case nic.Left():
                     self.has_left = True
                 case _:

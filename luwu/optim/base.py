@@ -167,8 +167,9 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
         Between backward and `step()` they are in the network already: the step is aborted on all
         ranks, and a call that follows (or this one) raises StepAborted on each of them.
+        Raises: ConfigError for `set_to_none=False`.
         """
-        self._running().zero_grad()
+        self._running().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises after construction: the layout of the model is fixed by then."""
@@ -204,6 +205,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             loss_scale=session.loss_scale.value,
             measure=every is not None and session.step % every == 0,
             keeps=bool(session.attachments),
+            frozen=session.frozen,
         )
         return encode_hyper(hyper)
 

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from luwu.base.errors import ConfigError
+from luwu.own import needs
 
 LINK, SLOT = "link", "slot"
 
@@ -35,7 +36,7 @@ def serve_metrics(
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as exc:
         raise ConfigError(
-            "--prometheus needs the package prometheus-client; pip install 'luwu[prometheus]'",
+            f"--prometheus needs the package prometheus-client; {needs('prometheus')}",
             code="E208",
         ) from exc
     registry = CollectorRegistry()

@@ -151,6 +151,14 @@ class Attachments:
 
     def restart(self, step: int) -> None:
         """`step` is computed again: so must its surroundings be."""
+        if self._attached and step not in self._early:  # decided steps are lost: it is long ago
+            self._early.clear()
+            self._late.clear()
+            self._found = None
+            for name in self._attached:
+                self._restore(name)
+            self.take(step)
+            return
         for taken in (self._early, self._late):
             for number in [number for number in taken if number > step]:
                 del taken[number]

@@ -78,7 +78,7 @@ def clip_grad_norm_(
     ids = {id(parameter) for parameter in given}
     for unit in session.units:
         for member in unit.members:
-            if member.trainable and id(member.placeholder) not in ids:
+            if member.requires_grad and id(member.placeholder) not in ids:
                 raise ConfigError(
                     f"clip_grad_norm_ without parameter {member.placeholder.luwu_name}: the "
                     "network clips all trainable parameters together; pass model.parameters()"

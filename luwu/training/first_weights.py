@@ -32,7 +32,8 @@ class GivenState:
 
     fields: tuple[Mapping[str, torch.Tensor], ...]
     """By state field of the optimizer: parameter -> values."""
-    updates_count: int
+    updates: Mapping[str, int]
+    """Parameter -> its updates so far."""
 
 
 class FirstWeights:

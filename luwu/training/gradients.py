@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from luwu.layout import Layout, padded
+from luwu.nic.cells import ChunkGradient
 
 if TYPE_CHECKING:
     from luwu.training.device import Device
@@ -48,6 +49,20 @@ class ChunkPlan:
     nbytes: int
     """In the dtype of the push."""
     pieces: tuple[_Piece, ...]
+    """One a segment of the chunk, in their order."""
+
+    @property
+    def all_segments(self) -> int:
+        """Bitmap of all segments."""
+        return (1 << len(self.pieces)) - 1
+
+    def absent(self, gradients: Sequence[torch.Tensor | None]) -> int:
+        """Bitmap of the segments whose parameter has no gradient."""
+        return sum(
+            1 << index
+            for index, piece in enumerate(self.pieces)
+            if gradients[piece.parameter] is None
+        )
 
 
 def gradient_plan(layout: Layout, unit: int, dtype: torch.dtype) -> tuple[ChunkPlan, ...]:
@@ -106,18 +121,22 @@ def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
 
 def push_unit(
     device: Device, plans: Sequence[ChunkPlan], gradients: Sequence[torch.Tensor | None],
-    dtype: torch.dtype, push: Callable[[list[tuple[int, Any]]], None],
+    dtype: torch.dtype, push: Callable[[list[ChunkGradient]], None],
 ) -> None:  # fmt: skip
     """Write a unit's gradients to cells and hand them to `push`, several at a time."""
     flat = flat_gradients(gradients)
-    group: list[tuple[int, Any]] = []
+    group: list[ChunkGradient] = []
     for plan in plans:
+        absent = plan.absent(flat)
+        if absent == plan.all_segments:
+            group.append(ChunkGradient(plan.chunk, None))
+            continue
         cell = device.take_now(plan.nbytes)
         if cell is None:
             if group:
                 push(group)
                 group = []
             cell = device.take(plan.nbytes)
-        group.append((plan.chunk, device.write(plan, flat, cell, dtype)))
+        group.append(ChunkGradient(plan.chunk, device.write(plan, flat, cell, dtype), absent))
     if group:
         push(group)

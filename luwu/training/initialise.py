@@ -82,19 +82,20 @@ def chunks(session: Session) -> Iterator[tuple[int, memoryview]]:
                 yield index, flat[part].view(np.uint8).data
                 continue
             arrays = [array[part].view(np.uint8) for array in (flat, *fields)]
-            updates = np.array([given.updates_count], np.int64).view(np.uint8)
-            yield index, np.concatenate([*arrays, updates]).data
+            names = [layout.parameters[each.parameter].name for each in layout.segments(index)]
+            updates = np.array([given.updates[name] for name in names], np.int64)
+            yield index, np.concatenate([*arrays, updates.view(np.uint8)]).data
     if pretrained is not None:
         pretrained.close()
 
 
 @torch.no_grad()
 def _given(unit: Unit, values: Mapping[str, torch.Tensor], elems: int) -> F32Array:
-    """One field of the optimizer's state, as the unit's flat vector."""
+    """One field of the optimizer's state, as the unit's flat vector; 0 where there is none yet."""
     flat = torch.zeros(elems)
     for member in unit.members:
         placeholder = member.placeholder
-        if member.trainable:
+        if placeholder.luwu_name in values:
             place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
             place.copy_(values[placeholder.luwu_name])
     array: F32Array = flat.numpy()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from luwu.base.events import Recorder
+from luwu.nic.cells import ChunkGradient
 from luwu.nic.reader import StateReader
 from luwu.wire.description import Description
 
@@ -138,10 +139,10 @@ class Nic(Protocol):
         ...
 
     def push(
-        self, step: int, part: int, unit: int, gradients: Sequence[tuple[int, Any]] | None,
+        self, step: int, part: int, unit: int, gradients: Sequence[ChunkGradient] | None,
         dtype: str, *, last: bool, weight: float = 1.0,
     ) -> Handle:  # fmt: skip
-        """Send (chunk, cell) pairs of a unit; the cells belong to the push from now on.
+        """Send gradients of a unit's chunks; their cells belong to the push from now on.
 
         None: this rank has no gradient for the unit.
         """

@@ -67,6 +67,7 @@ def describe(session: Session, groups: Sequence[Sequence[Placeholder]]) -> Model
         members[placeholder].places.append((place.module, place.name))
         owners.setdefault(placeholder, []).append(place.chain)
     group_of = _groups(groups, members)
+    given = {placeholder for group in groups for placeholder in group}
     for placeholder, chains in owners.items():
         owner = next(u for u in reversed(chains[0]) if all(u in chain for chain in chains))
         owner.members.append(members[placeholder])
@@ -86,7 +87,7 @@ def describe(session: Session, groups: Sequence[Sequence[Placeholder]]) -> Model
                 shape=tuple(p.shape),
                 dtype=dtype_name(p.dtype),
                 wire_dtype=wire_dtypes[p],
-                trainable=p.requires_grad,
+                trainable=p in given,
                 group=group_of[p],
             )
             for p in order
@@ -105,7 +106,8 @@ def describe(session: Session, groups: Sequence[Sequence[Placeholder]]) -> Model
         unit.index = index
         for member in unit.members:
             member.start = layout.placements[index_of[member.placeholder]].start
-            member.trainable = member.placeholder.requires_grad
+            member.trainable = member.placeholder in given
+            member.requires_grad = member.placeholder.requires_grad
         chunks = (layout.chunks[i] for i in layout.trainable_chunks(index))
         unit.trainable_elems = sum(chunk.elems for chunk in chunks)
     return Model(root, layout, units)
@@ -121,6 +123,19 @@ def say_if_one_unit(session: Session, model: Model) -> None:
             "worker.one_unit", level="WARNING", unit=model.units[0].name,
             weights=format_bytes(model.layout.unit_wire_bytes(0)),
             instead="call fully_shard on its blocks before, or luwu.fully_shard_each",
+        )  # fmt: skip
+
+
+def say_if_frozen(session: Session, model: Model) -> None:
+    """Parameters that are frozen and in the optimizer's groups take room for their moments."""
+    members = [member for unit in model.units for member in unit.members if member.trainable]
+    frozen = [each.placeholder.numel() for each in members if not each.requires_grad]
+    if session.rank == 0 and 2 * sum(frozen) > sum(each.placeholder.numel() for each in members):
+        session.nic.recorder.event(
+            "worker.frozen_in_groups", level="WARNING", parameters=len(frozen),
+            elements=sum(frozen),
+            instead="give the optimizer only what is trained at some time: the state keeps moments "
+            "of all it is given",
         )  # fmt: skip
 
 
@@ -212,8 +227,6 @@ def _groups(
                 "optimizer; pass it, or freeze it with requires_grad_(False)"
             )
         group_of.setdefault(placeholder, 0)
-    if not any(placeholder.requires_grad for placeholder in members):
-        raise ConfigError("no parameter of the model requires a gradient: nothing to train")
     return group_of
 
 

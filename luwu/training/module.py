@@ -197,7 +197,7 @@ class LuwuModule:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop what was pushed since the last step, as the optimizer's method does."""
-        self.luwu_unit.session.zero_grad()
+        self.luwu_unit.session.zero_grad(set_to_none)
 
     def _apply(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ConfigError(

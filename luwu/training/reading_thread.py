@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from luwu.base.closing import Closing
 from luwu.base.errors import LuwuError
+from luwu.layout import COUNT_BYTES
 from luwu.nic.reader import FieldRead, StateReader
 from luwu.wire.description import Description
 
@@ -142,9 +143,10 @@ class ReadingThread(Closing):
         """Read a few bytes; an error is raised by the next fetch."""
         if self._source is None or self._error is not None:
             return
-        chunks = self._source.description.layout.chunks
-        trainable = next(chunk.index for chunk in chunks if chunk.trainable)
+        layout = self._source.description.layout
+        trainable = next(chunk.index for chunk in layout.chunks if chunk.trainable)
+        counts = memoryview(bytearray(COUNT_BYTES * layout.segments_count(trainable)))
         try:
-            self._read([FieldRead(trainable, "updates", memoryview(bytearray(8)))])
+            self._read([FieldRead(trainable, "updates", counts)])
         except LuwuError:
             pass  # `_read` remembers it

@@ -15,10 +15,10 @@ hyper-parameters are stated when the backward begins.
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from torch import nn
 from luwu.base.address_range import Memory
 from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
 from luwu.layout import Layout
+from luwu.nic.cells import ChunkGradient
 from luwu.nic.reader import StateReader
 from luwu.training import initialise
 from luwu.training.attached import Attachments
@@ -36,7 +37,14 @@ from luwu.training.first_weights import FirstWeights
 from luwu.training.gradients import ChunkPlan, gradient_plan, push_unit
 from luwu.training.interface import Handle, Nic
 from luwu.training.loss_scale import LossScale
-from luwu.training.model import describe, dtype_name, fill_units, push_dtypes, say_if_one_unit
+from luwu.training.model import (
+    describe,
+    dtype_name,
+    fill_units,
+    push_dtypes,
+    say_if_frozen,
+    say_if_one_unit,
+)
 from luwu.training.placeholder import Placeholder, Placeholders
 from luwu.training.prefetch import Prefetcher
 from luwu.training.result import StepResult
@@ -99,6 +107,9 @@ class Session:
         """The backward that runs is not pushed."""
         self._state_hyper: Callable[[], bytes] = lambda: b""
         self._stated_hyper: bytes | None = None
+        self.frozen = ""
+        """Names the parameters that were frozen as the last backward began; part of what all ranks
+        must state alike of a step."""
         self._pushes: list[Handle] = []
         self._gradient_plans: list[tuple[ChunkPlan, ...]] = []
         """By unit."""
@@ -133,6 +144,7 @@ class Session:
         self._state_hyper = hyper
         model = describe(self, groups)
         say_if_one_unit(self, model)
+        say_if_frozen(self, model)
         self.root, self.layout, self.units = model.root, model.layout, model.units
         initialise.check(self)
         initialise.fill_buffers(self)
@@ -209,7 +221,12 @@ class Session:
 
     def acquire(self, unit: Unit) -> None:
         """Return when the unit's modules hold its weights."""
-        if unit.is_installed or unit.index < 0:
+        if unit.index < 0:
+            return
+        unit.follow_requires_grad()
+        if torch.is_grad_enabled() or in_backward():
+            unit.check_room()
+        if unit.is_installed:
             return
         if self._streaming and unit.was_pushed:
             raise StepOrderError(
@@ -217,7 +234,7 @@ class Session:
                 'been pushed; with update="streaming" its weights may be those of the next step. '
                 'Evaluate after step(), or use update="at_step"'
             )
-        unit.check_unchanged(has_graph=torch.is_grad_enabled() or in_backward())
+        unit.check_unchanged()
         others = unit.backward_prefetch if in_backward() else unit.forward_prefetch
         with self.attempt():
             self._running().use(unit)
@@ -273,6 +290,7 @@ class Session:
 
     def begin_backward(self) -> None:
         """The first hook of a backward runs."""
+        self.frozen = self._name_frozen()
         synced = {unit.requires_gradient_sync for unit in self.units if unit.is_trainable}
         self._keeps_all = True not in synced or (self._streaming and not self.is_last_backward)
         for unit in self.units:
@@ -294,6 +312,16 @@ class Session:
             with self.attempt():
                 self.nic.begin(self.step, self._stated_hyper)
         self._running().begin_backward()
+
+    def _name_frozen(self) -> str:
+        """What names the parameters that are frozen now, although their state is kept."""
+        names = [
+            member.placeholder.luwu_name
+            for unit in self.units
+            for member in unit.members
+            if member.trainable and not member.requires_grad
+        ]
+        return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16] if names else ""
 
     def push(self, unit: Unit, *, free: bool = False) -> bool:
         """Send a unit's gradients of this backward, or keep them here; False if it has none.
@@ -324,7 +352,7 @@ class Session:
             )
         return True
 
-    def _push(self, unit: Unit, group: list[tuple[int, Any]] | None) -> None:
+    def _push(self, unit: Unit, group: list[ChunkGradient] | None) -> None:
         with self.attempt():
             handle = self.nic.push(
                 self.step,
@@ -386,8 +414,18 @@ class Session:
             clip.resolve(result)
         return result
 
-    def zero_grad(self) -> None:
-        """Drop what was pushed since the last step, on all ranks; nothing to do if nothing was."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop what was pushed since the last step, on all ranks; nothing to do if nothing was.
+
+        Raises: ConfigError unless `set_to_none`.
+        """
+        if not set_to_none:
+            raise ConfigError(
+                "zero_grad(set_to_none=False) gives a parameter that a step does not use a "
+                "gradient of 0, so that momentum and weight decay move it on; here gradients do "
+                "not outlive their step, and such a parameter is skipped, as after zero_grad(). "
+                "Call zero_grad()"
+            )
         for unit in self.units:
             unit.kept = []
         if self.parts == 0 and not self.backward.is_open:

@@ -173,8 +173,7 @@ def _given_state(
     assert session.layout is not None
     trained = {p.name: p.shape for p in session.layout.parameters if p.trainable}
     name_of = FIELD_NAMES.get(optimizer.name, {})
-    problems = [f"{name} has no state" for name in trained.keys() - state.keys()]
-    problems += [f"{name} is not trained here" for name in state.keys() - trained.keys()]
+    problems = [f"{name} is not trained here" for name in state.keys() - trained.keys()]
     fields: list[dict[str, Tensor]] = []
     for each in optimizer.state_fields():
         key = name_of.get(each, each)
@@ -186,16 +185,16 @@ def _given_state(
             else:
                 of_all[name] = value
         fields.append(of_all)
-    # An optimizer that counts no steps looks at nothing but whether there was one.
-    steps = {int(each[STEP]) if STEP in each else 1 for each in state.values()}
-    if len(steps) > 1:
-        problems.append(f"parameters were updated {sorted(steps)} times; a page has one count")
+    # One without a state was never updated. An optimizer that counts no steps looks at nothing but
+    # whether there was one.
+    updates = dict.fromkeys(trained, 0)
+    updates |= {name: int(each[STEP]) if STEP in each else 1 for name, each in state.items()}
     if problems:
         raise ConfigError(
             "set_optimizer_state_dict: the state is not that of this optimizer: "
             + "; ".join(sorted(problems)[:_NAMES_SHOWN_MAX])
         )
-    return GivenState(tuple(fields), steps.pop())
+    return GivenState(tuple(fields), updates)
 
 
 def _read(reader: StateReader, field: str, names: list[str]) -> dict[str, Tensor]:
@@ -223,13 +222,15 @@ def _updates(reader: StateReader, names: list[str]) -> dict[str, int]:
     """How often each parameter was updated."""
     layout = reader.description.layout
     counts = {
-        i: torch.zeros(1, dtype=torch.int64) for i, c in enumerate(layout.chunks) if c.trainable
+        index: torch.zeros(layout.segments_count(index), dtype=torch.int64)
+        for index, chunk in enumerate(layout.chunks)
+        if chunk.trainable
     }
     reader.read(FieldRead(index, "updates", _bytes(count)) for index, count in counts.items())
     found = {
-        layout.parameters[s.parameter].name: int(counts[index])
+        layout.parameters[segment.parameter].name: count
         for index in counts
-        for s in layout.segments(index)
+        for segment, count in zip(layout.segments(index), counts[index].tolist(), strict=True)
     }
     return {name: found.get(name, 0) for name in names}
 

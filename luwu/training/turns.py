@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from luwu.base.errors import StepAborted
+from luwu.nic.cells import ChunkGradient
 from luwu.training.interface import Handle, StepHandle
 
 POLL_S = 0.0005
@@ -83,12 +84,17 @@ class TurnNic:
     # ---------------------------------------------------------------------- training thread
 
     def push(
-        self, step: int, part: int, unit: int, gradients: Sequence[tuple[int, Written]] | None,
+        self, step: int, part: int, unit: int, gradients: Sequence[ChunkGradient] | None,
         dtype: str, *, last: bool, weight: float = 1.0,
     ) -> Promise:  # fmt: skip
-        """Send (chunk, gradient on its way) pairs, or say that there are none, when it may be."""
-        written = [each for _, each in gradients or ()]
-        cells = None if gradients is None else [(chunk, each.cell) for chunk, each in gradients]
+        """Send gradients when it may be, or say that there are none; a cell is a `Written` here."""
+        written = [each.cell for each in gradients or () if each.cell is not None]
+        cells = None
+        if gradients is not None:
+            cells = [
+                each if each.cell is None else each._replace(cell=each.cell.cell)
+                for each in gradients
+            ]
         job = _Job(
             written,
             lambda: self._nic.push(step, part, unit, cells, dtype, last=last, weight=weight),

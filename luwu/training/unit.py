@@ -57,6 +57,10 @@ class Member:
     start: int = 0
     """First element in the unit's flat vector."""
     trainable: bool = False
+    """The state has room for its moments: it required a gradient when the optimizer was made, or
+    was in one of the optimizer's groups."""
+    requires_grad: bool = False
+    """Whether the script wants it trained now; see `Unit.follow_requires_grad`."""
 
     def register(self, parameter: nn.Parameter) -> None:
         """Put this parameter into the modules."""
@@ -148,7 +152,7 @@ class Unit:
             elems=elems,
             dtype=dtype,
             live_bytes=self.session.parameter_bytes,
-            places=[(m.start, m.placeholder.shape, m.trainable) for m in self.members],
+            places=[(m.start, m.placeholder.shape, m.requires_grad) for m in self.members],
         )
 
     def install(self) -> None:
@@ -156,6 +160,7 @@ class Unit:
         assert self.weights is not None
         assert not self.is_installed
         for member, parameter in zip(self.members, self.weights.parameters, strict=True):
+            parameter.requires_grad_(member.requires_grad)
             member.register(parameter)
         self.is_installed = True
 
@@ -164,6 +169,7 @@ class Unit:
         if self.weights is None:
             return
         if self.is_installed:
+            self.follow_requires_grad()
             for member in self.members:
                 member.register(member.placeholder)
             self.is_installed = False
@@ -204,19 +210,40 @@ class Unit:
         self.current.clear()
         self.kept = []
 
-    def check_unchanged(self, *, has_graph: bool = True) -> None:
-        """Whether the model is still the one of the layout. Raises ConfigError before a pull.
+    def follow_requires_grad(self) -> None:
+        """Take over what the script froze or thawed since the last look.
 
-        Without a graph nothing is pushed, so parameters may be frozen for that long.
+        It changes what it finds in the modules: a placeholder, or an installed parameter. So the
+        one of the two that differs from what is known is the newer one.
         """
+        assert self.weights is not None
+        for member, parameter in zip(self.members, self.weights.parameters, strict=True):
+            known, placeholder = member.requires_grad, member.placeholder
+            is_changed = placeholder.requires_grad != known
+            if self.is_installed:
+                is_changed = is_changed or parameter.requires_grad != known
+            if is_changed:
+                member.requires_grad = not known
+                placeholder.requires_grad_(not known)
+                if self.is_installed:
+                    parameter.requires_grad_(not known)
+
+    def check_room(self) -> None:
+        """Raises ConfigError if a parameter is to be trained whose state has no room for it."""
+        for member in self.members:
+            if member.requires_grad and not member.trainable:
+                name = member.placeholder.luwu_name
+                raise ConfigError(
+                    f"parameter {name}: requires_grad was changed to True, but when the optimizer "
+                    "was made it required no gradient and was in none of the optimizer's groups, "
+                    "so the state has no room for its moments; give the optimizer all parameters "
+                    "that are trained at any time (a frozen one is left alone until it is thawed)"
+                )
+
+    def check_unchanged(self) -> None:
+        """Whether the modules are still those of the layout. Raises ConfigError before a pull."""
         for member in self.members:
             placeholder = member.placeholder
-            if has_graph and placeholder.requires_grad != member.trainable:
-                raise ConfigError(
-                    f"parameter {placeholder.luwu_name}: requires_grad was changed to "
-                    f"{placeholder.requires_grad} after the optimizer was made, which fixes what "
-                    "is pushed; freeze parameters before"
-                )
             for module, name in member.places:
                 if module._parameters.get(name) is not placeholder:
                     raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Any, Final
 import zmq
 
 from luwu.base.errors import ConfigError
-from luwu.base.limits import PAYLOAD_BYTES_MAX
+from luwu.base.limits import PAYLOAD_BYTES_MAX, QUEUED_MESSAGES_MAX
 from luwu.transport.curve import Security, dial_keyed, leave_open, serve_keyed
 from luwu.transport.endpoints import Endpoint, TcpEndpoint
 from luwu.transport.interface import BUFFERS_COUNT_MAX
@@ -64,9 +64,7 @@ def new_socket(context: zmq.Context[Any], kind: int, timing: ZeroMqTiming) -> zm
     socket.linger = timing.linger_ms
     socket.maxmsgsize = PAYLOAD_BYTES_MAX  # of one frame; whoever exceeds it is disconnected
     socket.handshake_ivl = timing.handshake_ms
-    # No marks. Sending is bounded by our credits. A mark on receiving would stop libzmq's I/O
-    # thread at a full queue, heartbeats with it: measured, a receiver busy for longer than the
-    # heartbeat timeout then loses every healthy peer.
+    # No marks on sending, which is bounded by our credits, nor on what comes from whom we dialled.
     socket.sndhwm = 0
     socket.rcvhwm = 0
     return socket
@@ -80,6 +78,11 @@ def new_router(context: zmq.Context[Any], timing: ZeroMqTiming) -> zmq.Socket[An
     """
     ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
     socket = new_socket(context, zmq.ROUTER, timing)
+    # A mark on receiving bounds what one connection makes us hold; it then waits at its sender. A
+    # full queue stops libzmq's I/O thread for that connection, heartbeats with it: a receiver that
+    # reads nothing for longer than their timeout then loses whoever has filled his (design note
+    # 0033). Honest peers rarely have so much under way, and a lost connection costs a repetition.
+    socket.rcvhwm = QUEUED_MESSAGES_MAX
     socket.router_mandatory = 1
     socket.router_handover = 0  # nobody takes over another's connection by its name
     return socket

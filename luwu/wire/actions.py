@@ -34,6 +34,13 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Expel:
+    """Hear no more of this connection: what came by it broke the protocol."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something a person may want to read in the log, with its fields."""
 

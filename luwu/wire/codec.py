@@ -21,6 +21,7 @@ from luwu.base.limits import (
     DATA_HEADER_BYTES_MAX,
     FIELD_CHARS_MAX,
     INT64_MAX,
+    SEGMENTS_MAX,
     TEXT_CHARS_MAX,
     WORLD_SIZE_MAX,
 )
@@ -28,7 +29,7 @@ from luwu.layout import DTYPE_BYTES
 from luwu.wire.kinds import PayloadRule, Role, Verb
 from luwu.wire.messages import MESSAGE_TYPES, Message
 
-_BITMAP_BYTES_MAX = WORLD_SIZE_MAX // 8
+_BINARY_BYTES_MAX = max(WORLD_SIZE_MAX, SEGMENTS_MAX) // 8
 _FIELDS_MAX = 32
 _HASH_CHARS_MAX = 64  # SHA-256 in hex
 
@@ -57,7 +58,7 @@ def decode(header: bytes | memoryview, payload_count: int) -> Message:
             raw=False,
             strict_map_key=True,
             max_str_len=CONTROL_HEADER_BYTES_MAX,
-            max_bin_len=_BITMAP_BYTES_MAX,
+            max_bin_len=_BINARY_BYTES_MAX,
             max_array_len=_FIELDS_MAX,
             max_map_len=0,
             max_ext_len=0,
@@ -157,10 +158,18 @@ def _gradient_dtype(value: object) -> str:
     return ENCODED if value == ENCODED else _dtype(value)
 
 
-def _bitmap(value: object) -> int:
-    if type(value) is not bytes or len(value) > _BITMAP_BYTES_MAX or value[-1:] == b"\0":
-        raise ValueError(f"{_shown(value)} is not a bitmap of at most {WORLD_SIZE_MAX} ranks")
+def _bitmap(value: object, count_max: int, of: str) -> int:
+    if type(value) is not bytes or len(value) > count_max // 8 or value[-1:] == b"\0":
+        raise ValueError(f"{_shown(value)} is not a bitmap of at most {count_max} {of}")
     return int.from_bytes(value, "little")
+
+
+def _ranks(value: object) -> int:
+    return _bitmap(value, WORLD_SIZE_MAX, "ranks")
+
+
+def _segments(value: object) -> int:
+    return _bitmap(value, SEGMENTS_MAX, "segments")
 
 
 def _bitmap_to_wire(value: int) -> bytes:
@@ -179,9 +188,10 @@ _ToWire = Callable[[Any], object]
 _FromWire = Callable[[object], Any]
 
 _OF_NAME: dict[str, tuple[_ToWire, _FromWire]] = {
-    "contributors": (_bitmap_to_wire, _bitmap),
-    "present": (_bitmap_to_wire, _bitmap),
-    "lost": (_bitmap_to_wire, _bitmap),
+    "contributors": (_bitmap_to_wire, _ranks),
+    "present": (_bitmap_to_wire, _ranks),
+    "lost": (_bitmap_to_wire, _ranks),
+    "absent": (_bitmap_to_wire, _segments),
     "dtype": (str, _dtype),
     "Push.dtype": (str, _gradient_dtype),
     "field": (str, _field),

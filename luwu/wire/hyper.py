@@ -31,14 +31,16 @@ class StepHyper:
     """Every rank sends something to keep beside the version that the step makes."""
     measure: bool = False
     """Take the norms of every parameter's gradient, weights and update."""
+    frozen: str = ""
+    """Names the parameters that the script has frozen for now: all ranks must have frozen the same
+    ones. What is left alone follows from the pushes."""
 
 
 def encode_hyper(hyper: StepHyper) -> bytes:
     """Canonical bytes."""
     groups = [sorted(group.items()) for group in hyper.groups]
-    packed: bytes = msgpack.packb(
-        [groups, hyper.max_grad_norm, hyper.loss_scale, hyper.keeps, hyper.measure]
-    )
+    flags = (hyper.keeps, hyper.measure, hyper.frozen)
+    packed: bytes = msgpack.packb([groups, hyper.max_grad_norm, hyper.loss_scale, *flags])
     return packed
 
 
@@ -50,16 +52,17 @@ def hyper_hash(encoded: bytes) -> str:
 def decode_hyper(encoded: bytes) -> StepHyper:
     """The hyper-parameters a peer sent. Raises RemoteProtocolError if they are none."""
     try:
-        groups, max_grad_norm, loss_scale, *flags = msgpack.unpackb(encoded)
-        keeps, measure = flags
-        if type(keeps) is not bool or type(measure) is not bool:
-            raise ValueError(f"{flags!r:.40} are no flags")
+        groups, max_grad_norm, loss_scale, keeps, measure, *rest = msgpack.unpackb(encoded)
+        (frozen,) = rest or [""]  # records of older states have none
+        if type(keeps) is not bool or type(measure) is not bool or type(frozen) is not str:
+            raise ValueError(f"{[keeps, measure, frozen]!r:.60} are not two flags and a name")
         return StepHyper(
             groups=tuple(_group(items) for items in groups),
             max_grad_norm=None if max_grad_norm is None else float(max_grad_norm),
             loss_scale=float(loss_scale),
             keeps=keeps,
             measure=measure,
+            frozen=frozen,
         )
     except Exception as exc:  # msgpack raises a dozen kinds
         raise RemoteProtocolError(f"hyper-parameters cannot be read: {exc}") from exc

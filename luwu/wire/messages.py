@@ -92,7 +92,8 @@ class DataMessage(Message):
 class Load(DataMessage):
     """Initial weights of a chunk, float32; from rank 0, before step 0.
 
-    Behind them may stand the optimizer's state fields, float32, and an int64: updates so far.
+    Behind them may stand the optimizer's state fields, float32, and an int64 for each segment of
+    the chunk: its updates so far.
     """
 
 
@@ -102,6 +103,9 @@ class Push(DataMessage):
 
     contributors: int
     """Bitmap of ranks whose gradient this holds, or who say that they have none."""
+    absent: int
+    """Bitmap of the chunk's segments (`Layout.segments`) for which none of these ranks has a
+    gradient: the payload holds zeros there, which do not count. 0 without a payload."""
     weight: float
     """Sum of the contributors' weights; 0 in every part but the last."""
     last: bool
@@ -198,7 +202,10 @@ class Confirmed(DataMessage):
 
 @message(16, payload=PayloadRule.ONE)
 class Hello(Message):
-    """Join the job. The payload is the job's description (`description.py`)."""
+    """Join the job. The payload is the job's description (`description.py`).
+
+    `step`, `attempt` and `generation` are the last that the member knows; 0 if it was just started.
+    """
 
     protocol: int
     world_size: int
@@ -228,6 +235,9 @@ class Welcome(Message):
     skipped_step: int = 0
     grad_norm: float = 0.0
     """Of the skipped step. Both are 0 where none was."""
+    redoes: bool = False
+    """The operator lets the job make steps again that were announced as decided and are lost. Else
+    a member refuses a `step` before the first undecided one that it knows."""
 
     def skip(self, attempt: int, generation: int) -> Verdict | None:
         """The verdict that a member missed who stands at an attempt of a generation: how the
@@ -245,6 +255,8 @@ class Refuse(Message):
     """You cannot be a member, for good; `text` says why and what to do."""
 
     text: str
+    is_older: bool = False
+    """The state lacks steps that were announced as decided (`lost_steps.py`)."""
 
 
 @message(19)
@@ -307,6 +319,8 @@ class Abort(Message):
     loaded: bool
     """As in `Welcome`."""
     text: str
+    redoes: bool = False
+    """As in `Welcome`."""
 
 
 @message(26)

@@ -44,7 +44,8 @@ enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, NO_WIRE = -1 };
 enum { NONE = 0, ADAM = 1, SGD = 2, SGD_MOMENTUM = 3, LION = 4 };
 enum { MAXIMIZE = 1, DECAY = 2, NESTEROV = 4, FIRST = 8, LERP_FROM_GRAD = 16, NO_MOMENTUM = 32,
        COUPLED = 64, /* Adam's decay, which is a part of the gradient; DECAY is then AdamW's */
-       MOMENTUM_FROM_GRAD = 128 };
+       MOMENTUM_FROM_GRAD = 128,
+       UNCHANGED = 256 /* the run keeps its weights and state */ };
 
 /* What came from a network may lie at any address. */
 typedef float __attribute__((aligned(1), may_alias)) any_float;
@@ -506,10 +507,16 @@ static void update_lion(const update_t *call, const plan_t *plan, const run_t *r
     UPDATE(LION, run->flags, 0);
 }
 
-/* No optimizer: the sum is measured at most. */
-static void copy_page(const update_t *call, const plan_t *plan, double *lanes) {
+INLINE int state_arrays(int optimizer) {
+    return optimizer == ADAM ? 2 : optimizer == SGD_MOMENTUM || optimizer == LION;
+}
+
+/* Elements start..stop keep their values: the sum is measured at most. */
+static void copy_cells(const update_t *call, const plan_t *plan, double *lanes, int64_t start,
+                       int64_t stop) {
     ALIGNED float sum[CELL];
-    for (int64_t at = 0; at < call->elems; at += CELL) {
+    int arrays = state_arrays(call->optimizer);
+    for (int64_t at = start; at < stop; at += CELL) {
         if (call->squares || plan->piece) {
             const any_float *total = measured_cell(call, plan, lanes, sum, at);
             if (plan->piece) {
@@ -517,8 +524,13 @@ static void copy_page(const update_t *call, const plan_t *plan, double *lanes) {
                 piece_weights(call, plan->piece, call->weights + at, call->weights + at, at);
             }
         }
-        if (!call->in_place)
+        if (!call->in_place) {
             memcpy(call->weights_out + at, call->weights + at, CELL * sizeof(float));
+            if (arrays > 0)
+                memcpy(call->state0_out + at, call->state0 + at, CELL * sizeof(float));
+            if (arrays > 1)
+                memcpy(call->state1_out + at, call->state1 + at, CELL * sizeof(float));
+        }
         if (call->wire_dtype != NO_WIRE)
             cast_cell(call, call->weights + at, at, plan->wire_past_cache);
     }
@@ -542,12 +554,14 @@ void luwu_update(const update_t *call) {
     plan.wire_past_cache = call->wire_dtype != NO_WIRE && is_aligned(call->wire);
     piece.index = 0;
     plan.piece = call->pieces ? &piece : 0;
-    if (call->optimizer == NONE) copy_page(call, &plan, lanes);
+    if (call->optimizer == NONE) copy_cells(call, &plan, lanes, 0, call->elems);
     else
         for (int64_t at = 0, index = 0; at < call->elems; at = call->runs[index++].stop) {
-            if (call->optimizer == ADAM) update_adam(call, &plan, call->runs + index, lanes);
-            else if (call->optimizer == LION) update_lion(call, &plan, call->runs + index, lanes);
-            else update_sgd(call, &plan, call->runs + index, lanes);
+            const run_t *run = call->runs + index;
+            if (run->flags & UNCHANGED) copy_cells(call, &plan, lanes, run->start, run->stop);
+            else if (call->optimizer == ADAM) update_adam(call, &plan, run, lanes);
+            else if (call->optimizer == LION) update_lion(call, &plan, run, lanes);
+            else update_sgd(call, &plan, run, lanes);
         }
     finish_stores();
 }

@@ -2,12 +2,14 @@
 
 A library is kept under a name that is a hash of all it depends on: source, compiler, flags and
 processor. So a new compiler or another machine never loads an old library, and nothing is ever
-invalidated. What is loaded runs with our rights: the directory and the file must be ours and
-writable by nobody else, and a file appears whole or not at all.
+invalidated. What is loaded runs with our rights, so it lies in the user's cache and never in a
+state, which is copied from elsewhere: the directory and the file must be ours and writable by
+nobody else, and a file appears whole or not at all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -57,16 +59,16 @@ class Built:
 
 
 def user_cache() -> Path:
-    """Where libraries lie if nobody says where: private to the user."""
+    """Where libraries lie: private to the user."""
     base = os.environ.get("XDG_CACHE_HOME")
     root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
     return root / "luwu" / "kernels"
 
 
 def build(cache: Path | None) -> Built:
-    """The library, from `cache` or the user's, or compiled into it. Raises BuildError.
+    """The library, from the user's cache, or compiled into it. Raises BuildError.
 
-    A cache of its own makes a state directory complete; the user's spares every new one a compile.
+    `cache`: another one, of a test or a benchmark; nothing that a job names.
     """
     compiler = shutil.which("cc")
     if compiler is None:
@@ -80,43 +82,35 @@ def build(cache: Path | None) -> Built:
         name = f"arithmetic-{digest.hexdigest()[:32]}.so"
         directory = _private_directory(user_cache() if cache is None else cache)
         path = directory / name
-        if not _is_ours(path) and cache is not None:
-            _copy_from_user(path)
         if _is_ours(path):
             try:
                 return Built(ctypes.CDLL(str(path)), path, compiler_version, False)
             except OSError:
                 pass  # no library, e.g. cut short by a full disk: compiled again
         _compile(compiler, flags, path)
-        if cache is not None:
-            _copy_to_user(path)
         return Built(ctypes.CDLL(str(path)), path, compiler_version, True)
     except (OSError, RuntimeError) as exc:  # RuntimeError: there is no home directory
         raise BuildError(f"the cache of kernels cannot be used: {exc}") from exc
 
 
 def has_note(built: Built, name: str) -> bool:
-    """Whether a note of this name lies beside the library, or in the user's cache."""
-    try:
-        return _is_ours(built.path.parent / name) or _is_ours(
-            _private_directory(user_cache()) / name
-        )
-    except (BuildError, OSError, RuntimeError):
-        return False  # the user has no cache of his own
+    """Whether a note of this name lies beside the library."""
+    return _is_ours(built.path.parent / name)
 
 
 def keep_note(built: Built, name: str) -> None:
-    """Leave an empty file beside the library and in the user's cache, where that can be done."""
-    for directory in (lambda: built.path.parent, lambda: _private_directory(user_cache())):
-        try:
-            os.close(os.open(directory() / name, os.O_WRONLY | os.O_CREAT, 0o600))
-        except (BuildError, OSError, RuntimeError):
-            continue
+    """Leave an empty file beside the library, where that can be done."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(built.path.parent / name, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
 def _private_directory(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    for each in (path.parent, path):
+        each.mkdir(mode=0o700, exist_ok=True)
+    above = path.parent.stat()
+    if above.st_uid == os.geteuid() and above.st_mode & _OTHERS_WRITE:
+        path.parent.chmod(0o700)  # else another could put a directory in the place of this one
     found = path.stat()
     if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
         raise BuildError(
@@ -138,31 +132,6 @@ def _is_ours(path: Path) -> bool:
         and found.st_uid == os.geteuid()
         and not found.st_mode & _OTHERS_WRITE
     )
-
-
-def _copy_from_user(path: Path) -> None:
-    """Take the library of this name from the user's cache, if it is there."""
-    try:
-        source = _private_directory(user_cache()) / path.name
-    except (BuildError, OSError, RuntimeError):
-        return  # the user has no cache of his own
-    if _is_ours(source):
-        _copy(source, path)
-
-
-def _copy_to_user(path: Path) -> None:
-    """Leave a copy for other state directories; one that cannot be left is no error."""
-    try:
-        _copy(path, _private_directory(user_cache()) / path.name)
-    except (BuildError, OSError, RuntimeError):
-        pass
-
-
-def _copy(source: Path, path: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".arithmetic-", dir=path.parent) as directory:
-        partial = Path(directory) / path.name
-        shutil.copyfile(source, partial)
-        _put(partial, path)
 
 
 def _put(partial: Path, path: Path) -> None:

@@ -29,6 +29,9 @@ class NodeLimits:
     """Credit of the child."""
     ranks_min: int | None = None
     """The job goes on without ranks that are lost, as long as so many are left; None: it waits."""
+    redoes: bool = False
+    """Steps that were announced as decided, and that the state lacks, are made again; else the node
+    gives up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,8 @@ class Fold:
     total: Contribution | None
     """Of the parts before; None if there are none."""
     contributions: tuple[Contribution, ...]
+    absent: int
+    """Segments of the chunk that have a gradient neither in the total nor in this part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +164,8 @@ class Update:
     attempt: int
     contributions: tuple[Contribution, ...]
     """Gradients to add in this order, in float32."""
+    absent: int
+    """Bitmap of the chunk's segments for which no rank has a gradient: they stay as they are."""
     divisor: float
     """Total weight: the sum is divided by float32(divisor), once."""
     grad_norm: float | None
@@ -208,9 +215,10 @@ class Decide:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """This node cannot be one of its job, for good: end with this text."""
+    """This node cannot be one of its job, for good: end with this text and error code."""
 
     text: str
+    code: str = "E500"
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,6 +273,11 @@ class NodeCore(NodeGathering):
             self._updates[self._attempt, update.chunk] = update
             self._actions.append(update)
 
+    def is_member(self, peer: str) -> bool:
+        """Whether a connection is that of a child that has joined, or of another node."""
+        is_node = peer == PARENT or peer in self._nodes.peers
+        return is_node or self._members.member_at(peer) is not None
+
     def name_of(self, peer: str) -> str:
         """What a connection is, for people."""
         return self._members.name_of(peer)

@@ -23,9 +23,8 @@ from switch_emu.node.held import HeldSums
 from switch_emu.node.membership import Action
 from switch_emu.node.serving import NodeServing
 from switch_emu.node.step import Step
-from switch_emu.node.sums import fits
 from switch_emu.switch.members import ranks_text
-from switch_emu.switch.slots import Contribution, OverlapError
+from switch_emu.switch.slots import Contribution, OverlapError, contribution_of
 
 
 class NodeGathering(NodeServing):
@@ -69,7 +68,7 @@ class NodeGathering(NodeServing):
             if not is_resent:
                 self._tell_all(receipt)
             return None
-        said = Contribution(m.contributors, m.weight, m.last, m.dtype, payload, payload_bytes)
+        said = contribution_of(m, payload, payload_bytes)
         try:
             is_new = step.sums.add(m.chunk, number, said)
         except OverlapError as exc:
@@ -92,14 +91,14 @@ class NodeGathering(NodeServing):
         """Whether a gradient is of an open step, of our layout and of ranks of the job."""
         if not self._loaded or not self._step <= m.step <= self._step + 1:
             return False
-        has_payload = payload is not None
-        is_ours = fits(self._layout, self.aggregator, m, payload_bytes, has_payload=has_payload)
+        assert self._form is not None
+        fault = self._form.fault(m, payload_bytes, has_payload=payload is not None)
         is_of_ranks = m.contributors and not m.contributors & ~self._members.ranks
-        if is_ours and is_of_ranks and self._owns(m.chunk):
+        if not fault and is_of_ranks and self._owns(m.chunk):
             return True
         misfit = {
             "chunk": m.chunk, "dtype": m.dtype, "bytes": payload_bytes,
-            "ranks": ranks_text([m.contributors]),
+            "ranks": ranks_text([m.contributors]), "text": fault,
         }  # fmt: skip
         self._note("node.misfit", level="WARNING", **misfit)
         return False
@@ -229,7 +228,7 @@ class NodeGathering(NodeServing):
             self._drop(payload)
         else:
             step, ranks = self._steps[fold.step], self._members.active
-            total = Contribution(ranks, 0.0, True, "float32", payload, payload_bytes)
+            total = Contribution(ranks, 0.0, True, "float32", payload, payload_bytes, fold.absent)
             step.folded(fold.chunk, squares, total)
             self.held.hold(payload, payload_bytes, is_raw=False)
             self._fold_next(step, fold.chunk)

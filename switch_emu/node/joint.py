@@ -30,6 +30,7 @@ from luwu.base.limits import PROTOCOL_VERSION
 from luwu.base.outstanding import RetryPolicy
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
+from luwu.wire.lost_steps import lost_steps_text
 from luwu.wire.squares import encode_squares, parse_squares
 from luwu.wire.uplink import Uplink
 from switch_emu.node.actions import (
@@ -269,6 +270,16 @@ class NodeJoint(NodeMember):
         """Nothing is in the way any more of an abort that had to wait."""
         if self._abort_text is not None:
             self._abort(self._abort_text)
+
+    def _overtake(self, hello: wire.Hello, *, is_older: bool) -> None:
+        text = "the node was started again on an older copy of its state"
+        if is_older:
+            text = lost_steps_text(self._step, hello.step)
+        self._note("node.older", level="ERROR", text=text)
+        self._generation = max(self._generation, hello.generation + 1)
+        self._attempt = max(self._attempt, hello.attempt)
+        self._abort(text)
+        self._settle()
 
     def _abort(self, text: str) -> None:
         self._abort_text, self._is_lost = None, False

@@ -14,7 +14,7 @@ from __future__ import annotations
 from luwu.aggregate import Aggregator, Float32, make_aggregator
 from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.base.tree import ranges_text, ranks_of
-from luwu.layout import Layout
+from luwu.layout import COUNT_BYTES, Layout
 from luwu.wire import messages as wire
 from luwu.wire.actions import Drop, Note, Payload, Send
 from luwu.wire.description import Description, differences, parse_description
@@ -42,11 +42,11 @@ from switch_emu.node.actions import (
     Update,
 )
 from switch_emu.node.step import Step
-from switch_emu.switch.members import RefusedError, ranks_text
+from switch_emu.switch.members import KnowsMoreError, RefusedError, ranks_text
 from switch_emu.switch.parent import Parent
+from switch_emu.switch.push_form import PushForm
 
-UPDATES_BYTES = 8
-"""The count of a page's updates: one int64."""
+OLDER_STATE_CODE = "E508"
 
 Action = (
     Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
@@ -64,7 +64,11 @@ class NodeMember(Parent):
         super().__init__(
             job=job, role=Role.NODE, rank=place.number, incarnation=incarnation, children=[ranks]
         )
-        self._limits = limits
+        self._limits, self._redoes = limits, limits.redoes
+        self._has_welcomed = False
+        """A child; before that, none can know of this opening of the store."""
+        self._redone_to = 0
+        """Steps before this were announced once; the operator lets the job make them again."""
         self._job, self._place = job, place
         self._now_ns = 0
         self.groups: tuple[int, ...] = ()
@@ -73,6 +77,8 @@ class NodeMember(Parent):
         """A child that waits for the store to be opened, and for node 0 to know us."""
         self._description: Description | None = None
         self._description_bytes = b""
+        self._form: PushForm | None = None
+        """What pushes must look like."""
         self.world_size = ranks.bit_count()
         self.aggregator: Aggregator = Float32(self.world_size)
         """The job's, known from its description."""
@@ -143,6 +149,7 @@ class NodeMember(Parent):
         self._description_bytes = facts.description
         self._description = parse_description(facts.description)
         self.aggregator = make_aggregator(self._description.aggregate, self.world_size)
+        self._form = PushForm(self._layout, self.aggregator)
         owned = [chunk for chunk in self._layout.chunks if self._owns(chunk.index)]
         self._chunks_count = len(owned)
         self._trainable = tuple(chunk.index for chunk in owned if chunk.trainable)
@@ -173,6 +180,15 @@ class NodeMember(Parent):
     # ---------------------------------------------------------------------- the child
 
     def _hello_came(self, peer: str, hello: wire.Hello, description: bytes) -> None:
+        if self._description is None:
+            try:
+                self._members.check(hello, description)
+            except RefusedError as exc:
+                self._refuse_child(peer, exc)
+                return
+            if hello.step > 0:  # make no new state in the place of one that is missing
+                self._refuse_to_go_back(peer, hello)
+                return
         if self._description is None and self._hello is None:
             self._actions.append(OpenStore(description))
         self._hello = (peer, hello, description)
@@ -191,10 +207,37 @@ class NodeMember(Parent):
         except RefusedError as exc:
             self._refuse_child(peer, exc)
             return
+        is_older = hello.step > max(self._step, self._redone_to)
+        if is_older and not (self._redoes and self._loaded):
+            self._refuse_to_go_back(peer, hello)
+            return
+        if is_older:
+            self._redone_to = hello.step
+        is_later = hello.generation > 0 and (
+            (not self._has_welcomed and hello.generation >= self._generation)
+            or (hello.generation != self._generation and hello.attempt >= self._attempt)
+        )  # fmt: skip
+        if (is_older or is_later) and self._place.number == 0:
+            self._overtake(hello, is_older=is_older)
+        self._has_welcomed = True
         if replaced:
             self._request_abort("the switch was started again")
         self._tell(peer, self._welcome(self._limits.push_window_bytes))
         self._is_heard(hello.present, (hello.incarnation, hello.roll))
+
+    def _refuse_to_go_back(self, peer: str, hello: wire.Hello) -> None:
+        """The child was told of decided steps that the state does not have: end, and say so."""
+        error = KnowsMoreError(self._step, hello.step)
+        self._refuse_child(peer, error)
+        self._actions.append(GiveUp(str(error), code=OLDER_STATE_CODE))
+
+    def _overtake(self, hello: wire.Hello, *, is_older: bool) -> None:
+        """Go beyond the attempt and the opening of the store that the child knows, if the state is
+        an older copy: else what was said then could be taken for what is said now.
+
+        `is_older`: it lacks steps too, and the operator lets the job make them again.
+        """
+        raise NotImplementedError
 
     # ---------------------------------------------------------------------- initial weights
 
@@ -219,11 +262,11 @@ class NodeMember(Parent):
             self._held_loads.clear()
 
     def _load_sizes(self, chunk: int) -> tuple[int, ...]:
-        """Bytes of initial weights; or of weights, state fields and the count of updates."""
+        """Bytes of initial weights; or of weights, state fields and the counts of updates."""
         assert self._description is not None
         place = self._layout.chunks[chunk]
         fields_count = 1 + len(self._description.state_fields)
-        whole = fields_count * place.sum_bytes + UPDATES_BYTES
+        whole = fields_count * place.sum_bytes + COUNT_BYTES * self._layout.segments_count(chunk)
         return (place.sum_bytes, whole) if place.trainable else (place.sum_bytes,)
 
     def page_loaded(self, load: LoadPage) -> list[Action]:

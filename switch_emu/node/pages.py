@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from switch_emu.switch.aggregate import F32Array
 
 WEIGHT = "weight"
 UPDATES = "updates"
-"""How often a page was updated: Adam's step count, which skipped steps do not raise."""
+"""How often each segment of a page was updated: Adam's step count (`runs.py`)."""
 
 
 class Pages(Protocol):
@@ -45,18 +45,21 @@ def store_config(description: Description, node: int = 0) -> StoreConfig:
             f"{layout.node_count} nodes; give fewer, or a smaller --chunk"
         )
     kernel = kernel_name(description.optimizer, description.state_fields)
-    kinds: dict[tuple[bool, int], int] = {}
+    kinds: dict[tuple[bool, int, int], int] = {}
     built: list[PageKind] = []
     page_kinds: list[int] = []
     for chunk in chunks:
-        key = (chunk.trainable, chunk.elems)
+        segments_count = layout.segments_count(chunk.index)
+        key = (chunk.trainable, chunk.elems, segments_count if chunk.trainable else 0)
         if key not in kinds:
             kinds[key] = len(built)
             fields = [Field(WEIGHT, "float32", chunk.elems)]
             if chunk.trainable:
                 fields += [Field(name, "float32", chunk.elems) for name in description.state_fields]
-                fields.append(Field(UPDATES, "int64", 1))
+                fields.append(Field(UPDATES, "int64", segments_count))
             name = f"{description.optimizer if chunk.trainable else 'frozen'}-{chunk.elems}"
+            if chunk.trainable:
+                name += f"-{segments_count}"
             built.append(PageKind(name, tuple(fields)))
         page_kinds.append(kinds[key])
     return StoreConfig(
@@ -83,9 +86,19 @@ def field_view(kind: PageKind, record: memoryview, name: str) -> F32Array:
 
 
 def updates_view(kind: PageKind, record: memoryview) -> np.ndarray:
-    """The record's count of updates: int64 [1], without a copy."""
+    """The record's counts of updates: int64 [segments], without a copy."""
     start, stop = kind.range(UPDATES)
     return np.frombuffer(record[start:stop], np.int64)
+
+
+def read_counts(read: Callable[[memoryview], None], kind: PageKind, into: memoryview) -> None:
+    """Fill `into`, int64 [segments], with a page's counts of updates.
+
+    `read` reads the field as the store has it: an older one has one count for all segments.
+    """
+    found = np.empty(kind.fields[kind.index(UPDATES)].elems, np.int64)
+    read(found.view(np.uint8).data)
+    np.frombuffer(into, np.int64)[:] = found
 
 
 def parameter_values(store: Pages, layout: Layout, version: int) -> Iterator[F32Array]:

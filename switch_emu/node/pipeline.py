@@ -16,7 +16,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -37,10 +37,11 @@ from switch_emu.node.actions import (
     Update,
 )
 from switch_emu.node.core import NodeCore
-from switch_emu.node.kernels import Run, UpdateKernel
+from switch_emu.node.kernels import UpdateKernel
 from switch_emu.node.outgoing import Outgoing
 from switch_emu.node.pages import WEIGHT, field_view
 from switch_emu.node.places import WeightsPlaces
+from switch_emu.node.runs import count_update, update_runs
 from switch_emu.node.scratch import Adder, Scratch, record_views
 from switch_emu.node.statistics import Statistics
 from switch_emu.node.update import clip_scale
@@ -53,6 +54,9 @@ from switch_emu.store import (
     VersionMissing,
 )
 from switch_emu.store.kept import RECORD_KEY, KeptFiles
+
+KERNEL_KEY: Final = "kernel"
+"""In `DecidedStep.extra`: name and version of the update that made the step."""
 
 Finished = Callable[[], Sequence[Any]]
 """To be called by the shell's loop: tells the core, returns its actions."""
@@ -224,7 +228,7 @@ class Pipeline:
         source = own if record is None else record_views(kind, record, fields)
         target = own if place is None else record_views(kind, place, fields)
         hyper = self._decoded(action.hyper)
-        updates_count = int(source.updates[0])
+        runs = update_runs(self._layout, action.chunk, hyper, source.updates, action.absent)
         pieces = self.statistics.pieces(action.chunk) if hyper.measure else None
         with self._adder.terms(action.contributions, source.weights.size) as contributions:
             squares = self._kernel.update(
@@ -233,15 +237,14 @@ class Pipeline:
                 state=source.state,
                 weights_out=target.weights,
                 state_out=target.state,
-                runs=self._runs(action.chunk, hyper),
+                runs=runs,
                 divisor=action.divisor,
                 scale=clip_scale(hyper, action.grad_norm),
-                updates_count=updates_count,
                 wire=wire.target,
                 measure=self._streaming,
                 pieces=pieces,
             )
-        target.updates[0] = updates_count + 1
+        count_update(source.updates, action.absent, target.updates)
         if pieces is not None:
             self.statistics.add(action, pieces)
         return squares
@@ -252,12 +255,6 @@ class Pipeline:
             return self._store.place_in_ram(page, action.step + 1, action.attempt)
         except StaleAttempt:
             return None  # `write` will say so again
-
-    def _runs(self, chunk: int, hyper: StepHyper) -> list[Run]:
-        return [
-            Run(start=start, stop=stop, hyper=hyper.groups[group])
-            for start, stop, group in self._layout.group_runs(chunk)
-        ]
 
     def _wire(self, chunk: int, step: int, attempt: int, *, needed: bool) -> Outgoing:
         return Outgoing(
@@ -367,7 +364,7 @@ class Pipeline:
 
     def _prepare(self, action: Prepare) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
-        extra = {}
+        extra = {KERNEL_KEY: f"{self._kernel.name} {self._kernel.version}"}
         if action.kept_attempt is not None:
             extra[RECORD_KEY] = self._kept.seal(action.version, action.kept_attempt)
         ranks = range(action.contributors.bit_length())

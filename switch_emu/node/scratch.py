@@ -29,7 +29,7 @@ class RecordViews(NamedTuple):
     weights: F32Array
     state: tuple[F32Array, ...]
     updates: np.ndarray
-    """Count of updates: int64 [1]."""
+    """Counts of updates: int64 [segments]."""
 
 
 def record_views(kind: PageKind, record: memoryview, state_fields: Sequence[str]) -> RecordViews:

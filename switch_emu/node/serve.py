@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +11,8 @@ from luwu.aggregate import Aggregator, make_aggregator
 from luwu.base.clock import new_incarnation
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
+from luwu.base.expendable import Expendable
+from luwu.base.json_file import write_json
 from luwu.base.links import LinkPair, push_window_bytes
 from luwu.base.outstanding import retry_policy
 from luwu.base.quantities import format_bytes
@@ -65,6 +65,8 @@ class NodeSpec:
     listen: str
     memory_budget_bytes: int
     chunk_bytes: int
+    incarnation: int | None = None
+    """Number of this start, larger than that of the one before; None: the clock says."""
     summary: Path
     """Where the account of the run is written at the end."""
     state: Path | None = None
@@ -85,6 +87,8 @@ class NodeSpec:
     """Of a switch of its own: how long a worker may be away; None: it is waited for."""
     ranks_min: int | None = None
     """The job goes on without lost workers, as long as so many are left; None: it waits."""
+    redoes: bool = False
+    """Decided steps that the state lacks are made again, where members know of them."""
     record: Path | None = None
     """Where the node's own switch writes all messages down, without another."""
     arena_bytes: int = 0
@@ -210,7 +214,7 @@ def make_node_shell(
     `limits`: of a switch of its own; unless given, what the specification comes to.
     """
     plan = spec.plan()
-    incarnation = new_incarnation()
+    incarnation = spec.incarnation or new_incarnation()
     ranks = (1 << spec.world_size) - 1
     core = NodeCore(
         job=spec.job,
@@ -226,6 +230,7 @@ def make_node_shell(
             push_window_bytes=push_window_bytes(spec.link, spec.chunk_bytes, plan.window_bytes),
             raw_bytes_max=spec.arena_bytes // 4 or None,
             ranks_min=spec.ranks_min,
+            redoes=spec.redoes,
         ),
     )
     own_switch = None
@@ -268,7 +273,7 @@ def make_node_shell(
         make_kernel=lambda description: make_kernel(
             description.optimizer,
             description.state_fields,
-            cache=None if spec.state is None else spec.state / "kernels",
+            cache=None,
         ),
         make_kept=lambda decided: KeptFiles(
             spec.state, synced=spec.durability == "step", decided=decided
@@ -276,6 +281,7 @@ def make_node_shell(
         make_places=make_places,
         own_switch=own_switch,
         grace_s=spec.grace_s,
+        where="in RAM" if spec.state is None else f"in {spec.state}",
         counters=None if spec.counters is None else CountersFile(spec.counters, spec.counters.stem),
     )
 
@@ -431,6 +437,5 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         ),
         "pool": None if shell.own_switch is None else shell.own_switch.report(),
     }
-    partial = spec.summary.with_suffix(".partial")
-    partial.write_text(json.dumps(summary, indent=1), encoding="utf-8")
-    os.replace(partial, spec.summary)
+    with Expendable().writing(spec.summary):
+        write_json(spec.summary, summary)

@@ -73,10 +73,12 @@ class NodeShell(Shell):
         make_kept: Callable[[DecidedStep | None], KeptFiles],
         make_places: Callable[[Description], WeightsPlaces | None] = lambda description: None,
         own_switch: SwitchCore | None = None, grace_s: float = 600.0,
-        counters: CountersFile | None = None,
+        counters: CountersFile | None = None, where: str = "in RAM",
     ) -> None:  # fmt: skip
+        """`where`: the state is, for people."""
         super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
         self.core = core
+        self._where = where
         self._job, self._plan, self._place = job, plan, place or NodePlace()
         self._open_store = open_store
         self._make_store, self._make_spill = make_store, make_spill
@@ -245,8 +247,8 @@ class NodeShell(Shell):
                 self.do(self.own_switch.summed(now_ns, action, total, total.nbytes))
             case OpenStore(description):
                 self._open_new(description)
-            case GiveUp(text):
-                raise StateError(text)
+            case GiveUp(text, code):
+                raise StateError(f"{text} (the state is {self._where})", code=code)
             case RecordAttempt(attempt):
                 assert self.store is not None
                 self.store.record_attempt(attempt)
@@ -307,6 +309,10 @@ class NodeShell(Shell):
         if self.own_switch is not None:
             due.append(self.own_switch.next_tick_ns())
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
+
+    def is_known(self, peer: str) -> bool:
+        is_child = self.own_switch is not None and self.own_switch.is_member(peer)
+        return is_child or self.core.is_member(peer)
 
     def link_name(self, peer: str) -> str:
         return (self.own_switch or self.core).name_of(peer)

@@ -15,7 +15,7 @@ from switch_emu.node.actions import Fold, Update
 from switch_emu.node.publisher import Publisher
 from switch_emu.node.sums import ChunkSum, StepSums
 from switch_emu.switch.members import ranks_text
-from switch_emu.switch.slots import Contribution
+from switch_emu.switch.slots import Contribution, common_absent
 
 
 @dataclass(slots=True)
@@ -74,11 +74,13 @@ class Step:
         """The update of the next chunk that is ready; it hands out weights somebody waits for."""
         chunk = self.ready.popleft()
         assert self.hyper is not None
+        gradient = self.take_gradient(chunk)
         return Update(
             chunk=chunk,
             step=self.number,
             attempt=attempt,
-            contributions=self.take_gradient(chunk),
+            contributions=gradient,
+            absent=common_absent(gradient),
             divisor=self.sums.chunks[chunk].weight,
             grad_norm=None if self.verdict is None else self.verdict.grad_norm,
             hyper=self.hyper,
@@ -97,7 +99,8 @@ class Step:
             entry.folding = True
             part.contributions = [replace(c, payload=None) for c in part.contributions]
             total, entry.total = entry.total, None
-            return Fold(chunk, self.number, attempt, number, total, present)
+            absent = common_absent(present if total is None else (total, *present))
+            return Fold(chunk, self.number, attempt, number, total, present, absent)
         return None
 
     def folded(self, chunk: int, squares: tuple[float, ...], total: Contribution) -> None:

@@ -11,11 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from luwu.aggregate import Aggregator
-from luwu.aggregate.interface import ENCODED
-from luwu.layout import DTYPE_BYTES, Layout
 from luwu.wire.actions import Payload
-from luwu.wire.messages import RESENT_PART, Push
 from switch_emu.switch.slots import Contribution, merge, rank_order
 from switch_emu.switch.tree_order import tree_weight
 
@@ -110,21 +106,3 @@ class StepSums:
             if entry.total is not None and entry.total.payload is not None:
                 held.append(entry.total.payload)
         return held
-
-
-def fits(
-    layout: Layout, aggregator: Aggregator, m: Push, payload_bytes: int, *, has_payload: bool
-) -> bool:
-    """Whether a gradient belongs to the layout, and is as the job's aggregator makes it.
-
-    One that does not is nobody's. As it was before it was encoded it comes only where that
-    overflowed.
-    """
-    if m.chunk >= len(layout.chunks) or not layout.chunks[m.chunk].trainable:
-        return False
-    elems = layout.chunks[m.chunk].elems
-    if not has_payload:
-        return True
-    if aggregator.is_plain or (aggregator.may_overflow and m.part >= RESENT_PART):
-        return m.dtype in DTYPE_BYTES and payload_bytes == elems * DTYPE_BYTES[m.dtype]
-    return m.dtype == ENCODED and aggregator.fits(elems, payload_bytes)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from luwu.base.errors import ConfigError, LuwuError
-from luwu.layout import DTYPE_BYTES, Layout
+from luwu.layout import COUNT_BYTES, DTYPE_BYTES, Layout
 from luwu.wire.reading import ATTACHED, VersionFacts
 from luwu.wire.statistics import STATS
 from switch_emu.node.actions import ReadField
 from switch_emu.node.core import NodeCore
-from switch_emu.node.pages import WEIGHT
+from switch_emu.node.pages import UPDATES, WEIGHT, read_counts
 from switch_emu.node.statistics import Measured, Statistics
 from switch_emu.payload import Buffers, Payload
 from switch_emu.store import PageStore, Pin
@@ -152,10 +153,14 @@ class Visits:
             weights = np.empty(elems, np.float32)
             pin.read_field(page, WEIGHT, weights.view(np.uint8).data)
             nbytes = elems * DTYPE_BYTES[read.dtype]
+        if read.field == UPDATES:
+            nbytes = COUNT_BYTES * self._layout.segments_count(read.chunk)
         memory, payload = self._buffers.take(nbytes)
         try:
             if is_cast:
                 self._cast(weights, read.dtype, memory)
+            elif read.field == UPDATES:
+                read_counts(partial(pin.read_field, page, UPDATES), kind, memory)
             else:
                 pin.read_field(page, read.field, memory)
         except BaseException:

@@ -41,14 +41,24 @@ from luwu.aggregate.interface import ENCODED
 from luwu.base.outstanding import RetryPolicy
 from luwu.wire import messages as wire
 from luwu.wire.actions import PARENT, Payload
+from luwu.wire.description import parse_description
 from luwu.wire.kinds import Verb
 from switch_emu.switch.actions import Action, Sum, SwitchLimits
 from switch_emu.switch.handing_on import SwitchHandingOn
 from switch_emu.switch.members import Member, ranks_text
 from switch_emu.switch.pool import make_pool
+from switch_emu.switch.push_form import PushForm
 from switch_emu.switch.reader_routes import ReaderRoutes
 from switch_emu.switch.resources import pool_resources
-from switch_emu.switch.slots import Contribution, OverlapError, Slot, SlotKey, rank_order
+from switch_emu.switch.slots import (
+    Contribution,
+    OverlapError,
+    Slot,
+    SlotKey,
+    common_absent,
+    contribution_of,
+    rank_order,
+)
 
 
 class SwitchCore(SwitchHandingOn):
@@ -66,9 +76,11 @@ class SwitchCore(SwitchHandingOn):
         limits = limits or SwitchLimits()
         super().__init__(job, incarnation, rank, children, limits, retry or RetryPolicy())
         self.pool = make_pool(limits, ranks=self._members.ranks, child_count=len(children))
-        self._routes = ReaderRoutes(self._actions)
+        self._routes = ReaderRoutes(self._actions, self._ours)
         self.duplicates: Counter[str] = Counter()
         """Contributions that had been taken in before, and came again, by child."""
+        self._form: PushForm | None = None
+        """What pushes must look like; known when the parent has read the description."""
 
     # ---------------------------------------------------------------------- events
 
@@ -97,6 +109,9 @@ class SwitchCore(SwitchHandingOn):
             self._present(peer, member, m)
         elif not self._is_current(peer, member, m):
             self._refuse(m, payload)
+        elif isinstance(m, wire.Pull | wire.Propose) and m.chunk >= self._chunks_count:
+            text = f"it sent {type(m).__name__} of chunk {m.chunk}; there are {self._chunks_count}"
+            self._expel(peer, member, text)
         elif isinstance(m, wire.Push):
             self._push(peer, member, m, payload, payload_bytes)
         elif isinstance(m, wire.Pull):
@@ -153,13 +168,24 @@ class SwitchCore(SwitchHandingOn):
 
     # ---------------------------------------------------------------------- N gradients in, one out
 
+    @property
+    def _chunks_count(self) -> int:
+        return 0 if self._form is None else self._form.chunks_count
+
     def _push(
         self, peer: str, member: Member, m: wire.Push, payload: Any, payload_bytes: int
     ) -> None:
+        assert self._form is not None, "who is not joined is not current"
+        fault = self._fault_of_ranks(member, m)
+        fault = fault or self._form.fault(m, payload_bytes, has_payload=payload is not None)
+        if fault:
+            self._drop(payload)
+            self._expel(peer, member, fault)
+            return
         key = (m.step, m.part, m.chunk)
-        said = Contribution(m.contributors, m.weight, m.last, m.dtype, payload, payload_bytes)
+        said = contribution_of(m, payload, payload_bytes)
         receipt = self._receipt(m, Verb.PUSH, m.contributors)
-        if not self._is_own(peer, member, m) or m.step > self._step + 1:
+        if m.step > self._step + 1:
             self._drop(payload)
         elif m.step < self._step or self.pool.is_summed(key):
             self._answer_repetition(peer, said, receipt)
@@ -226,7 +252,8 @@ class SwitchCore(SwitchHandingOn):
         last = slot.contributions[0].last
         is_encoded = any(c.dtype == ENCODED for c in slot.contributions)
         dtype = ENCODED if is_encoded else "float32"
-        said = Contribution(ranks, slot.weight, last, dtype, payload, payload_bytes)
+        absent = common_absent(slot.contributions)
+        said = Contribution(ranks, slot.weight, last, dtype, payload, payload_bytes, absent)
         on_way = self._told_later(key, slot.contributions)
         self.pool.hand_out(key, payload_bytes)  # freed when the parent has it
         self._push_up(key, said, raw=False, on_way=on_way)
@@ -261,8 +288,11 @@ class SwitchCore(SwitchHandingOn):
             self.pool.arrived(key)
 
     def _welcomed(self, m: wire.Welcome) -> None:
-        if self._uplink.asks("hello"):  # so the parent has seen the description, and can read it
-            self.pool.learn(self._members.description)
+        is_answer = self._uplink.asks("hello")  # the parent has read the description
+        if is_answer and self._form is None:
+            job = parse_description(self._members.description)
+            self._form = PushForm(job.layout, self.aggregator)
+            self.pool.learn(job)
         super()._welcomed(m)
 
     def _forget(self, step: int | None = None) -> None:
@@ -278,6 +308,15 @@ class SwitchCore(SwitchHandingOn):
             resources = pool_resources(slots, len(self._members.children))
             found.update(fidelity="protocol", resources=resources)
         return found
+
+    def lost(self, now_ns: int, peer: str) -> list[Action]:
+        """The connection to a child, or of readers, has ended."""
+        self._routes.lost(peer)
+        return super().lost(now_ns, peer)
+
+    def is_member(self, peer: str) -> bool:
+        """Whether a connection is that of a child that has joined."""
+        return self._members.member_at(peer) is not None
 
     def name_of(self, peer: str) -> str:
         """What a connection is, for people: `parent`, `ranks 0, 1`."""

@@ -78,6 +78,15 @@ class Fan:
 
     # ---------------------------------------------------------------------- upwards
 
+    def stamped(self, m: wire.Message) -> wire.Message:
+        """What the core says; its Hello with the latest attempt that any node has said, which the
+        core may not have been told yet. The step is its own: a node may have to follow node 0."""
+        if not isinstance(m, wire.Hello):
+            return m
+        said = (heard.position[:2] for heard in self._heard)
+        generation, attempt = max((m.generation, m.attempt), *said)
+        return replace(m, generation=generation, attempt=attempt)
+
     def up(self, m: wire.Message, payload: object = None) -> tuple[int, ...]:
         """The nodes that must hear what the core says."""
         if isinstance(m, wire.Hello):
@@ -91,10 +100,13 @@ class Fan:
             return (m.chunk % len(self._all),)
         return self._all
 
-    def to_greet(self) -> list[tuple[int, wire.Hello, object]]:
+    def to_greet(self) -> list[tuple[int, wire.Message, object]]:
         """Hello to the nodes to which it must be said now: (node, message, payload)."""
         behind, self._behind = self._behind, ()
-        return [] if self._hello is None else [(node, *self._hello) for node in behind]
+        if self._hello is None or not behind:
+            return []
+        hello = self.stamped(self._hello[0])
+        return [(node, hello, self._hello[1]) for node in behind]
 
     @staticmethod
     def refusal(m: wire.ReaderRequest) -> wire.Gone:

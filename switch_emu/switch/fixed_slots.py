@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from luwu.aggregate import make_aggregator
 from luwu.layout import SUM_BYTES, Layout
 from luwu.wire.actions import Payload
-from luwu.wire.description import parse_description
+from luwu.wire.description import Description
 from luwu.wire.messages import RESENT_PART
 from switch_emu.switch.slots import Contribution, Slot, SlotKey, add_to, oldest_unfilled
 
@@ -136,10 +136,9 @@ class FixedSlotPool:
         """A slot is full with these, in the attempt that begins."""
         self._ranks = ranks
 
-    def learn(self, description: bytes) -> None:
+    def learn(self, job: Description) -> None:
         """What is pushed, and in which order; the same for the whole job."""
         if not self._turns_count:
-            job = parse_description(description)
             self._turns, self._turns_count = push_turns(job.layout)
             aggregator = make_aggregator(job.aggregate, self._world_size)
             elems = self.range.slot_bytes // SUM_BYTES

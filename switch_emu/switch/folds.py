@@ -45,7 +45,8 @@ class Fold:
                 f"ranks {ranks_text(g)}: {said[:24]}" for said, g in list(groups.items())[:4]
             )
             self.refusal = (
-                f"the {self.what} differ between ranks ({told}); every rank must use the same"
+                f"the {self.what} differ between ranks ({told}); every rank must use "
+                "the same, and must have frozen the same parameters"
             )
             raise DisagreementError(self.refusal)
         return True

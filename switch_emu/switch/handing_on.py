@@ -52,13 +52,13 @@ class SwitchHandingOn(SwitchAgreeing):
             self.copies.serve(len(self._members.counted))
         self._keeps = {key for key in self._keeps if step is not None and key[0] > step}
 
-    def _is_own(self, peer: str, member: Member, m: wire.Push) -> bool:
+    @staticmethod
+    def _fault_of_ranks(member: Member, m: wire.Push) -> str:
         """A member speaks for its own ranks only, whatever its header says."""
         if m.contributors and not m.contributors & ~member.ranks:
-            return True
-        ranks = ranks_text([m.contributors])
-        self._note("switch.misfit", level="WARNING", peer=peer, ranks=ranks)
-        return False
+            return ""
+        said = ranks_text([m.contributors])
+        return f"it pushed for ranks {said}, and speaks for {ranks_text([member.ranks])}"
 
     # ---------------------------------------------------------------------- weights, downwards
 
@@ -141,7 +141,7 @@ class SwitchHandingOn(SwitchAgreeing):
         step, part, chunk = key
         push = self._ours(
             wire.Push, step=step, part=part, chunk=chunk, contributors=said.contributors,
-            weight=said.weight, last=said.last, raw=raw, dtype=said.dtype,
+            absent=said.absent, weight=said.weight, last=said.last, raw=raw, dtype=said.dtype,
         )  # fmt: skip
         cargo = Cargo(push, said.payload, said.payload_bytes, on_way)
         self._uplink.load(self._now_ns, ("push", *key, said.contributors), cargo)

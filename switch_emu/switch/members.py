@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.wire.description import description_hash, differences
+from luwu.wire.lost_steps import refusal_text
 from luwu.wire.messages import Hello
 
 RANKS_SHOWN_MAX = 16
@@ -32,6 +33,13 @@ class RefusedError(Exception):
     """This child can never be a member; the text says why and what to do."""
 
 
+class KnowsMoreError(RefusedError):
+    """This child was told of decided steps that the state does not have."""
+
+    def __init__(self, found: int, known: int) -> None:
+        super().__init__(refusal_text(found, known))
+
+
 @dataclass(slots=True)
 class Member:
     """A child that said Hello."""
@@ -39,6 +47,8 @@ class Member:
     ranks: int
     peer: str
     incarnation: int
+    known: tuple[int, int, int]
+    """(generation, attempt, first undecided step) that it knew when it said Hello."""
     left: bool = False
 
 
@@ -57,6 +67,8 @@ class Members:
         """Of these, the ones that count in this attempt."""
         self._by_ranks: dict[int, Member] = {}
         self._by_peer: dict[str, Member] = {}
+        self._expelled: dict[int, tuple[int, str]] = {}
+        """Ranks -> the start of them that is heard no more, and why."""
         self.first: Hello | None = None
         """Hello of the first child; the others must agree with it."""
         self.description = b""
@@ -82,6 +94,11 @@ class Members:
         """Connections of all members that count, in rank order."""
         present = (self._by_ranks.get(ranks) for ranks in self.counted)
         return tuple(member.peer for member in present if member is not None)
+
+    @property
+    def all_members(self) -> tuple[Member, ...]:
+        """All who are in, whether they count or not."""
+        return tuple(self._by_ranks.values())
 
     @property
     def everyone(self) -> tuple[str, ...]:
@@ -123,6 +140,11 @@ class Members:
         if member is not None:
             member.left = True
 
+    def expel(self, member: Member, text: str) -> None:
+        """This start of a member broke the protocol: it is none any more, and cannot be again."""
+        self._by_peer.pop(member.peer, None)
+        self._expelled[member.ranks] = (member.incarnation, text)
+
     def missing(self, present: Iterable[int] | None = None) -> str:
         """Ranks of the children not among `present` (default: not in at all), for people."""
         there = set(self._by_ranks if present is None else present)
@@ -130,7 +152,7 @@ class Members:
 
     def join(self, peer: str, hello: Hello, description: bytes) -> bool:
         """Take a child in; True if a later start of it replaces one. Raises RefusedError."""
-        self._check(hello, description)
+        self.check(hello, description)
         former = self._by_ranks.get(hello.contributors)
         if former is not None:
             if hello.incarnation < former.incarnation:
@@ -140,14 +162,16 @@ class Members:
                     "these by NTP, if this one is the later)"
                 )
             self._by_peer.pop(former.peer, None)
-        member = Member(hello.contributors, peer, hello.incarnation)
+        known = (hello.generation, hello.attempt, hello.step)
+        member = Member(hello.contributors, peer, hello.incarnation, known)
         self._by_ranks[hello.contributors] = member
         self._by_peer[peer] = member
         if self.first is None:
             self.first, self.description = hello, description
         return former is not None and former.incarnation < hello.incarnation
 
-    def _check(self, hello: Hello, description: bytes) -> None:
+    def check(self, hello: Hello, description: bytes) -> None:
+        """Raise RefusedError if this can be no child of ours."""
         if hello.protocol != PROTOCOL_VERSION:
             raise RefusedError(
                 f"protocol version {hello.protocol} is spoken by you, {PROTOCOL_VERSION} here; "
@@ -161,6 +185,9 @@ class Members:
                 f"each for ranks {ranks_text(self.children)}; start as many workers as --workers "
                 "says on both sides"
             )
+        incarnation, text = self._expelled.get(hello.contributors, (-1, ""))
+        if hello.incarnation <= incarnation:
+            raise RefusedError(f"this start of yours broke the protocol: {text}"[:880])
         if description_hash(description) != hello.description_hash:
             raise RefusedError("your job description does not have the hash you state")
         if self.first is None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.base.outstanding import RetryPolicy
 from luwu.wire import messages as wire
+from luwu.wire.actions import Expel
 from luwu.wire.kinds import Role, Verb
 from luwu.wire.uplink import Uplink
 from switch_emu.switch.actions import Action, SwitchLimits
-from switch_emu.switch.members import Member, RefusedError, ranks_text
+from switch_emu.switch.members import KnowsMoreError, Member, RefusedError, ranks_text
 from switch_emu.switch.parent import Parent
 from switch_emu.switch.presence import Presence
 
@@ -107,6 +109,8 @@ class SwitchMember(Parent):
         try:
             if self._gone and not m.contributors & self._members.active:
                 raise RefusedError(_JOB_IS_OVER)
+            if self._joined:
+                self._check_knows_no_more((m.generation, m.attempt, m.step))
             replaced = self._members.join(peer, m, description)
         except RefusedError as exc:
             self._refuse_child(peer, exc)
@@ -124,6 +128,17 @@ class SwitchMember(Parent):
                 self._tell(peer, self._welcome_child())
         elif not self._uplink.asks("hello"):
             self._call_the_roll()
+
+    def _check_knows_no_more(self, known: tuple[int, int, int]) -> None:
+        """Raise KnowsMoreError if a child was told what the state does not know.
+
+        What the operator lets it make again, it can only be told under a later opening of the store
+        than it knows; else it would take the answer for an old one.
+        """
+        *when, step = known
+        may_redo = self._redoes and self._loaded
+        if (step > self._step and not may_redo) or when > [self._generation, self._attempt]:
+            raise KnowsMoreError(self._step, step)
 
     def _call_the_roll(self) -> None:
         """Say Hello once nobody is waited for any more; then, whom we hear, if that changed."""
@@ -176,6 +191,15 @@ class SwitchMember(Parent):
         self._answer_stale(peer, m)
         return False
 
+    def _expel(self, peer: str, member: Member, text: str) -> None:
+        """A member broke the protocol: this start of it is heard no more, and counts as lost."""
+        ranks = ranks_text([member.ranks])
+        self._note("switch.expelled", level="ERROR", peer=peer, ranks=ranks, text=text)
+        self._members.expel(member, text)
+        self._presence.lost(self._now_ns, member.ranks)
+        self._tell(peer, self._ours(wire.Refuse, text=f"ranks {ranks}: {text}"[:TEXT_CHARS_MAX]))
+        self._actions.append(Expel(peer))
+
     def _leave(self, peer: str, member: Member, m: wire.Leave) -> None:
         member.left = True
         if self._gone:
@@ -197,8 +221,9 @@ class SwitchMember(Parent):
         skip = m.skip(self._attempt, self._generation)
         if skip is not None and self._joined:
             self._judged(skip)
+        is_first = self._generation == 0
         is_same = m.attempt == self._attempt and m.generation == self._generation
-        self._joined, self._loaded = True, m.loaded
+        self._joined, self._loaded, self._redoes = True, m.loaded, m.redoes
         self._epoch, self._generation = m.epoch, m.generation
         self._uplink.window_bytes = self._limits.window(m.push_window_bytes)
         if is_same:  # only the connection was lost: nothing else is
@@ -206,19 +231,34 @@ class SwitchMember(Parent):
             return
         self._unwelcomed.clear()
         self._adopt(m)
+        if is_first:
+            self._compare_with_children()
         self._tell_all(self._welcome_child())
+
+    def _compare_with_children(self) -> None:
+        """Children that were here before us may know more than an older copy of the state."""
+        for member in self._members.all_members:
+            try:
+                self._check_knows_no_more(member.known)
+            except KnowsMoreError as exc:
+                self._refuse_child(member.peer, exc)
+            if member.known[:2] == (self._generation, self._attempt):
+                # It cannot tell what it was told then from what it is told now.
+                self._cancel("the switch was started again")
 
     def _refused(self, m: wire.Refuse) -> None:
         """The parent takes us in no more; also those wait that do not count."""
         self._uplink.answered("present")
-        self._announce(self._members.everyone, self._ours(wire.Refuse, text=m.text))
+        self._announce(
+            self._members.everyone, self._ours(wire.Refuse, text=m.text, is_older=m.is_older)
+        )
 
     def _judged(self, m: wire.Verdict | wire.Decided) -> None:
         """How the open step came out."""
         raise NotImplementedError
 
     def _aborted(self, m: wire.Abort) -> None:
-        self._loaded = m.loaded
+        self._loaded, self._redoes = m.loaded, m.redoes
         if m.attempt > self._attempt:
             waiting = {self._members.peer_of(ranks) for ranks in self._unwelcomed}
             former = [peer for peer in self._members.peers if peer not in waiting]

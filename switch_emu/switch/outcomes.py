@@ -21,6 +21,8 @@ class Outcomes:
     def undo(self, step: int) -> None:
         """A new attempt goes on with this step: how it came out before does not count."""
         self.verdict = None
+        if self.decided is not None and self.decided.step >= step:  # it is lost, and made again
+            self.decided = None
         if self.skip is not None and self.skip.step >= step:
             self.skip, self.skipped_attempt = None, -1
 

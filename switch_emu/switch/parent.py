@@ -16,7 +16,7 @@ from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role, Verb
 from luwu.wire.speaker import Speaker
-from switch_emu.switch.members import Members, RefusedError
+from switch_emu.switch.members import KnowsMoreError, Members, RefusedError
 from switch_emu.switch.outcomes import Outcomes
 
 
@@ -31,6 +31,8 @@ class Parent(Speaker):
         self._members = Members(job=job, children=children)
         self._loaded = False
         """The state has weights."""
+        self._redoes = False
+        """The operator lets the job make steps again that were decided and are lost."""
         self._outcomes = Outcomes()
 
     def _tell_all(self, message: wire.Message, payload: object | None = None) -> None:
@@ -50,6 +52,7 @@ class Parent(Speaker):
             began_with_skip=skip is not None,
             skipped_step=0 if skip is None else skip.step,
             grad_norm=0.0 if skip is None else skip.grad_norm,
+            redoes=self._redoes,
         )  # fmt: skip
 
     def _abort_child(self, text: str) -> wire.Abort:
@@ -58,11 +61,13 @@ class Parent(Speaker):
             loaded=self._loaded,
             contributors=self._members.active,
             text=text[:TEXT_CHARS_MAX],
+            redoes=self._redoes,
         )
 
     def _refuse_child(self, peer: str, error: RefusedError) -> None:
         self._note(f"{self._name}.refused", level="WARNING", peer=peer, text=str(error))
-        self._tell(peer, self._ours(wire.Refuse, text=str(error)))
+        is_older = isinstance(error, KnowsMoreError)
+        self._tell(peer, self._ours(wire.Refuse, text=str(error), is_older=is_older))
 
     def _answer_stale(self, peer: str, m: wire.Message) -> None:
         """Tell a child what it does not know yet: the attempt that counts."""

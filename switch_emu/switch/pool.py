@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from luwu.wire.actions import Payload
+from luwu.wire.description import Description
 from switch_emu.switch.actions import SwitchLimits
 from switch_emu.switch.fixed_slots import FixedSlotPool
 from switch_emu.switch.slots import Contribution, Slot, SlotKey, SlotPool
@@ -21,7 +22,7 @@ class Pool(Protocol):
         """Which ranks make a slot full, in the attempt that begins: all slots are empty."""
         ...
 
-    def learn(self, description: bytes) -> None:
+    def learn(self, job: Description) -> None:
         """The job's description: it says what will be pushed, and comes before the first push."""
         ...
 

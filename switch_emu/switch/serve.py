@@ -9,6 +9,7 @@ from typing import Any
 
 from luwu.base.clock import new_incarnation
 from luwu.base.events import Recorder
+from luwu.base.expendable import Expendable
 from luwu.base.json_file import write_json
 from luwu.base.links import LinkPair, push_window_bytes
 from luwu.base.outstanding import retry_policy
@@ -42,6 +43,8 @@ class SwitchSpec:
     """Endpoint for its children; `tcp://127.0.0.1:0` and `ipc://auto` let the system choose."""
     parent: str
     """Endpoint of the optimizer node, or of another switch."""
+    incarnation: int | None = None
+    """Number of this start, larger than that of the one before; None: the clock says."""
     more_parents: tuple[str, ...] = ()
     """Endpoints of further optimizer nodes."""
     name: str = SWITCH
@@ -125,7 +128,7 @@ def serve_switch(
             transport.dial(name, endpoint)
         core = make_switch_core(
             job=spec.job,
-            incarnation=new_incarnation(),
+            incarnation=spec.incarnation or new_incarnation(),
             children=spec.children,
             rank=spec.rank,
             limits=limits,
@@ -149,7 +152,8 @@ def serve_switch(
         shell.drain(2.0)
         shell.write_counters()
         if is_finished and spec.summary is not None:
-            write_json(spec.summary, _summary(spec, limits, shell))
+            with Expendable().writing(spec.summary):
+                write_json(spec.summary, _summary(spec, limits, shell))
         counts: dict[str, Any] = {**core.counts()}
         recorder.event("switch.finished" if is_finished else "switch.stopped", **counts)
     return is_finished

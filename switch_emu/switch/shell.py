@@ -154,7 +154,7 @@ class SwitchShell(Shell):
             gone = self._fan.refusal(message)
             self.do(self.core.received(SYSTEM_CLOCK.now_ns(), PARENT, gone))
         else:
-            numbers = self._fan.up(message, payload)
+            numbers, message = self._fan.up(message, payload), self._fan.stamped(message)
             super().send([self._parents[number] for number in numbers], message, payload)
 
     def do_own(self, action: Any) -> None:
@@ -175,6 +175,9 @@ class SwitchShell(Shell):
 
     def next_tick_ns(self) -> int | None:
         return self.core.next_tick_ns()
+
+    def is_known(self, peer: str) -> bool:
+        return peer in self._parents or self.core.is_member(peer)
 
     def link_name(self, peer: str) -> str:
         return peer if peer in self._parents else self.core.name_of(peer)

@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from luwu.wire.actions import Payload
+from luwu.wire.description import Description
+from luwu.wire.messages import Push
 
 SlotKey = tuple[int, int, int]
 """(step, part, chunk)."""
@@ -49,6 +51,25 @@ class Contribution:
     payload: Payload | None
     """None: no gradient."""
     payload_bytes: int = 0
+    absent: int = 0
+    """Bitmap of the chunk's segments without a gradient; see `wire.Push`."""
+
+
+def common_absent(contributions: Iterable[Contribution]) -> int:
+    """The segments for which none of these contributions has a gradient.
+
+    One without a payload has none for any segment, so it does not count; 0 if all are such.
+    """
+    absent = -1
+    for contribution in contributions:
+        if contribution.payload is not None:
+            absent &= contribution.absent
+    return max(absent, 0)
+
+
+def contribution_of(m: Push, payload: Payload | None, payload_bytes: int) -> Contribution:
+    """The contribution that a push brings."""
+    return Contribution(m.contributors, m.weight, m.last, m.dtype, payload, payload_bytes, m.absent)
 
 
 def rank_order(contributions: list[Contribution]) -> list[Contribution]:
@@ -206,7 +227,7 @@ class SlotPool:
         """A slot is full with these, in the attempt that begins."""
         self._ranks = ranks
 
-    def learn(self, description: bytes) -> None:
+    def learn(self, job: Description) -> None:
         """Nothing here depends on what is pushed."""
 
     def passes(self, key: SlotKey, child: int) -> None:

@@ -1,8 +1,8 @@
-"""The 30 kinds of faults that a run is made to survive, by number.
+"""The kinds of faults that a run is made to survive, by number.
 
-Each has a scenario of its own in this directory, marked `faults(number)`: `pytest -m faults` runs
-all of them, with tests elsewhere that show the same kind in another way. docs/reliability.md is the
-table for people.
+Each has a scenario, most of them in this directory, marked `faults(number)`: `pytest -m faults`
+runs all of them, with tests elsewhere that show the same kind in another way. docs/reliability.md
+is the table for people.
 """
 
 from __future__ import annotations
@@ -40,4 +40,8 @@ KINDS: Final = {
     28: "a peer has no key, or the wrong one",
     29: "messages are malformed",
     30: "a peer never reads",
+    31: "the state of a node comes back older",
+    32: "a switch or node dies before there are workers",
+    33: "a clock is set back",
+    34: "the run directory is full",
 }

@@ -1,7 +1,8 @@
 """Workers on two hosts by torchrun, switch and node on a third: each in a network namespace.
 
-A worker is killed: torchrun's agents start all workers again, the step that was lost is replayed,
-and the weights are those of an undisturbed run on one host (I1, I3).
+A worker is killed, or a whole host and another comes in its place: torchrun's agents start all
+workers again, the step that was lost is replayed, and the weights are those of an undisturbed run
+on one host (I1, I3).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 @pytest.fixture
 def network() -> Iterator[Hosts]:
     try:
-        with hosts(2) as made:
+        with hosts(3) as made:
             yield made
     except NoNamespaces as exc:
         pytest.skip(f"needs network namespaces: {exc}")
@@ -101,29 +102,44 @@ def worker_on(shell: Terminal, network: Hosts, host: int) -> int:
 
 
 def start_workers(
-    starter: str, shell: Terminal, network: Hosts, url: str, job: list[str]
-) -> list[Command]:
-    """One worker on each host, which may be started again."""
+    starter: str, shell: Terminal, network: Hosts, url: str, job: list[str], index: int
+) -> Command:
+    """One worker on a host, which may be started again."""
     meeting = f"{network.address(0)}:29400"
-    commands = []
-    for index in range(2):
-        if starter == "torchrun":
-            flags = [
-                "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2",
-                "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "gpt",
-                "--rdzv-conf", f"is_host={index == 0}", "--local-addr", network.address(index),
-                "--shutdown-timeout", "1", "--log-dir", f"torchrun-{index}",
-            ]  # fmt: skip
-            program, environ = TORCHRUN, {"LUWU_CONNECT": url}
-        else:
-            flags = [
-                "run", "--join", url, "--worker-hosts", "2", "--rendezvous", meeting,
-                "--worker-restarts", "2", "--run-dir", f"workers-{index}",
-            ]  # fmt: skip
-            program, environ = LUWU, {}
-        command = [*network.host(index), *program]
-        commands.append(shell.start_program(command, [*flags, *job], environ))
-    return commands
+    if starter == "torchrun":
+        flags = [
+            "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2",
+            "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "gpt",
+            "--rdzv-conf", f"is_host={index == 0}", "--local-addr", network.address(index),
+            "--shutdown-timeout", "1", "--log-dir", f"torchrun-{index}",
+        ]  # fmt: skip
+        program, environ = TORCHRUN, {"LUWU_CONNECT": url}
+    else:
+        flags = [
+            "run", "--join", url, "--worker-hosts", "2", "--rendezvous", meeting,
+            "--worker-restarts", "2", "--run-dir", f"workers-{index}",
+        ]  # fmt: skip
+        program, environ = LUWU, {}
+    return shell.start_program([*network.host(index), *program], [*flags, *job], environ)
+
+
+def serve(shell: Terminal, network: Hosts) -> tuple[Command, str]:
+    """`luwu up` between the hosts, and the URL that it prints."""
+    up = ["up", "--run-dir", "up", "--bind", f"tcp://{CENTRE}:0", "--insecure", "--state", "state"]
+    serving = shell.start_program([*network.centre, *LUWU], up, {})
+    return serving, serving.wait_for(r"^or      luwu run --join '(tcp://.*)' SCRIPT$")[1]
+
+
+def check_end(shell: Terminal, commands: list[Command], serving: Command, quiet: str) -> None:
+    """All end well, though something was started again, with the weights of a quiet run."""
+    run = shell.directory / "up"
+    for command in (*commands, serving):
+        assert command.wait(WAIT_S) == 0, f"{command}:\n{command.err}"
+    assert "the job is finished" in serving.err
+    assert sorted(set(decided_steps(run))) == list(range(STEPS))
+    events = (run / "events" / "node.jsonl").read_text()
+    assert "were started again" in events, "the kill disturbed nothing"
+    assert digest(run) == quiet
 
 
 @pytest.mark.feature("torchrun over several hosts")
@@ -134,19 +150,26 @@ def test_lost_worker_is_replayed_over_two_hosts(
 ) -> None:
     """I1, I3, I8. Goal: one digest, disturbed or not. Method: SIGKILL to the worker of the second
     host in the middle of the run; its agent has all workers started again, on both hosts."""
-    run = shell.directory / "up"
-    up = ["up", "--run-dir", "up", "--bind", f"tcp://{CENTRE}:0", "--insecure", "--state", "state"]
-    serving = shell.start_program([*network.centre, *LUWU], up, {})
-    url = serving.wait_for(r"^or      luwu run --join '(tcp://.*)' SCRIPT$")[1]
-
-    workers = start_workers(starter, shell, network, url, job)
-    wait_for_step(run, KILL_AFTER, [serving, *workers])
+    serving, url = serve(shell, network)
+    workers = [start_workers(starter, shell, network, url, job, index) for index in range(2)]
+    wait_for_step(shell.directory / "up", KILL_AFTER, [serving, *workers])
     os.kill(worker_on(shell, network, 1), signal.SIGKILL)
+    check_end(shell, workers, serving, quiet_digest)
 
-    for command in (*workers, serving):
-        assert command.wait(WAIT_S) == 0, f"{command}:\n{command.err}"
-    assert "the job is finished" in serving.err
-    assert sorted(set(decided_steps(run))) == list(range(STEPS))
-    events = (run / "events" / "node.jsonl").read_text()
-    assert "were started again" in events, "the kill disturbed nothing"
-    assert digest(run) == quiet_digest
+
+@pytest.mark.feature("torchrun over several hosts")
+@pytest.mark.timeout(300)
+def test_lost_host_is_replaced(
+    shell: Terminal, network: Hosts, job: list[str], quiet_digest: str
+) -> None:
+    """I1, I3, I8. Goal: the same command on another host takes the place of a lost one. Method:
+    SIGKILL to all that runs on the second host in the middle of the run; then start it on a third,
+    while torchrun on the first still takes the second for alive."""
+    serving, url = serve(shell, network)
+    stays, lost = (start_workers("luwu run", shell, network, url, job, index) for index in range(2))
+    wait_for_step(shell.directory / "up", KILL_AFTER, [serving, stays, lost])
+    for pid in shell.processes():
+        if network.is_on(1, pid):
+            os.kill(pid, signal.SIGKILL)
+    comes = start_workers("luwu run", shell, network, url, job, 2)
+    check_end(shell, [stays, comes], serving, quiet_digest)

@@ -1,7 +1,6 @@
 """`luwu run --engine ray` on Ray's own cluster of three hosts in one machine.
 
-Skipped without ray (`pip install luwu[ray]`: 80 MB to download, 240 MB installed), which is why
-`make test` does not install it.
+`make setup` installs ray (80 MB to download, 240 MB installed); skipped without it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ STEPS = 6
 WAIT_S = 150.0
 
 cluster_utils: Any = pytest.importorskip(
-    "ray.cluster_utils", reason="needs ray: pip install 'luwu[ray]'"
+    "ray.cluster_utils", reason="needs ray: pip install 'luwu-emulator[ray]'"
 )
 pytestmark = pytest.mark.timeout(400)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,3 +182,34 @@ def test_a_snapshot_of_a_running_job(shell: Terminal) -> None:
     steps = str(int(made[1]) + 1)
     done = shell.run(*FLAGS[:4], "--state", "kept", "--resume", "train.py", steps)
     assert (done.process.returncode, done.out) == (0, f"done {made[1]}\n"), done.err
+
+
+PIPED = 'exec "$0" "$@" > >(cat) 2> >(cat >&2)'
+"""A command whose output goes to no file, as on a terminal; it has the number of the shell."""
+
+
+@pytest.mark.faults(34)
+def test_a_full_run_directory_costs_records_alone(shell: Terminal) -> None:
+    """I6. Goal: where there is no room any more for logs, events and counters, the run goes on, the
+    launcher says so, naming the directory, and it ends with its own code.
+    Method: from a step on, launcher, switch and node may write no byte to any file; the state is in
+    RAM. Then the script fails, as which the run must end."""
+    flags = ("run", "--workers", "1", "--durability", "none", "--transport", "ipc")
+    script = TRAIN.replace("DISTURB", "os.path.exists('fail') and sys.exit(7)")
+    attached = 'luwu.attach("generator", generator, per_rank=True)\n'  # which is of the state
+    (shell.directory / "train.py").write_text("import os" + script.replace(attached, ""))
+    program = ["bash", "-c", PIPED, sys.executable, "-m", "luwu"]
+    running = shell.start_program(program, [*flags, "train.py", str(DRIVE_STEPS)], {})
+    wait_for_step(running, 1)
+    run = shell.directory / "luwu-runs/latest"
+    rows = json.loads((run / "processes.json").read_text())["processes"]
+    pids = [row["pid"] for row in rows if row["role"] != "worker"]
+    for pid in [running.process.pid, *pids]:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+    last = max(int(step) for step in re.findall(r"^done (\d+)$", running.out, re.MULTILINE))
+    wait_for_step(running, last + 50)
+    (shell.directory / "fail").touch()
+    assert running.wait() == 4, running.err
+    assert "Traceback" not in running.err
+    [warning] = re.findall("^WARNING.*", running.err, re.MULTILINE)
+    assert f"in {run.resolve()}: File too large" in warning

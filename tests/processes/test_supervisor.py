@@ -23,6 +23,7 @@ from luwu.launch.roles import switch_spec
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.supervisor import Supervisor
 from luwu.testing.cluster import SOURCE, Cluster
+from tests.unit.waiting import is_soon
 
 STOP_S_MAX = 10.0
 """Takes less than 2 s on an idle machine; what is not told to end would never end."""
@@ -193,6 +194,62 @@ def test_a_switch_keeps_the_memory_of_messages(
     environ = Path(f"/proc/{poll_until(supervisor, 'switch')}/environ").read_text()
     # glibc ends each setting with a zero, in place
     assert f":GLIBC_TUNABLES={asked or SWITCH_TUNABLES}:" in environ.replace("\0", ":")
+
+
+def die_at_start(tmp_path: Path, times: int) -> str:
+    """A PYTHONPATH with which a switch is killed as it starts, so many times."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import os, pathlib, signal, sys\n"
+        "starts = pathlib.Path(__file__).with_name('starts')\n"
+        "if 'switch_emu' in sys.orig_argv:\n"
+        "    with starts.open('a') as file:\n"
+        "        file.write('x')\n"
+        f"    if len(starts.read_text()) <= {times}:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    return f"{site}{os.pathsep}{SOURCE}"
+
+
+@pytest.mark.faults(32)
+def test_a_role_that_dies_before_it_listens_is_started_again(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: `--restarts` counts from the first start on, before there are workers.
+    Method: the interpreter of the switch kills itself, once."""
+    monkeypatch.setenv("PYTHONPATH", die_at_start(tmp_path, 1))
+    assert add_switch(supervisor).startswith("tcp://127.0.0.1:")
+    assert (tmp_path / "site" / "starts").read_text() == "xx"
+
+
+def test_a_role_that_dies_at_every_start_ends_the_run(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", die_at_start(tmp_path, 2))
+    with pytest.raises(LuwuError, match="signal SIGKILL; no restarts are left"):
+        add_switch(supervisor)
+
+
+def test_a_role_that_dies_while_another_starts_is_started_again(supervisor: Supervisor) -> None:
+    """Goal: whoever listens already is watched too. Its start has a larger number each time,
+    whatever the clock says."""
+    endpoint = add_switch(supervisor)
+    first = poll_until(supervisor, "switch")
+    number = json.loads(supervisor.run.role("switch.json").read_text())["spec"]["incarnation"]
+    os.kill(first, signal.SIGKILL)
+    assert is_soon(lambda: not is_alive(first))
+    tree = one_switch(2)
+    spec = switch_spec(
+        RunConfig(), supervisor.run, job=7, tree=tree, place=tree.root, chunk_bytes=16384,
+        listen="tcp://127.0.0.1:0", parent=endpoint,
+    )  # fmt: skip
+    supervisor.add_role("switch-b", spec)
+    [entry] = [e for e in supervisor.run.read_processes() if e.role == "switch"]
+    assert entry.pid != first
+    again = json.loads(supervisor.run.role("switch.json").read_text())["spec"]
+    assert again["incarnation"] > number
+    assert again["listen"] == endpoint
 
 
 def test_a_role_that_is_told_to_stop_is_not_taken_for_done(supervisor: Supervisor) -> None:

@@ -79,6 +79,12 @@ class DeviceFile:
             self.certain[offset : offset + len(data)] = data
         self.pending.clear()
 
+    def copy(self) -> DeviceFile:
+        other = DeviceFile(self.name, 0)
+        other.seen, other.certain = bytearray(self.seen), bytearray(self.certain)
+        other.pending = list(self.pending)
+        return other
+
     def blocks(self) -> list[tuple[int, bytes]]:
         """The unsynced writes cut at blocks: what a power cut chooses from."""
         return [
@@ -121,7 +127,7 @@ class Device:
         """Called at every failpoint of the store, by tests that take images; ..."""
         self.at_flush: Callable[[str], None] | None = None
         """... and this one before every flush, with the name of the file."""
-        self._right: dict[tuple[str, int], bytes] = {}
+        self.right: dict[tuple[str, int], bytes] = {}
         """(file, offset) -> the block that should be there."""
         _DEVICES[str(self.path)] = self
 
@@ -171,9 +177,7 @@ class Device:
         other = Device(name, self.random)
         other.config = self.config
         for file in self.files.values():
-            copy = other.files[file.name] = DeviceFile(file.name, 0)
-            copy.seen, copy.certain = bytearray(file.seen), bytearray(file.certain)
-            copy.pending = list(file.pending)
+            other.files[file.name] = file.copy()
         other.power_cut(keep)
         return other
 
@@ -202,9 +206,9 @@ class Device:
 
     def repair(self) -> None:
         """Put back what should be there; nothing is armed any more."""
-        for (name, offset), block in self._right.items():
+        for (name, offset), block in self.right.items():
             self.files[name].put_right(offset, block)
-        self._right.clear()
+        self.right.clear()
         self.armed.clear()
         self.struck.clear()
         self.die_after = None
@@ -244,7 +248,7 @@ class Device:
         return any(a <= offset < b for a, b in zip(firsts, seconds, strict=True))
 
     def _should_be(self, file: DeviceFile, offset: int, block: bytes) -> None:
-        self._right.setdefault((file.name, offset), block)
+        self.right.setdefault((file.name, offset), block)
 
     def _rot(self) -> None:
         areas: dict[tuple[str, bool], list[int]] = {}
@@ -274,7 +278,7 @@ class Device:
         lie = self._strikes("lost", "misdirected") if self._may_lie(file.name, offset) else ""
         blocks = range(offset, offset + len(data), BLOCK_BYTES)
         for at in blocks:
-            self._right.pop((file.name, at), None)
+            self.right.pop((file.name, at), None)
         if not lie:
             file.write(offset, data)
             return

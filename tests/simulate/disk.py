@@ -8,6 +8,7 @@ faults damage. Beside the state stands what the oracles want to know of every de
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -29,11 +30,30 @@ from switch_emu.store import (
     StoreConfig,
     VersionMissing,
 )
-from tests.simulate.device import Device, busy
+from tests.simulate.device import Device, DeviceFile, busy
 from tests.simulate.job import JOB, Job
 
 Pieces = dict[tuple[int, int], bytes]
 """(rank, piece) -> bytes that are to be kept beside a version."""
+
+
+_COPIED = (
+    "description", "attempt", "version", "applied", "pages", "tentative", "prepared", "ledger",
+    "decided_attempt", "put_aside", "kept", "_sealed", "_contributors",
+)  # fmt: skip
+
+
+@dataclass
+class Copy:
+    """What lay on a disk."""
+
+    starts: int
+    kept: dict[str, Any]
+    files: dict[str, DeviceFile] | None = None
+    """Of a real store."""
+    config: StoreConfig | None = None
+    right: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    """What should be in blocks of it that were damaged."""
 
 
 class DiskFailed(Exception):
@@ -73,10 +93,13 @@ class Disk:
     _contributors: int = 0
     """Of the version that is prepared."""
 
+    forgotten_starts: int = 0
+    """Of processes whose use a copy of the state that was put back knows nothing of."""
+
     @property
     def generation(self) -> int:
         """Openings."""
-        return self.starts
+        return self.starts - self.forgotten_starts
 
     # ---------------------------------------------------------------------- processes
 
@@ -101,6 +124,18 @@ class Disk:
             description=self.description, generation=self.generation, attempt=self.attempt,
             epoch=0, job=JOB, version=self.version, applied=self.applied, prepared=self.prepared,
         )  # fmt: skip
+
+    def copy(self) -> Copy:
+        """All that lies on it now."""
+        kept = {name: copy.copy(getattr(self, name)) for name in _COPIED}
+        kept["put_aside"] = {key: dict(pieces) for key, pieces in self.put_aside.items()}
+        return Copy(self.starts, kept)
+
+    def put_back(self, copied: Copy) -> None:
+        """The state becomes what it was; no process may have it open."""
+        self.forgotten_starts += self.starts - copied.starts
+        for name, value in copied.kept.items():
+            setattr(self, name, value)
 
     def killed(self) -> None:
         """The process is no more; its last calls are done."""
@@ -259,6 +294,19 @@ class StoredDisk(Disk):
             self.version, self.applied = found, decided.applied
             ranks = sum(1 << each.rank for each in decided.contributors)
             self._note_decided(found, decided.attempt, ranks)
+
+    def copy(self) -> Copy:
+        copied = super().copy()
+        copied.config, copied.right = self.device.config, dict(self.device.right)
+        copied.files = {name: file.copy() for name, file in self.device.files.items()}
+        return copied
+
+    def put_back(self, copied: Copy) -> None:
+        super().put_back(copied)
+        assert copied.files is not None
+        device = self.device
+        device.config, device.files, device.right = copied.config, copied.files, copied.right
+        device.repair()
 
     def killed(self) -> None:
         if self._store is not None:

@@ -139,6 +139,14 @@ class Reconnect(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GoBack(Lasting):
+    """The state is copied; after a while all nodes are killed, and come back with the copy."""
+
+    def strike(self, world: Simulation) -> None:
+        world.go_back(self.for_ms)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cancel(Fault):
     """A worker asks for the attempt to be given up."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from luwu.base.seeds import derive
 from tests.simulate.cluster import Cluster
 from tests.simulate.device import simulated
-from tests.simulate.disk import Disk, StoredDisk
+from tests.simulate.disk import Copy, Disk, StoredDisk
 from tests.simulate.faults import Hostile
 from tests.simulate.hostile import Attacker
 from tests.simulate.job import Job
@@ -73,7 +73,7 @@ class Simulation(Cluster):
 
     def make_disks(self, job: Job, count: int) -> list[Disk]:
         disks = [self._make_disk(job, number, count) for number in range(count)]
-        self.oracles = Oracles(job, disks)
+        self.oracles = Oracles(job, disks, self._known_steps)
         for disk in disks:
             disk.on_decided = self.oracles.decided
         return disks
@@ -117,6 +117,9 @@ class Simulation(Cluster):
             if "virtual s" not in str(exc):
                 raise
             raise AssertionError(f"O4: {exc}: {self._waits_for()}") from None
+        if self.is_refused:
+            self.oracles.at_a_refusal()
+            return
         self.oracles.at_the_end()
         for process in (*self.workers, *self.nodes):
             if process.alive and not self._is_only_goodbye:
@@ -124,7 +127,16 @@ class Simulation(Cluster):
                 assert held == 0, f"O5: {process.name} holds {held} payloads when all is done"
 
     @property
+    def is_refused(self) -> bool:
+        """Somebody has found that the state lacks decided steps, and the launcher ends the run."""
+        return any(node.given_up for node in self.nodes) or any(
+            worker.refused_older for worker in self.workers
+        )
+
+    @property
     def _is_finished(self) -> bool:
+        if self.is_refused:
+            return True
         finished = [worker.finished or self._is_out(worker) for worker in self.workers]
         return any(finished) and (all(finished) or self._is_only_goodbye)
 
@@ -237,6 +249,31 @@ class Simulation(Cluster):
         for role, processes in counts.items():
             for number in range(len(processes)):
                 self.crash(f"{role} {number}", for_ms, power_cut=True)
+
+    def go_back(self, for_ms: int) -> None:
+        """Copy the state; after a while kill the nodes, and put the copy back."""
+        copies = [disk.copy() for disk in self.disks]
+        self._after(for_ms, lambda: self._put_back(copies))
+
+    def _known_steps(self) -> int:
+        """Decided steps of which anybody knows who must be heard before a step is made."""
+        if self.job.node_limits.ranks_min is not None:
+            return 0  # whoever knows may be left out
+        members = (*self.workers, *self.switches.values())
+        return max((each.core._step for each in members if each.alive), default=0)
+
+    def _put_back(self, copies: Sequence[Copy]) -> None:
+        is_done = any(disk.version == self.job.steps for disk in self.disks)
+        if self._is_finished or is_done or copies[0].kept["version"] is None:
+            return  # nobody will look at the state any more; or no step of it was decided
+        for node in self.nodes:
+            if node.alive:
+                node.kill()
+        self.oracles.going_back(copies[0].kept["version"])
+        for disk, copied in zip(self.disks, copies, strict=True):
+            disk.put_back(copied)
+        for node in list(self.nodes):
+            self._after(SUCCESSOR_NS // MS, lambda node=node: self._start_again(node))
 
     def die_in_store(self, who: str, failpoints: int, for_ms: int, *, power_cut: bool) -> None:
         """Let a node end inside its store, at a failpoint to come."""

@@ -4,7 +4,8 @@
     replay      what others said before, word for word, on such a connection
     stale       Hello of a member's earlier start, of a wrong job, of wrong ranks, to a parent that
                 knows its children: one that was just started believes the first that comes
-    absurd      out-of-range fields on the connection of a member, which it is believed to be
+    absurd      out-of-range fields on the connection of a member, which it is believed to be (but
+                for a push, or a pull of no chunk: a member that sends these is heard no more)
 
 None of it may change anything: a history with them ends as one without. What a member may do that
 nobody could tell from training (push wrong gradients, never push) is not among them, nor a Hello
@@ -119,16 +120,7 @@ class Attacker:
         stamp = {each.name: getattr(like, each.name) for each in fields(Message)}
         far = {**stamp, "step": HUGE}
         kinds: list[Message] = [
-            wire.Pull(**stamp, chunk=HUGE, part=0),
             wire.Pull(**far, chunk=0, part=0),
-            wire.Push(
-                **far, chunk=0, part=0, contributors=1, weight=1.0, last=True, raw=False,
-                dtype="float32",
-            ),
-            wire.Push(
-                **stamp, chunk=0, part=0, contributors=1 << 50, weight=1.0, last=True, raw=False,
-                dtype="float32",
-            ),
             wire.Commit(**far, contributors=1, hyper_hash="x", parts=HUGE),
             wire.Begin(**far, contributors=1, hyper_hash="x"),
             wire.Confirm(**far, chunk=HUGE, part=HUGE),

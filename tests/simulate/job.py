@@ -7,6 +7,7 @@ byte changes every later one.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,10 +74,21 @@ def initial(layout: Layout, chunk: int) -> Any:
     return np.cos(np.arange(elems, dtype=np.float32) + chunk).astype(np.float32)
 
 
-def apply_update(weights: Any, momentum: Any, grad: Any, scale: float) -> tuple[Any, Any]:
-    """SGD with momentum, in numpy."""
-    momentum = np.float32(0.9) * momentum + grad * np.float32(scale)
-    return (weights - np.float32(0.1) * momentum).astype(np.float32), momentum.astype(np.float32)
+def apply_update(weights: Any, momentum: Any, grad: Any, unchanged: Any) -> tuple[Any, Any]:
+    """SGD with momentum, in numpy; `unchanged` elements, a mask, keep their values."""
+    made = (np.float32(0.9) * momentum + grad).astype(np.float32)
+    made = np.where(unchanged, momentum, made)
+    moved = (weights - np.float32(0.1) * made).astype(np.float32)
+    return np.where(unchanged, weights, moved), made
+
+
+def mask_of(layout: Layout, chunk: int, segments: int) -> Any:
+    """Which elements of a chunk belong to these segments, a bitmap."""
+    mask = np.zeros(layout.chunks[chunk].elems, bool)
+    for index, segment in enumerate(layout.segments(chunk)):
+        if segments >> index & 1:
+            mask[segment.chunk_start : segment.chunk_start + segment.elems] = True
+    return mask
 
 
 def kept(rank: int, step: int) -> list[bytes]:
@@ -98,6 +110,8 @@ class Job:
     """The step in which rank `POISONER` pushes a gradient that is not finite."""
     absent_unit: int | None = None
     """A unit for which rank 0 (odd steps: no rank) has a gradient."""
+    absent_parameters: bool = False
+    """For some parameters some ranks, or all, have no gradient in a backward."""
     switch_limits: SwitchLimits = SMALL_SWITCH
     node_limits: NodeLimits = SMALL_NODE
     retry: RetryPolicy = RETRY
@@ -145,8 +159,50 @@ class Job:
     def hyper(self) -> bytes:
         return encode_hyper(StepHyper(groups=(), keeps=self.keeps))
 
-    def is_absent(self, rank: int, step: int, chunk: int) -> bool:
-        return self.layout.chunks[chunk].unit == self.absent_unit and (rank > 0 or step % 2 == 1)
+    def absent(self, rank: int, step: int, chunk: int, part: int) -> int:
+        """Bitmap of the chunk's segments for which a rank has no gradient in a backward."""
+        segments = tuple(self.layout.segments(chunk))
+        is_unit = self.layout.chunks[chunk].unit == self.absent_unit
+        if is_unit and (rank > 0 or step % 2 == 1):
+            return (1 << len(segments)) - 1
+        if not self.absent_parameters:
+            return 0
+        found = 0
+        for index, segment in enumerate(segments):
+            at_nobody = (segment.parameter + step) % 3 == 0
+            if at_nobody or (segment.parameter + step + rank + part) % 4 == 0:
+                found |= 1 << index
+        return found
+
+    def gradient(
+        self, weights: Any, rank: int, step: int, chunk: int, part: int, start: int = 0
+    ) -> tuple[Any, int]:
+        """What a rank pushes, and the segments it has no gradient for; (None, 0): for none."""
+        absent = self.absent(rank, step, chunk, part)
+        if absent == (1 << self.layout.segments_count(chunk)) - 1:
+            return None, 0
+        values = gradient(weights, rank, step, chunk, part, start)
+        return np.where(mask_of(self.layout, chunk, absent), np.float32(0), values), absent
+
+    def after_step(
+        self, weights: Any, momentum: Any, step: int, chunk: int, starts: Mapping[int, int]
+    ) -> tuple[Any, Any]:
+        """(weights, momentum) of a chunk after a step of these ranks; values: their starts."""
+        total, common = None, -1
+        for part in range(self.backwards):
+            of_part: dict[int, Any] = {}
+            for rank, start in starts.items():
+                values, absent = self.gradient(weights, rank, step, chunk, part, start)
+                if values is not None:
+                    of_part[rank] = values
+                    common &= absent
+            summed = sum_of(self, of_part)
+            if summed is not None:
+                total = summed if total is None else total + summed
+        if total is None:
+            return weights, momentum
+        mean = total / np.float32(len(starts))
+        return apply_update(weights, momentum, mean, mask_of(self.layout, chunk, common))
 
 
 def sum_of(job: Job, of_rank: dict[int, Any]) -> Any:
@@ -190,24 +246,13 @@ def reference(job: Job) -> list[dict[int, Any]]:
     weights = {chunk.index: initial(layout, chunk.index) for chunk in layout.chunks}
     momentum = {index: np.zeros_like(values) for index, values in weights.items()}
     versions = [dict(weights)]
+    starts = dict.fromkeys(range(job.world_size), 0)
     for step in range(job.steps):
         if step != job.poison_step:
-            for chunk in layout.chunks:
-                index = chunk.index
-                total = None
-                for part in range(job.backwards):
-                    grads = {
-                        rank: gradient(weights[index], rank, step, index, part)
-                        for rank in range(job.world_size)
-                        if chunk.trainable and not job.is_absent(rank, step, index)
-                    }
-                    of_part = sum_of(job, grads)
-                    if of_part is not None:
-                        total = of_part if total is None else total + of_part
-                if total is not None:
-                    mean = total / np.float32(job.world_size)
-                    weights[index], momentum[index] = apply_update(
-                        weights[index], momentum[index], mean, 1.0
+            for index, chunk in enumerate(layout.chunks):
+                if chunk.trainable:
+                    weights[index], momentum[index] = job.after_step(
+                        weights[index], momentum[index], step, index, starts
                     )
         versions.append(dict(weights))
     return versions

@@ -25,7 +25,7 @@ from switch_emu.switch.fan import Fan
 from switch_emu.switch.tree_order import Group, combined, nested
 from tests.simulate.device import ProcessEnded
 from tests.simulate.disk import Disk, DiskFailed
-from tests.simulate.job import JOB, Job, apply_update
+from tests.simulate.job import JOB, Job, apply_update, mask_of
 from tests.simulate.world import Payload, Process, World, drop, payload_bytes
 
 HANDSHAKE = (Welcome, Refuse, Rejoin)
@@ -96,7 +96,10 @@ class Switch(Process):
         self._do(self.core.received(self._world.now_ns, peer, message, payload, nbytes))
 
     def _up(self, message: Message, payload: Any) -> None:
-        for number in (0,) if self.fan is None else self.fan.up(message, payload):
+        numbers: tuple[int, ...] = (0,)
+        if self.fan is not None:
+            numbers, message = self.fan.up(message, payload), self.fan.stamped(message)
+        for number in numbers:
             self._world.send(self.parent_side, self._parents[number], message, payload)
 
     def tick(self) -> None:
@@ -141,6 +144,8 @@ class Node(Process):
         self.disk = disks[number]
         self.failed = ""
         """Why it stopped by itself: an injected fault of its disk."""
+        self.given_up = ""
+        """Why it ended for good: what the launcher would show."""
         self.is_superseded = False
         """Another has its disk. It can still speak, but nobody connects to it any more."""
         self._on_failed = on_failed
@@ -243,6 +248,10 @@ class Node(Process):
                     payload.leave_memory()  # type: ignore[attr-defined]
                 case node_actions.RecordAttempt() | node_actions.Discard():
                     self._disk_at_once(action)
+                case node_actions.GiveUp(text):
+                    self.given_up = text
+                    self.kill()
+                    return
                 case node_actions.OpenStore(description):
                     self._later(lambda d=description: self.core.store_opened(self.disk.make(d)))
                 case node_actions.LoadPage():
@@ -328,7 +337,8 @@ class Node(Process):
         total = self._total(action.chunk, action.contributions)
         weights, momentum = self._owned.read(action.chunk, action.step)
         grad = total / np.float32(action.divisor)
-        new, momentum = apply_update(weights, momentum, grad, 1.0)
+        unchanged = mask_of(self._job.layout, action.chunk, action.absent)
+        new, momentum = apply_update(weights, momentum, grad, unchanged)
         published = Payload(new, self.account) if action.publish else None
         self._later(lambda: self._written(action, new, momentum))
         return self.core.updated(action, self._squares(total), published)

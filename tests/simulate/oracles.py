@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ import numpy as np
 from luwu.base.tree import ranks_of
 from luwu.nic import actions as nic
 from tests.simulate.disk import Disk
-from tests.simulate.job import POISONER, Job, apply_update, gradient, initial, kept, sum_of
+from tests.simulate.job import POISONER, Job, initial, kept
 from tests.simulate.worker import Watch, Worker
 
 
@@ -70,20 +70,8 @@ class Candidate:
         is_poisoned = step == job.poison_step and self._starts[POISONER] is not None
         if is_poisoned or not job.layout.chunks[chunk].trainable:
             return weights, momentum
-        total = None
-        for part in range(job.backwards):
-            pushed = {
-                rank: gradient(weights, rank, step, chunk, part, start)
-                for rank, start in enumerate(self._starts)
-                if start is not None and not job.is_absent(rank, step, chunk)
-            }
-            of_part = sum_of(job, pushed)
-            if of_part is not None:
-                total = of_part if total is None else total + of_part
-        if total is None:
-            return weights, momentum
-        count = np.float32(self.contributors.bit_count())
-        return apply_update(weights, momentum, total / count, 1.0)
+        starts = {rank: start for rank, start in enumerate(self._starts) if start is not None}
+        return job.after_step(weights, momentum, step, chunk, starts)
 
     def __repr__(self) -> str:
         return f"starts {tuple(self._starts)}"
@@ -92,8 +80,11 @@ class Candidate:
 class Oracles(Watch):
     """See the module; `disks` are those of the nodes, by number."""
 
-    def __init__(self, job: Job, disks: Sequence[Disk]) -> None:
-        self._job, self._disks = job, disks
+    def __init__(
+        self, job: Job, disks: Sequence[Disk], known_steps: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`known_steps`: decided steps that anybody who lives was told of."""
+        self._job, self._disks, self._known_steps = job, disks, known_steps
         self.may_be_left_out = job.node_limits.ranks_min is not None
         """A step may be made without some ranks, if the ledger says so."""
         self._first = [Candidate(job, None, -1, ())]
@@ -104,6 +95,13 @@ class Oracles(Watch):
         self._chosen_from: dict[tuple[int, int], tuple[tuple[int | None, ...], ...]] = {}
         self.told = -1
         """The last step that any worker was told is decided."""
+        self._redoes = job.node_limits.redoes
+        self._went_back = False
+        """An older copy of the state was put in its place."""
+        self._attempts_before: dict[int, int] = {}
+        """Version -> attempt, of the state before that."""
+        self._announced: int | None = None
+        """Decided steps of the state before that, if the copy has fewer."""
 
     # ---------------------------------------------------------------------- what workers do
 
@@ -112,6 +110,9 @@ class Oracles(Watch):
 
     def settled(self, worker: Worker, told: nic.Settled) -> None:
         decided = self._disks[0].version
+        if self._is_of_before(told.step + 1):
+            self.told = max(self.told, -1 if self._redoes else told.step)
+            return
         assert told.step < (decided or 0), (
             f"O1: {worker.name} was told that step {told.step} is decided, the state is at version "
             f"{decided}"
@@ -125,6 +126,8 @@ class Oracles(Watch):
 
     def used(self, worker: Worker, step: int, weights: dict[int, Any]) -> None:
         attempt = worker.core._attempt
+        if self._is_of_before(step - 1):
+            return
         decided = self._disks[0].decided_attempt.get(step, attempt)
         made = decided if decided <= attempt else attempt
         self._check("O6", f"{worker.name} in step {step}", step, made, weights)
@@ -135,6 +138,12 @@ class Oracles(Watch):
         """A disk has decided a version."""
         disk = self._disks[number]
         attempt = disk.decided_attempt[version]
+        if number == 0 and self._announced is not None and not self._redoes:
+            known = self._known_steps()
+            is_same = self._attempts_before.get(version) == attempt  # it was prepared by then
+            assert version > known or is_same, (
+                f"O1: step {version - 1} is made again; {known} are known"
+            )
         if version > 0:
             self._check_ledger(disk.ledger[version], version, attempt)
             self._check_kept(disk, version)
@@ -171,12 +180,35 @@ class Oracles(Watch):
 
     def opened(self, number: int) -> None:
         """A node has opened its disk again."""
+        if self._announced is not None:
+            return  # whether it goes on is looked at when it decides something
         disk = self._disks[number]
         found = -1 if disk.version is None else disk.version
         promised = self.told + (number == 0)  # another may still have to follow node 0
         assert self.told < 0 or found >= promised, (
             f"O1: node {number} opened version {found}; step {self.told} was told to be decided"
         )
+
+    def going_back(self, version: int | None) -> None:
+        """An older copy is put in the place of the state: with it go the steps after its own."""
+        self._went_back = True
+        self._attempts_before = dict(self._disks[0].decided_attempt)
+        now = self._disks[0].version or 0
+        if (version or 0) < now:
+            self._announced = max(now, self._announced or 0)
+        if self._redoes:
+            self.told = min(self.told, (version or 0) - 1)
+        for known in (self._made, self._chosen_from):
+            for key in [key for key in known if key[0] > (version or 0)]:
+                del known[key]
+
+    def _is_of_before(self, version: int) -> bool:
+        """Whether a worker speaks of a version that went with the state, and was not told yet."""
+        return self._announced is not None and version > (self._disks[0].version or 0)
+
+    def at_a_refusal(self) -> None:
+        """Somebody refused to go on: rightly so?"""
+        assert self._went_back, "O1: refused, though the state never went back"
 
     def at_the_end(self) -> str:
         """The job is done: the ledger is complete, and the digest that of the plain loop."""

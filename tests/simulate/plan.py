@@ -27,6 +27,8 @@ HEALED_MS = 5000
 PATIENCE_MS = 400
 """Where lost ranks are left out. A rough network takes longer now and then: so are ranks that only
 wait for an answer."""
+GOING_BACK_RATIO = 0.05
+"""Share of histories whose state comes back older."""
 FINISH_MS = 60_000
 """Virtual time that the second phase may take (O4)."""
 
@@ -44,6 +46,7 @@ class Options:
     backwards: int = 1
     poison_step: int | None = None
     absent_unit: int | None = None
+    absent_parameters: bool = False
     pulls_ahead: bool = False
     keeps: bool = False
     slot_bytes_max: int = 500_000
@@ -59,6 +62,8 @@ class Options:
     """The job goes on without ranks that are lost."""
     ranks_min: int = 1
     """As long as so many are left."""
+    redoes: bool = False
+    """The operator lets the job make decided steps again that are lost."""
 
     def job(self) -> Job:
         """What the cluster trains."""
@@ -71,6 +76,7 @@ class Options:
             backwards=self.backwards if self.update == "at_step" else 1,
             poison_step=self.poison_step,
             absent_unit=self.absent_unit,
+            absent_parameters=self.absent_parameters,
             pulls_ahead=self.pulls_ahead,
             keeps=self.keeps,
             switch_limits=SwitchLimits(
@@ -80,7 +86,7 @@ class Options:
             ),
             node_limits=replace(
                 SMALL_NODE, sum_bytes_max=self.sum_bytes_max,
-                ranks_min=self.ranks_min if self.drops else None,
+                ranks_min=self.ranks_min if self.drops else None, redoes=self.redoes,
             ),
             slot_count=self.slot_count,
             aggregate=self.aggregate,
@@ -121,7 +127,13 @@ def make_history(seed: int, slot_count: int | None = None) -> History:
     options = make_options(Random(derive(seed, "options")))
     if slot_count is not None:
         options = replace(options, slot_count=slot_count)
-    return History(seed, options, make_faults(Random(derive(seed, "faults")), options))
+    faults = make_faults(Random(derive(seed, "faults")), options)
+    random = Random(derive(seed, "going back"))  # of its own: other histories stay what they were
+    if random.random() < GOING_BACK_RATIO:
+        options = replace(options, redoes=random.random() < 0.5)
+        back = f.GoBack(at_ms=_when(random) // CALM_IS_FASTER, for_ms=_long(random))
+        faults = tuple(sorted((*faults, back), key=lambda fault: fault.at_ms))
+    return History(seed, options, faults)
 
 
 def make_options(random: Random) -> Options:
@@ -152,6 +164,8 @@ def make_options(random: Random) -> Options:
         tree=random.choice(sorted(TREES)) if random.random() < 0.15 else None,
         stored=random.random() < 0.6,
         drops=random.random() < 0.25,
+        # A poisoned step needs the gradient that it poisons.
+        absent_parameters=random.random() < 0.3 and poison_step is None,
     )
 
 

@@ -107,6 +107,20 @@ def test_absent_gradients(seed: int, update: str) -> None:
     Cluster(seed, Job(make_layout(), update=update, absent_unit=1), ROUGH).run()
 
 
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_absent_parameters(seed: int, update: str, nodes: int) -> None:
+    """I1, I3, I4. Goal: a parameter for which some ranks have no gradient is updated by the others;
+    one for which none has keeps its weights and state, though its chunk is updated."""
+    limits = SwitchLimits(slot_bytes_max=200_000 * (seed % 2), push_window_bytes=50_000)
+    job = Job(
+        make_layout(node_count=nodes), update=update, backwards=1 + (update == "at_step"),
+        absent_parameters=True, switch_limits=limits,
+    )  # fmt: skip
+    Cluster(seed, job, ROUGH).run()
+
+
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 def test_cancelled_attempts(seed: int, update: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from luwu.base.tree import Tree
+from luwu.wire import messages as wire
 from switch_emu.switch.actions import SwitchLimits
 from tests.simulate.chaos import ROUGH, run_chaos
 from tests.simulate.cluster import Cluster
@@ -127,3 +128,33 @@ def test_not_finite(seed: int, tree: Tree) -> None:
 def test_everything_at_once(seed: int, tree: Tree) -> None:
     """I1, I2, I3. Goal: restarts, lost connections, cancels and a skipped step, in a tree."""
     run_chaos(seed, switches=tree)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("who", ["switch-top", "switch-mid", "switch-a", "worker-0"])
+def test_a_skip_is_lost_with_a_connection_of_a_tree(seed: int, update: str, who: str) -> None:
+    """I2. Goal: at every level, whoever missed the verdict that skipped a step and its decision
+    learns of both by the Welcome, and so does whoever is below; no attempt is given up. Method: the
+    connection upwards breaks as the step is skipped, and both messages are lost with it."""
+    job = job_in(TREES["three levels"], update=update, poison_step=1)
+    cluster = Cluster(seed, job, Faults(is_ordered=True))
+    send, lost = cluster.world.send, []
+
+    def losing(sender: str, receiver: str, message: object, payload: object) -> None:
+        is_outcome = isinstance(message, wire.Verdict | wire.Decided) and not message.applied
+        if not is_outcome or not receiver.startswith(who) or len(lost) == 2:
+            send(sender, receiver, message, payload)  # type: ignore[arg-type]
+            return
+        lost.append(message)
+        if len(lost) == 2 and who.startswith("worker"):
+            cluster.reconnect(0)
+        elif len(lost) == 2:
+            cluster.reconnect_switch(who.removeprefix("switch-"))
+
+    cluster.world.send = losing  # type: ignore[method-assign]
+    cluster.run()
+    assert [type(each) for each in lost] == [wire.Verdict, wire.Decided]
+    for worker in cluster.workers:
+        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+        assert worker.aborts_count == 0

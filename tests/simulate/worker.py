@@ -12,7 +12,7 @@ from luwu.nic import actions as nic
 from luwu.nic.core import NicCore
 from luwu.wire.actions import Drop, Send
 from luwu.wire.messages import Message
-from tests.simulate.job import JOB, POISONER, Job, encoded, gradient, initial, kept
+from tests.simulate.job import JOB, POISONER, Job, encoded, initial, kept
 from tests.simulate.world import Payload, Process, World, drop
 
 
@@ -57,6 +57,10 @@ class Worker(Process):
         self._left = False
         self.aborts_count = 0
         self.refused: str | None = None
+        self.refused_older = False
+        """Because the state lacks decided steps."""
+        self.told_lost: str | None = None
+        """That decided steps are lost, and are made again."""
         self._script: Generator[Any, None, None] | None = self._main()
         self._wanted: Any = None
         world.listen(self.name, self._received, self)
@@ -121,6 +125,9 @@ class Worker(Process):
                 case nic.Aborted():
                     self._facts = action
                     self.aborts_count += 1
+                    if action.is_older:
+                        self.told_lost = action.text
+                        self.settled = {n: s for n, s in self.settled.items() if n < action.step}
                     if self._script is not None and self._wanted not in ("joined", "left"):
                         self._throw(StepAborted(action.step, action.text))
                 case nic.Measure(_, payload):
@@ -131,8 +138,8 @@ class Worker(Process):
                     self._later(lambda a=action, d=data: self._encoded(a, d))
                 case nic.Left():
                     self._left = True
-                case nic.Refused(text):
-                    self.refused = text
+                case nic.Refused(text, is_older):
+                    self.refused, self.refused_older = text, is_older
 
     @property
     def _now(self) -> int:
@@ -282,16 +289,18 @@ class Worker(Process):
     def _push(self, step: int, part: int, unit: int, weights: dict[int, Any]) -> int:
         gradients = []
         for chunk in self._job.layout.trainable_chunks(unit):
-            values = gradient(weights[chunk], self._rank, step, chunk, part, self.start)
+            values, absent = self._job.gradient(
+                weights[chunk], self._rank, step, chunk, part, self.start
+            )
             if step == self._job.poison_step and self._rank == POISONER and unit == 1:
                 values[3] = np.nan
-            absent = self._job.is_absent(self._rank, step, chunk)
             gradients.append(
                 nic.Gradient(
                     chunk=chunk,
-                    payload=None if absent else Payload(values, self.account),
-                    payload_bytes=0 if absent else values.nbytes,
+                    payload=None if values is None else Payload(values, self.account),
+                    payload_bytes=0 if values is None else values.nbytes,
                     dtype="float32",
+                    absent=absent,
                 )
             )
         handle = self._new()

@@ -15,10 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from luwu.aggregate.interface import ENCODED
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire import messages as wire
-from luwu.wire.actions import PARENT, Drop, Send
+from luwu.wire.actions import PARENT, Drop, Expel, Send
 from luwu.wire.description import Description
 from luwu.wire.kinds import Role, Verb
 from switch_emu.switch.actions import Sum, SwitchLimits
@@ -34,12 +35,13 @@ WORLD = 3
 ALL = (1 << WORLD) - 1
 CHUNK_BYTES = 16 * 1024
 LAYOUT = Layout(
-    parameters=(Parameter(name="w", shape=(5, CHUNK_BYTES // 4)),),
-    units=(Unit(name="all", parameters=(0,)),),
+    parameters=tuple(Parameter(name=f"w{i}", shape=(CHUNK_BYTES // 16,)) for i in range(20)),
+    units=(Unit(name="all", parameters=tuple(range(20))),),
     chunk_bytes=CHUNK_BYTES,
 )
+DESCRIPTION = Description(layout=LAYOUT, optimizer="test")
 CHUNKS = LAYOUT.trainable_chunks(0)
-"""Five, all of them full, in the order of a backward."""
+"""Five, all of them full and of four segments, in the order of a backward."""
 WINDOW_BYTES = 10**6
 
 
@@ -56,6 +58,8 @@ class Bench:
     """What the parent was sent and has not answered."""
     told: list[tuple[str, wire.Message]] = field(default_factory=list)
     attempt: int = 0
+    expelled: list[str] = field(default_factory=list)
+    """Connections that must not be heard any more."""
 
     def __post_init__(self) -> None:
         Payload.live_count = 0
@@ -64,10 +68,10 @@ class Bench:
             job=JOB, incarnation=1, children=[1 << rank for rank in range(WORLD)],
             limits=self.limits, retry=RETRY,
         )  # fmt: skip
-        description = Description(layout=LAYOUT, optimizer="test")
+        description = DESCRIPTION
         for rank in range(WORLD):
             hello = self.of(
-                wire.Hello, rank, protocol=PROTOCOL_VERSION, world_size=WORLD,
+                wire.Hello, rank, generation=0, protocol=PROTOCOL_VERSION, world_size=WORLD,
                 contributors=1 << rank, present=1 << rank, roll=0,
                 description_hash=description.hash,
             )  # fmt: skip
@@ -93,12 +97,12 @@ class Bench:
 
     def push(
         self, rank: int, chunk: int, values: Any, *, step: int = 0, part: int = 0,
-        last: bool = True, weight: float = 1.0, raw: bool = False,
+        last: bool = True, weight: float = 1.0, raw: bool = False, absent: int = 0,
     ) -> None:  # fmt: skip
         """A child's contribution; None: it has no gradient. Raw: it found no slot further down."""
         push = self.of(
             wire.Push, rank, step=step, chunk=chunk, part=part, contributors=1 << rank,
-            weight=weight if last else 0.0, last=last, raw=raw, dtype="float32",
+            absent=absent, weight=weight if last else 0.0, last=last, raw=raw, dtype="float32",
         )  # fmt: skip
         self.deliver(child(rank), push, None if values is None else Payload(values.copy()))
 
@@ -149,6 +153,8 @@ class Bench:
                         self.to_parent.append(Send((PARENT,), message, carried))
                 case Drop(payload):
                     payload.drop()  # type: ignore[attr-defined]
+                case Expel(peer):
+                    self.expelled.append(peer)
                 case Sum():
                     values = [p.read() for p in action.payloads]  # type: ignore[attr-defined]
                     total = np.empty_like(values[0])
@@ -261,6 +267,76 @@ class SwitchSuite:
         bench.parent_has(push)
         assert Payload.live_count == 0
 
+    def test_absent_segments(self) -> None:
+        """S3. Goal: a sum has no gradient for a segment only if none of those in it has one; ranks
+        without any gradient do not count."""
+        for of_ranks, expected in (((0b11, 0b110, 0b10), 0b10), ((0b1, None, 0b1), 0b1)):
+            bench, grads = self.bench(), gradients(5)
+            for rank, absent in enumerate(of_ranks):
+                values = None if absent is None else grads[rank]
+                bench.push(rank, CHUNKS[0], values, absent=absent or 0)
+            [(push, _)] = bench.take_parent()
+            assert push.absent == expected
+            bench.parent_has(push)
+
+    @pytest.mark.parametrize(
+        ("wrong", "payload_elems", "text"),
+        [
+            ({}, CHUNK_BYTES // 4 - 64, "has 4096 elements, and a push of it 16128 bytes"),
+            ({"dtype": "bfloat16"}, CHUNK_BYTES // 4, "of bfloat16, expected 8192"),
+            ({"dtype": ENCODED}, CHUNK_BYTES // 4, "of encoded, expected 0"),
+            ({"chunk": 5}, CHUNK_BYTES // 4, "chunk 5 is not one that is pushed"),
+            ({"absent": 0b10000}, CHUNK_BYTES // 4, "has 4 segments, and a push of it lacks"),
+            ({"absent": 0b1111}, CHUNK_BYTES // 4, "has 4 segments, and a push of it lacks"),
+            ({"absent": 0b1}, None, "without a payload"),
+            ({"contributors": 0b11}, CHUNK_BYTES // 4, "pushed for ranks 0, 1, and speaks for 1"),
+            ({"contributors": 0}, CHUNK_BYTES // 4, "and speaks for 1"),
+        ],
+    )
+    def test_a_push_of_another_form_ends_its_sender(
+        self, wrong: dict[str, Any], payload_elems: int | None, text: str
+    ) -> None:
+        """I5, I6. Goal: what could not be summed is refused by name before it meets other ranks';
+        its sender is heard no more, also if it says Hello again, and a later start of it may come.
+        """
+        bench, grads = self.bench(), gradients(6)
+        bench.push(0, CHUNKS[0], grads[0])
+        fields = {
+            "chunk": CHUNKS[0], "part": 0, "contributors": 0b10, "absent": 0, "weight": 1.0,
+            "last": True, "raw": False, "dtype": "float32",
+        }  # fmt: skip
+        values = None if payload_elems is None else Payload(np.zeros(payload_elems, np.float32))
+        bench.deliver(child(1), bench.of(wire.Push, 1, **(fields | wrong)), values)
+        [refusal] = bench.heard(wire.Refuse)
+        assert text in refusal.text
+        assert bench.expelled == [child(1)]
+        bench.push(1, CHUNKS[0], grads[1])
+        assert bench.take_parent() == [], "it is no member any more"
+
+        hello = bench.of(
+            wire.Hello, 1, protocol=PROTOCOL_VERSION, world_size=WORLD, contributors=0b10,
+            present=0b10, roll=0, description_hash=DESCRIPTION.hash,
+        )  # fmt: skip
+        bench.told.clear()
+        bench.deliver("worker-1 again", hello, DESCRIPTION.to_bytes())
+        [refusal] = bench.heard(wire.Refuse)
+        assert "broke the protocol" in refusal.text
+        later = replace(hello, incarnation=hello.incarnation + 1)
+        bench.deliver("worker-1 later", later, DESCRIPTION.to_bytes())
+        assert bench.take_parent(wire.Cancel), "what it pushed before must not be used"
+        assert Payload.live_count == 1
+
+    @pytest.mark.parametrize("kind", [wire.Pull, wire.Propose])
+    def test_questions_about_no_chunk_end_their_sender(self, kind: type[wire.Message]) -> None:
+        """I5. Goal: nothing is kept of chunks that the job does not have."""
+        bench = self.bench()
+        fields = {"contributors": 0b10} if kind is wire.Propose else {}
+        said = bench.of(kind, 1, chunk=5, part=0, **fields)
+        bench.deliver(child(1), said, b"" if kind is wire.Propose else None)
+        [refusal] = bench.heard(wire.Refuse)
+        assert f"it sent {kind.__name__} of chunk 5; there are 5" in refusal.text
+        assert bench.expelled == [child(1)]
+
     def test_parts_and_steps_never_meet(self) -> None:
         """S2. Goal: two parts of a chunk, and the same chunk of the next step, have sums of their
         own, though their contributions come mixed."""
@@ -347,8 +423,8 @@ class SwitchSuite:
             bench.push(rank, CHUNKS[1], old[rank])
         bench.take_parent()
         late = bench.of(
-            wire.Push, 1, chunk=CHUNKS[0], part=0, contributors=2, weight=1.0, last=True, raw=False,
-            dtype="float32",
+            wire.Push, 1, chunk=CHUNKS[0], part=0, contributors=2, absent=0, weight=1.0, last=True,
+            raw=False, dtype="float32",
         )  # fmt: skip
         bench.attempt = 1
         bench.parent_says(wire.Abort, loaded=True, contributors=ALL, text="asked by the test")

@@ -35,7 +35,7 @@ from tests.syscalls.tracing import Call, Fault, Tracer, calls_in, inject, watch
 PHASES = ("create", "work", "resume")
 PREPARED = "store.before_decide=kill@3"
 """Leaves version 2 prepared, and version 1 decided."""
-RANDOM_NAMES = ("spill-", "pin-", "kernels")
+RANDOM_NAMES = ("spill-", "pin-")
 """Files that no restart needs."""
 
 

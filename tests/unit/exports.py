@@ -121,12 +121,12 @@ def values_of(state: Path) -> Values:
             kind = store.config.kind(chunk.index)
             record = memoryview(bytearray(kind.record_bytes))
             store.read(chunk.index, version, record)
-            for part in layout.segments(chunk.index):
+            for number, part in enumerate(layout.segments(chunk.index)):
                 name = layout.parameters[part.parameter].name
                 for item in kind.fields:
                     start, stop = kind.range(item.name)
                     if item.name == "updates":
-                        count = int(np.frombuffer(record[start:stop], np.int64)[0])
+                        count = int(np.frombuffer(record[start:stop], np.int64)[number])
                         updates.setdefault(name, set()).add(count)
                         continue
                     values = np.frombuffer(record[start:stop], np.float32)

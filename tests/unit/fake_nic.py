@@ -16,6 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +24,13 @@ import torch
 from luwu.base.errors import LuwuError, StepAborted
 from luwu.base.events import Recorder
 from luwu.layout import Layout
+from luwu.nic.cells import ChunkGradient
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
+from switch_emu.node.runs import count_update, update_runs
 from switch_emu.node.update import clip_scale
 from switch_emu.switch.aggregate import F32Array
-from tests.unit.kernel_calls import block_squares, kernel_for, to_wire, update_page
+from tests.unit.kernel_calls import block_squares, kernel_for, to_wire
 
 WAIT_S_MAX = 60.0
 
@@ -53,18 +56,27 @@ class FakeHandle:
 class _Page:
     weights: F32Array
     state: tuple[F32Array, ...]
-    updates_count: int = 0
+    updates: np.ndarray
+    """Of each segment."""
 
     def copy(self) -> _Page:
         state = tuple(array.copy() for array in self.state)
-        return _Page(self.weights.copy(), state, self.updates_count)
+        return _Page(self.weights.copy(), state, self.updates.copy())
+
+
+class _Pushed(NamedTuple):
+    """One rank's gradient of one chunk."""
+
+    data: memoryview | None
+    dtype: str
+    absent: int
 
 
 @dataclass
 class _Step:
     """What came for the undecided step."""
 
-    pushes: dict[tuple[int, int], dict[int, dict[int, tuple[memoryview, str]] | None]] = field(
+    pushes: dict[tuple[int, int], dict[int, dict[int, _Pushed] | None]] = field(
         default_factory=dict
     )
     """(part, unit) -> rank -> chunk -> its gradient: the worker's own memory."""
@@ -227,30 +239,49 @@ class FakeNetwork:
             of_part: F32Array | None = None
             for _, chunks in sorted(self.now.pushes.get((part, unit), {}).items()):
                 if chunks is not None:
-                    floats = np.concatenate([_floats(*chunks[i]) for i in sorted(chunks)])
+                    floats = np.concatenate([self._floats(i, chunks[i]) for i in sorted(chunks)])
                     of_part = floats if of_part is None else of_part + floats
             if of_part is not None:
                 total = of_part if total is None else total + of_part
         return total
 
+    def _floats(self, index: int, pushed: _Pushed) -> F32Array:
+        if pushed.data is None:
+            return np.zeros(self.layout.chunks[index].elems, np.float32)
+        return _floats(pushed.data, pushed.dtype)
+
+    def _absent(self, index: int) -> int:
+        """Segments of a chunk for which no rank had a gradient in any backward."""
+        unit = self.layout.chunks[index].unit
+        everything = (1 << self.layout.segments_count(index)) - 1
+        common = everything
+        for (_, of_unit), ranks in self.now.pushes.items():
+            for chunks in ranks.values() if of_unit == unit else ():
+                if chunks is not None and chunks[index].data is not None:
+                    common &= chunks[index].absent
+        return common
+
     def _update(self, index: int, total: F32Array | None, *, scale: float) -> None:
         page = self.pages[index].copy()
         if total is not None:
             assert self.description is not None
-            chunk = self.layout.chunks[index]
-            hyper = next(iter(self.now.begun.values()), None) or self.now.commits[0][1]
-            update_page(
-                kernel=kernel_for(self.description.optimizer, self.description.state_fields),
+            chunk, absent = self.layout.chunks[index], self._absent(index)
+            begun = next(iter(self.now.begun.values()), None) or self.now.commits[0][1]
+            hyper = decode_hyper(begun)
+            grad = total[chunk.start : chunk.start + chunk.elems].copy()
+            kernel_for(self.description.optimizer, self.description.state_fields).update(
+                contributions=[(grad.view(np.uint8).data, "float32")],
                 weights=page.weights,
                 state=page.state,
-                grad=total[chunk.start : chunk.start + chunk.elems].copy(),
-                runs=self.layout.group_runs(index),
-                hyper=decode_hyper(hyper),
+                weights_out=page.weights,
+                state_out=page.state,
+                runs=update_runs(self.layout, index, hyper, page.updates, absent),
                 divisor=self._divisor(),
                 scale=scale,
-                updates_count=page.updates_count,
+                wire=None,
+                measure=False,
             )
-            page.updates_count += 1
+            count_update(page.updates, absent, page.updates)
         self.now.made[index] = page
 
 
@@ -321,7 +352,8 @@ class FakeNic:
         for index, data in chunks:
             values = np.frombuffer(data, np.float32).copy()
             assert values.size == layout.chunks[index].elems
-            page = _Page(values, tuple(np.zeros_like(values) for _ in fields))
+            counts = np.zeros(self.network.layout.segments_count(index), np.int64)
+            page = _Page(values, tuple(np.zeros_like(values) for _ in fields), counts)
             with self.network.changed:
                 self._check()
                 self.network.pages[index] = page
@@ -349,7 +381,7 @@ class FakeNic:
             handle.into = None
 
     def push(
-        self, step: int, part: int, unit: int, gradients: Sequence[tuple[int, FakeCell]] | None,
+        self, step: int, part: int, unit: int, gradients: Sequence[ChunkGradient] | None,
         dtype: str, *, last: bool, weight: float = 1.0,
     ) -> FakeHandle:  # fmt: skip
         network = self.network
@@ -370,9 +402,9 @@ class FakeNic:
             else:
                 mine = came.setdefault(self.rank, {})
                 assert mine is not None, f"unit {unit}, part {part} was pushed twice"
-                for chunk, cell in gradients:
+                for chunk, cell, absent in gradients:
                     assert chunk not in mine, f"chunk {chunk}, part {part} was pushed twice"
-                    mine[chunk] = (cell.data, dtype)
+                    mine[chunk] = _Pushed(None if cell is None else cell.data, dtype, absent)
             network.now.weights_of_ranks[self.rank] = weight
             handle = FakeHandle(self._attempt, (step, part, unit), None)
             handle.done = network.eager

@@ -33,8 +33,11 @@ def update_page(
     kernel.update(
         contributions=[(np.ascontiguousarray(grad).view(np.uint8).data, "float32")],
         weights=weights, state=state, weights_out=weights, state_out=state,
-        runs=[Run(start=a, stop=b, hyper=hyper.groups[group]) for a, b, group in runs],
-        divisor=divisor, scale=scale, updates_count=updates_count, wire=None, measure=False,
+        runs=[
+            Run(start=a, stop=b, hyper=hyper.groups[group], updates_count=updates_count)
+            for a, b, group in runs
+        ],
+        divisor=divisor, scale=scale, wire=None, measure=False,
     )  # fmt: skip
 
 

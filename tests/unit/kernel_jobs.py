@@ -159,7 +159,6 @@ class Job:
     runs: list[Run]
     divisor: float
     scale: float
-    updates_count: int
     wire_dtype: str
 
     @classmethod
@@ -185,11 +184,15 @@ class Job:
             ],
             random_values(rng, elems, special), tuple(state),
             [
-                Run(start=low, stop=high, hyper=hypers[int(rng.integers(len(hypers)))])
+                Run(
+                    start=low, stop=high,
+                    hyper=None if rng.random() < 0.2 else hypers[int(rng.integers(len(hypers)))],
+                    updates_count=int(rng.choice([0, 1, 7, 999, 123_456])),
+                )
                 for low, high in itertools.pairwise(ordered)
             ],
             float(rng.choice([1.0, 2.0, 3.0, 8.0, 0.25, 7.3])), float(rng.choice([1.0, 0.3])),
-            int(rng.choice([0, 1, 7, 999, 123_456])), str(rng.choice(dtypes)),
+            str(rng.choice(dtypes)),
         )  # fmt: skip
 
     def by_torch(self) -> tuple[np.ndarray, ...]:
@@ -204,9 +207,11 @@ class Job:
             mean = mean * torch.tensor(self.scale, dtype=torch.float32)
         tensors = [torch.from_numpy(array.copy()) for array in (self.weights, *self.state)]
         for run in self.runs:
+            if run.hyper is None:
+                continue
             cut = [tensor[run.start : run.stop] for tensor in tensors]
             torch_step(self.optimizer, cut, mean[run.start : run.stop], run.hyper,
-                       self.updates_count)  # fmt: skip
+                       run.updates_count)  # fmt: skip
         return (*(tensor.numpy() for tensor in tensors), total.numpy())
 
     def by_kernel(
@@ -227,7 +232,7 @@ class Job:
         squares = kernel.update(
             contributions=self.contributions, weights=arrays[0], state=tuple(arrays[1:]),
             weights_out=outs[0], state_out=tuple(outs[1:]), runs=self.runs, divisor=self.divisor,
-            scale=self.scale, updates_count=self.updates_count,
+            scale=self.scale,
             wire=(wire.data, self.wire_dtype), measure=measure, pieces=pieces,
         )  # fmt: skip
         if not in_place:

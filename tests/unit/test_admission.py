@@ -10,7 +10,7 @@ import pytest
 from luwu.base.keys import Identity
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role, Verb
-from switch_emu.admission import Admission, Sparingly
+from switch_emu.admission import Admission, RateLimit
 
 WORKER_ROLES = (Role.WORKER, Role.READER)
 FIELDS: dict[str, Any] = {
@@ -19,8 +19,9 @@ FIELDS: dict[str, Any] = {
     "hyper_hash": "", "in_place": False, "incarnation": 5, "job": 1, "last": True, "loaded": True,
     "part": 0, "parts": 1, "pieces": 1, "protocol": 1, "push_window_bytes": 1, "rank": 0,
     "raw": False, "reader": 1, "role": Role.WORKER, "step": 0, "text": "", "verb": Verb.PUSH,
-    "version": 0, "weight": 1.0, "world_size": 2, "applied": True, "lost": 0, "present": 1,
-    "roll": 0, "began_with_skip": False, "skipped_step": 0,
+    "version": 0, "absent": 0, "weight": 1.0, "world_size": 2, "applied": True, "lost": 0,
+    "present": 1,
+    "roll": 0, "began_with_skip": False, "is_older": False, "redoes": False, "skipped_step": 0,
 }  # fmt: skip
 
 
@@ -160,7 +161,7 @@ def test_a_switch_speaks_for_those_below_it() -> None:
 
 def test_a_flood_is_told_of_in_part() -> None:
     """Goal: what was left out is counted, and the next window speaks again."""
-    sparingly = Sparingly(most=2, window_ns=10)
-    assert [sparingly.may_say(100)[0] for _ in range(5)] == [True, True, False, False, False]
-    assert sparingly.may_say(110) == (True, 3)
-    assert sparingly.may_say(120) == (True, 0)
+    limit = RateLimit(most=2, window_ns=10)
+    assert [limit.may_say(100)[0] for _ in range(5)] == [True, True, False, False, False]
+    assert limit.may_say(110) == (True, 3)
+    assert limit.may_say(120) == (True, 0)

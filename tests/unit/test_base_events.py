@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -149,3 +150,27 @@ def test_threads_do_not_mix_lines(tmp_path: Path) -> None:
         mine = [r["index"] for r in records if r["thread"] == number and r["name"] == "tick"]
         assert mine == list(range(50))
     assert all(" INFO tick " in line for line in printed.getvalue().splitlines())
+
+
+def test_a_full_disk_costs_the_events_alone(tmp_path: Path) -> None:
+    """I6. Goal: where the file cannot be written any more, that is said once, with the directory;
+    what happens later is printed as before, and nothing raises. Method: a link to /dev/full."""
+    path = tmp_path / "node.jsonl"
+    path.symlink_to("/dev/full")
+    printed = io.StringIO()
+    with Recorder(role="node", path=path, printed=printed) as recorder:
+        recorder.event("node.step", step=1)
+        recorder.event("node.step", step=2)
+        recorder.span("sum", 1, 2)
+    lines = printed.getvalue().splitlines()
+    assert [line.split()[-1] for line in lines if "node.step" in line] == ["step=1", "step=2"]
+    [warning] = [line for line in lines if "WARNING" in line]
+    assert f"node.jsonl cannot be written in {tmp_path}: No space left on device" in warning
+
+
+def test_a_log_that_cannot_be_written_ends_nothing() -> None:
+    """Goal: the same of what is printed, which goes to a log of the same run."""
+    with Path("/dev/full").open("w") as full, Recorder(role="node", printed=full) as recorder:
+        recorder.event("node.step", step=1)
+        with contextlib.suppress(OSError):
+            full.close()  # tries again

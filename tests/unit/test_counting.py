@@ -124,3 +124,16 @@ def test_prometheus_scrapes_what_the_roles_last_wrote(tmp_path: Path) -> None:
         close()
     with pytest.raises(OSError, match="refused"):
         scrape()
+
+
+def test_counts_that_cannot_be_written_are_given_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """I6. Goal: one warning, with the directory, and the role goes on. Method: the directory is a
+    file, which no file can be made in."""
+    (tmp_path / "counters").touch()
+    file = CountersFile(tmp_path / "counters" / "node.json", "node")
+    for _ in range(2):
+        file.write({}, {})
+    [warning] = capsys.readouterr().err.splitlines()
+    assert f"node.json cannot be written in {tmp_path / 'counters'}" in warning

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import LuwuError, StepAborted
+from luwu.nic.cells import ChunkGradient
 from luwu.training.turns import TurnNic
 from tests.unit.fake_nic import WAIT_S_MAX, FakeCell, FakeCells
 from tests.unit.waiting import do_once
@@ -94,8 +95,8 @@ def turns(nic: FakeNic) -> Iterator[TurnNic]:
 
 
 def push(turns: TurnNic, unit: int, *written: Written) -> Any:
-    pairs = list(enumerate(written)) or None
-    return turns.push(0, 0, unit, pairs, "float32", last=True)
+    gradients = [ChunkGradient(chunk, each) for chunk, each in enumerate(written)] or None
+    return turns.push(0, 0, unit, gradients, "float32", last=True)
 
 
 def wait_until_idle(turns: TurnNic) -> None:

@@ -213,8 +213,6 @@ DOCUMENTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda d: d["description"].update(optimizer="magic"), "not known to this node"),
     "other shapes": (
         lambda d: d["description"]["parameters"][0].__setitem__(1, [64, 97]), "p0 [96, 64]"),
-    "counts within a page": (
-        lambda d: d["updates"].__setitem__(3, 7), "would share a page, but were updated [2, 7]"),
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def make_pool(slot_count: int, *, units: int = 3, frozen: bool = True) -> FixedS
     pool = FixedSlotPool(
         ranks=RANKS, pool=PoolRange(slot_count=slot_count, slot_bytes=BYTES)
     )  # fmt: skip
-    pool.learn(Description(layout=layout, optimizer="test").to_bytes())
+    pool.learn(Description(layout=layout, optimizer="test"))
     return pool
 
 

@@ -41,7 +41,8 @@ def test_disagreement_names_the_ranks(order: tuple[int, ...]) -> None:
         == str(caught.value)
         == (
             "the hyper-parameters of step 3 differ between ranks "
-            "(ranks 0, 1, 3: lr 0.1; ranks 2: lr 0.2); every rank must use the same"
+            "(ranks 0, 1, 3: lr 0.1; ranks 2: lr 0.2); every rank must use the same, "
+            "and must have frozen the same parameters"
         )
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.kernels.selfcheck import difference
 from tests.unit import kernel_jobs
 from tests.unit.kernel_jobs import ADAMW, MOMENTUM, need_compiled
+from tests.unit.local_job import Job, Worker, cluster_for, used_state
 
 ROOT = Path(__file__).resolve().parents[2]
 cache = kernel_jobs.cache  # a fixture of this module
@@ -80,15 +82,35 @@ def test_a_library_is_compiled_once(fresh: Path) -> None:
     assert path.stat().st_mtime_ns == changed_ns
 
 
-def test_a_new_state_takes_the_library_from_the_user(
+def test_nothing_is_loaded_that_came_with_a_state(
     fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: one compile for all state directories of a user; each has a library of its own."""
+    """I7. Goal: a library in a state that was copied from elsewhere never runs, nor is one left in
+    a state; which version made a step is kept with it.
+    Method: a trap under the name that a node once looked for, in the state of a job."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    assert make_kernel(*ADAMW, cache=fresh).reason.startswith("compiled by ")
-    other = tmp_path / "other"
-    assert make_kernel(*ADAMW, cache=other).reason.startswith("found in the cache")
-    assert [path.name for path in libraries(other)] == [path.name for path in libraries(fresh)]
+    state = used_state(tmp_path)
+    [library] = libraries(tmp_path / "user" / "luwu" / "kernels")
+    assert not (state / "kernels").exists()
+    (state / "kernels").mkdir(mode=0o700)
+    sprung = tmp_path / "sprung"
+    trap = state / "kernels" / library.name
+    source = (
+        "#include <fcntl.h>\n"
+        f"__attribute__((constructor)) static void spring(void) {{ creat({str(sprung)!r}, 0600); }}"
+    ).replace("'", '"')
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(trap)]
+    subprocess.run(command, input=source, text=True, check=True)
+    trap.chmod(0o700)
+    with cluster_for(Job(steps=3), tmp_path, state=state, resume=True) as cluster:
+        cluster.run(Worker(Job(steps=3)))
+        store = cluster.node.store
+        assert store is not None
+        assert store.decided is not None
+        assert store.decided.extra["kernel"] == "torch-fused-adamw compiled"
+    assert not sprung.exists()
+    ctypes.CDLL(str(trap))
+    assert sprung.exists()  # it would have been seen
 
 
 def test_a_damaged_or_open_library_is_compiled_again(fresh: Path, cache: Path) -> None:
@@ -123,6 +145,15 @@ def test_a_directory_others_can_write_is_refused(fresh: Path) -> None:
     assert made.kernel.version == "portable"
     assert "nobody else can write" in made.reason
     assert libraries(fresh) == []
+
+
+def test_the_directory_above_is_closed_to_others(fresh: Path, tmp_path: Path) -> None:
+    """Goal: nobody can put another directory in the place of the cache."""
+    above = tmp_path / "luwu"
+    above.mkdir()
+    above.chmod(0o775)
+    make_kernel(*ADAMW, cache=above / "kernels")
+    assert above.stat().st_mode & 0o077 == 0
 
 
 def test_without_a_compiler_the_portable_kernel_is_used(
@@ -230,16 +261,6 @@ def test_a_failed_check_leaves_no_note(unchecked: Path, monkeypatch: pytest.Monk
     for _ in range(2):
         assert make_kernel(*ADAMW, cache=unchecked).kernel.version == "portable"
     assert notes(unchecked) == []
-
-
-def test_a_new_state_takes_the_note_from_the_user(
-    fresh: Path, comparisons: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Goal: one check for all state directories of a user, as it is one compile."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    for cache in (fresh, tmp_path / "other", fresh):
-        make_kernel(*ADAMW, cache=cache)
-    assert comparisons == ["adamw"]
 
 
 def test_a_node_that_comes_back_needs_no_torch(unchecked: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from luwu.base.limits import CHUNK_BYTES_STEP, PROTOCOL_VERSION, TEXT_CHARS_MAX, WORLD_SIZE_MAX
+from luwu.launch.entry import count_start
+from luwu.launch.run_directory import RunDirectory
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description, description_hash
 from luwu.wire.kinds import Role
@@ -194,3 +197,19 @@ def test_ranks_text() -> None:
     exactly = ranks_text([(1 << RANKS_SHOWN_MAX) - 1])
     assert exactly.endswith(", 15")
     assert ranks_text([(1 << WORLD_SIZE_MAX) - 1]) == f"{exactly} and 1008 more"
+
+
+@pytest.mark.faults(33)
+def test_a_later_start_is_taken_in_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    """Goal: a worker that is started again on its host is the later one, an hour back or not, as
+    the records of the run say. Method: three starts by a clock that is set back in between."""
+    hour_ns = 3600 * 10**9
+    times = iter([10 * hour_ns, 9 * hour_ns, 9 * hour_ns + 1])
+    run = RunDirectory.create(tmp_path / "run")
+    numbers = [count_start(run, "worker-0", lambda: next(times)) for _ in range(3)]
+    assert numbers[0] == 10 * hour_ns
+    members = two()
+    for count, number in enumerate(numbers):
+        is_later = members.join("first", hello(0, incarnation=number), description())
+        assert is_later == (count > 0)
+    assert count_start(run, "worker-1", lambda: hour_ns) == hour_ns

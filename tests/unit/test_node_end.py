@@ -28,8 +28,8 @@ def test_a_run_without_steps_ends_when_its_first_weights_are_decided() -> None:
         )
     )  # fmt: skip
     hello = wire.Hello(
-        **STAMP, protocol=PROTOCOL_VERSION, world_size=1, contributors=1, present=1, roll=0,
-        description_hash=description.hash,
+        **{**STAMP, "generation": 0}, protocol=PROTOCOL_VERSION, world_size=1, contributors=1,
+        present=1, roll=0, description_hash=description.hash,
     )  # fmt: skip
     core.received(0, "child", hello, description.to_bytes())
     actions = []

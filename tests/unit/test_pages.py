@@ -78,8 +78,8 @@ def test_page_records_of_adamw() -> None:
     config = store_config(describe(small_layout(True), "adamw", "m", "v"))
     count = Field("updates", "int64", 1)
     assert config.kinds == (
-        PageKind("adamw-4096", (*arrays(4096, "weight", "m", "v"), count)),
-        PageKind("adamw-128", (*arrays(128, "weight", "m", "v"), count)),
+        PageKind("adamw-4096-1", (*arrays(4096, "weight", "m", "v"), count)),
+        PageKind("adamw-128-1", (*arrays(128, "weight", "m", "v"), count)),
     )
     assert config.page_kinds == (0, 1)
     assert config.page_elems == (4096, 128)
@@ -97,8 +97,8 @@ def test_page_records_of_sgd(state_fields: tuple[str, ...], kernel: str) -> None
     config = store_config(describe(small_layout(True), "sgd", *state_fields))
     count = Field("updates", "int64", 1)
     assert config.kinds == (
-        PageKind("sgd-4096", (*arrays(4096, "weight", *state_fields), count)),
-        PageKind("sgd-128", (*arrays(128, "weight", *state_fields), count)),
+        PageKind("sgd-4096-1", (*arrays(4096, "weight", *state_fields), count)),
+        PageKind("sgd-128-1", (*arrays(128, "weight", *state_fields), count)),
     )
     assert config.optimizer == kernel
 

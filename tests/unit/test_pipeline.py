@@ -53,7 +53,8 @@ def test_an_update_of_an_aborted_attempt_does_no_harm(update: str) -> None:
     grad = Payload(memoryview(np.ones(4096, np.float32).view(np.uint8)))
     action = Update(
         chunk=0, step=0, attempt=0, divisor=2.0, grad_norm=1.0, hyper=encode_hyper(job.hyper(0)),
-        contributions=(Contribution(3, 2.0, True, "float32", grad, grad.nbytes),), publish=False,
+        contributions=(Contribution(3, 2.0, True, "float32", grad, grad.nbytes),), absent=0,
+        publish=False,
     )  # fmt: skip
     done = threading.Semaphore(0)
     answers: Any = Answers()

@@ -262,7 +262,7 @@ def test_the_desk_forgets_the_silent_and_bounds_the_many() -> None:
 def test_routes_lead_back_to_who_asked() -> None:
     """Goal: answers go to the connection the reader was last heard on; unknown ones are dropped."""
     actions: list[Any] = []
-    routes = ReaderRoutes(actions)
+    routes = ReaderRoutes(actions, said)
     for number in range(ROUTES_MAX + 1):
         routes.up(f"p-{number}", said(wire.Open, number))
     assert all(send.peers == (PARENT,) for send in taken(actions))

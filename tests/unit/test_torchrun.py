@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from luwu.base.errors import ConnectionFailed
+from luwu.base.json_file import write_json
+from luwu.launch.failures import worker_failure
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.torchrun import Meeting, torchrun_command
 
@@ -40,3 +42,20 @@ def test_a_meeting_nowhere_is_an_error() -> None:
     meeting = Meeting(endpoint="nowhere.invalid:29400", hosts=2, name="luwu-7")
     with pytest.raises(ConnectionFailed, match="no way leads from here to --rendezvous nowhere"):
         meeting.ways()
+
+
+def test_failures_name_ranks_of_the_job(tmp_path: Path) -> None:
+    """Goal: torchrun prints ranks of its own host; the message has those of the job, and which
+    ranks other hosts had. Method: the second host of two, with two workers each."""
+    run = RunDirectory.create(tmp_path / "run")
+    for rank, pid in ((2, 70), (3, 71)):
+        write_json(run.role(f"worker-{rank}.json"), {"rank": rank, "pid": pid})
+    write_json(run.role("workers.json"), {"workers": 2, "world_size": 4})
+    run.log("torchrun").write_text("failed (exitcode: -9) local_rank: 1 (pid: 71) of binary\n")
+    text = str(worker_failure(run, "", 1))
+    assert text.startswith("worker 3 (pid 71) was lost: signal SIGKILL")
+    assert "this host had rank 2, 3 and other hosts rank 0, 1" in text
+    run.log("torchrun").write_text("wait timeout after 60000ms\n")
+    text = str(worker_failure(run, "", 1))
+    assert "other hosts rank 0, 1: if one of these hosts was lost" in text
+    assert "wait timeout" in text

@@ -88,8 +88,7 @@ def test_a_cache_that_holds_a_graph_is_refused() -> None:
 
 @pytest.mark.feature("freezing for an evaluation")
 def test_what_is_frozen_during_evaluation_may_be_thawed_again() -> None:
-    """Goal: a library may freeze parameters while it evaluates (PEFT: `disable_adapter`), for
-    nothing is pushed then. With a graph it is refused, as ever."""
+    """Goal: a library may freeze parameters while it evaluates (PEFT: `disable_adapter`)."""
     x = torch.ones(2, 8)
     with worker(FakeNetwork(1)):
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
@@ -98,8 +97,6 @@ def test_what_is_frozen_during_evaluation_may_be_thawed_again() -> None:
         optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
         model.requires_grad_(False)
         with torch.no_grad():
-            model(x)
-        with pytest.raises(luwu.ConfigError, match="requires_grad was changed to False"):
             model(x)
         model.requires_grad_(True)
         model(x).sum().backward()

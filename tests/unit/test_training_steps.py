@@ -249,7 +249,7 @@ def test_zero_grad_elsewhere_does_nothing() -> None:
         model.zero_grad()
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad()
     assert network.attempt == 0
 
 

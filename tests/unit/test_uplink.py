@@ -22,8 +22,8 @@ COMMON: dict[str, Any] = {
 
 def push(chunk: int) -> Push:
     return Push(
-        **COMMON, chunk=chunk, part=0, contributors=1, weight=1.0, last=True, raw=False,
-        dtype="float32",
+        **COMMON, chunk=chunk, part=0, contributors=1, absent=0, weight=1.0, last=True,
+        raw=False, dtype="float32",
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from luwu.base.limits import (
     DATA_HEADER_BYTES_MAX,
     FIELD_CHARS_MAX,
     INT64_MAX,
+    SEGMENTS_MAX,
     TEXT_CHARS_MAX,
     WORLD_SIZE_MAX,
 )
@@ -73,9 +74,17 @@ _CHUNK: dict[str, Any] = {**_COMMON, "chunk": 8, "part": 9}
 GOLDEN: list[tuple[Message, str]] = [
     (Load(**_CHUNK), "9b 01 01 02 03 04 01 05 06 07 08 09"),
     (
-        Push(**_CHUNK, contributors=0b101, weight=1.5, last=True, raw=False, dtype="bfloat16"),
-        "dc 00 10 02 01 02 03 04 01 05 06 07 08 09 c4 01 05 cb 3f f8 00 00 00 00 00 00 c3 c2"
-        " a8 62 66 6c 6f 61 74 31 36",
+        Push(
+            **_CHUNK,
+            contributors=0b101,
+            absent=0b10,
+            weight=1.5,
+            last=True,
+            raw=False,
+            dtype="bfloat16",
+        ),
+        "dc 00 11 02 01 02 03 04 01 05 06 07 08 09 c4 01 05 c4 01 02 cb 3f f8 00 00 00 00 00 00 c3"
+        " c2 a8 62 66 6c 6f 61 74 31 36",
     ),
     (Pull(**_CHUNK), "9b 03 01 02 03 04 01 05 06 07 08 09"),
     (
@@ -107,10 +116,15 @@ GOLDEN: list[tuple[Message, str]] = [
             began_with_skip=True,
             skipped_step=3,
             grad_norm=2.0,
+            redoes=True,
         ),
-        "9f 11 01 02 03 04 01 05 06 07 c4 01 03 c3 ce 00 01 00 00 c3 03 cb 40 00 00 00 00 00 00 00",
+        "dc 00 10 11 01 02 03 04 01 05 06 07 c4 01 03 c3 ce 00 01 00 00 c3 03 cb 40 00 00 00 00 00 "
+        "00 00 c3",
     ),
-    (Refuse(**_COMMON, text="no"), "9a 12 01 02 03 04 01 05 06 07 a2 6e 6f"),
+    (
+        Refuse(**_COMMON, text="no", is_older=True),
+        "9b 12 01 02 03 04 01 05 06 07 a2 6e 6f c3",
+    ),
     (Rejoin(**_COMMON), "99 13 01 02 03 04 01 05 06 07"),
     (
         Begin(**_COMMON, contributors=1, hyper_hash="cd"),
@@ -133,8 +147,8 @@ GOLDEN: list[tuple[Message, str]] = [
         "9b 18 01 02 03 04 01 05 06 07 c4 01 02 a4 73 74 6f 70",
     ),
     (
-        Abort(**_COMMON, contributors=1, loaded=False, text="gone"),
-        "9c 19 01 02 03 04 01 05 06 07 c4 01 01 c2 a4 67 6f 6e 65",
+        Abort(**_COMMON, contributors=1, loaded=False, text="gone", redoes=True),
+        "9d 19 01 02 03 04 01 05 06 07 c4 01 01 c2 a4 67 6f 6e 65 c3",
     ),
     (Present(**_COMMON, contributors=1, roll=3), "9b 22 01 02 03 04 01 05 06 07 c4 01 01 03"),
     (Leave(**_COMMON, contributors=3), "9a 1a 01 02 03 04 01 05 06 07 c4 01 03"),
@@ -400,9 +414,8 @@ def test_wrong_counts(message_type: type[Message]) -> None:
         assert f"{message_type.__name__} came with {count} payload frames" in text
 
 
-_WRONG_BITMAPS = [
-    1, "\1", None, b"\0", b"\1\0", b"\1" * (WORLD_SIZE_MAX // 8 + 1), [b"\1"],
-]  # fmt: skip
+_NO_BITMAPS: list[Any] = [1, "\1", None, b"\0", b"\1\0", [b"\1"]]
+_WRONG_BITMAPS = [*_NO_BITMAPS, b"\1" * (WORLD_SIZE_MAX // 8 + 1)]
 _WRONG: dict[str, list[Any]] = {
     "int": [-1, -(2**63), 2**63, 2**64 - 1, 1.0, True, None, "1", b"\1", [1]],
     "float": [1, 0, True, None, "1.0", [1.0]],
@@ -413,6 +426,7 @@ _WRONG: dict[str, list[Any]] = {
     "contributors": _WRONG_BITMAPS,
     "present": _WRONG_BITMAPS,
     "lost": _WRONG_BITMAPS,
+    "absent": [*_NO_BITMAPS, b"\1" * (SEGMENTS_MAX // 8 + 1)],
     "field": [1, None, b"weight", "x" * (FIELD_CHARS_MAX + 1)],
     "dtype": ["", "float64", "int8", "FLOAT32", 1, None, b"float32", "x" * 200],
     "hyper_hash": ["0" * 65, 1, None, b"ab"],

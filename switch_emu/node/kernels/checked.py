@@ -2,8 +2,7 @@
 
 A *note* is an empty file beside the library, as private as that; its name is a hash of all that the
 check depends on: the library's bytes, the kernel, torch, the sources of both kernels and of the
-check. Whatever changes, no note has that name, and the check is done. The user's cache has a copy
-for other state directories, as it has of the library.
+check. Whatever changes, no note has that name, and the check is done.
 """
 
 from __future__ import annotations

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from luwu.base.address import address_of, address_of_array
 from luwu.base.limits import NORM_BLOCK_ELEMS
+from luwu.wire.hyper import Number
 from switch_emu.native.fold import DTYPES, Fold, Pointer, sources
 from switch_emu.node.kernels.interface import (
     NO_OPTIMIZER,
@@ -41,7 +42,7 @@ COMPILED: Final = _OPTIMIZERS.keys()
 """(optimizer, state fields) that the library knows."""
 
 _MAXIMIZE, _DECAY, _NESTEROV, _FIRST, _LERP_FROM_GRAD, _NO_MOMENTUM = 1, 2, 4, 8, 16, 32
-_COUPLED, _MOMENTUM_FROM_GRAD = 64, 128
+_COUPLED, _MOMENTUM_FROM_GRAD, _UNCHANGED = 64, 128, 256
 
 
 class _Run(ctypes.Structure):
@@ -128,8 +129,8 @@ class CompiledKernel(UpdateKernel):
     def update(
         self, *, contributions: Contributions, weights: F32Array, state: tuple[F32Array, ...],
         weights_out: F32Array, state_out: tuple[F32Array, ...], runs: Sequence[Run],
-        divisor: float, scale: float, updates_count: int, wire: tuple[memoryview, str] | None,
-        measure: bool, pieces: Pieces | None = None,
+        divisor: float, scale: float, wire: tuple[memoryview, str] | None, measure: bool,
+        pieces: Pieces | None = None,
     ) -> tuple[float, ...]:  # fmt: skip
         """See UpdateKernel."""
         read, written = (weights, *state), (weights_out, *state_out)
@@ -138,7 +139,11 @@ class CompiledKernel(UpdateKernel):
         said = (_Run * len(runs))()
         if self._optimizer:
             for place, run in zip(said, runs, strict=True):
-                self._make_run(place, run, updates_count)
+                place.start, place.stop = run.start, run.stop
+                if run.hyper is None:
+                    place.flags = _UNCHANGED
+                else:
+                    self._make_run(place, run.hyper, run.updates_count)
         count = -(-weights.size // NORM_BLOCK_ELEMS) if measure else 0
         squares = np.empty(count, np.float64)
         old = (*(address_of_array(array) for array in read), None, None)
@@ -171,8 +176,7 @@ class CompiledKernel(UpdateKernel):
         """See UpdateKernel: the library keeps nothing for a thread."""
 
 
-def _adam_run(place: _Run, run: Run, updates_count: int) -> None:
-    hyper = run.hyper
+def _adam_run(place: _Run, hyper: Mapping[str, Number], updates_count: int) -> None:
     lr, decay = float(hyper["lr"]), float(hyper["weight_decay"])
     beta1, beta2 = float(hyper["beta1"]), float(hyper["beta2"])
     step = float(np.float32(updates_count + 1))  # torch counts steps in float32
@@ -184,21 +188,20 @@ def _adam_run(place: _Run, run: Run, updates_count: int) -> None:
     with np.errstate(all="ignore"):  # a bad beta gives NaN weights, as in torch
         step_size = np.float64(lr) / (1 - _power(beta1, step))
         correction = np.sqrt(np.float64(1 - _power(beta2, step)))
-    place.start, place.stop, place.flags = run.start, run.stop, flags
+    place.flags = flags
     place.weight_decay = decay if is_coupled else 1 - lr * decay
     place.momentum = lerp
     place.dampening, place.beta2, place.eps = 1 - beta2, beta2, float(hyper["eps"])
     place.correction, place.step_size = correction, -step_size
 
 
-def _lion_run(place: _Run, run: Run, updates_count: int) -> None:
-    hyper = run.hyper
+def _lion_run(place: _Run, hyper: Mapping[str, Number], updates_count: int) -> None:
     lr, decay = float(hyper["lr"]), float(hyper["weight_decay"])
     direction, is_direction_from_grad = _lerp(float(hyper["beta1"]))
     momentum, is_momentum_from_grad = _lerp(float(hyper["beta2"]))
     flags = _MAXIMIZE * bool(hyper["maximize"]) | _DECAY * (decay != 0)
     flags |= _LERP_FROM_GRAD * is_direction_from_grad | _MOMENTUM_FROM_GRAD * is_momentum_from_grad
-    place.start, place.stop, place.flags = run.start, run.stop, flags
+    place.flags = flags
     place.weight_decay, place.step_size = 1 - lr * decay, -lr
     place.momentum, place.beta2 = direction, momentum
 
@@ -210,13 +213,12 @@ def _lerp(beta: float) -> tuple[np.float32, bool]:
     return (weight - np.float32(1) if is_from_grad else weight), is_from_grad
 
 
-def _sgd_run(place: _Run, run: Run, updates_count: int) -> None:
-    hyper = run.hyper
+def _sgd_run(place: _Run, hyper: Mapping[str, Number], updates_count: int) -> None:
     momentum, decay = float(hyper["momentum"]), float(hyper["weight_decay"])
     flags = _MAXIMIZE * bool(hyper["maximize"]) | _DECAY * (decay != 0)
     flags |= _NESTEROV * bool(hyper["nesterov"]) | _FIRST * (updates_count == 0)
     flags |= _NO_MOMENTUM * (momentum == 0)
-    place.start, place.stop, place.flags = run.start, run.stop, flags
+    place.flags = flags
     place.weight_decay, place.momentum = decay, momentum
     place.dampening, place.step_size = 1 - float(hyper["dampening"]), -float(hyper["lr"])
 

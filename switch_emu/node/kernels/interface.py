@@ -4,7 +4,8 @@ One update of a page of C elements, in float32 throughout:
 
     total = c0 + c1 + ...             from left to right; narrow types are widened exactly
     mean  = total / float32(divisor)  and, if scale < 1, * float32(scale)
-    weights, state = torch's fused update of each run, as on whole vectors
+    weights, state = torch's fused update of each run, as on whole vectors; unchanged in a run
+                     without hyper-parameters
     wire  = weights in the wire dtype, to nearest, ties to even
 
 Block squares, in float64: a block is 4,096 elements from the page's start, the last one filled up
@@ -44,11 +45,14 @@ Contributions = Sequence[tuple[memoryview, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Elements `start` to `stop` of a page, multiples of 64, take one group's hyper-parameters."""
+    """Elements `start` to `stop` of a page, multiples of 64, that are updated alike."""
 
     start: int
     stop: int
-    hyper: Mapping[str, Number]
+    hyper: Mapping[str, Number] | None
+    """Of their parameter group; None: these elements keep their weights and state."""
+    updates_count: int = 0
+    """Updates of these elements before this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +98,8 @@ class UpdateKernel(Protocol):
     def update(
         self, *, contributions: Contributions, weights: F32Array, state: tuple[F32Array, ...],
         weights_out: F32Array, state_out: tuple[F32Array, ...], runs: Sequence[Run],
-        divisor: float, scale: float, updates_count: int, wire: tuple[memoryview, str] | None,
-        measure: bool, pieces: Pieces | None = None,
+        divisor: float, scale: float, wire: tuple[memoryview, str] | None, measure: bool,
+        pieces: Pieces | None = None,
     ) -> tuple[float, ...]:  # fmt: skip
         """Update one page; see the module. Returns block squares of the sum if `measure`, else ().
 
@@ -103,7 +107,7 @@ class UpdateKernel(Protocol):
 
         Shapes: weights, each array of state and what is written: float32 [C]; runs cover C.
         In place if `*_out` are the arrays read; else they are disjoint from these, never partly.
-        `updates_count` is the number of updates before this one; `wire`, where the new weights go.
+        `wire` is where the new weights go.
         Raises: ValueError if shapes, dtypes or runs do not fit; nothing is written then.
         """
 

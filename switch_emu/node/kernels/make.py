@@ -27,7 +27,7 @@ def make_kernel(
 ) -> Made:  # fmt: skip
     """The kernel of an optimizer, and why it is the version it is.
 
-    `cache` keeps compiled libraries; None is a private directory of the user. `compiled` is True
+    `cache` keeps compiled libraries; None is the user's own, as for every job. `compiled` is True
     or False to insist on a version, None for the compiled one if it works.
     Raises: ConfigError if the node has no such optimizer, or `compiled` is True and it fails.
     """

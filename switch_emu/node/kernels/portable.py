@@ -149,8 +149,8 @@ class PortableKernel(UpdateKernel):
     def update(
         self, *, contributions: Contributions, weights: F32Array, state: tuple[F32Array, ...],
         weights_out: F32Array, state_out: tuple[F32Array, ...], runs: Sequence[Run],
-        divisor: float, scale: float, updates_count: int, wire: tuple[memoryview, str] | None,
-        measure: bool, pieces: Pieces | None = None,
+        divisor: float, scale: float, wire: tuple[memoryview, str] | None, measure: bool,
+        pieces: Pieces | None = None,
     ) -> tuple[float, ...]:  # fmt: skip
         """See UpdateKernel."""
         read, written = (weights, *state), (weights_out, *state_out)
@@ -173,7 +173,7 @@ class PortableKernel(UpdateKernel):
                 if not in_place:
                     for old, new in zip(read, written, strict=True):
                         np.copyto(new[block], old[block])
-                self._run(tensors, total, block, runs, updates_count)
+                self._run(tensors, total, block, runs)
                 if pieces is not None:
                     work.square_pieces(pieces, 1, tensors[0][block], block)
                     change = torch.sub(tensors[0][block], before, out=before)
@@ -184,17 +184,15 @@ class PortableKernel(UpdateKernel):
             _deliver(target, wire[0])
         return _tree(lanes) if measure else ()
 
-    def _run(
-        self, tensors: tuple[Any, ...], mean: Any, block: slice, runs: Sequence[Run], updates: int
-    ) -> None:
+    def _run(self, tensors: tuple[Any, ...], mean: Any, block: slice, runs: Sequence[Run]) -> None:
         if self._step is None:
             return
         for run in runs:
             start, stop = max(run.start, block.start), min(run.stop, block.stop)
-            if start < stop:
+            if start < stop and run.hyper is not None:
                 cut = [tensor[start:stop] for tensor in tensors]
                 grad = mean[start - block.start : stop - block.start]
-                self._step(cut[0], grad, tuple(cut[1:]), updates, run.hyper)
+                self._step(cut[0], grad, tuple(cut[1:]), run.updates_count, run.hyper)
 
     def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
         """See UpdateKernel."""

@@ -1,0 +1,46 @@
+"""Files that a run can do without: what cannot be written is given up, with one warning.
+
+Logs, events, counters and records say how a run goes; none of them is worth the run. On a disk that
+is full, the state's errors end the node (`refusals.py`), and these do not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+def say_if_possible(text: str, stream: IO[str] | None = None) -> None:
+    """Print a line, to standard error unless said otherwise; nothing, if that cannot be written."""
+    try:
+        print(text, file=stream or sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass  # a log on the same disk, or nobody reads any more
+
+
+class Expendable:
+    """Writes of one process that may fail; the first that does in each directory is said."""
+
+    def __init__(self, say: Callable[[str], object] = say_if_possible) -> None:
+        self._say = say
+        self._named: set[Path] = set()
+
+    @contextmanager
+    def writing(self, path: Path) -> Iterator[None]:
+        """What the system refuses in here is given up."""
+        try:
+            yield
+        except OSError as exc:
+            self.give_up(path, exc)
+
+    def give_up(self, path: Path, error: OSError) -> None:
+        """This file cannot be written."""
+        if path.parent not in self._named:
+            self._named.add(path.parent)
+            self._say(
+                f"WARNING: {path.name} cannot be written in {path.parent}: "
+                f"{error.strerror or error}. The run goes on without; records of it are missing"
+            )

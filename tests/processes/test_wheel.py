@@ -1,0 +1,127 @@
+"""The wheel and the sdist: what is in them, and that `luwu compare` runs from an installed wheel.
+
+It runs outside of the repository, in a directory with folders called `workers` and `switch_emu`.
+"""
+
+from __future__ import annotations
+
+import email
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+from luwu.own import DISTRIBUTION, PACKAGES
+from tests.processes.commands import Terminal, terminal
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def build(source: Path, target: Path, kind: str) -> Path:
+    """A wheel or an sdist of a source tree."""
+    for needed in ("hatchling", "hatch_fancy_pypi_readme"):
+        pytest.importorskip(needed, reason="make setup installs it")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(target)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (made,) = target.glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return made
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("sdist"), "sdist")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("wheel"), "wheel")
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Terminal]:
+    with terminal(tmp_path) as opened:
+        yield opened
+        assert opened.leftovers() == []
+
+
+def names_in(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {each.filename for each in archive.infolist()}
+
+
+def metadata_in(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return email.message_from_string(archive.read(name).decode())
+
+
+def test_wheel_holds_our_packages(wheel: Path) -> None:
+    """Goal: every file of the packages, and nothing beside them."""
+    packages = ("luwu", *PACKAGES)
+    names = names_in(wheel)
+    ours = {
+        path.relative_to(ROOT).as_posix()
+        for package in packages
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in names if name.partition("/")[0] in packages} == ours
+    others = {name.partition("/")[0] for name in names} - set(packages)
+    assert [re.sub(r"-\d+(\.\d+)*", "", name) for name in others] == ["luwu_emulator.dist-info"]
+    assert metadata_in(wheel)["Name"] == DISTRIBUTION
+
+
+def test_sdist_makes_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+    """Goal: who has the sdist alone can build it."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    again = build(source, tmp_path / "again", "wheel")
+    assert names_in(again) == names_in(wheel)
+
+
+def test_index_page_has_no_dead_links(wheel: Path) -> None:
+    """Goal: a package index shows the README away from the repository: its links into it and into
+    itself are plain text there, and nothing else is lost."""
+    text = str(metadata_in(wheel).get_payload())
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert links
+    assert all(link.startswith("https://") for link in links)
+    assert "features (`docs/features.md` in the source)" in text
+    assert text.count("\n## ") == (ROOT / "README.md").read_text().count("\n## ")
+
+
+@pytest.mark.feature("an installed wheel, beside folders called `workers` and `switch_emu`")
+def test_compare_from_an_installed_wheel(wheel: Path, shell: Terminal) -> None:
+    """Goal: the wheel is whole, and our packages are used though others hide them. Method: install
+    it without a network into a directory, in front of everything; a folder of the user's own, where
+    the commands are typed, has packages of the same names, which end whoever imports them."""
+    site = shell.directory / "site"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*command, "--target", str(site), str(wheel)], check=True)
+    environ = {"PYTHONPATH": str(site)}
+    for package in PACKAGES:
+        (shell.directory / package).mkdir()
+        (shell.directory / package / "__init__.py").write_text("raise SystemExit('not ours')\n")
+
+    small = ["--steps", "2", "--layers", "1", "--width", "32", "--batch", "2", "--context", "16"]
+    done = shell.run("compare", "--arms", "luwu", *small, **environ)
+    assert done.process.returncode == 0, done.err
+    assert "weights digest" in done.out
+
+    script = [sys.executable, str(site / "bin" / "luwu")]
+    found = shell.start_program(script, ["--version"], environ)
+    assert found.wait() == 0, found.err
+    assert found.out == f"luwu {metadata_in(wheel)['Version']}\n"
+    train = ["-m", "workers.train", "--arm", "luwu", *small]
+    run = shell.start_program(script, ["run", "--workers", "1", *train], environ)
+    run.wait()
+    assert run.process.returncode == 0, run.err
+    assert "-m workers.train is LuWu's own" in run.err
