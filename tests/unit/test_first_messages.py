@@ -6,6 +6,8 @@ import io
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import luwu
 from luwu.base.config import RunConfig
@@ -54,3 +56,15 @@ def test_the_loss_that_is_shown_is_that_of_rank_0() -> None:
     line = "12:00:00 train.step step=3 loss=2.5 tps=10"
     show_progress(Console(printed), "luwu", RunConfig(), line)
     assert "rank0_loss=2.5" in printed.getvalue()
+
+
+@pytest.mark.feature("get_optimizer_state_dict of torch itself")
+def test_torchs_own_optimizer_state_names_ours() -> None:
+    """Goal: the call that works, from inside torch's function."""
+    luwu.init_local(memory_budget="64MiB")
+    model = torch.nn.Linear(4, 2)
+    luwu.fully_shard(model)
+    optimizer = luwu.optim.AdamW(model.parameters())
+    with pytest.raises(luwu.LuwuError, match=r"call luwu\.get_optimizer_state_dict$"):
+        get_optimizer_state_dict(model, optimizer)
+    luwu.finish()
