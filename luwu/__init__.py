@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from luwu.base.errors import StepAborted as StepAborted
     from luwu.base.errors import StepOrderError as StepOrderError
     from luwu.base.errors import StepsLost as StepsLost
+    from luwu.launch.local import init_local as init_local
     from luwu.training.attached import attach as attach
     from luwu.training.attached import random_state as random_state
     from luwu.training.batches import empty_backward as empty_backward
@@ -68,6 +69,7 @@ _HOME = {
     "get_model_state_dict": "luwu.training.state_dict",
     "get_optimizer_state_dict": "luwu.training.state_dict",
     "init": "luwu.training.run",
+    "init_local": "luwu.launch.local",
     "init_weights": "luwu.training.initialise",
     "load_pretrained": "luwu.training.pretrained",
     "offload_activations": "luwu.training.offload",

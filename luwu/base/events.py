@@ -5,7 +5,9 @@
 `Recorder.event` marks an instant (at_ns in the file), `Recorder.span` a stretch of work (start_ns,
 end_ns; all of the monotonic clock) and whatever names it: step, unit, chunk. INFO is for once a
 step or rarer and is printed; DEBUG is for chunks and goes to the file alone. A `Recorder` without a
-file only prints, and so does one whose file cannot be written any more.
+file only prints, and so does one whose file cannot be written any more. Records wait in a buffer
+until an INFO event, `flush`, the end of the interpreter or `flush_all`: a process that is killed by
+SIGKILL loses what it recorded since.
 
 The first record of each start of a process is its clock: an instant of the monotonic clock, the
 same instant of the wall clock, and which boot of which host the monotonic clock belongs to.
@@ -15,10 +17,13 @@ same instant of the wall clock, and which boot of which host the monotonic clock
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
+import os
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import IO, Final
 
@@ -31,6 +36,19 @@ CLOCK: Final = "clock"
 _BUFFER_BYTES: Final = 64 * 1024
 """What a killed process may lose of its DEBUG records."""
 
+_open: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
+"""Those of this process that write a file."""
+
+
+def flush_all() -> None:
+    """Flush the records of this process; also in a signal handler."""
+    for recorder in list(_open):
+        with contextlib.suppress(RuntimeError):  # the handler interrupted a write
+            recorder.flush()
+
+
+atexit.register(flush_all)  # a script at module level never closes its recorder
+
 
 class Recorder(Closing):
     """Writes a process's events; safe to use from several threads."""
@@ -39,7 +57,8 @@ class Recorder(Closing):
         self, *, role: str, path: Path | None = None, printed: IO[str] | None = sys.stderr
     ) -> None:
         self._role = role
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may hold it already
+        self._pid = os.getpid()
         self._printed = printed
         self._file: IO[str] | None = None
         self._path = Path()
@@ -52,6 +71,7 @@ class Recorder(Closing):
                 self._give_up(exc)
             now = {"monotonic_ns": SYSTEM_CLOCK.now_ns(), "unix_ns": unix_ns(), "boot": _boot()}
             self._append({"name": CLOCK, "role": role, **now})
+            _open.add(self)
 
     def event(self, name: str, *, level: str = "INFO", **fields: object) -> None:
         """Record an instant; print it unless it is DEBUG."""
@@ -71,9 +91,9 @@ class Recorder(Closing):
         )
 
     def flush(self) -> None:
-        """Hand buffered lines to the operating system."""
+        """Hand buffered lines to the operating system; a fork leaves them to its parent."""
         with self._lock:
-            if self._file is not None:
+            if self._file is not None and self._pid == os.getpid():
                 try:
                     self._file.flush()
                 except OSError as exc:

@@ -133,6 +133,7 @@ def _around(
                 should_stop=should_stop,
             )  # fmt: skip
             _wait_for_start(directory, process.poll, should_stop)
+            directory.begin()
             verdict = chaos.work()
             ends = bool(expected) and expected[-1].ends is not None
             if not verdict.taken and process.poll():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes, parse_bytes
 from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.launch.state_users import advise
 from luwu.launch.stopping import stop_requests
 
 if TYPE_CHECKING:
@@ -59,7 +60,11 @@ def run(parsed: Parsed) -> int:
         memory_budget_bytes=size_of(values, "memory_budget", defaults.memory_budget_bytes),
         has_optimizer=not parsed.has("no_optimizer"),
     )
-    with stop_requests() as should_stop, _source(where) as source:
+    try:
+        opened = _source(where)
+    except ConfigError as error:
+        raise advise(error, Path(where), "export") from error
+    with stop_requests() as should_stop, opened as source:
         found = export_state(source, out, options, should_stop=should_stop)
     if parsed.has("json"):
         document = {

@@ -56,6 +56,14 @@ class Verb:
         return [name for name in KEYS if self.has_all_keys or owners & {*KEYS[name].verbs}]
 
 
+_OF_TORCHRUN = {
+    "nproc_per_node": "workers",
+    "nnodes": "worker_hosts",
+    "max_restarts": "worker_restarts",
+    "rdzv_endpoint": "rendezvous",
+    "log_dir": "run_dir",
+}
+"""Flags of torchrun, and those here that say the same."""
 CONFIG_FLAG = Flag(name="config", shape="FILE", text="TOML file of keys; or LUWU_CONFIG")
 DEBUG_FLAG = Flag(name="debug", text="show the whole traceback of an error")
 HELP_FLAG = Flag(name="help", text="show this help")
@@ -188,6 +196,11 @@ def _key_value(name: str, token: str, value: str | None, waiting: list[str]) -> 
 
 
 def _unknown(verb: Verb, written: str, name: str, known: Sequence[str]) -> str:
+    ours = _OF_TORCHRUN.get(name)
+    if ours is not None and ours in known:
+        return (
+            f"luwu {verb.name} has no flag --{written}; --{ours.replace('_', '-')} says that here"
+        )
     elsewhere = KEYS[name].verbs if name in KEYS else ()
     if elsewhere:
         return f"luwu {verb.name} has no flag --{written}; it belongs to {', '.join(elsewhere)}"

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from luwu.base.config import Resolved, RunConfig
-from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.commands.compare import write_outcome, write_resolved
-from luwu.commands.flags import Parsed, Verb, resolve_parsed
+from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record, check_trace, write_trace
 from luwu.launch.console import Console
 from luwu.launch.nodes import fold_nodes
+from luwu.launch.resuming import beginning, ending, first_step, stopped
 from luwu.launch.roles import key_environ
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import (
@@ -40,6 +41,7 @@ VERB: Final = Verb(
     name="run",
     usage="luwu run [flags] SCRIPT ...     or     luwu run [flags] -m MODULE ...",
     text="Start SCRIPT in every worker; with --join only workers. What follows SCRIPT is its own.",
+    flags=(Flag(name="verbose", text="say all that was decided before the workers start"),),
     rest="script",
 )
 SERVING_KEYS: Final = (
@@ -67,7 +69,7 @@ def run(parsed: Parsed) -> int:
     check_worker_loss(config)
     check_trace(config.trace)
     check_record(config.record)
-    console = Console(sys.stderr)
+    console = Console(sys.stderr, details=parsed.has("verbose"))
     run_directory = RunDirectory.create(config.run_dir)
     write_resolved(run_directory, resolved, "run")
     console.say(f"run directory {run_directory.path}")
@@ -85,23 +87,28 @@ def run(parsed: Parsed) -> int:
         supervisor.worker_environ = key_environ(config)
         disk: DiskFloors | None = None
         meeting: Meeting | None = None
+        step: int | None = None
         try:
             with supervisor:
                 if config.join is None:
                     state = state_directory(config, STATE_DIRECTORY)
                     sizes = decide_sizes(config, state)
                     disk = _plan(config, sizes, state, run_directory, console)
-                    serve(supervisor, config, state=state, sizes=sizes, say=console.say)
+                    serve(supervisor, config, state=state, sizes=sizes, say=console.detail)
+                    step = first_step(run_directory)
+                    if config.resume:
+                        console.say(beginning(state, step))
                     connect, workers = str(run_directory.connect_file), config.workers
                 else:
                     connect, connection = _join(resolved, console, should_stop)
                     workers, meeting = _share(config, connection)
+                run_directory.begin()
                 threads = threads_per_worker(workers)
                 console.say(f"{workers} workers, {threads} compute threads each (OMP_NUM_THREADS)")
                 if meeting is not None:
-                    console.say(f"torchruns of {meeting.hosts} hosts meet at {meeting.endpoint}")
+                    console.detail(f"torchruns of {meeting.hosts} hosts meet at {meeting.endpoint}")
                 supervisor.train(
-                    script, workers=workers, connect=connect, on_line=_print, meeting=meeting,
+                    script, workers=workers, connect=connect, sink=console.pass_on, meeting=meeting,
                     restarts_max=worker_restarts(config), on_loss=config.on_worker_loss,
                 )  # fmt: skip
                 supervisor.wait()
@@ -109,11 +116,17 @@ def run(parsed: Parsed) -> int:
                     state = state_directory(config, STATE_DIRECTORY)
                     fold_nodes(run_directory, state, config.optimizer_nodes)
         except LuwuError as error:
+            if isinstance(error, Interrupted) and config.join is None:
+                state = state_directory(config, STATE_DIRECTORY)
+                flags = {**parsed.keys, **parsed.flags}
+                error = Interrupted(stopped(run_directory, state, flags, script))
             write_outcome(run_directory, error.exit_code, str(error), error.code)
-            raise
+            raise error from None
         finally:
             run_directory.connect_file.unlink(missing_ok=True)  # nobody can join any more
     write_outcome(run_directory, 0, "finished")
+    if (said := ending(run_directory, config.state or STATE_DIRECTORY, step)) is not None:
+        console.say(said)
     _say_steps(run_directory, disk, console)
     if config.trace is not None:
         write_trace(run_directory, config.trace, console.say)
@@ -131,6 +144,7 @@ def _run_by_ray(
             stop_requests() as should_stop,
             RayEngine(run_directory, resolved, console, should_stop) as engine,
         ):
+            run_directory.begin()
             engine.work(script, _print)
     except LuwuError as error:
         write_outcome(run_directory, error.exit_code, str(error), error.code)
@@ -162,7 +176,7 @@ def _plan(
         slot_count=own_slots(config),
     )
     for line in plan.lines():
-        console.say(line)
+        console.detail(line)
     if state is None:
         return None
     disk = disk_floors(
@@ -175,7 +189,7 @@ def _plan(
     if disk is not None:
         document = {"schema": 1, "label": "measured", "disk": asdict(disk)}
         run_directory.keep(run_directory.file("floors.json"), document)
-        console.say(disk_line(disk))
+        console.detail(disk_line(disk))
     return disk
 
 

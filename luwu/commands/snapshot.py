@@ -12,6 +12,7 @@ from luwu.base.json_file import read_json
 from luwu.commands.export import CONNECT_NAME, CONNECT_S
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.launch.run_directory import RunDirectory
+from luwu.launch.state_users import advise
 from luwu.launch.stopping import stop_requests
 
 if TYPE_CHECKING:
@@ -70,7 +71,10 @@ def _at_rest(path: Path, out: Path, should_stop: Callable[[], bool]) -> Snapshot
             f"{path} holds no state; name a state directory, or of a job that is running its run "
             f"directory (which has {CONNECT_NAME} while it runs)"
         )
-    return snapshot_at_rest(path, count, out, should_stop=should_stop)
+    try:
+        return snapshot_at_rest(path, count, out, should_stop=should_stop)
+    except ConfigError as error:
+        raise advise(error, path, "snapshot") from error
 
 
 def _of_running(where: str, out: Path, should_stop: Callable[[], bool]) -> Snapshot:

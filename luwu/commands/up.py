@@ -20,6 +20,7 @@ from luwu.commands.up_in_tree import join_nodes, node_file, start_in_tree, switc
 from luwu.commands.up_node import start_node
 from luwu.launch.console import Console
 from luwu.launch.nodes import fold_nodes, node_role
+from luwu.launch.resuming import beginning, first_step
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import (
     LOOPBACK,
@@ -94,6 +95,7 @@ def run(parsed: Parsed) -> int:
                     )
                 else:
                     start_in_tree(supervisor, resolved, name, console, should_stop)
+                run_directory.begin()
                 while not supervisor.roles_done:
                     supervisor.poll()
                     sleep(POLL_S)
@@ -126,7 +128,10 @@ def _start(
     state = state_directory(config, STATE_DIRECTORY)
     if role is None:
         sizes = decide_sizes(config, state)
-        return serve(supervisor, config, state=state, sizes=sizes, say=console.say)
+        connection = serve(supervisor, config, state=state, sizes=sizes, say=console.say)
+        if config.resume:
+            console.say(beginning(state, first_step(directory)))
+        return connection
     if role == "switch":
         node = join_nodes(resolved, directory, console, should_stop)
         if node.tree:

@@ -89,9 +89,20 @@ def _lines(found: StateFound, *, is_full: bool) -> list[str]:
         else:
             lines.append("restore it from the last export or snapshot (docs/storage.md)")
     else:
-        looked = "every page read" if is_full else "pages not read; --full reads them"
-        lines.append(f"{found.path} is whole ({looked})")
+        lines.append(_whole(found, is_full=is_full))
     return lines
+
+
+def _whole(found: StateFound, *, is_full: bool) -> str:
+    if is_full:
+        return f"{found.path} is whole (every page read)"
+    pages = sum(node.pages_count for node in found.nodes)
+    state_bytes = sum(node.state_bytes for node in found.nodes)
+    return (
+        f"{found.path}: configuration, superblock and manifests are whole; NOT READ: {pages} pages "
+        f"({format_bytes(state_bytes)}) and what workers attached; luwu verify {found.path} --full "
+        "reads them"
+    )
 
 
 def _node_lines(node: NodeFound, *, is_full: bool) -> list[str]:

@@ -21,6 +21,7 @@ from luwu.launch.hosts import Hosts, Plan, link_documents, make_hosts
 from luwu.launch.network import dilated_compute_ms, host_link_rate
 from luwu.launch.nodes import fold_nodes
 from luwu.launch.overlap import updated_before_last_push_ratio
+from luwu.launch.relay import ByLine
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, serve, state_directory
 from luwu.launch.supervisor import Supervisor, threads_alone, threads_per_worker
@@ -70,6 +71,7 @@ def run_arm(
     """Train with one arm to the end, on hosts if there is a `plan`. Raises what went wrong."""
     in_network, alone = name in NETWORK_ARMS, name == "single"
     prefix = "" if in_network else f"{name}-"
+    whole = run
     if in_network and name != "luwu":  # --state is the state of luwu's arm
         run, config = RunDirectory.create(run.path / name), replace(config, state=None)
     if name == MIRRORED:  # its node needs no disk
@@ -101,17 +103,20 @@ def run_arm(
         threads = threads_alone(config.workers) if alone else threads_per_worker(config.workers)
         if hosts is not None:
             hosts.start_counting()
+        whole.begin()
+        by_line = ByLine(lambda line: show_progress(console, name, config, line))
         supervisor.train(
             [*SCRIPT, *script_arguments(name, config, run.result(f"{name}.json"))],
             workers=config.workers,
             connect=connect,
-            on_line=lambda line: show_progress(console, name, config, line),
+            sink=by_line,
             alone=alone,
             threads=threads,
             restarts_max=worker_restarts(config) if in_network else 0,
             on_loss=config.on_worker_loss if in_network else "stop",
         )
         supervisor.wait()
+        by_line.end()
         console.end_live()
         workers = [_result(run, name, rank) for rank in range(1 if alone else config.workers)]
         steps_count = len(workers[0]["step_seconds"])
@@ -172,19 +177,23 @@ def script_arguments(name: str, config: RunConfig, result: Path) -> list[str]:
 
 
 def show_progress(console: Console, name: str, config: RunConfig, line: str) -> None:
-    """One live line on a terminal; else every line that the script prints."""
+    """One live line on a terminal; else every line that the script prints.
+
+    The loss is that of rank 0 on its own batch; the report has the mean over all ranks.
+    """
     if PROGRESS not in line:
         if not console.is_terminal:
             console.say(f"{name:<6} {line}")
         return
     fields = dict(part.split("=", 1) for part in line.split() if "=" in part)
     if not console.is_terminal:
-        console.say(f"{name:<6} {line.partition(PROGRESS)[2]}")
+        shown = line.partition(PROGRESS)[2].replace("loss=", "rank0_loss=")
+        console.say(f"{name:<6} {shown}")
         return
     total = f"/{config.steps}" if config.steps else ""
     loss = float(fields.get("loss", math.nan))
     console.live(
-        f"{name:<6} step {fields.get('step', '?')}{total}  loss {loss:.4f}  "
+        f"{name:<6} step {fields.get('step', '?')}{total}  loss of rank 0 {loss:.4f}  "
         f"{fields.get('tps', '?')} tokens/s"
     )
 

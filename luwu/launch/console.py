@@ -11,15 +11,38 @@ from typing import IO
 class Console:
     """Prints to standard error, so that standard output is free for results."""
 
-    def __init__(self, stream: IO[str] | None = None) -> None:
+    def __init__(self, stream: IO[str] | None = None, *, details: bool = True) -> None:
+        """`details`: whether `detail` is printed too."""
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
+        self._has_details = details
         self._live = ""
+        self._is_in_line = False
+        """What was passed on last ended in the middle of a line."""
 
     def say(self, text: str = "") -> None:
         """Print a line that stays."""
         self._erase()
-        self._print(text + "\n")
+        self._print("\n" * self._is_in_line + text + "\n")
+        self._is_in_line = False
+
+    def detail(self, text: str) -> None:
+        """Print a line that most people do not need."""
+        if self._has_details:
+            self.say(text)
+
+    def pass_on(self, data: bytes, is_error: bool) -> None:
+        """Print what a worker has printed, as it came, to standard error or standard output."""
+        stream = self._stream if is_error else sys.stdout
+        self._erase()
+        if is_error or (self._is_terminal and stream.isatty()):
+            self._is_in_line = not data.endswith(b"\n")
+        if hasattr(stream, "buffer"):
+            stream.flush()
+            stream.buffer.write(data)
+        else:
+            stream.write(data.decode(errors="replace"))
+        stream.flush()
 
     def live(self, text: str) -> None:
         """Replace the live line; without a terminal it is not shown."""

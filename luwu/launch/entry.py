@@ -2,24 +2,29 @@
 
     python -m luwu.launch.entry RUN_DIR PREFIX SCRIPT ...      or     ... PREFIX -m MODULE ...
 
-Output of rank r goes to `logs/worker-r.log`, its process number to `roles/worker-r.json`, the
-number of its start to `roles/worker-r.start`, and what ends it early, with the traceback, to
-`errors/worker-r.json`: the launcher shows the first of them in full. The script runs as `__main__`,
-as if it had been started by itself.
+Output of rank r goes to `logs/worker-r.log` (that of a worker that is shown by way of `relay`), its
+process number to `roles/worker-r.json`, the number of its start to `roles/worker-r.start`, and what
+ends it early, with the traceback, to `errors/worker-r.json`: the launcher shows the first of them
+in full. The script runs as `__main__`, as if it had been started by itself. A signal to stop
+(SIGTERM) ends it at once, after what its events hold in memory is written.
 """
 
 from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 
 from luwu.base.clock import new_incarnation, unix_ns, utc_text
-from luwu.base.errors import LuwuError
+from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.events import flush_all
 from luwu.base.json_file import read_json
+from luwu.launch.relay import stream_files
 from luwu.launch.run_directory import RunDirectory
 
 
@@ -29,11 +34,14 @@ def main(arguments: Sequence[str]) -> None:
     prefix, script = arguments[1], list(arguments[2:])
     rank = int(os.environ.get("RANK") or 0)
     process = f"{prefix}worker-{rank}"
-    _redirect_output(run.log(process))
+    _redirect_output(run, process)
     for stale in (run.error(process), run.role(f"{process}.ended")):
         stale.unlink(missing_ok=True)  # of an earlier start, which torchrun has made good
     os.environ["LUWU_INCARNATION"] = str(count_start(run, process))
     run.keep(run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()})
+    signal.signal(signal.SIGTERM, _stop)
+    if "PYTHONBREAKPOINT" not in os.environ:  # another debugger may need no terminal
+        sys.breakpointhook = _breakpoint
     try:
         try:
             _run(script)
@@ -50,7 +58,24 @@ def main(arguments: Sequence[str]) -> None:
         print(text, file=sys.stderr, flush=True)
         sys.exit(code)
     finally:
-        run.keep(run.role(f"{process}.ended"), {"rank": rank, "ended": utc_text()})
+        ended = {"rank": rank, "ended": utc_text(), "joined": _has_joined()}
+        run.keep(run.role(f"{process}.ended"), ended)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Write the events that wait in memory, and end as the signal would have ended us."""
+    flush_all()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _breakpoint(*_: object, **__: object) -> None:
+    """Stands for breakpoint(), whose debugger would read the end of its input and quit."""
+    raise ConfigError(
+        "breakpoint(): a worker of luwu run has no terminal. Put luwu.init_local() in place of "
+        "luwu.init() and start the script by itself (docs/notebook.md), or name a debugger that "
+        "needs no terminal with PYTHONBREAKPOINT"
+    )
 
 
 def count_start(
@@ -87,13 +112,22 @@ def _finish() -> None:
         training.finish_at_end()
 
 
-def _redirect_output(log: Path) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+def _has_joined() -> bool:
+    """Whether the script was a member of the job."""
+    training = sys.modules.get("luwu.training.run")
+    return training is not None and bool(training.has_been_member())
+
+
+def _redirect_output(run: RunDirectory, process: str) -> None:
+    """Both streams to the log; each to a file of its own where somebody follows them."""
+    out, error = stream_files(run, process)
+    if not out.exists():
+        out = error = run.log(process)
+    for stream, file in ((sys.stdout, out), (sys.stderr, error)):
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        stream.flush()
+        os.dup2(descriptor, stream.fileno())
+        os.close(descriptor)
 
 
 def _write_error(

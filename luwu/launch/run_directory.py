@@ -53,6 +53,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self._is_named_by_us = False
         self._expendable = Expendable()
 
     @classmethod
@@ -60,12 +61,12 @@ class RunDirectory:
         """Make the directory of a new run; `luwu-runs/<time>-<id>` unless one is named.
 
         `is_shared`: several commands (`luwu up --role ...`) may use the same one. Raises
-        ConfigError if it holds a run already.
+        ConfigError if it holds a run already. It is the latest from `begin` on.
         """
         if path is None:
             run = cls(RUNS_DIRECTORY / _new_name())
             run._make_folders()
-            _point_latest(run.path)
+            run._is_named_by_us = True
             return run
         run = cls(path)
         if not is_shared and run.file("resolved.json").exists():
@@ -76,6 +77,11 @@ class RunDirectory:
             )
         run._make_folders()
         return run
+
+    def begin(self) -> None:
+        """The run has begun: switch and node listen. Now it is the latest, unless it was named."""
+        if self._is_named_by_us:
+            _point_latest(self.path)
 
     @classmethod
     def find(cls, path: Path | None = None) -> RunDirectory:

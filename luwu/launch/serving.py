@@ -38,6 +38,7 @@ from luwu.launch.run_directory import RunDirectory
 from luwu.launch.sockets import private_directory
 from luwu.nic.connection import Connection, Leaf, write_connection
 from luwu.transport import check_arena
+from luwu.transport.arena_limits import memory_limit
 from switch_emu.node.plan import default_chunk_bytes
 from switch_emu.switch.capacity import planned_slots, slot_memory
 
@@ -92,6 +93,8 @@ def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
             f"memory budget of the node: {format_bytes(budget)}, half of the "
             f"{format_bytes(free)} that are free (--memory-budget)"
         )
+    else:
+        check_budget(budget)
     chunk = config.chunk
     made_with = None if state is None else chunk_bytes_of(directory_of_node(state, 0, count))
     if chunk is None and made_with is not None:
@@ -111,6 +114,18 @@ def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
             f"and every {count}th chunk"
         )
     return Sizes(memory_budget_bytes=budget, chunk_bytes=chunk, lines=tuple(lines))
+
+
+def check_budget(budget_bytes: int) -> None:
+    """Raises ConfigError for a budget that this machine can never give."""
+    limit, whose = memory_limit()
+    if budget_bytes > limit:
+        raise ConfigError(
+            f"memory_budget: {format_bytes(budget_bytes)} asked for, but the memory of {whose} is "
+            f"{format_bytes(limit)}; give less, such as half of that: what finds no room stays on "
+            "disk",
+            code="E205",
+        )
 
 
 def state_directory(config: RunConfig, default: Path) -> Path | None:

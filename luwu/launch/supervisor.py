@@ -30,12 +30,14 @@ from luwu.base.errors import (
 from luwu.base.json_file import read_json
 from luwu.launch.agent import SAYS, own_agent_command
 from luwu.launch.allocator import WORKER_TUNABLES
+from luwu.launch.attendance import Attendance
 from luwu.launch.children import Child, DiskBytes, exit_text, kill_marked, stop_all
 from luwu.launch.console import Console, LogFollower
 from luwu.launch.failures import FINAL_CODES, role_failure, worker_failure
 from luwu.launch.guard import MARK_SUFFIX
 from luwu.launch.hosts import Hosts
 from luwu.launch.nodes import kind_of
+from luwu.launch.relay import Relay, Sink
 from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
 from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.sampling import MemorySampler
@@ -62,8 +64,6 @@ class WorkerGroup:
     """The workers of one launch on one host, under their guard."""
 
     guard: Child
-    follower: LogFollower
-    on_line: Callable[[str], None]
     agent: LogFollower
     """What who starts the workers has to say."""
 
@@ -92,6 +92,8 @@ class Supervisor(Closing):
         self._records = records
         self._roles: list[RoleProcess] = []
         self._workers: list[WorkerGroup] = []
+        self._attendance: Attendance | None = None
+        self._relay: Relay | None = None
         self._written: list[ProcessEntry] = []
         self._sampler = MemorySampler()
 
@@ -129,21 +131,20 @@ class Supervisor(Closing):
         )
         self._write_processes()
         for line in ready["lines"]:
-            self._console.say(f"{role}: {line}")
+            self._console.detail(f"{role}: {line}")
         assert process.endpoint is not None
         return process.endpoint
 
     def train(
         self, script: Sequence[str], *, workers: int, connect: str | None,
-        on_line: Callable[[str], None], alone: bool = False, threads: int | None = None,
+        sink: Sink, alone: bool = False, threads: int | None = None,
         meeting: Meeting | None = None, restarts_max: int = 0, on_loss: str = "stop",
     ) -> None:  # fmt: skip
         """Start the workers on a script; `alone` starts one process without torchrun.
 
         `workers`: those on this host. `meeting`: where its torchrun meets those of other hosts.
         `restarts_max`: times workers are started again because one was lost: all, or where
-        `on_loss` is not stop, that one. `on_line` gets what rank 0 prints, line by line, if it is
-        on this host.
+        `on_loss` is not stop, that one. `sink` gets what rank 0 prints, if it is on this host.
         """
         environ = worker_environ(
             self.run,
@@ -155,6 +156,7 @@ class Supervisor(Closing):
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
             for stale in self.run.path.glob(pattern):
                 stale.unlink()
+        self._attendance = None if connect is None else Attendance(self.run, self._prefix)
         starter = None
         if not alone and on_loss == "stop":
             starter = torchrun_command(self.run, workers, meeting, restarts_max)
@@ -176,12 +178,12 @@ class Supervisor(Closing):
             "omp_num_threads": int(environ["OMP_NUM_THREADS"]),
             "command": commands[0],
         })  # fmt: skip
-        follower = LogFollower(self.run.log(f"{self._prefix}worker-0"), from_end=True)
+        self._relay = Relay(self.run, f"{self._prefix}worker-0", sink)
         for index, command in enumerate(commands):
             name = f"{self._prefix}torchrun" + (f"-host-{index}" if len(commands) > 1 else "")
             agent = LogFollower(self.run.log(name), from_end=True)
             guard = Child(name, command, log=self.run.log(name), environ=environ)
-            self._workers.append(WorkerGroup(guard, follower, on_line, agent))
+            self._workers.append(WorkerGroup(guard, agent))
 
     def _host_command(self, hosts: Hosts, index: int, script: Sequence[str]) -> list[str]:
         """The guard and the torchrun of one host, in its namespace."""
@@ -273,8 +275,8 @@ class Supervisor(Closing):
             return False
         codes = [group.guard.poll() for group in groups]
         are_done = None not in codes
-        for line in groups[0].follower.lines(is_last=codes[0] is not None):
-            groups[0].on_line(line)
+        if self._relay is not None:
+            self._relay.look()
         for group, code in zip(groups, codes, strict=True):
             for line in group.agent.lines(is_last=code is not None):
                 if line.startswith(SAYS):
@@ -282,6 +284,12 @@ class Supervisor(Closing):
             if code:
                 self._raise_role_failure_first()
                 raise worker_failure(self.run, self._prefix, code, group.guard.name)
+        if self._attendance is not None and not are_done:
+            for line in self._attendance.news():
+                self._console.say(line)
+        elif self._attendance is not None:
+            self._attendance.check_joined()
+            self._attendance = None
         return are_done
 
     def _host_run_id(self, index: int) -> str:
@@ -340,6 +348,8 @@ class Supervisor(Closing):
             kill_marked(mark + MARK_SUFFIX)
             kill_marked(mark)
         self._sampler.close()
+        if self._relay is not None:
+            self._relay.close()
         if self._written:
             self.run.write_processes([], self._records)
         shutil.rmtree(self.run.path / TORCHRUN_FOLDER, ignore_errors=True)

@@ -237,6 +237,7 @@ class Nic(Closing):
     def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> StepHandle:
         """Every push of the step is out; returns at once. `skip`: leave it out, on all ranks."""
         failpoint("worker.before_commit")
+        self.recorder.flush()
         self._told.raise_if_aborted()
         handle = self._told.new_step(step)
         self._command(
@@ -442,7 +443,7 @@ class Nic(Closing):
                 void.arriving.release()
         self._handles.clear()
         self.counters.aborts_count += 1
-        self.recorder.event("worker.aborted", level="DEBUG", step=aborted.step)
+        self.recorder.event("worker.aborted", step=aborted.step)
 
     def _drop(self, payload: Any) -> None:
         if isinstance(payload, Delivery):

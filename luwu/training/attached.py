@@ -1,7 +1,7 @@
 """What only workers hold, kept with every step: schedulers, cursors, random numbers, buffers.
 
     luwu.attach("scheduler", scheduler)              with the groups of its optimizer
-    luwu.attach("sampler", sampler)                  anything with state_dict and load_state_dict
+    luwu.attach("loader", loader)                    anything with state_dict and load_state_dict
     luwu.attach("cursor", {"index": 0})              a dict, which is changed in place
     luwu.attach("buffers", model, per_rank=True)     a module: its persistent buffers
     luwu.attach("random", luwu.random_state(), per_rank=True)
@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Sampler
 
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.base.values import pack_value, unpack_value
@@ -209,6 +210,13 @@ def _stateful(name: str, thing: Any) -> Stateful:
         return found
     if isinstance(thing, MutableMapping):
         return _Mapping(thing)
+    if isinstance(thing, Sampler | DataLoader):
+        raise ConfigError(
+            f"attach({name!r}): a {type(thing).__name__} does not know how far it has come. Take "
+            "the place in the data from optimizer.next_step, as docs/training.md shows under 'Data "
+            "that goes on after a resume', or attach a loader with state_dict() and "
+            "load_state_dict()"
+        )
     raise ConfigError(
         f"attach({name!r}): a {type(thing).__name__} has no state_dict() and load_state_dict(); "
         "give it both, or attach a dict, a module or a torch.Generator"

@@ -39,6 +39,15 @@ _MEANINGLESS = {
 """Methods of FSDP2 that a script may call, and why they are refused."""
 
 
+_OTHER_LOOPS = (
+    "With Accelerate, give accelerator.prepare the data loaders alone, and neither this model nor "
+    "its optimizer; Lightning's Trainer moves and wraps what it trains, so write the loop "
+    "yourself, or use Hugging Face's Trainer by luwu.integrations.transformers "
+    "(docs/huggingface.md)"
+)
+"""What to do where a library made the call."""
+
+
 class UnshardHandle:
     """What `unshard(async_op=True)` returns: a pull under way."""
 
@@ -202,7 +211,16 @@ class LuwuModule:
     def _apply(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ConfigError(
             "a sharded model cannot be moved or cast: its weights are in the network. Call .to() "
-            "before luwu.fully_shard; choose the dtype of compute with mp_policy="
+            "before luwu.fully_shard; choose the dtype of compute with mp_policy=. "
+            f"{_OTHER_LOOPS}"
+        )
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> NoReturn:
+        """What DistributedDataParallel reads first of a module that it is to wrap."""
+        raise ConfigError(
+            "DistributedDataParallel would average gradients that the network sums already; leave "
+            f"it out and call the model itself. {_OTHER_LOOPS}"
         )
 
     def __deepcopy__(self, memo: object) -> NoReturn:

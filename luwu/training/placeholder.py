@@ -60,7 +60,9 @@ class Placeholder(StandIn):
             f"the gradient of parameter {self.luwu_name} is not here: it is pushed to the network "
             "inside backward. To clip, call luwu.clip_grad_norm_ or pass max_grad_norm= to the "
             "optimizer; to drop gradients, call zero_grad() of the optimizer; instead of "
-            "torch.amp.GradScaler give the optimizer loss_scale="
+            "torch.amp.GradScaler give the optimizer loss_scale=; instead of "
+            "get_optimizer_state_dict of torch.distributed.checkpoint call "
+            "luwu.get_optimizer_state_dict"
         )
 
     @grad.setter

@@ -12,7 +12,7 @@ import io
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -83,6 +83,14 @@ def finish() -> None:
     if getattr(_here, "session", None) is ending:
         _here.session = None
     _sessions.pop(ending, None)
+    after, _here.after = getattr(_here, "after", None), None
+    if after is not None:
+        after()
+
+
+def when_finished(after: Callable[[], object]) -> None:
+    """Call this when the session of this thread has finished."""
+    _here.after = after
 
 
 def finish_at_end() -> None:
@@ -90,6 +98,11 @@ def finish_at_end() -> None:
     ending = getattr(_here, "session", None)
     if ending is not None and ending.has_joined:
         finish()
+
+
+def is_running() -> bool:
+    """Whether the script in this thread has called `init`, and not yet `finish`."""
+    return getattr(_here, "session", None) is not None
 
 
 def has_been_member() -> bool:
@@ -125,9 +138,11 @@ def _open_nic() -> Nic:
 def _environment(name: str) -> int:
     text = os.environ.get(name, "")
     if not text.isdigit():
+        found = f"is {text!r}, which is no number" if text else "is not set"
         raise ConfigError(
-            f"the environment says {name}={text!r}, but a number is needed; start the script with "
-            "`luwu run`, or with torchrun and LUWU_CONNECT"
+            "start this script with `luwu run SCRIPT`, or with torchrun and LUWU_CONNECT; one "
+            f"process by itself calls luwu.init_local(). {name} {found} in the environment, so "
+            "there is no job to join"
         )
     return int(text)
 

@@ -486,6 +486,7 @@ class Session:
             if self._prefetcher is not None:
                 self._free_everything()
                 self._prefetcher.forget_all()
+            self.nic.recorder.event("worker.leaves", rank=self.rank, step=self.step)
             self.nic.leave()
         self.mover.close()
         self.nic.close()

@@ -32,7 +32,7 @@ def keyed_run(
 ) -> tuple[Cluster, Outside]:
     """A small job over tcp with keys."""
     outside = Outside(directory / f"{name}.tmp")
-    flags = ["--keys", str(keys)]
+    flags = ["--keys", str(keys), "--verbose"]
     return start(
         directory, name, steps=steps, restarts=0, outside=outside, transport="tcp", more_flags=flags
     ), outside

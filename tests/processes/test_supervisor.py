@@ -18,6 +18,7 @@ from luwu.base.tree import one_switch
 from luwu.launch.allocator import SWITCH_TUNABLES
 from luwu.launch.children import Child, is_alive, private_bytes
 from luwu.launch.console import Console
+from luwu.launch.relay import ByLine
 from luwu.launch.roles import switch_spec
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.supervisor import Supervisor
@@ -50,7 +51,7 @@ def script(tmp_path: Path, text: str) -> str:
 def start(supervisor: Supervisor, path: str, *, lines: list[str] | None = None) -> None:
     """One worker without torchrun, which takes seconds to start."""
     collect = (lambda line: None) if lines is None else lines.append
-    supervisor.train([path], workers=1, connect=None, on_line=collect, alone=True)
+    supervisor.train([path], workers=1, connect=None, sink=ByLine(collect), alone=True)
 
 
 def poll_until(supervisor: Supervisor, role: str, *, but: int = 0, limit_s: float = 30) -> int:
@@ -83,7 +84,8 @@ def test_a_script_runs_as_itself(supervisor: Supervisor, tmp_path: Path) -> None
         tmp_path, "import sys, beside\nprint(__name__, sys.argv[1:], beside.VALUE, flush=True)\n"
     )
     lines: list[str] = []
-    supervisor.train([path, "--x", "1"], workers=1, connect=None, on_line=lines.append, alone=True)
+    sink = ByLine(lines.append)
+    supervisor.train([path, "--x", "1"], workers=1, connect=None, sink=sink, alone=True)
     supervisor.wait()
     assert lines == ["__main__ ['--x', '1'] 5"]
 

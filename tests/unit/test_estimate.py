@@ -16,6 +16,7 @@ from luwu.launch.estimate.messages import message_uses
 from luwu.launch.estimate.outcome import bound_by, busy_seconds, error_ratio, outcome
 from luwu.launch.estimate.plan import Estimate, estimate
 from luwu.launch.estimate.shape import JobShape, layout_of_units
+from luwu.launch.estimate.steps import steps_lines
 from luwu.launch.estimate.text import short_lines
 from luwu.launch.floors import Floors, measure_floors
 from luwu.launch.gpt_floor import gpt_seconds
@@ -439,3 +440,16 @@ def test_the_command_refuses_what_cannot_work(
 ) -> None:
     assert main(["estimate", *tokens.split()]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.feature("how far a prediction of the disk may be believed")
+@pytest.mark.parametrize(("ratio", "lines_count"), [(0.1, 3), (0.92, 4), (None, 3)])
+def test_what_of_a_prediction_may_be_believed(ratio: float | None, lines_count: int) -> None:
+    """Goal: a prediction that is far off comes with the number to believe, and why."""
+    document = {
+        "step_seconds": [1.0], "step_seconds_median": 1.0, "busy_seconds": {"disk": 0.5},
+        "bound_by": "disk", "disk_seconds_predicted": 0.04, "disk_error_ratio": ratio,
+    }  # fmt: skip
+    lines = steps_lines(document)
+    assert len(lines) == lines_count, lines
+    assert ("believe the" in lines[-1]) is (lines_count == 4)

@@ -14,10 +14,20 @@ from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.sockets import PREFIX, YOUNG_NS, sweep
 
 
+@pytest.mark.feature("luwu-runs/latest")
 def test_a_new_run_is_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: the latest is the last that began: one that was refused does not hide the one before,
+    nor does one with a name of its own."""
     monkeypatch.chdir(tmp_path)
     first, second = RunDirectory.create(), RunDirectory.create()
     assert first.path != second.path
+    with pytest.raises(ConfigError, match="no run in"):
+        RunDirectory.find()
+    first.begin()
+    assert RunDirectory.find().path == first.path
+    second.begin()
+    RunDirectory.create()
+    RunDirectory.create(tmp_path / "named").begin()
     assert RunDirectory.find().path == second.path
     assert RunDirectory.find(first.path).path == first.path
     assert os.readlink("luwu-runs/latest") == second.path.name

@@ -72,7 +72,8 @@ def test_a_whole_state(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: version, durability and nodes are told; in full every page is read; no byte changes."""
     before = image(state)
     code, said = verify(capsys, state)
-    assert (code, "is whole (pages not read" in said) == (0, True), said
+    assert (code, "manifests are whole; NOT READ: 7 pages (" in said) == (0, True), said
+    assert f"luwu verify {state} --full reads them" in said
     assert "version 3, 7 pages" in said
     assert "last with durability step" in said
     code, said = verify(capsys, state, "--full", "--json")

@@ -24,6 +24,8 @@ from luwu.report.event_files import records
 
 FILE: Final = "steps.json"
 """Where a run keeps it."""
+BELIEVED_RATIO: Final = 0.25
+"""A prediction that is further off says more of how busy the machine is than of the disk."""
 STEPS_MIN: Final = 2
 """Fewer have no time between them."""
 
@@ -69,9 +71,22 @@ def steps_lines(document: dict[str, Any]) -> list[str]:
         )
         lines.append(f"        bound by {document['bound_by']}; busy in a step: {each}")
     if document["disk_seconds_predicted"] is not None and "disk" in busy:
+        lines += _disk_lines(document, seconds_text(busy["disk"]))
+    return lines
+
+
+def _disk_lines(document: dict[str, Any], measured: str) -> list[str]:
+    """What was predicted of the disk, and what of it may be believed."""
+    ratio = document["disk_error_ratio"]
+    off = "" if ratio is None else f", off by {ratio:.0%}"
+    predicted = seconds_text(document["disk_seconds_predicted"])
+    lines = [
+        f"        disk {predicted} per step at the rates measured before (predicted){off}",
+    ]
+    if ratio is not None and ratio > BELIEVED_RATIO:
         lines.append(
-            f"        disk {seconds_text(document['disk_seconds_predicted'])} a step at the rates "
-            f"measured before (predicted), off by {document['disk_error_ratio']:.0%}"
+            f"        believe the {measured} that were measured in the steps: they contain waiting "
+            "for processors and for others at the disk; the rates are those of an idle machine"
         )
     return lines
 

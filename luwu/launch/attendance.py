@@ -1,0 +1,159 @@
+"""Who of this host's workers is done, and whether others wait for it in vain.
+
+A worker that ends leaves `roles/worker-r.ended`, which says whether it joined the job; one that
+leaves the job has `worker.leaves` among its events, with the step that would have been its next.
+
+    none joined              the script has no luwu.init(): N copies train side by side
+    one did not join         the others wait until it does
+    one made fewer steps     the others wait for its part of the next one
+
+Each is said once, as soon as it can be seen, and not when `--grace` is over.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import ConfigError
+from luwu.base.json_file import read_json
+from luwu.launch.run_directory import RunDirectory
+
+LEAVES: Final = "worker.leaves"
+_LOOK_NS: Final = 500_000_000
+_TAIL_BYTES: Final = 16 * 1024
+_ADVICE: Final = (
+    "let every rank make the same number of steps; one without samples calls luwu.empty_backward()"
+)
+
+
+@dataclass(slots=True)
+class _Worker:
+    rank: int
+    has_ended: bool
+    has_joined: bool
+    """As it said at its end."""
+    has_begun: bool
+    """luwu.init() was called."""
+    left_at: int | None
+    """The step that would have been its next."""
+    last_step: int
+    """The last step that it computed a gradient of; -1: none."""
+
+
+class Attendance:
+    """Looks at the workers of a job on this host, twice a second."""
+
+    def __init__(self, run: RunDirectory, prefix: str = "") -> None:
+        self._run, self._prefix = run, prefix
+        self._next_ns = 0
+        self._said: set[str] = set()
+
+    def news(self) -> list[str]:
+        """What is to be said now, and was not yet."""
+        now_ns = SYSTEM_CLOCK.now_ns()
+        if now_ns < self._next_ns:
+            return []
+        self._next_ns = now_ns + _LOOK_NS
+        workers = self._look()
+        found = [*self._strangers(workers), *self._early(workers)]
+        news = [text for kind, text in found if kind not in self._said]
+        self._said.update(kind for kind, _ in found)
+        return news
+
+    def check_joined(self) -> None:
+        """All workers have ended well. Raises ConfigError if none was a member of the job."""
+        workers = self._look()
+        if workers and all(each.has_ended and not each.has_joined for each in workers):
+            raise ConfigError(_nobody(workers))
+
+    def _strangers(self, workers: list[_Worker]) -> list[tuple[str, str]]:
+        ended = [each for each in workers if each.has_ended and not each.has_joined]
+        if not ended or not any(each.left_at is None and not each.has_ended for each in workers):
+            return []
+        if not any(each.has_begun for each in workers):
+            return [("nobody", _nobody(ended))]
+        return [(f"stranger {each.rank}", self._stranger(each.rank)) for each in ended]
+
+    def _stranger(self, rank: int) -> str:
+        return (
+            f"the script of worker {rank} has ended without joining the job, so the others wait "
+            "for it: every rank must call luwu.init() and make an optimizer of luwu.optim; its "
+            f"output is in {self._run.log(f'{self._prefix}worker-{rank}')}"
+        )
+
+    def _early(self, workers: list[_Worker]) -> list[tuple[str, str]]:
+        found = []
+        for gone in workers:
+            if gone.left_at is None:
+                continue
+            waiting = [
+                str(each.rank)
+                for each in workers
+                if each.left_at is None and not each.has_ended and each.last_step >= gone.left_at
+            ]
+            if waiting:
+                made = "without a step" if not gone.left_at else f"after step {gone.left_at - 1}"
+                found.append((
+                    f"early {gone.rank}",
+                    f"worker {gone.rank} has left the job {made} (its script has ended, or called "
+                    f"luwu.finish()), and worker {', '.join(waiting)} waits for its part of step "
+                    f"{gone.left_at}; {_ADVICE}",
+                ))  # fmt: skip
+        return found
+
+    def _look(self) -> list[_Worker]:
+        found = []
+        for file in sorted(self._run.path.glob(f"roles/{self._prefix}worker-*.json")):
+            record = read_json(file)
+            if record is None:
+                continue
+            ended = read_json(file.with_suffix(".ended"))
+            events = self._run.events(f"worker-{record['rank']}")
+            left_at, last_step = _steps(events)
+            found.append(_Worker(
+                rank=record["rank"], has_ended=ended is not None, has_begun=events.exists(),
+                has_joined=bool(ended and ended["joined"]), left_at=left_at, last_step=last_step,
+            ))  # fmt: skip
+        return found
+
+
+def _nobody(workers: list[_Worker]) -> str:
+    ranks = ", ".join(str(each.rank) for each in workers)
+    return (
+        f"the script of worker {ranks} has ended, and no worker has joined the job: each trained a "
+        "copy of its own, and nothing was kept. Call luwu.init(), luwu.fully_shard(model) and make "
+        "an optimizer of luwu.optim in the script (docs/training.md); a script without luwu is "
+        "started by torchrun"
+    )
+
+
+def _steps(events: Path) -> tuple[int | None, int]:
+    """From the end of a worker's events: the step it left at, and the last it had a gradient of."""
+    try:
+        with events.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return None, -1
+    left_at, last_step = None, -1
+    for line in lines:
+        record = _record(line)
+        if record.get("name") == LEAVES:
+            left_at = record["step"]
+        elif record.get("name") == "flatten":
+            last_step = max(last_step, record["step"])
+    return left_at, last_step
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """A line of events; nothing for one that is cut."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,84 @@
+"""`luwu.init_local`: a job of one worker in this process, for a REPL, a notebook or a debugger.
+
+Switch and node run in threads beside the script; no process is started and no port is opened.
+`luwu.finish()` ends the job; then the next `init_local` begins another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from luwu.base.config import RunConfig
+from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.quantities import parse_bytes
+from luwu.launch.local_cluster import LocalCluster
+from luwu.launch.serving import decide_sizes
+
+if TYPE_CHECKING:
+    import torch
+
+    from luwu.training.session import Session
+
+_running: list[LocalCluster] = []
+
+
+def init_local(
+    state: str | Path | None = None, *, memory_budget: str | int | None = None,
+    device: torch.device | str | None = None,
+) -> Session:  # fmt: skip
+    """Begin a job of this process alone, in place of `luwu.init`; its rank is 0 of 1.
+
+    `state`: a directory, which is gone on with if it is there; without one the state is in RAM and
+    lost at the end. `memory_budget`: for the node, as `--memory-budget`; half of the free memory
+    unless given. Raises ConfigError, also while another job of this process runs.
+    """
+    from luwu.training import run
+
+    if run.is_running():
+        raise ConfigError("a job of this process runs already; call luwu.finish() first")
+    close()
+    if isinstance(memory_budget, str):
+        memory_budget = parse_bytes(memory_budget, name="memory_budget")
+    path = None if state is None else Path(state)
+    sizes = decide_sizes(RunConfig(workers=1, memory_budget=memory_budget), path)
+    cluster = LocalCluster(
+        world_size=1, state=path, memory_budget_bytes=sizes.memory_budget_bytes,
+        chunk_bytes=sizes.chunk_bytes, resume=True, summary=Path(tempfile.gettempdir()),
+        on_error=_say,
+    )  # fmt: skip
+    try:
+        session = run.init(nic=cluster.nic(0), device=device)
+    except BaseException:
+        cluster.close()
+        raise
+    _running.append(cluster)
+    run.when_finished(close)
+    return session
+
+
+def close() -> None:
+    """Stop what is left of a job that is over, or that nobody ended."""
+    while _running:
+        _running.pop().close()
+
+
+@atexit.register
+def _end() -> None:
+    """A script that ends without luwu.finish() has its last step decided all the same."""
+    if not _running:
+        return
+    from luwu.training import run
+
+    try:
+        run.finish_at_end()
+    except LuwuError as error:
+        _say(error)
+    close()
+
+
+def _say(error: BaseException) -> None:
+    print(f"luwu: the job of this process has failed: {error}", file=sys.stderr, flush=True)

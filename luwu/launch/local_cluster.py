@@ -1,0 +1,274 @@
+"""A whole cluster in one process: switch and node in threads, workers as threads of the test.
+
+Everything is real but the processes: the cores, the shells, the transports (tcp, ipc, or memory of
+this process), the store and its files. Made for tests and debuggers; a test that must kill
+something uses `luwu.testing.cluster`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from luwu.aggregate import FLOAT32
+from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
+from luwu.base.closing import Closing
+from luwu.base.events import Recorder
+from luwu.base.links import LinkPair, Links, retry_over
+from luwu.base.seeds import derive
+from luwu.base.tree import NODE, Tree, one_switch
+from luwu.nic.reader import StateReader
+from luwu.nic.shell import Nic
+from luwu.transport.inprocess import InProcessNetwork
+from luwu.transport.interface import Transport
+from luwu.transport.opening import open_transport
+from luwu.wire.actions import PARENT
+from switch_emu.link_report import link_rows
+from switch_emu.linked import linked
+from switch_emu.node.pages import weights_digest
+from switch_emu.node.serve import NodeSpec, make_node_shell
+from switch_emu.node.shell import NodeShell
+from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.shell import SwitchShell
+
+ResultT = TypeVar("ResultT")
+
+_ENDPOINTS = {"tcp": "tcp://127.0.0.1:0", "ipc": "ipc://auto", "shm": "shm://auto"}
+
+
+class LocalCluster(Closing):
+    """One job's switch and node in threads; `nic` gives each worker thread its NIC."""
+
+    def __init__(
+        self, *, world_size: int, state: Path | None, memory_budget_bytes: int,
+        chunk_bytes: int = 16 * 1024, transport: str = "inproc", has_switch: bool = True,
+        resume: bool = False, switch_limits: SwitchLimits | None = None,
+        reshard_after_forward: bool | None = None, prefetch_units: int = 2, summary: Path,
+        grace_s: float = 60.0, arena_bytes: int = 8 * 1024 * 1024, links: Links | None = None,
+        link_seed: int = 0, aggregate: str = FLOAT32, tree: Tree | None = None,
+        on_error: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:  # fmt: skip
+        """`transport`: inproc, tcp, ipc or shm; `arena_bytes`: of each worker, with shm; `links`:
+        emulated ones, whose random numbers derive from `link_seed`; `tree`: switches between
+        workers and node, one above all workers unless given; `on_error`: gets what ended a
+        thread of switch or node."""
+        links = links or Links()
+        at_node = links.node if has_switch else links.worker
+        self._worker_retry = retry_over(links.worker)
+        self.world_size, self._transport_name = world_size, transport
+        self._network = InProcessNetwork()
+        self._errors: list[BaseException] = []
+        self._on_error = on_error
+        self._stopping = threading.Event()
+        self._nics: list[Nic] = []
+        self._reshard_after_forward = reshard_after_forward
+        self._prefetch_units = prefetch_units
+        self._grace_s = grace_s
+        self._aggregate = aggregate
+        self.job = SYSTEM_CLOCK.now_ns()
+        self.spec = NodeSpec(
+            job=self.job,
+            world_size=world_size,
+            listen="",
+            memory_budget_bytes=memory_budget_bytes,
+            chunk_bytes=chunk_bytes,
+            summary=summary,
+            state=state,
+            durability="process",
+            has_switch=has_switch,
+            resume=resume,
+            arena_bytes=arena_bytes if transport == "shm" else 0,
+            link=at_node,
+            link_seed=derive(link_seed, "links", "node"),
+            groups=() if tree is None else tree.groups,
+        )
+        self._transports: list[Transport] = []
+        node_transport = self._transport(self.spec.plan().shared_bytes, at_node, "node", link_seed)
+        endpoint = self._listen(node_transport, "node")
+        recorder = Recorder(role="node", printed=None)
+        self.node: NodeShell = make_node_shell(self.spec, node_transport, recorder)
+        self._threads = [self._thread("node", self._serve_node)]
+        self.switches: dict[str, SwitchShell] = {}
+        endpoints = {NODE: endpoint}
+        self._tree = (tree or one_switch(world_size)) if has_switch else Tree(())
+        for place in self._tree:
+            children = self._tree.children(place)
+            link = links.below(self._tree.roles_below(place), place.process)
+            switch_transport = self._transport(
+                self.spec.arena_bytes, link, place.process, link_seed
+            )
+            endpoints[place.name] = self._listen(switch_transport, place.process)
+            switch_transport.dial(PARENT, endpoints[place.parent])
+            core = SwitchCore(
+                job=self.job,
+                incarnation=new_incarnation(),
+                children=children,
+                rank=self._tree.index(place),
+                limits=switch_limits or self._switch_limits(len(children)),
+                retry=retry_over(at_node if place.parent == NODE else links.switch),
+            )
+            recorder = Recorder(role="switch", printed=None)
+            shell = self.switches[place.name] = SwitchShell(switch_transport, core, recorder)
+            self._threads.append(self._thread(place.process, self._serving(shell)))
+        self._endpoints = endpoints
+        for thread in self._threads:
+            thread.start()
+
+    def nic(self, rank: int) -> Nic:
+        """The NIC of one worker."""
+        nic = Nic(
+            self._transport(self.spec.arena_bytes),
+            endpoint=self._endpoint(rank),
+            job=self.job,
+            rank=rank,
+            world_size=self.world_size,
+            chunk_bytes=self.spec.chunk_bytes,
+            reshard_after_forward=self._reshard_after_forward,
+            prefetch_units=self._prefetch_units,
+            grace_s=self._grace_s,
+            make_reader=self.reader,
+            retry=self._worker_retry,
+            aggregate=self._aggregate,
+        )
+        self._nics.append(nic)
+        return nic
+
+    def reader(self) -> StateReader:
+        """A reader of this job, not open yet; the caller closes it, and its transport with it."""
+        return StateReader(
+            self._open(0),
+            endpoint=self._endpoint(),
+            job=self.job,
+            grace_s=self._grace_s,
+        )
+
+    @property
+    def endpoints(self) -> Mapping[str, str]:
+        """Where the node and each switch listen, by `node` and the switches' names."""
+        return self._endpoints
+
+    @property
+    def switch(self) -> SwitchShell:
+        """The one below the node."""
+        return self.switches[self._tree.root.name]
+
+    def _endpoint(self, rank: int | None = None) -> str:
+        """Where a rank connects; without one, the way in that all have."""
+        if not self._tree.places:
+            return self._endpoints[NODE]
+        place = self._tree.root if rank is None else self._tree.leaf_of(rank)
+        return self._endpoints[place.name]
+
+    def run(self, worker: Callable[[Nic], ResultT]) -> Sequence[ResultT]:
+        """Run `worker(nic)` in a thread for each rank; their results, or the first failure."""
+
+        def work(rank: int) -> ResultT:
+            nic = self.nic(rank)
+            result = worker(nic)
+            nic.leave()
+            return result
+
+        return self.run_ranks(work)
+
+    def run_ranks(self, work: Callable[[int], ResultT]) -> Sequence[ResultT]:
+        """The same for `work(rank)`, which takes a NIC and leaves by itself, or does not."""
+        results: list[Any] = [None] * self.world_size
+        failures: list[BaseException] = []
+
+        def run_one(rank: int) -> None:
+            try:
+                results[rank] = work(rank)
+            except BaseException as exc:
+                failures.append(exc)
+
+        threads = [
+            threading.Thread(target=run_one, args=(rank,), name=f"worker-{rank}", daemon=True)
+            for rank in range(self.world_size)
+        ]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            for thread in threads:
+                thread.join(timeout=0.05)
+            if failures or self._errors:
+                break
+        for error in (*self._errors, *failures):
+            raise error
+        return results
+
+    def wait_until_served(self) -> None:
+        """Return when switch and node have ended by themselves: every worker has left."""
+        for thread in self._threads:
+            thread.join()
+
+    def links(self) -> list[dict[str, Any]]:
+        """What emulated links have carried; see `switch_emu.link_report`."""
+        if not self.spec.has_switch:
+            return link_rows(self.node.transport, "worker", self.node.link_name)
+        return [
+            *link_rows(self.switch.transport, "worker", self.switch.link_name),
+            *link_rows(self.node.transport, "node", self.node.link_name),
+        ]
+
+    def weights_digest(self) -> str:
+        """Digest of the decided weights."""
+        assert self.node.store is not None
+        assert self.node.description is not None
+        return weights_digest(self.node.store, self.node.description.layout)
+
+    def close(self) -> None:
+        """Stop everything and wait for it."""
+        self._stopping.set()
+        for nic in self._nics:
+            nic.close()
+        for transport in self._transports:
+            transport.wake()
+        for thread in self._threads:
+            thread.join()
+        self.node.close()
+        for transport in self._transports:
+            transport.close()
+
+    def _transport(
+        self, arena_bytes: int, link: LinkPair | None = None, role: str = "", link_seed: int = 0
+    ) -> Transport:
+        seed = derive(link_seed, "links", role)
+        self._transports.append(linked(self._open(arena_bytes), link, seed=seed))
+        return self._transports[-1]
+
+    def _open(self, arena_bytes: int) -> Transport:
+        if self._transport_name == "inproc":
+            return self._network.transport()
+        return open_transport(_ENDPOINTS[self._transport_name], arena_bytes=arena_bytes)
+
+    def _switch_limits(self, children_count: int) -> SwitchLimits:
+        spec = self.spec
+        if not spec.arena_bytes:
+            return SwitchLimits()
+        return SwitchLimits.in_arenas(spec.arena_bytes, children_count, spec.chunk_bytes)
+
+    def _listen(self, transport: Transport, name: str) -> str:
+        return transport.listen(_ENDPOINTS.get(self._transport_name, f"inproc://{name}"))
+
+    def _thread(self, name: str, serve: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                serve()
+            except BaseException as exc:
+                self._errors.append(exc)
+                self._on_error(exc)
+
+        return threading.Thread(target=run, name=name, daemon=True)
+
+    def _serve_node(self) -> None:
+        self.node.open_existing()
+        self.node.run(self._stopping.is_set)
+
+    def _serving(self, switch: SwitchShell) -> Callable[[], None]:
+        def serve() -> None:
+            switch.run(self._stopping.is_set)
+
+        return serve

@@ -1,0 +1,63 @@
+"""Where a run with `--resume` begins, and how one that was stopped goes on, in words."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from luwu.base.json_file import read_json
+from luwu.launch.chaos.progress import Progress
+from luwu.launch.run_directory import RunDirectory
+
+
+def first_step(run: RunDirectory) -> int | None:
+    """The step that the node's state leads to; None: it found none. Asked when it listens."""
+    try:
+        lines = run.events("node").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    opened = [record for record in map(json.loads, lines) if record["name"] == "node.opened"]
+    return opened[0]["version"] if opened else None
+
+
+def beginning(state: Path | None, step: int | None) -> str:
+    """What a run with --resume says before its workers start."""
+    if step is None:
+        place = "RAM (no --state)" if state is None else state
+        return f"no state in {place}: starting at step 0"
+    return (
+        f"resuming at step {step}; the place in the data is not restored, unless it was attached "
+        "or follows the step (docs/training.md)"
+    )
+
+
+def ending(run: RunDirectory, state: Path | None, step: int | None) -> str | None:
+    """What it says at the end, if no step was left to make."""
+    made = read_json(run.result("node.json"))
+    if step is None or made is None or made["steps"] != step:
+        return None
+    return f"{state} holds step {step}: nothing to do"
+
+
+def stopped(
+    run: RunDirectory, state: Path | None, flags: Mapping[str, str], script: Sequence[str]
+) -> str:
+    """What a run that somebody stopped says: what is kept, and the command that goes on with it."""
+    progress = Progress(run)
+    progress.look()
+    said = "interrupted; every process of the run was stopped"
+    if progress.last is None:
+        return f"{said}. No step was decided yet"
+    if state is None:
+        return f"{said}. Step {progress.last} was decided, in RAM only; --state DIR keeps steps"
+    words = ["luwu", "run"]
+    for name, value in {**flags, "resume": "true"}.items():
+        if name != "run_dir":
+            flag = f"--{name.replace('_', '-')}"
+            words += [flag] if value in ("", "true") else [flag, value]
+    return (
+        f"{said}. Step {progress.last} is decided and kept in {state}; go on with\n"
+        f"{shlex.join([*words, *script])}"
+    )

@@ -1,0 +1,40 @@
+"""A state that a run has open: the message names the directory of that run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.base.json_file import write_json
+from luwu.launch.run_directory import RunDirectory
+from luwu.launch.state_users import advise
+
+
+@pytest.mark.feature("export of a directory in use")
+@pytest.mark.parametrize("part", ["", "node-1"])
+def test_the_run_that_uses_a_state_is_named(tmp_path: Path, part: str) -> None:
+    """Goal: E204 of export and snapshot ends with the command that works.
+    Method: a process whose command line is that of a node, as the launcher starts it."""
+    state = tmp_path / "state"
+    run = RunDirectory.create(tmp_path / "run")
+    config = run.role("node.json")
+    write_json(config, {"spec": {"state": str(state / part)}})
+    waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    node = subprocess.Popen(
+        [*waits, "switch_emu", "node", "--config", str(config)], stdin=subprocess.PIPE
+    )
+    in_use = ConfigError("is open.", code="E204")
+    try:
+        found = advise(in_use, state, "export")
+        assert str(found).endswith(f"name its run directory: luwu export {run.path} OUT")
+        assert found.code == "E204"
+        assert advise(in_use, tmp_path / "other", "export") is in_use
+        other = ConfigError("is not there")
+        assert advise(other, state, "export") is other
+    finally:
+        node.communicate()
+    assert advise(in_use, state, "export") is in_use
