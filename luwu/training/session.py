@@ -413,8 +413,8 @@ class Session:
             )
         number, pushes = self.step, self._pushes
         with self.attempt():
-            handle = self.nic.commit(number, self.parts, hyper, skip=skip)
-            result = StepResult(self, number, handle)
+            committed = self.nic.commit(number, self.parts, hyper, skip=skip)
+            result = StepResult(self, number, committed)
             self._results.add(result)
             self.last_result = result
             clip = self.clip
