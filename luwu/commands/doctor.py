@@ -23,7 +23,7 @@ from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.launch.comparison import cpu_name
 from luwu.launch.peer_path import PORT, PathServer, best_streams, measure_path
-from luwu.launch.serving import STATE_DIRECTORY, free_memory_bytes
+from luwu.launch.serving import NO_COMPILER, STATE_DIRECTORY, free_memory_bytes
 from luwu.launch.stopping import stop_requests
 from luwu.own import version
 
@@ -149,6 +149,7 @@ def examine(disk: Path) -> Iterator[Finding]:
         ("tcp", lambda: _listens("tcp", "tcp://127.0.0.1:0")),
         ("ipc", lambda: _listens("ipc", "ipc://auto")),
         ("keys", _keys),
+        ("kernel", _kernel),
     ]
     for name, check in checks:
         try:
@@ -247,6 +248,14 @@ def _keys() -> Finding:
         advice = "connections with keys will be slow: install pyzmq from its own wheels"
         return Finding("keys", f"CURVE by {library}", advice)
     return Finding("keys", "CURVE by libsodium")
+
+
+def _kernel() -> Finding:
+    from switch_emu.node.kernels.make import make_kernel
+
+    made = make_kernel("adamw", ("m", "v"), cache=None)
+    text = f"{made.kernel.version}: {made.reason}"
+    return Finding("kernel", text, "" if made.kernel.version == "compiled" else NO_COMPILER)
 
 
 def _listens(name: str, endpoint: str) -> Finding:

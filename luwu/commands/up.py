@@ -16,7 +16,13 @@ from luwu.base.tree import one_switch
 from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record
-from luwu.commands.up_in_tree import join_nodes, node_file, start_in_tree, switch_file
+from luwu.commands.up_in_tree import (
+    join_nodes,
+    keys_flag,
+    node_file,
+    start_in_tree,
+    switch_file,
+)
 from luwu.commands.up_node import start_node
 from luwu.launch.console import Console
 from luwu.launch.nodes import fold_nodes, node_role
@@ -171,9 +177,9 @@ def _say_how_to_join(
     if role == "node" and not config.no_switch:
         file = run_directory.file(node_file(number))
         console.say(f"file    {file} (mode 600)")
-        start = "luwu up --role switch"
+        start = f"luwu up --role switch{keys_flag(config)}"
         if number + 1 < connection.optimizer_nodes:
-            start = f"luwu up --role node --number {number + 1}"
+            start = f"luwu up --role node{keys_flag(config)} --number {number + 1}"
         elif config.tree is not None:
             name = tree_of(config).root.name
             start += f" --tree {config.tree} --name {name} --workers {config.workers}"
@@ -181,9 +187,10 @@ def _say_how_to_join(
         console.say(f"or      {start} --join '{connection.url()}'")
         return
     console.say(f"file    {run_directory.connect_file} (mode 600)")
-    console.say(f"join    luwu run --join {run_directory.connect_file} SCRIPT")
+    start = f"luwu run{keys_flag(config)}"
+    console.say(f"join    {start} --join {run_directory.connect_file} SCRIPT")
     if connection.endpoint.startswith("tcp://") and not connection.leaves:
-        console.say(f"or      luwu run --join '{connection.url()}' SCRIPT")
+        console.say(f"or      {start} --join '{connection.url()}' SCRIPT")
 
 
 def _check_name(resolved: Resolved, name: str) -> None:

@@ -12,12 +12,13 @@ where others reach it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from luwu.base.config import Resolved
+from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.tree import NODE, groups_text
 from luwu.launch.console import Console
@@ -47,6 +48,11 @@ def node_file(number: int) -> str:
 def switch_file(name: str) -> str:
     """Where a switch of a tree is, for its children."""
     return f"connect-{name}.json"
+
+
+def keys_flag(config: RunConfig) -> str:
+    """What a command that joins needs where there are keys; `join` lines have it."""
+    return "" if config.keys is None else f" --keys {shlex.quote(str(config.keys))}"
 
 
 def join_parent(
@@ -128,7 +134,8 @@ def start_in_tree(
     console.say(f"security: {connection.security}")
     console.say(f"file    {file} (mode 600)")
     for child in tree.below(place):
-        start = f"luwu up --role switch --tree {config.tree} --name {child.name}"
+        keys = keys_flag(config)
+        start = f"luwu up --role switch{keys} --tree {config.tree} --name {child.name}"
         console.say(f"join    {start} --workers {config.workers} --join '{connection.url()}'")
     for leaf in connection.leaves:
         where = file if is_shared else f"'{connection.url(leaf)}'"

@@ -10,6 +10,7 @@ errors and exit codes are those of the local engine. Actors end with us; what th
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from luwu.launch.ray_runner import Runner
 from luwu.launch.roles import key_environ
 from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import STATE_DIRECTORY
+from luwu.launch.stopping import SIGNALS
 from luwu.launch.worker_loss import worker_restarts
 from luwu.nic.connection import read_connection
 from luwu.own import needs
@@ -77,9 +79,12 @@ class RayEngine(Closing):
         self._placed: list[Placed] = []
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
+            before = {number: signal.getsignal(number) for number in SIGNALS}
             try:
                 ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False,
                          logging_level="warning")  # fmt: skip
+                for number, handler in before.items():
+                    signal.signal(number, handler)  # Ray's own for SIGTERM leaves actors running
             except ConnectionError as exc:
                 raise ConnectionFailed(f"no Ray cluster: {exc}; ray start --head") from exc
 

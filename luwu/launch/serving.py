@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,6 +76,12 @@ class Sizes:
     """What was decided, for people."""
 
 
+NO_COMPILER: Final = (
+    "sums and updates are made by the slow kernels, in Python; install gcc and the headers of the "
+    "C library, so that there is a `cc` on the PATH"
+)
+
+
 def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
     """Memory budget and chunk: as asked, or half of the free memory and what fits it.
 
@@ -113,6 +120,8 @@ def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
             f"optimizer nodes: {count}, each with {format_bytes(budget // count)} of the budget "
             f"and every {count}th chunk"
         )
+    if shutil.which("cc") is None:
+        lines.append(f"no C compiler here: {NO_COMPILER}")
     return Sizes(memory_budget_bytes=budget, chunk_bytes=chunk, lines=tuple(lines))
 
 

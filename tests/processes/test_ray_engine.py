@@ -102,6 +102,33 @@ def kill_worker_after(command: Command, shell: Terminal, text: str) -> None:
     raise AssertionError("there is no worker 1")
 
 
+def test_sigterm_ends_everything(shell: Terminal, cluster: str, tmp_path: Path) -> None:
+    """I8. Goal: a scheduler's SIGTERM ends node, switch and workers on all hosts, and the state can
+    be opened again at once."""
+    train = job(tmp_path, "--compute-ms", "200")
+    run = start(shell, cluster, "--state", "state", *train)
+    run.wait_for(" step=1 ", of="out")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(30) == 130, run.err
+    assert [pid for pid in range_of_processes() if is_of_ray(pid)] == []
+    checked = shell.run("verify", "state")
+    assert checked.process.returncode == 0, checked.err
+
+
+def range_of_processes() -> list[int]:
+    """Every process there is."""
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def is_of_ray(pid: int) -> bool:
+    """Whether an actor of ours has started it."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(each.startswith(b"LUWU_RUN_ID=ray-") for each in variables)
+
+
 def test_ray_shows_the_traceback(shell: Terminal, cluster: str, tmp_path: Path) -> None:
     """I6, I8. Goal: a script that fails ends the run as with the local engine: exit code 4, the
     worker and its traceback."""

@@ -162,7 +162,7 @@ def test_readme_two_machines(shell: Terminal) -> None:
     for each in before:
         succeed(shell.start(*words_of(each)))
     serving = shell.start(*words_of(line.replace(old, new)))
-    url = serving.wait_for(r"^or      luwu run --join '(\S+)' SCRIPT$")[1]
+    url = serving.wait_for(r"^or      luwu run --keys luwu-keys --join '(\S+)' SCRIPT$")[1]
     (line,) = join.lines
     shown = re.search(r"'(tcp://\S+)'", line)
     assert shown is not None

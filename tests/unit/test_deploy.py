@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import subprocess
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,23 @@ def test_pages(page: Path) -> None:
         if config.join is not None and "://" in config.join:
             parse_url(config.join)
     assert commands or page.name != "README.md"
+
+
+def test_images() -> None:
+    """Goal: an image has the tag of our version, the same in all files, since `latest` of two hosts
+    may differ; and its layers hold what is installed, not keys or states that lie about."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    image = f"luwu:{project['version']}"
+    jobset = (DEPLOY / "jobset.yaml").read_text()
+    assert set(re.findall(r"image: (\S+)", jobset)) == {image}
+    compose = (DEPLOY / "compose.yaml").read_text()
+    assert re.findall(r"image: (\S+)", compose) == [image]
+    assert not re.search(r"compose .*(exit-code-from|abort-on)", compose)
+    assert f"docker build -t {image} " in (DEPLOY / "Dockerfile").read_text()
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    assert rules[0] == "**", "nothing goes in unless it is named"
+    named = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert named == {"luwu", "switch_emu", "workers", "pyproject.toml", "constraints.txt",
+                     "README.md", "LICENSE"}  # fmt: skip
+    assert all((ROOT / name).exists() for name in named)
