@@ -59,6 +59,7 @@ def _check_parameter(parameter: Parameter, dtypes: Collection[str]) -> None:
             raise ConfigError(
                 f"parameter {parameter.name}: dtype {dtype} cannot be trained here; "
                 f"use one of {', '.join(dtypes)}"
+                + ("" if parameter.trainable else ", or name it in ignored_params: it is frozen")
             )
     if parameter.elems < 1 or min(parameter.shape, default=1) < 0:
         raise ConfigError(

@@ -180,6 +180,22 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """
         self._running().zero_grad(set_to_none)
 
+    def state_dict(self) -> NoReturn:
+        """Raises: the state is on the optimizer node."""
+        raise ConfigError(
+            "state_dict() of the optimizer would hold no moments and no counts of steps: they are "
+            "in the network. The node's state is the checkpoint (luwu run --resume); "
+            "luwu.get_optimizer_state_dict(model, optimizer) collects what torch would have here"
+        )
+
+    def load_state_dict(self, state_dict: object) -> NoReturn:
+        """Raises: the state is on the optimizer node."""
+        raise ConfigError(
+            "load_state_dict() of the optimizer would load nothing: the moments are in the "
+            "network. Before the first forward call luwu.set_optimizer_state_dict(model, "
+            "optimizer, state), or bring a state in with luwu import"
+        )
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises after construction: the layout of the model is fixed by then."""
         if self._session is not None:

@@ -145,9 +145,20 @@ def _take_parameters(session: Session, modules: list[nn.Module]) -> None:
                 if parameter is None or id(parameter) in session.ignored:
                     continue
                 if not isinstance(parameter, Placeholder):
+                    _check_no_hooks(inner, name, parameter)
                     inner._parameters[name] = session.placeholders.get(parameter, session)
                 elif parameter.luwu_session is not session:
                     raise ConfigError(
                         f"fully_shard: a parameter of {class_name(inner)} belongs to another "
                         "session"
                     )
+
+
+def _check_no_hooks(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Raises ConfigError for hooks of the script: the parameter that they are on is replaced."""
+    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        raise ConfigError(
+            f"fully_shard: parameter {name} of {class_name(module)} has hooks (register_hook, "
+            "register_post_accumulate_grad_hook), which would never run: its gradient goes to the "
+            "network. Put them on outputs of modules, or name it in ignored_params"
+        )

@@ -7,10 +7,11 @@ from `LuwuModule` and the class it had. Methods that would read or move weights 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from luwu.base.errors import ConfigError, LuwuError, StepOrderError
 
@@ -208,7 +209,33 @@ class LuwuModule:
         """Drop what was pushed since the last step, as the optimizer's method does."""
         self.luwu_unit.session.zero_grad(set_to_none)
 
-    def _apply(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def to_empty(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises: the weights are in the network."""
+        raise ConfigError(
+            "to_empty() of a sharded model: its weights are in the network, so no memory is made "
+            "for them here. Leave it out; a model that was made on meta is filled unit by unit, by "
+            "the reset_parameters() of its modules or by luwu.init_weights(model, fn), and its "
+            "buffers with it"
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What `.to()`, `.cuda()`, `.float()` and others call: the buffers may change.
+
+        Raises: ConfigError if weights would have to.
+        """
+        module, session = cast(nn.Module, self), self.luwu_unit.session
+        for dtype in {parameter.dtype for parameter in module.parameters()}:
+            probe = torch.empty(0, dtype=dtype, device=session.device)
+            if fn(probe) is not probe:
+                self._refuse_move()
+        for inner in module.modules() if recurse else [module]:
+            for name, buffer in inner._buffers.items():
+                if buffer is not None:
+                    inner._buffers[name] = fn(buffer)
+        return self
+
+    @staticmethod
+    def _refuse_move() -> NoReturn:
         raise ConfigError(
             "a sharded model cannot be moved or cast: its weights are in the network. Call .to() "
             "before luwu.fully_shard; choose the dtype of compute with mp_policy=. "

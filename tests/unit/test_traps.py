@@ -68,7 +68,8 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "an average of weights": (AveragedModel, r"luwu\.get_model_state_dict"),
     "copy.deepcopy": (copy.deepcopy, r"Copy it before luwu\.fully_shard"),
     "model.half()": (lambda m: m.half(), "choose the dtype of compute with mp_policy="),
-    "model.to(device)": (lambda m: m.to("cpu"), r"before luwu\.fully_shard"),
+    "model.to(device)": (lambda m: m.to("meta"), r"before luwu\.fully_shard"),
+    "model.to_empty()": (lambda m: m.to_empty(device="cpu"), r"luwu\.init_weights\(model, fn\)"),
     "parameters_to_vector": (
         lambda m: nn.utils.parameters_to_vector(m.parameters()),
         r"luwu\.get_model_state_dict",
@@ -104,6 +105,45 @@ def test_a_mistake_raises_where_it_is_made(mistake: str) -> None:
         do, remedy = MISTAKES[mistake]
         with pytest.raises(luwu.LuwuError, match=remedy):
             do(model)
+
+
+@pytest.mark.feature("model.to() of what it is on already")
+def test_a_model_that_is_where_it_should_be_is_not_moved() -> None:
+    """Goal: .to(device) of a script that says it once more changes nothing, but for buffers."""
+    with worker(FakeNetwork(1)):
+        model = make_stack()
+        model.register_buffer("scale", torch.ones(2, dtype=torch.float64))
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters())
+        assert model.to("cpu") is model
+        assert model.float().scale.dtype == torch.float32
+        wrapper = nn.Sequential(model).to(dtype=torch.float32)
+        square_loss(wrapper[0], 0, 0, 0).backward()
+        assert optimizer.step().applied
+
+
+@pytest.mark.feature("calls that would do nothing")
+def test_the_optimizers_own_state_dict_names_ours() -> None:
+    """Goal: a checkpoint without moments is refused where it would be written, or read."""
+    with worker(FakeNetwork(1)):
+        model = make_stack()
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters())
+        with pytest.raises(luwu.ConfigError, match=r"luwu\.get_optimizer_state_dict"):
+            optimizer.state_dict()
+        with pytest.raises(luwu.ConfigError, match=r"luwu\.set_optimizer_state_dict"):
+            optimizer.load_state_dict({})
+
+
+@pytest.mark.feature("calls that would do nothing")
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_set_on_a_parameter_before_are_refused(kind: str) -> None:
+    """Goal: a hook that would never run is named, with its parameter, by fully_shard."""
+    with worker(FakeNetwork(1)):
+        model = make_stack()
+        getattr(model.first.weight, kind)(lambda *_: None)
+        with pytest.raises(luwu.ConfigError, match=r"parameter weight of Linear has hooks"):
+            shard(model)
 
 
 @pytest.mark.feature("an optimizer made before fully_shard, or of torch")
