@@ -30,7 +30,7 @@ _SPEAKS_AS: Final = {
     "switch": (Role.SWITCH, Role.READER),
     "node": (Role.NODE,),
 }
-_TEXTS_PER_WINDOW: Final = 40
+_TEXTS_PER_WINDOW: Final = 80
 _WINDOW_NS: Final = 60 * 10**9
 
 
