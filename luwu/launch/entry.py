@@ -114,8 +114,8 @@ def _finish() -> None:
 
 def _has_joined() -> bool:
     """Whether the script was a member of the job."""
-    training = sys.modules.get("luwu.training.run")
-    return training is not None and bool(training.has_been_member())
+    shell = sys.modules.get("luwu.nic.shell")
+    return shell is not None and bool(shell.Nic.has_joined)
 
 
 def _redirect_output(run: RunDirectory, process: str) -> None:

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
@@ -63,6 +63,9 @@ class _Command:
 
 class Nic(Closing):
     """Push, pull and wait for one worker. One training thread at a time uses it."""
+
+    has_joined: ClassVar[bool] = False
+    """One of this process was a member of its job."""
 
     def __init__(
         self, transport: Transport, *, endpoint: str, job: int, rank: int, world_size: int,
@@ -136,6 +139,7 @@ class Nic(Closing):
         self._command(lambda now: self._core.join(now, encoded, description.hash, aggregator))
         self._told.wait_until(lambda: self._told.joined is not None, "all ranks to join", None)
         assert self._told.joined is not None
+        Nic.has_joined = True
         return self._told.joined
 
     @property

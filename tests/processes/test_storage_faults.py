@@ -165,7 +165,7 @@ def test_a_flush_that_fails_ends_the_run(shell: Terminal, error: str) -> None:
 
 def test_a_snapshot_of_a_running_job(shell: Terminal) -> None:
     """I2, I3. Goal: made while steps go on, whole, and resumed from; its level is said in words."""
-    running = shell.start(*FLAGS, "train.py", str(DRIVE_STEPS))
+    running = shell.start(*FLAGS, "--verbose", "train.py", str(DRIVE_STEPS))
     wait_for_step(running, 1)
     assert "durability step: every decided step survives power loss" in running.err
     done = shell.run("snapshot", "luwu-runs/latest", "kept")

@@ -84,7 +84,7 @@ def kill_all(command: Command, records: Path) -> None:
 def assert_all_end(workers: Command, *others: Command) -> None:
     """The workers finish, then the others by themselves."""
     assert workers.wait() == 0, workers.err
-    assert f"step={STEPS - 1} " in workers.out
+    assert f"step={STEPS - 1} " in workers.err
     for serving in others:
         assert serving.wait(20) == 0, serving.err
         assert "the job is finished" in serving.err
