@@ -147,7 +147,7 @@ def test_readme_quick_start(shell: Terminal) -> None:
     for line in lines:
         is_job = " compare " in line or "workers.train" in line
         done = succeed(shell.start(*words_of(line), *(quick.smaller if is_job else [])))
-        assert done.out, line
+        assert done.out + done.err, line
     (line,) = compare.lines
     succeed(shell.start(*words_of(line), *compare.smaller, "--arms", "luwu"))
     reports = list((shell.directory / "luwu-runs").glob("*/report.html"))
