@@ -102,7 +102,8 @@ class Runs:
             supervisor.train(
                 ["-m", "benchmarks.gpu_step", COMPUTE_ONLY,
                  *script_arguments("ddp", config, result)],
-                workers=config.workers, connect=None, on_line=lambda _: None, threads=threads,
+                workers=config.workers, connect=None, threads=threads,
+                sink=lambda data, is_error: None,
             )  # fmt: skip
             supervisor.wait()
         paths = [result.with_suffix(f".rank{rank}.json") for rank in range(config.workers)]

@@ -123,7 +123,7 @@ def _compute_only(config: RunConfig, run: RunDirectory, console: Console) -> dic
             ["-m", "benchmarks.compute_only", *script_arguments("ddp", config, result)],
             workers=config.workers,
             connect=None,
-            on_line=lambda _: None,
+            sink=lambda data, is_error: None,
             threads=threads_per_worker(config.workers),
         )
         supervisor.wait()

@@ -141,16 +141,26 @@ class LuwuTrainerMixin:
     # ---------------------------------------------------------------- the model stays where it is
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As Trainer's; what Accelerate prepares gets autocast, and is not moved or wrapped."""
+        """As Trainer's; what Accelerate prepares gets autocast, and is not moved or wrapped.
+
+        The optimizer too stays where it is: its state is on the node.
+        """
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         prepare_model = self.accelerator.prepare_model
+        prepare_optimizer = self.accelerator.prepare_optimizer
 
         def prepare_in_place(
             model: Any, device_placement: bool | None = None, evaluation_mode: bool = False
         ) -> Any:
             return prepare_model(model, device_placement=False, evaluation_mode=True)
 
+        def prepare_optimizer_in_place(
+            optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+        ) -> Any:
+            return prepare_optimizer(optimizer, device_placement=False)
+
         self.accelerator.prepare_model = prepare_in_place
+        self.accelerator.prepare_optimizer = prepare_optimizer_in_place
         if self.accelerator.distributed_type in ("DEEPSPEED", "FSDP", "MEGATRON_LM"):
             raise ConfigError(
                 f"Accelerate is configured for {self.accelerator.distributed_type.value}, by a "

@@ -2,10 +2,11 @@
 
 A stranger has connections to both and says what it likes: every type of message, with this job's
 number too, whole and mutated, with frames of any number and size behind it; one in twenty comes by
-a new socket that knows nothing of our transports. Each step of the job begins when its share of the
-messages is out, so that the flood meets all of it; the last one when all are, for nobody answers
-after it. In between the stranger says a Hello of another job, and the Refuse must come within a
-second: nothing hangs.
+a new socket that knows nothing of our transports. Who said three messages that cannot be read is
+heard no more, so the stranger comes back by new connections all the time. Each step of the job
+begins when its share of the messages is out, so that the flood meets all of it; the last one when
+all are, for nobody answers after it. In between the stranger says a Hello of another job, by a
+connection for that alone, and the Refuse must come within a second: nothing hangs.
 
 Only a Hello with the job's own number is left out: without keys that is a member who speaks.
 """
@@ -42,6 +43,8 @@ STEPS: Final = 20
 ASK_AGAIN_NS: Final = 250_000_000
 BATCH: Final = 50
 """Messages between two questions."""
+FEW: Final = 10
+"""Messages by one connection."""
 HANG_S: Final = 1.0
 STEP_S_MAX: Final = 60.0
 _SIZES: Final = (0, 1, 8, 64, 1000, 16 * 1024, 16 * 1024 + 1)
@@ -98,21 +101,22 @@ class Stranger(Closing):
         """Longest wait for an answer."""
         self._is_over = is_over
         self._endpoints = dict(cluster.endpoints)
-        self._transports = {
-            name: open_transport(endpoint) for name, endpoint in self._endpoints.items()
-        }
+        self._asking: dict[str, Transport] = {}
+        self._saying: dict[str, Transport] = {}
+        self._former: list[Transport] = []
         self._context = zmq.Context()
-        for name, endpoint in self._endpoints.items():
-            self._transports[name].dial(name, endpoint)
-            self._wait_for(name, PeerUp, 30)
+        self._asking = self._connected()
 
     def say(self, index: int) -> None:
         """One message to one of them."""
         header, buffers = self.messages.case(index)
+        if index % FEW == 0 or not self._saying:
+            self._former += self._saying.values()
+            self._saying = self._connected()
         name = list(self._endpoints)[index % len(self._endpoints)]
         is_plain = 0 < len(header) <= CONTROL_HEADER_BYTES_MAX
         if index % 20 and is_plain and len(buffers) <= BUFFERS_COUNT_MAX:
-            self._transports[name].send(name, header, tuple(buffers))
+            self._saying[name].send(name, header, tuple(buffers))
             return
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 1000
@@ -122,19 +126,30 @@ class Stranger(Closing):
 
     def ask(self, random: Random, limit_s: float) -> None:
         """Each must refuse a member of another job soon. Raises DeadlineError."""
-        for name, transport in self._transports.items():
+        for name, transport in self._asking.items():
             while transport.receive(0) is not None:
                 pass  # what was answered to earlier messages
             start_ns = SYSTEM_CLOCK.now_ns()
             question = self.messages.question(random)
-            self._wait_for(name, Refuse, limit_s, question)
+            self._wait_for(transport, name, Refuse, limit_s, question)
             self.slowest_s = max(self.slowest_s, (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9)
+        while self._former:  # what they said has had its time
+            self._former.pop().close()
+
+    def _connected(self) -> dict[str, Transport]:
+        """A new connection to each."""
+        found: dict[str, Transport] = {}
+        for name, endpoint in self._endpoints.items():
+            found[name] = open_transport(endpoint)
+            found[name].dial(name, endpoint)
+            self._wait_for(found[name], name, PeerUp, 30)
+        return found
 
     def _wait_for(
-        self, name: str, kind: type[Any], limit_s: float, question: bytes | None = None
-    ) -> None:
+        self, transport: Transport, name: str, kind: type[Any], limit_s: float,
+        question: bytes | None = None,
+    ) -> None:  # fmt: skip
         """Ask again now and then, as members do: an answer may be dropped, where so many wait."""
-        transport: Transport = self._transports[name]
         end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
         ask_ns = SYSTEM_CLOCK.now_ns()
         heard: list[str] = []
@@ -159,7 +174,7 @@ class Stranger(Closing):
 
     def close(self) -> None:
         """Let go of all connections."""
-        for transport in self._transports.values():
+        for transport in (*self._asking.values(), *self._saying.values(), *self._former):
             transport.close()
         self._context.destroy(linger=1000)
 

@@ -23,10 +23,13 @@ def test_the_run_that_uses_a_state_is_named(tmp_path: Path, part: str) -> None:
     run = RunDirectory.create(tmp_path / "run")
     config = run.role("node.json")
     write_json(config, {"spec": {"state": str(state / part)}})
-    waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    waits = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
     node = subprocess.Popen(
-        [*waits, "switch_emu", "node", "--config", str(config)], stdin=subprocess.PIPE
-    )
+        [*waits, "switch_emu", "node", "--config", str(config)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert node.stdout is not None
+    node.stdout.readline()  # its command line stands where others see it
     in_use = ConfigError("is open.", code="E204")
     try:
         found = advise(in_use, state, "export")

@@ -377,19 +377,6 @@ def test_result_of_a_lost_step_is_not_read() -> None:
         assert optimizer.step().number == 1
 
 
-def test_optimizer_state_is_the_groups() -> None:
-    """Goal: what torch's tools save and restore of an optimizer works; the state is elsewhere."""
-    with worker(FakeNetwork(1)):
-        model, optimizer = small(lr=0.5)
-        saved = optimizer.state_dict()
-        optimizer.param_groups[0]["lr"] = 0.1
-        optimizer.load_state_dict(saved)
-        assert saved["state"] == {}
-        assert optimizer.param_groups[0]["lr"] == 0.5
-        backward(model)
-        assert optimizer.step().applied
-
-
 def test_closure_of_a_decided_step_is_not_repeated() -> None:
     """Goal: an abort that only touches the next step's prefetch costs the closure nothing."""
     network = FakeNetwork(1)
