@@ -122,9 +122,16 @@ class Placeholders:
 
     def get(self, parameter: nn.Parameter, session: Session) -> Placeholder:
         """The stand-in of this parameter; made when it is first seen."""
-        known = self._of.get(id(parameter))
-        if known is not None and known[0]() is parameter:  # an id may be used again
-            return known[1]
+        known = self.known(parameter)
+        if known is not None:
+            return known
         placeholder = Placeholder(parameter, session)
         self._of[id(parameter)] = (weakref.ref(parameter), placeholder)
         return placeholder
+
+    def known(self, parameter: nn.Parameter) -> Placeholder | None:
+        """The stand-in of this parameter, if it has one."""
+        known = self._of.get(id(parameter))
+        if known is not None and known[0]() is parameter:  # an id may be used again
+            return known[1]
+        return None
