@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.errors import AccessRefused, RemoteProtocolError
+from luwu.base.errors import ConnectionFailed, LuwuError, RemoteProtocolError
 from luwu.base.events import Recorder
 from luwu.base.limits import (
     MALFORMED_MESSAGES_MAX,
+    TEXT_CHARS_MAX,
     TURN_BYTES_MAX,
     TURN_MESSAGES_MAX,
     UNJOINED_MESSAGES_MAX,
 )
 from luwu.transport.interface import (
+    LISTENER,
     Delivery,
     PeerDown,
     PeerFailed,
@@ -289,8 +291,10 @@ class Shell:
                 self._strange.discard(peer)
                 self._admission.down(peer)
                 self.recorder.event("peer.down", level="DEBUG", peer=peer, reason=reason)
-            case PeerFailed(peer, AccessRefused() as error, False):
-                self._tell_refused(peer, str(error))
+            case PeerFailed(peer, RemoteProtocolError() as error, False) if peer in self._children:
+                self._is_malformed(peer, error)
+            case PeerFailed(peer, error, False) if peer == LISTENER:
+                self._tell_refused(peer, str(error), level=_level_of(error))
             case PeerFailed(peer, error, final):
                 level = "WARNING" if final else "DEBUG"
                 self.recorder.event("peer.failed", level=level, peer=peer, text=str(error))
@@ -303,11 +307,7 @@ class Shell:
             message = decode(delivery.header, len(buffers))
         except RemoteProtocolError as exc:
             delivery.release()
-            self._malformed[peer] += 1
-            if self._malformed[peer] < MALFORMED_MESSAGES_MAX:
-                self._tell_refused(peer, f"a message cannot be read: {exc}")
-            else:
-                self._end_flood(peer, f"{self._malformed[peer]} messages cannot be read: {exc}")
+            self._is_malformed(peer, exc)
             return
         now_ns = SYSTEM_CLOCK.now_ns()
         if not self.is_known(peer):
@@ -332,6 +332,14 @@ class Shell:
             self._admission.joined(peer, message)
         self.do(actions)
 
+    def _is_malformed(self, peer: str, error: RemoteProtocolError) -> None:
+        """A message of a connection cannot be read."""
+        self._malformed[peer] += 1
+        if self._malformed[peer] < MALFORMED_MESSAGES_MAX:
+            self._tell_refused(peer, f"a message cannot be read: {error}")
+        else:
+            self._end_flood(peer, f"{self._malformed[peer]} messages cannot be read: {error}")
+
     def _may_say(self, peer: str, message: Message) -> bool:
         """Whether the key of a connection allows this; who may not is told, and it is logged."""
         fault = self._admission.fault(peer, message)
@@ -348,14 +356,14 @@ class Shell:
             self.send((peer,), refusal_of(message, text), None)
         return False
 
-    def _tell_refused(self, peer: str, text: str) -> None:
+    def _tell_refused(self, peer: str, text: str, level: str = "WARNING") -> None:
         """Log a refusal; in a flood of them, the first ones."""
         may_say, left_out = self._refusals.may_say(SYSTEM_CLOCK.now_ns())
         if left_out:
             self.recorder.event("peers.refused", level="WARNING", untold_count=left_out)
         if may_say:
             key = self._admission.name_of(peer)
-            self.recorder.event("peer.refused", level="WARNING", peer=peer, key=key, text=text)
+            self.recorder.event("peer.refused", level=level, peer=peer, key=key, text=text)
 
     def _reap(self) -> None:
         for _ in range(len(self._sending)):
@@ -383,9 +391,14 @@ def _refuses(actions: Sequence[Any], peer: str) -> bool:
     )
 
 
+def _level_of(error: LuwuError) -> str:
+    """Of a connection that ended before it was a peer's: a process of ours may have died."""
+    return "INFO" if isinstance(error, ConnectionFailed) else "WARNING"
+
+
 def refusal_of(m: Message, text: str) -> Refuse:
     """What to answer to a message whose key does not allow it."""
     return Refuse(
         job=m.job, epoch=m.epoch, step=m.step, attempt=m.attempt, role=Role.SWITCH, rank=0,
-        incarnation=0, generation=m.generation, text=text[:1000],
+        incarnation=0, generation=m.generation, text=text[:TEXT_CHARS_MAX],
     )  # fmt: skip

@@ -5,7 +5,8 @@ which may be another's by the time we look. So we look at a copy, and believe it
 its ends are what they should be: our side is an endpoint that we listen at, the other side is the
 address that it had when we met it.
 
-    too many that have said nothing      of one address, or in all: the new one is ended
+    too many that have said nothing      of one address, or in all: the new one is ended, and those
+                                         that have been silent for long
     too many in all, or with one key     the new one is ended
     a Unix socket of another user        is not listened to, should the modes of files let it in
 """
@@ -20,6 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from luwu.base.clock import SYSTEM_CLOCK
+
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -32,7 +35,8 @@ class ConnectionLimits:
     of_key: int = 40
     """With one key: stripes of a worker and of its reader, and those of its last start."""
     unmet: int = 512
-    """That have not said who they are, in all; they have the handshake's time for it."""
+    """That have not said who they are, in all. libzmq ends those whose handshake takes too long;
+    those that are silent after it are ended when there are too many."""
     unmet_of_address: int = 128
     """The same from one address."""
 
@@ -49,6 +53,19 @@ class Arrived:
         """Where it comes from, without its port."""
         return str(self.there[0]) if isinstance(self.there, tuple) else "this machine"
 
+    @property
+    def place(self) -> str:
+        """Where it comes from, as logs name it."""
+        return f"{self.address}:{self.there[1]}" if isinstance(self.there, tuple) else self.address
+
+
+@dataclass(frozen=True, slots=True)
+class _Unmet:
+    """A connection that has not said who it is."""
+
+    address: str
+    since_ns: int
+
 
 class Arrivals:
     """What is known of the connections to one listener, by file descriptor."""
@@ -57,8 +74,11 @@ class Arrivals:
         self.limits = limits
         self._ports: set[int] = set()
         self._arrived: dict[int, Arrived] = {}
-        self._unmet: dict[int, str] = {}
+        self._unmet: dict[int, _Unmet] = {}
+        """Oldest first."""
         self._unmet_of: Counter[str] = Counter()
+        self.is_crowded = False
+        """A connection was ended for those that have not said who they are: see `end_silent`."""
 
     def listens_at(self, port: int) -> None:
         """Only connections to our ports are ever looked at."""
@@ -71,28 +91,45 @@ class Arrivals:
         if arrived is None:
             return ""  # it has gone again; or a Unix socket, whose user is looked at when it speaks
         address = arrived.address
+        unmet_count = self._unmet_of[address]
         why = ""
         if len(self._arrived) >= self.limits.total:
             why = f"{self.limits.total} connections are there already"
         elif len(self._unmet) >= self.limits.unmet:
             why = f"{self.limits.unmet} connections have not said who they are"
-        elif self._unmet_of[address] >= self.limits.unmet_of_address:
-            why = f"{self._unmet_of[address]} connections from there have not said who they are"
+        elif unmet_count >= self.limits.unmet_of_address:
+            why = f"{unmet_count} connections from there have not said who they are"
         self._arrived[fd] = arrived
-        self._unmet[fd] = address
+        self._unmet[fd] = _Unmet(address, SYSTEM_CLOCK.now_ns())
         self._unmet_of[address] += 1
         if why:
+            self.is_crowded = True
             self.end(fd)
-            return f"a connection from {address} was ended: {why}"
+            return f"a connection from {arrived.place} was ended: {why}"
         return ""
+
+    def end_silent(self, patience_ns: int) -> None:
+        """End the connections that have not said who they are for so long.
+
+        Call it when every message that has come was read: what they said may be among those.
+        """
+        self.is_crowded = False
+        before_ns = SYSTEM_CLOCK.now_ns() - patience_ns
+        for fd in [fd for fd, unmet in self._unmet.items() if unmet.since_ns < before_ns]:
+            self.end(fd)
+
+    def place_of(self, fd: int) -> str:
+        """Where a connection that `came` is from, for logs; empty if that is not known."""
+        arrived = self._arrived.get(fd)
+        return "" if arrived is None else arrived.place
 
     def met(self, fd: int) -> None:
         """It has said who it is."""
-        address = self._unmet.pop(fd, None)
-        if address is not None:
-            self._unmet_of[address] -= 1
-            if not self._unmet_of[address]:
-                del self._unmet_of[address]
+        unmet = self._unmet.pop(fd, None)
+        if unmet is not None:
+            self._unmet_of[unmet.address] -= 1
+            if not self._unmet_of[unmet.address]:
+                del self._unmet_of[unmet.address]
 
     def ended(self, fd: int) -> None:
         """It is over."""

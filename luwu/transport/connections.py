@@ -102,6 +102,17 @@ class _Route:
     """Messages of others since the connection ended and its last message was read."""
 
 
+@dataclass(frozen=True, slots=True)
+class _UnmetEnd:
+    """A connection that ended and was not met (yet)."""
+
+    fd: int
+    fault: int
+    """The monitor's event that tells of a failed handshake; 0: there was none."""
+    place: str
+    """Where it came from, if that is known."""
+
+
 class Listener:
     """The ROUTER of a transport, with all endpoints it listens at."""
 
@@ -116,8 +127,7 @@ class Listener:
         self._early: dict[int, _Route] = {}  # met before the monitor told that they were accepted
         self._ended_early: set[int] = set()  # over before the monitor told that
         self._handshake_fault = 0
-        # Connections that ended and were not met (yet): descriptor, and why.
-        self._unmet_ends: list[tuple[int, int]] = []
+        self._unmet_ends: list[_UnmetEnd] = []
         hub.watch(self._socket, lambda: hub.readable(self))
         hub.watch(self._monitor.socket, self._read_monitor)
 
@@ -150,12 +160,14 @@ class Listener:
         if message is None:
             for route in tuple(self._ending):
                 self._end(route)
-            for _, fault in self._unmet_ends:
-                if self._hub.zap is not None and fault == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            for end in self._unmet_ends:
+                if self._hub.zap is not None and end.fault == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     continue  # the handler tells of it, and why
-                error = stranger_error(fault, ", ".join(self._endpoints))
+                error = stranger_error(end.fault, end.place, ", ".join(self._endpoints))
                 self._hub.received.append(PeerFailed(LISTENER, error, final=False))
             self._unmet_ends.clear()
+            if self._hub.arrivals.is_crowded:
+                self._hub.arrivals.end_silent(2 * self._hub.timing.handshake_ms * 10**6)
             return False
         frames, frames_count = message
         routing_id = frames[0].bytes
@@ -201,14 +213,14 @@ class Listener:
         if fd >= 0 and self._is_alive(routing_id):
             holder = self._by_fd.get(fd)
             if fd not in self._by_fd:
-                if not any(fd == ended for ended, _ in self._unmet_ends):
+                if not any(end.fd == fd for end in self._unmet_ends):
                     self._early[fd], over = route, None
             elif holder is None or _is_later(routing_id, holder.routing_id):
                 self._by_fd[fd], over = route, holder
         if over is not None:
             self._begin_end(over)
-            if (fd, 0) in self._unmet_ends:
-                self._unmet_ends.remove((fd, 0))
+            for end in [end for end in self._unmet_ends if (end.fd, end.fault) == (fd, 0)][:1]:
+                self._unmet_ends.remove(end)
         if lane is not None:
             hub.attach(lane)
             greeting = frames[1].bytes
@@ -216,9 +228,11 @@ class Listener:
             hub.received.append(up)
         else:
             kind: type[LuwuError] = AccessRefused if is_unwelcome else RemoteProtocolError
+            place = hub.arrivals.place_of(fd)
             error = kind(
-                f"something at {', '.join(self._endpoints)} {fault}. It is not of this run, and is "
-                f"not listened to; stop it, or correct the address it uses."
+                f"something{place and f' at {place}'} that connected to "
+                f"{', '.join(self._endpoints)} {fault}. It is not of this run, and is not listened "
+                f"to; stop it, or correct the address it uses."
             )
             hub.received.append(PeerFailed(LISTENER, error, final=False))
             if key:
@@ -269,6 +283,7 @@ class Listener:
                     self._by_fd[value] = self._early.pop(value, None)
                 self._note_arrival(value)
             elif event == zmq.EVENT_DISCONNECTED:
+                place = self._hub.arrivals.place_of(value)
                 self._hub.arrivals.ended(value)
                 if value in self._by_fd:
                     route = self._by_fd.pop(value)
@@ -278,7 +293,7 @@ class Listener:
                 if route is not None:
                     self._begin_end(route)
                 else:
-                    self._unmet_ends.append((value, self._handshake_fault))
+                    self._unmet_ends.append(_UnmetEnd(value, self._handshake_fault, place))
                     self._hub.readable(self)
                 self._handshake_fault = 0
             else:
@@ -292,6 +307,7 @@ class Listener:
         if why:
             error = AccessRefused(f"{why}. Somebody floods {', '.join(self._endpoints)}.")
             self._hub.received.append(PeerFailed(LISTENER, error, final=False))
+            self._hub.readable(self)
 
     def _begin_end(self, route: _Route) -> None:
         """The connection is over; its last messages may still be in the socket."""

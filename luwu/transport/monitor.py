@@ -172,16 +172,17 @@ class DialStory:
         return PeerFailed(self._peer, ConnectionFailed(text), final=True)
 
 
-def stranger_error(event: int, endpoints: str) -> LuwuError:
-    """Why a connection to our listener ended before it became a peer."""
+def stranger_error(event: int, place: str, endpoints: str) -> LuwuError:
+    """Why a connection to our listener ended before it became a peer. `place`: where it came from,
+    empty if it was gone before that could be asked."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         what = "with a key that is not allowed; allow it, if it should join"
     elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
         what = "with other security than ours; give its side the connection file of this run"
     else:
         what = (
-            "and ended without a word of ours: another program, a port scan, or a process of this "
-            "run that died at once"
+            "and ended before it had said who it is: another program, a port scan, or a process "
+            "of this run that died at once"
         )
-    kind = AccessRefused if event else ConnectionFailed
-    return kind(f"something connected to {endpoints} {what}. It was not let in.")
+    who = f"something at {place}" if place else "something"
+    return AccessRefused(f"{who} connected to {endpoints} {what}. It was not let in.")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from luwu.base.limits import (
 )
 from luwu.testing.local import LocalCluster
 from luwu.transport import CreditExceeded, PeerGone, PeerUp, ZeroMqTransport
+from luwu.transport.endpoints import TcpEndpoint, parse
 from luwu.wire import messages as wire
 from luwu.wire.codec import encode
 from luwu.wire.kinds import Role
@@ -65,15 +67,15 @@ def shell_of(cluster: LocalCluster) -> Any:
     return cluster.switch if cluster.spec.has_switch else cluster.node
 
 
-class Warnings:
-    """The log of a shell, as far as it warns."""
+class Log:
+    """The log of a shell, without its details."""
 
     def __init__(self, shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: list[dict[str, Any]] = []
         write = shell.recorder.event
 
         def event(name: str, *, level: str = "INFO", **fields: Any) -> None:
-            if level in ("WARNING", "ERROR"):
+            if level != "DEBUG":
                 self.lines.append({"name": name, **fields})
             write(name, level=level, **fields)
 
@@ -100,7 +102,7 @@ def test_a_flood_of_a_stranger_changes_nothing(
     message, fields = KINDS[kind]
     with cluster_for(job, tmp_path, has_switch=has_switch, transport="ipc") as cluster:
         shell = shell_of(cluster)
-        log = Warnings(shell, monkeypatch)
+        log = Log(shell, monkeypatch)
         endpoint = cluster.endpoints[next(reversed(cluster.endpoints))]
         header = said(cluster, message, **fields)
         sent: list[int] = []
@@ -131,7 +133,7 @@ def test_malformed_messages_end_their_connection(
     job = Job()
     with cluster_for(job, tmp_path, has_switch=has_switch, transport="ipc") as cluster:
         shell = shell_of(cluster)
-        log = Warnings(shell, monkeypatch)
+        log = Log(shell, monkeypatch)
         endpoint = cluster.endpoints[next(reversed(cluster.endpoints))]
         with connected(endpoint) as transport:
             for _ in range(2000):
@@ -142,6 +144,32 @@ def test_malformed_messages_end_their_connection(
     assert len(texts) == MALFORMED_MESSAGES_MAX
     assert "cannot be read" in texts[0]
     assert "it is heard no more" in texts[-1]
+
+
+WRONG_HANDSHAKE = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48) + b"\x04\x05READY\xff"
+
+
+@every_place
+def test_half_handshakes_are_in_the_log(
+    has_switch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I6. Goal: connections that end before they are a peer's are logged, not in the details, the
+    first of a flood of them; the run is as it was."""
+    job = Job()
+    with cluster_for(job, tmp_path, has_switch=has_switch, transport="tcp") as cluster:
+        log = Log(shell_of(cluster), monkeypatch)
+        where = parse(cluster.endpoints[next(reversed(cluster.endpoints))])
+        assert isinstance(where, TcpEndpoint)
+        for _ in range(200):
+            with socket.create_connection((where.host, where.port), timeout=10) as stranger:
+                stranger.sendall(WRONG_HANDSHAKE)
+                with suppress(ConnectionResetError):
+                    while stranger.recv(1000):
+                        pass
+        check(cluster, job, cluster.run(Worker(job)))
+    texts = [line["text"] for line in log.lines if line["name"] == "peer.refused"]
+    assert f"connected to {where.address}" in texts[0]
+    assert 1 < len(texts) <= len(log.lines) <= 100
 
 
 def test_what_a_connection_sends_waits_at_its_sender(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from collections import deque
 from pathlib import Path
 
 import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.limits import PAYLOAD_BYTES_MAX
@@ -28,11 +30,27 @@ from tests.suites.transport_waits import (
     failed,
     meet,
     message,
+    nobody_came,
     refused,
     still_works,
 )
 from tests.unit.key_directories import WithKeys
-from tests.unit.transports import TCP, open_files
+from tests.unit.transports import TCP, Raw, open_files
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(47)
+"""What a peer with a key sends first."""
+HALF_HANDSHAKES = {
+    "nothing": b"",
+    "part of a greeting": GREETING[:20],
+    "a greeting": GREETING,
+}
+"""libzmq waits for more of these."""
+WRONG_HANDSHAKES = {
+    "a greeting without a key": GREETING.replace(b"CURVE", b"NULL\0"),
+    "a wrong first command": GREETING + b"\x04\xc8\x05HELLO" + bytes(194),
+    "another protocol": b"GET / HTTP/1.1\r\n\r\n" + b"x" * 300,
+}
+"""These it ends at once, often before anybody can ask where they come from."""
 
 
 def resident_bytes() -> int:
@@ -73,6 +91,58 @@ class TestConnectionLimits(WithKeys):
             while silent.recv(1000):
                 pass
         assert ZeroMqTiming().handshake_ms == 5_000
+
+    @pytest.mark.parametrize("kind", sorted(HALF_HANDSHAKES | WRONG_HANDSHAKES))
+    def test_half_handshakes_are_reported(self, make: Make, kind: str) -> None:
+        """Goal: whatever part of a handshake a stranger sends, one report says so, and names its
+        address if it waits. Method: send it and nothing more, until the listener hangs up."""
+        listener = make(accepts=("worker",))
+        where = parse(listener.listen(TCP))
+        assert isinstance(where, TcpEndpoint)
+        with socket.create_connection((where.host, where.port)) as stranger:
+            stranger.sendall((HALF_HANDSHAKES | WRONG_HANDSHAKES)[kind])
+            host, port = stranger.getsockname()
+            text = refused(listener)
+        assert f"connected to {where.address} " in text
+        if kind in HALF_HANDSHAKES:
+            assert text.startswith(f"something at {host}:{port} connected")
+        nobody_came(listener)
+
+    def test_who_is_silent_after_the_handshake_gives_its_place_back(
+        self, make: Make, raw: Raw
+    ) -> None:
+        """Goal: connections that say nothing after their handshake hold places for its time, and
+        not for ever. Method: without keys; strangers take all places, then a member comes."""
+        timing = ZeroMqTiming(reconnect_ms=10, reconnect_ms_max=50, handshake_ms=300)
+        listener = ZeroMqTransport(limits=ConnectionLimits(unmet_of_address=3), timing=timing)
+        with listener, ZeroMqTransport(timing=timing) as friend:
+            where = listener.listen(TCP)
+            monitors = []
+            for _ in range(3):
+                stranger = raw(zmq.DEALER, reconnect_ivl=-1)
+                monitors.append(
+                    stranger.get_monitor_socket(
+                        zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+                    )
+                )
+                stranger.connect(where)
+            for monitor in monitors:
+                assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            assert listener.receive(100_000_000) is None
+            friend.dial("parent", where)
+            until_ns = SYSTEM_CLOCK.now_ns() + DEADLINE_NS
+            while not all(monitor.poll(0) for monitor in monitors):
+                assert SYSTEM_CLOCK.now_ns() < until_ns, "nobody ended the silent ones"
+                friend.receive(1_000_000)
+                listener.receive(1_000_000)
+            for monitor in monitors:
+                monitor.close()
+            friend.close()
+            while listener.receive(200_000_000) is not None:
+                pass
+            with ZeroMqTransport(timing=timing) as late:
+                late.dial("parent", where)
+                meet(listener, late)
 
     def test_nothing_is_left(self, make: Make) -> None:
         """T6. Goal: after `close` the handler's thread and sockets are gone too."""
