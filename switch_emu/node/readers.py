@@ -5,7 +5,8 @@
     Shut    the pin is let go: Unpin, Gone
 
 A reader is known by its number alone, and where its last message came from. It is no member: it
-holds no step up and no attempt concerns it. One that says nothing for `LEASE_NS` is forgotten.
+holds no step up and no attempt concerns it. One that sends nothing for `LEASE_NS` is forgotten, and
+where all places are taken, for `IDLE_NS`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from luwu.wire.actions import Drop, Payload, Send
 from switch_emu.node.actions import PinVersion, ReadField, Unpin
 
 LEASE_NS = 60 * 10**9
+IDLE_NS = 30 * 10**9
+"""Readers that are open and idle send something every 20 s."""
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ class Readers:
         elif reader is None:
             text = (
                 "the node does not know this reader (any more): it was started again, or nothing "
-                f"was read for {LEASE_NS // 10**9} s; open it again"
+                f"was read for {IDLE_NS // 10**9} to {LEASE_NS // 10**9} s; open it again"
             )
             self._tell_gone(peer, m.reader, text)
         else:
@@ -111,12 +114,21 @@ class Readers:
         if reader is not None:
             if reader.opened is not None:
                 self._actions.append(Send((peer,), reader.opened, reader.facts))
-        elif len(self._readers) >= READERS_MAX:
+        elif len(self._readers) >= READERS_MAX and not self._forget_idle(now_ns):
             text = f"the node holds versions for {READERS_MAX} readers already; try again later"
             self._tell_gone(peer, number, text)
         elif loaded:  # else it asks again
             self._readers[number] = _Reader(peer, now_ns)
             self._actions.append(PinVersion(number))
+
+    def _forget_idle(self, now_ns: int) -> bool:
+        """Make room for another reader, at the cost of the one silent for longest."""
+        idle = [(r.heard_ns, number) for number, r in self._readers.items() if not r.under_way]
+        heard_ns, number = min(idle, default=(now_ns, 0))
+        if now_ns - heard_ns < IDLE_NS:
+            return False
+        self._forget(number)
+        return True
 
     def _forget(self, number: int) -> None:
         if self._readers.pop(number, None) is not None:

@@ -1,7 +1,7 @@
 """The way of readers through a switch: requests up as they are, answers back to who asked.
 
-One connection may have a few readers; beyond, an Open is answered here, so that one connection
-cannot take all places that the node has for readers. Pure.
+One connection may have a few readers; requests of more are answered here, so that one connection
+cannot take all places that the node has for readers, or the ways back to others. Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ReaderRoutes:
     def up(self, peer: str, m: wire.ReaderRequest) -> None:
         """A reader asks."""
         others = sum(each == peer for reader, each in self._peers.items() if reader != m.reader)
-        if isinstance(m, wire.Open) and others >= READERS_OF_CONNECTION_MAX:
+        if others >= READERS_OF_CONNECTION_MAX:
             text = f"this connection has {others} readers already; shut one of them"
             gone = self._stamped(wire.Gone, reader=m.reader, text=text)
             self._actions.append(Send((peer,), gone))

@@ -13,6 +13,7 @@ from torch import nn
 import luwu
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import DeadlineError, StateError
+from luwu.base.limits import READERS_MAX, READERS_OF_CONNECTION_MAX
 from luwu.nic.reader import FieldRead, StateReader
 from luwu.nic.reading import ReaderCore, ReaderGone, VersionOpened
 from luwu.testing.local import LocalCluster
@@ -22,7 +23,7 @@ from luwu.wire.hyper import decode_hyper
 from luwu.wire.kinds import Role
 from luwu.wire.reading import VersionFacts
 from switch_emu.node.actions import PinVersion, ReadField, Unpin
-from switch_emu.node.readers import LEASE_NS, Readers
+from switch_emu.node.readers import IDLE_NS, LEASE_NS, Readers
 from switch_emu.switch.reader_routes import ROUTES_MAX, ReaderRoutes
 from tests.unit.real_training import MIB, in_cluster, seeded
 from tests.unit.small_models import Stack, batch, shard
@@ -272,6 +273,41 @@ def test_routes_lead_back_to_who_asked() -> None:
     forgotten = said(wire.Content, 0, chunk=0, part=0, field="m", dtype="float32")
     routes.down(forgotten, "payload")
     assert taken(actions) == [Drop("payload")]
+
+
+def test_no_request_takes_the_places_of_others() -> None:
+    """Goal: one connection has few readers whatever it asks for, and the ways back to others stay.
+    Method: a connection opens all it may, then reads in the names of a hundred more."""
+    actions: list[Any] = []
+    routes = ReaderRoutes(actions, said)
+    routes.up("p-1", said(wire.Open, 1000))
+    for number in range(READERS_OF_CONNECTION_MAX):
+        routes.up("p-2", said(wire.Open, number))
+    taken(actions)
+    for number in range(100):
+        read = said(wire.Read, 100 + number, chunk=0, part=0, field="m", dtype="float32")
+        routes.up("p-2", read)
+    routes.up("p-2", said(wire.Open, 300))
+    assert all(send.peers == ("p-2",) for send in actions)
+    assert all("shut one of them" in send.message.text for send in taken(actions))
+    content = said(wire.Content, 1000, chunk=0, part=0, field="m", dtype="float32")
+    routes.down(content, "payload")
+    assert taken(actions) == [Send(("p-1",), content, "payload"), Drop("payload")]
+
+
+def test_a_full_desk_gives_the_place_of_a_silent_reader() -> None:
+    """Goal: places that strangers took and do not use go to who asks; those in use do not."""
+    readers, actions = desk()
+    for number in range(READERS_MAX):
+        readers.received(number, "p-1", said(wire.Open, number), loaded=True)
+    used = said(wire.Read, 0, chunk=0, part=0, field="m", dtype="float32")
+    readers.received(IDLE_NS, "p-1", used, loaded=True)
+    taken(actions)
+    readers.received(IDLE_NS, "p-2", said(wire.Open, 99), loaded=True)
+    (gone,) = taken(actions)
+    assert "try again later" in gone.message.text
+    readers.received(IDLE_NS + 1, "p-2", said(wire.Open, 99), loaded=True)
+    assert taken(actions) == [Unpin(1), PinVersion(99)]
 
 
 def test_a_reader_takes_no_answer_twice() -> None:
