@@ -23,6 +23,7 @@ from luwu.base.limits import (
 )
 from luwu.transport.interface import (
     LISTENER,
+    CreditExceeded,
     Delivery,
     PeerDown,
     PeerFailed,
@@ -34,7 +35,7 @@ from luwu.transport.interface import (
 from luwu.wire.actions import PARENT, Drop, Expel, Note, Send
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role
-from luwu.wire.messages import Hello, Message, Refuse
+from luwu.wire.messages import Content, Hello, Message, Refuse
 from switch_emu.admission import Admission, RateLimit
 from switch_emu.counting import CountersFile, Counts, LinkCount, LinkCounts, SlotCounts
 from switch_emu.linked import LinkedTransport
@@ -42,6 +43,8 @@ from switch_emu.payload import Payload
 
 _RECEIVE_NS_MAX = 200_000_000
 _SEE_OFF_NS_MAX = 10 * 10**9
+_ABOUT_PEERS = ("refused", "misfit", "unexpected")
+"""Last words of the names of a core's notes that a peer can cause as often as it likes."""
 
 
 class Shell:
@@ -71,6 +74,8 @@ class Shell:
         """Messages that could not be read, by connection."""
         self._unjoined: Counter[str] = Counter()
         """Messages of connections that have not joined."""
+        self._unread: set[str] = set()
+        """Connections that did not read what they were sent: told of once."""
         self._deaf_to: set[str] = set()
         """Connections that broke the protocol: what they send is dropped unread."""
 
@@ -197,7 +202,8 @@ class Shell:
                 case Expel(peer):
                     self._expel(peer)
                 case Note(name, fields, level):
-                    self.recorder.event(name, level=level, **dict(fields))
+                    if name.rpartition(".")[2] not in _ABOUT_PEERS or self._may_tell():
+                        self.recorder.event(name, level=level, **dict(fields))
                 case _:
                     self.do_own(action)
 
@@ -213,9 +219,20 @@ class Shell:
                 handle = self.transport.send(peer, header, buffers)
             except PeerGone:
                 continue  # it asks again when it is back
+            except CreditExceeded as exc:
+                self._drop_answer(peer, exc)
+                continue
+            if isinstance(message, Content):
+                self._unjoined.pop(peer, None)  # a reader never joins: what it reads is its way
             self.links.of(peer).sent(len(header), nbytes)
             if is_counted and not handle.done:
                 self._sending.append((handle, payload.share()))
+
+    def _drop_answer(self, peer: str, error: CreditExceeded) -> None:
+        """A peer does not read what it is sent: it asks again for what it lacks, if it is alive."""
+        if peer not in self._unread:
+            self._unread.add(peer)
+            self._tell_refused(peer, f"it does not read what it is sent, which is dropped: {error}")
 
     def drain(self, limit_s: float) -> None:
         """Wait until what was sent has left, at most so long."""
@@ -263,6 +280,7 @@ class Shell:
         """Count no more what a connection did."""
         for counts in (self._malformed, self._unjoined):
             counts.pop(peer, None)
+        self._unread.discard(peer)
 
     def _end_flood(self, peer: str, text: str) -> None:
         """A connection went beyond a limit that honest ones never reach."""
@@ -274,7 +292,6 @@ class Shell:
             case Delivery() if item.peer in self._deaf_to:
                 item.release()
             case Delivery():
-                self._progress_ns = SYSTEM_CLOCK.now_ns()
                 self._delivered(item)
             case PeerUp(peer, identity):
                 if peer != PARENT:
@@ -291,6 +308,8 @@ class Shell:
                 self._strange.discard(peer)
                 self._admission.down(peer)
                 self.recorder.event("peer.down", level="DEBUG", peer=peer, reason=reason)
+            case PeerFailed(peer) if peer in self._deaf_to:
+                pass
             case PeerFailed(peer, RemoteProtocolError() as error, False) if peer in self._children:
                 self._is_malformed(peer, error)
             case PeerFailed(peer, error, False) if peer == LISTENER:
@@ -310,7 +329,9 @@ class Shell:
             self._is_malformed(peer, exc)
             return
         now_ns = SYSTEM_CLOCK.now_ns()
-        if not self.is_known(peer):
+        if self.is_known(peer):
+            self._progress_ns = now_ns
+        else:
             self._unjoined[peer] += 1
             if self._unjoined[peer] > UNJOINED_MESSAGES_MAX:
                 delivery.release()
@@ -358,12 +379,16 @@ class Shell:
 
     def _tell_refused(self, peer: str, text: str, level: str = "WARNING") -> None:
         """Log a refusal; in a flood of them, the first ones."""
+        if self._may_tell():
+            key = self._admission.name_of(peer)
+            self.recorder.event("peer.refused", level=level, peer=peer, key=key, text=text)
+
+    def _may_tell(self) -> bool:
+        """Whether the log has room for one more line about a peer's mistake."""
         may_say, left_out = self._refusals.may_say(SYSTEM_CLOCK.now_ns())
         if left_out:
             self.recorder.event("peers.refused", level="WARNING", untold_count=left_out)
-        if may_say:
-            key = self._admission.name_of(peer)
-            self.recorder.event("peer.refused", level=level, peer=peer, key=key, text=text)
+        return may_say
 
     def _reap(self) -> None:
         for _ in range(len(self._sending)):

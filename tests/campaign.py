@@ -81,6 +81,9 @@ CAMPAIGNS: Final = (
     Campaign("fuzzed messages", "tests.fuzz", 10, 10_000, "--live {each} --first {first}"),
     Campaign("fuzzed tensors", "tests.fuzz", 10, 10_000, "--tensors {each} --first {first}"),
     Campaign("intruders", "tests.intruders", 10, 100, "--count {each} --seed {share}"),
+    Campaign(
+        "floods", "tests.intruders.floods", 4, 90_000, "--count {each} --seed {share}",
+    ),
     Campaign("versions", "tests.marked", 1, 1, "index"),
 )  # fmt: skip
 UNDIVIDED: Final = {"system calls"}

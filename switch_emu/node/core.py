@@ -117,6 +117,10 @@ class NodeCore(NodeGathering):
             self._refuse(m, payload)
         return self._take()
 
+    def lost(self, peer: str) -> None:
+        """The connection to a child has ended: what another says in its name may be true."""
+        self._members.lost(peer)
+
     def _push(self, m: wire.Push, payload: Payload | None, payload_bytes: int) -> None:
         step = self._gather(m, payload, payload_bytes)
         if step is not None:

@@ -47,6 +47,11 @@ from switch_emu.switch.parent import Parent
 from switch_emu.switch.push_form import PushForm
 
 OLDER_STATE_CODE = "E508"
+_NOT_BELIEVED = (
+    "you say that the state lacks steps, in the name of a switch whose own connection is alive and "
+    "that knows of none: not believed. If this is a switch that was started again, start it once "
+    "more when the former one has ended; if it is a stranger, keys (luwu keys) keep it out"
+)
 
 Action = (
     Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
@@ -180,6 +185,10 @@ class NodeMember(Parent):
     # ---------------------------------------------------------------------- the child
 
     def _hello_came(self, peer: str, hello: wire.Hello, description: bytes) -> None:
+        knows_more = hello.step > max(self._step, self._redone_to)
+        if knows_more and self._members.is_taken(peer, hello):
+            self._refuse_child(peer, RefusedError(_NOT_BELIEVED))
+            return
         if self._description is None:
             try:
                 self._members.check(hello, description)

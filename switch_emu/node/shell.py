@@ -233,6 +233,7 @@ class NodeShell(Shell):
         return self.core.reconnected(now_ns) if peer == PARENT else ()
 
     def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
+        self.core.lost(peer)
         return () if self.own_switch is None else self.own_switch.lost(now_ns, peer)
 
     def do_own(self, action: Any) -> None:

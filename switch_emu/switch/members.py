@@ -50,6 +50,7 @@ class Member:
     known: tuple[int, int, int]
     """(generation, attempt, first undecided step) that it knew when it said Hello."""
     left: bool = False
+    connected: bool = True
 
 
 class Members:
@@ -116,6 +117,20 @@ class Members:
     def member_at(self, peer: str) -> Member | None:
         """The member behind a connection."""
         return self._by_peer.get(peer)
+
+    def lost(self, peer: str) -> None:
+        """A connection has ended."""
+        member = self._by_peer.get(peer)
+        if member is not None:
+            member.connected = False
+
+    def is_taken(self, peer: str, hello: Hello) -> bool:
+        """Whether the ranks of a Hello are those of another start whose connection is alive."""
+        member = self._by_ranks.get(hello.contributors)
+        return (
+            member is not None and member.connected and member.peer != peer
+            and member.incarnation != hello.incarnation
+        )  # fmt: skip
 
     def of(self, peer: str, incarnation: int) -> Member | None:
         """The member behind a connection, if this incarnation of it has joined."""

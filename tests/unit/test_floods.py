@@ -10,24 +10,38 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from luwu.base.limits import (
+    CONTROL_HEADER_BYTES_MAX,
     MALFORMED_MESSAGES_MAX,
+    PROTOCOL_VERSION,
     QUEUED_MESSAGES_MAX,
     READERS_OF_CONNECTION_MAX,
     TURN_BYTES_MAX,
     TURN_MESSAGES_MAX,
 )
+from luwu.nic.reader import FieldRead
+from luwu.nic.shell import Nic
 from luwu.testing.local import LocalCluster
-from luwu.transport import CreditExceeded, PeerGone, PeerUp, ZeroMqTransport
+from luwu.transport import CreditExceeded, Delivery, PeerGone, PeerUp, Transport, ZeroMqTransport
 from luwu.transport.endpoints import TcpEndpoint, parse
 from luwu.wire import messages as wire
-from luwu.wire.codec import encode
+from luwu.wire.codec import decode, encode
+from luwu.wire.description import description_hash
 from luwu.wire.kinds import Role
-from tests.unit.local_job import Job, Worker, check, cluster_for, every_place
+from tests.unit.local_job import LARGE, Job, Worker, check, cluster_for, every_place
+from tests.unit.waiting import is_soon
 
-FLOOD = 20_000
+FLOOD = 5_000
 SWITCH = "switch"
+
+
+class NarrowCluster(LocalCluster):
+    """One whose switch and node may have little queued for a peer."""
+
+    def _open(self, arena_bytes: int) -> Transport:
+        return ZeroMqTransport(credit_bytes=512 * 1024)
 
 
 @contextmanager
@@ -146,6 +160,34 @@ def test_malformed_messages_end_their_connection(
     assert "it is heard no more" in texts[-1]
 
 
+@every_place
+def test_headers_beyond_the_limits_end_their_connection(
+    has_switch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I6. Goal: what the transport drops counts as a message that cannot be read. Method: headers
+    that are too large, and a stranger's messages do not pass for progress of the job."""
+    job = Job()
+    with (
+        cluster_for(job, tmp_path, has_switch=has_switch, transport="ipc") as cluster,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as stranger,
+    ):
+        shell = shell_of(cluster)
+        log = Log(shell, monkeypatch)
+        before_ns = shell._progress_ns
+        stranger.linger, stranger.probe_router = 0, 1
+        stranger.connect(cluster.endpoints[next(reversed(cluster.endpoints))])
+        stranger.send(said(cluster, wire.Pull, chunk=0, part=0))
+        for _ in range(500):
+            stranger.send(bytes(CONTROL_HEADER_BYTES_MAX + 1))
+        assert is_soon(lambda: len(log.lines) >= MALFORMED_MESSAGES_MAX)
+        assert shell._progress_ns == before_ns
+        check(cluster, job, cluster.run(Worker(job)))
+    texts = [line["text"] for line in log.lines if line["name"] == "peer.refused"]
+    assert len(texts) == MALFORMED_MESSAGES_MAX
+    assert "it is heard no more" in texts[-1]
+
+
 WRONG_HANDSHAKE = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48) + b"\x04\x05READY\xff"
 
 
@@ -194,23 +236,148 @@ def test_what_a_connection_sends_waits_at_its_sender(tmp_path: Path) -> None:
         assert done <= QUEUED_MESSAGES_MAX + 256, "the rest is buffers of the system"
 
 
-def test_one_connection_has_few_readers(tmp_path: Path) -> None:
-    """I5. Goal: the places for readers are not taken by one connection."""
+@every_place
+def test_one_connection_has_few_readers(has_switch: bool, tmp_path: Path) -> None:
+    """I5. Goal: a stranger gets the places of one connection, and an honest reader still gets in.
+    Method: Opens of 30 readers on one connection, in a run that has decided all its steps."""
     job = Job()
-    with cluster_for(job, tmp_path) as cluster:
-        check(cluster, job, cluster.run(Worker(job)))
-        routes = cluster.switch.core._routes
-        answers = []
-        for reader in range(READERS_OF_CONNECTION_MAX + 3):
-            opened = wire.Open(
-                job=cluster.job, epoch=0, step=0, attempt=0, role=Role.READER, rank=0,
-                incarnation=1, generation=0, reader=reader,
-            )  # fmt: skip
-            routes.up("p-1", opened)
-        answers = cluster.switch.core._take()
-        gone = [each for each in answers if isinstance(each.message, wire.Gone)]
-        assert len(gone) == 3
-        assert "shut one of them" in gone[0].message.text
-        routes.lost("p-1")
-        routes.up("p-2", opened)
-        assert len(cluster.switch.core._take()) == 1
+    with cluster_for(job, tmp_path, has_switch=has_switch, transport="ipc") as cluster:
+        endpoint = cluster.endpoints[next(reversed(cluster.endpoints))]
+        answers: list[Any] = []
+
+        def work(rank: int) -> Any:
+            nic = cluster.nic(rank)
+            seen = Worker(job)(nic)
+            if rank == 0:
+                with connected(endpoint) as stranger:
+                    for reader in range(30):
+                        stranger.send(
+                            SWITCH, said(cluster, wire.Open, role=Role.READER, reader=reader)
+                        )
+                    while len(answers) < 30:
+                        heard = stranger.receive(10**10)
+                        assert isinstance(heard, Delivery), heard
+                        answers.append(decode(heard.header, len(heard.buffers)))
+                    with cluster.reader() as honest:
+                        honest.open()
+                        answers.append(honest.version)
+            nic.leave()
+            return seen
+
+        results = cluster.run_ranks(work)
+        check(cluster, job, results)
+    assert answers.pop() == job.steps
+    gone = [each for each in answers if isinstance(each, wire.Gone)]
+    assert len(gone) == 30 - READERS_OF_CONNECTION_MAX
+    assert all("shut one of them" in each.text for each in gone)
+
+
+@every_place
+def test_who_does_not_read_its_answers_stops_nobody(
+    has_switch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I5, I6. Goal: answers that a stranger does not read are dropped beyond the credit of its
+    connection; it is named once, and the run is as it was. Method: a reader opens a version again
+    and again, by a socket that holds one message unread."""
+    job = Job()
+    with (
+        NarrowCluster(
+            world_size=job.world_size, state=tmp_path / "state", memory_budget_bytes=LARGE,
+            chunk_bytes=job.layout.chunk_bytes, transport="ipc", has_switch=has_switch,
+            summary=tmp_path / "summary.json",
+        ) as cluster,
+        zmq.Context() as context,
+    ):  # fmt: skip
+        log = Log(shell_of(cluster), monkeypatch)
+        stranger = context.socket(zmq.DEALER)
+        stranger.linger, stranger.probe_router, stranger.rcvhwm = 0, 1, 1
+        stranger.connect(cluster.endpoints[next(reversed(cluster.endpoints))])
+        opened = said(cluster, wire.Open, role=Role.READER, reader=7)
+
+        def work(rank: int) -> Any:
+            nic = cluster.nic(rank)
+            seen = Worker(job)(nic)
+            if rank == 0:
+                for _ in range(FLOOD):
+                    stranger.send(opened)
+                assert is_soon(lambda: any("text" in each for each in log.lines))
+            nic.leave()
+            return seen
+
+        check(cluster, job, cluster.run_ranks(work))
+        stranger.close()
+    texts = [line["text"] for line in log.lines if line["name"] == "peer.refused"]
+    assert len(texts) == 1
+    assert "does not read" in texts[0]
+
+
+def test_a_reader_may_read_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I5. Goal: the limit of messages for who has not joined is none for who reads pages."""
+    monkeypatch.setattr("switch_emu.shell.UNJOINED_MESSAGES_MAX", 50)
+    job = Job()
+    with cluster_for(job, tmp_path, transport="ipc") as cluster:
+
+        def work(rank: int) -> Any:
+            nic = cluster.nic(rank)
+            seen = Worker(job)(nic)
+            if rank == 0:
+                with cluster.reader() as reader:
+                    reader.open()
+                    nbytes = job.layout.chunks[0].sum_bytes
+                    for _ in range(200):
+                        reader.read([FieldRead(0, "weight", memoryview(bytearray(nbytes)))])
+            nic.leave()
+            return seen
+
+        check(cluster, job, cluster.run_ranks(work))
+
+
+class Greets(Worker):
+    """A worker; before step 2 rank 0 has a stranger say Hello to the node as the switch."""
+
+    def __init__(self, job: Job, cluster: LocalCluster) -> None:
+        super().__init__(job)
+        self._cluster = cluster
+
+    def _step(self, nic: Nic, step: int, may_cancel: bool) -> Any:
+        if step == 2 and nic.rank == 0:
+            self._pretend()
+        return super()._step(nic, step, may_cancel)
+
+    def _pretend(self) -> None:
+        cluster = self._cluster
+        description = cluster.node.description
+        assert description is not None
+        hello = said(
+            cluster, wire.Hello, role=Role.SWITCH, incarnation=2**62, step=10**6, attempt=7,
+            protocol=PROTOCOL_VERSION, world_size=2, contributors=0b11, present=0b11, roll=9,
+            description_hash=description_hash(description.to_bytes()),
+        )  # fmt: skip
+        with connected(cluster.endpoints["node"]) as stranger:
+            for _ in range(200):
+                stranger.send(SWITCH, hello, [description.to_bytes()])
+            stranger.send(SWITCH, said(cluster, wire.Pull, chunk=0, part=0, incarnation=2**62))
+            answer = None
+            while not isinstance(answer, wire.Rejoin):
+                heard = stranger.receive(10**10)
+                assert isinstance(heard, Delivery), heard
+                answer = decode(heard.header, len(heard.buffers))
+                assert isinstance(answer, wire.Refuse | wire.Rejoin)
+
+
+@pytest.mark.feature("a second switch that says the state lacks steps")
+def test_a_forged_hello_in_the_switch_name_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I5, I6. Goal: without keys, who says that it is the switch, and that it knows of later steps,
+    is not believed while the switch is connected: it is refused and named, and the node goes on."""
+    job = Job()
+    with cluster_for(job, tmp_path, transport="ipc") as cluster:
+        log = Log(cluster.node, monkeypatch)
+        results = cluster.run(Greets(job, cluster))
+        check(cluster, job, results)
+    refusals = [line for line in log.lines if line["name"] == "node.refused"]
+    assert refusals
+    assert "whose own connection is alive" in refusals[0]["text"]
+    assert refusals[0]["peer"].startswith("p-")
+    assert len(log.lines) <= 100

@@ -213,3 +213,18 @@ def test_a_later_start_is_taken_in_though_the_clock_was_set_back(tmp_path: Path)
         is_later = members.join("first", hello(0, incarnation=number), description())
         assert is_later == (count > 0)
     assert count_start(run, "worker-1", lambda: hour_ns) == hour_ns
+
+
+def test_a_place_is_taken_while_its_connection_lives() -> None:
+    """Goal: another start is told from the holder of a place by its connection, until that ends;
+    the same start may come by another connection at any time."""
+    members = two()
+    assert not members.is_taken("a", hello(0))
+    members.join("a", hello(0), description())
+    assert members.is_taken("b", hello(0, incarnation=6))
+    assert not members.is_taken("b", hello(0))
+    assert not members.is_taken("b", hello(1, incarnation=6))
+    members.lost("b")
+    assert members.is_taken("b", hello(0, incarnation=6))
+    members.lost("a")
+    assert not members.is_taken("b", hello(0, incarnation=6))

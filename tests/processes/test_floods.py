@@ -1,0 +1,121 @@
+"""Floods of a real switch and a real node: the memory of their processes is bounded, and the run
+ends as a quiet one does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from zmq.utils import z85
+
+from luwu.base.keys import read_secret
+from luwu.nic.connection import read_connection
+from luwu.testing.cluster import Cluster
+from luwu.transport.curve import public_of
+from luwu.transport.endpoints import TcpEndpoint, parse
+from luwu.wire import messages as wire
+from luwu.wire.codec import decode, encode
+from luwu.wire.kinds import Role
+from tests.intruders.floods import LINES_MAX, NAMES
+from tests.kill import finish, quiet_digest, start, wait_for_step
+from tests.processes.jobs import Outside
+from tests.unit.key_directories import make_keys
+
+MIB = 1024 * 1024
+STEPS = 25
+BOUND_BYTES = 64 * MIB
+"""What one connection's messages of up to 64 KiB may take."""
+ALLOWANCE_BYTES = 24 * MIB
+"""What a process grows by beside: answers under way, and training itself."""
+FLOODS = {4 * 1024: 30_000, 64 * 1024: 3_000}
+"""Bytes of a message -> how many: much more than the bound in all."""
+
+
+def status_bytes(pid: int, name: str) -> int:
+    """A line of /proc/PID/status that is in KiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (found,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return int(found) * 1024
+
+
+@contextmanager
+def connection_to(endpoint: str, keys: Path | None) -> Iterator[zmq.Socket[bytes]]:
+    """A connection of a stranger, or of a worker's key that has no rank."""
+    target = parse(endpoint)
+    assert isinstance(target, TcpEndpoint)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger, stranger.probe_router, stranger.sndhwm = 0, 1, 100
+        if keys is not None:
+            assert target.key is not None
+            secret = read_secret(keys, "spare").secret
+            stranger.curve_serverkey = z85.encode(target.key)
+            stranger.curve_secretkey = z85.encode(secret.reveal())
+            stranger.curve_publickey = z85.encode(public_of(secret))
+        stranger.connect(target.address)
+        yield stranger
+
+
+def flood(stranger: zmq.Socket[bytes], stamp: dict[str, Any], nbytes: int, count: int) -> None:
+    """Send so many pushes; return when the last message after them is answered."""
+    push = encode(
+        wire.Push(**stamp, role=Role.WORKER, chunk=0, part=0, contributors=1, absent=0,
+                  weight=1.0, last=True, raw=False, dtype="float32")
+    )  # fmt: skip
+    payload = bytes(nbytes)
+    for _ in range(count):
+        stranger.send_multipart([push, payload])
+        while stranger.poll(0):
+            stranger.recv_multipart()
+    stranger.send(encode(wire.Shut(**stamp, role=Role.READER, reader=nbytes)))
+    while True:
+        assert stranger.poll(60_000), "the flood was not read to its end"
+        header, *buffers = stranger.recv_multipart()
+        if header and isinstance(answer := decode(header, len(buffers)), wire.Gone):
+            assert answer.reader == nbytes
+            return
+
+
+@pytest.mark.feature("floods of every message while a job trains")
+@pytest.mark.parametrize(
+    ("role", "with_keys"), [("switch", True), ("node", False)], ids=["switch", "node"]
+)
+def test_one_connection_takes_so_much_memory(role: str, with_keys: bool, tmp_path: Path) -> None:
+    """I5, I6. Goal: what a flood makes a process hold is bounded, the log grows by few lines, and
+    the run ends with code 0 and the digest of a quiet one."""
+    keys = make_keys(tmp_path / "keys", NAMES) if with_keys else None
+    outside = Outside(tmp_path / "outside")
+    flags = ["--keys", str(keys)] if with_keys else []
+    flags += ["--no-switch"] if role == "node" else []
+    with start(
+        tmp_path, "run", steps=STEPS, restarts=0, outside=outside, transport="tcp",
+        more_flags=flags, compute_ms=100,
+    ) as cluster:  # fmt: skip
+        wait_for_step(cluster, 2)
+        grown = [grown_bytes(cluster, role, keys, *each) for each in FLOODS.items()]
+        log = cluster.run_directory.log(role)
+        digest = finish(cluster, outside)
+    print(f"{role}: grown by {[f'{each / MIB:.1f} MiB' for each in grown]}")
+    assert max(grown) <= BOUND_BYTES + ALLOWANCE_BYTES, [each / MIB for each in grown]
+    assert len(log.read_text().splitlines()) <= LINES_MAX + 2 * STEPS
+    assert digest == quiet_digest(STEPS)
+
+
+def grown_bytes(cluster: Cluster, role: str, keys: Path | None, nbytes: int, count: int) -> int:
+    """By how much a process grows at most while it is flooded."""
+    found = read_connection(cluster.run_directory.connect_file)
+    assert found is not None
+    endpoint = found.node if found.switch is None else found.switch
+    (pid,) = (each.pid for each in cluster.processes() if each.role == role)
+    stamp = {
+        "job": found.job, "epoch": 0, "step": 1, "attempt": 0, "rank": 0, "incarnation": 1,
+        "generation": 1,
+    }  # fmt: skip
+    with connection_to(endpoint, keys) as stranger:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the mark of memory begins anew
+        before_bytes = status_bytes(pid, "VmRSS")
+        flood(stranger, stamp, nbytes, count)
+        return status_bytes(pid, "VmHWM") - before_bytes
