@@ -35,15 +35,16 @@ class Pages(Protocol):
 
 def store_config(description: Description, node: int = 0) -> StoreConfig:
     """A node's pages of a job: one for each chunk it owns; trained ones with moments, frozen ones
-    without. Raises ConfigError if it owns none.
+    without. Raises ConfigError if any node owns none: all refuse, so that none makes a store.
     """
     layout = description.layout
-    chunks = [chunk for chunk in layout.chunks if layout.owner(chunk.index) == node]
-    if not chunks:
+    chunks_count = len(layout.chunks)
+    if chunks_count < layout.node_count:
         raise ConfigError(
-            f"optimizer_nodes: the model has {len(layout.chunks)} chunks, too few for "
-            f"{layout.node_count} nodes; give fewer, or a smaller --chunk"
+            f"optimizer_nodes: the model has {chunks_count} chunk{'s'[: chunks_count != 1]}, too "
+            f"few for {layout.node_count} nodes; give fewer, or a smaller --chunk"
         )
+    chunks = [chunk for chunk in layout.chunks if layout.owner(chunk.index) == node]
     kernel = kernel_name(description.optimizer, description.state_fields)
     kinds: dict[tuple[bool, int, int], int] = {}
     built: list[PageKind] = []

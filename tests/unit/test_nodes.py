@@ -91,12 +91,16 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
         node_count_of(tmp_path)
 
 
-def test_more_nodes_than_chunks_are_refused() -> None:
-    """I6. Goal: a node without a chunk cannot work, and the refusal says what would."""
+@pytest.mark.feature("several optimizer nodes")
+@pytest.mark.parametrize("is_last", [False, True])
+def test_more_nodes_than_chunks_are_refused(is_last: bool) -> None:
+    """I6. Goal: a node without a chunk cannot work, and the refusal says what would. Every node
+    refuses it, before it makes a store: one that is left behind would refuse the next run."""
     chunks_count = len(JOB.layout.chunks)
     layout = replace(JOB.layout, node_count=chunks_count + 1)
+    node = chunks_count if is_last else 0
     with pytest.raises(ConfigError, match=f"{chunks_count} chunks, too few for"):
-        store_config(replace(JOB, layout=layout), chunks_count)
+        store_config(replace(JOB, layout=layout), node)
 
 
 @pytest.mark.parametrize(
