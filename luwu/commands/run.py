@@ -115,13 +115,16 @@ def run(parsed: Parsed) -> int:
                 if config.join is None:
                     state = state_directory(config, STATE_DIRECTORY)
                     fold_nodes(run_directory, state, config.optimizer_nodes)
-        except LuwuError as error:
-            if isinstance(error, Interrupted) and config.join is None:
+        except LuwuError as cause:
+            error = cause
+            if isinstance(cause, Interrupted) and config.join is None:
                 state = state_directory(config, STATE_DIRECTORY)
                 flags = {**parsed.keys, **parsed.flags}
                 error = Interrupted(stopped(run_directory, state, flags, script))
             write_outcome(run_directory, error.exit_code, str(error), error.code)
-            raise error from None
+            if error is cause:
+                raise
+            raise error from cause
         finally:
             run_directory.connect_file.unlink(missing_ok=True)  # nobody can join any more
     write_outcome(run_directory, 0, "finished")

@@ -122,6 +122,23 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.feature("--debug: the whole traceback of an error")
+def test_debug_shows_what_made_a_run_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: an error keeps its cause; --debug shows it, and without --debug there is one message.
+    Method: a join line that cannot be parsed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    run_it = ["--join", "tcp://127.0.0.1:1?no-value", "train.py"]
+    assert main(["run", "--debug", *run_it]) == 2
+    shown = capsys.readouterr().err
+    assert "ValueError: bad query field" in shown
+    assert "direct cause" in shown
+    assert main(["run", *run_it]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_config_shows_origins(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
