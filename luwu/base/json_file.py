@@ -1,4 +1,5 @@
-"""JSON files that are written whole or not at all, and read with a clear word when they are not."""
+"""JSON files that are written whole or not at all, and read with a clear word when they are not;
+and lines of files that grow, the last of which may be cut."""
 
 from __future__ import annotations
 
@@ -49,3 +50,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         raise ConfigError(f"{path} holds no JSON object; it was not written by luwu")
     return document
+
+
+def json_object(line: bytes | str) -> dict[str, Any]:
+    """The object in a line; an empty one if there is none, as in a line that is cut."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

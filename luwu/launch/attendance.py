@@ -12,14 +12,13 @@ Each is said once, as soon as it can be seen, and not when `--grace` is over.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.errors import ConfigError
-from luwu.base.json_file import read_json
+from luwu.base.errors import ConfigError, DeadlineError
+from luwu.base.json_file import json_object, read_json
 from luwu.launch.run_directory import RunDirectory
 
 LEAVES: Final = "worker.leaves"
@@ -42,6 +41,13 @@ class _Worker:
     """The step that would have been its next."""
     last_step: int
     """The last step that it computed a gradient of; -1: none."""
+    has_given_up: bool
+    """It has ended because a wait came to its end."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """It is a member, or will be one, and needs the others; or was until it gave up."""
+        return self.left_at is None and (self.has_given_up or not self.has_ended)
 
 
 class Attendance:
@@ -58,11 +64,14 @@ class Attendance:
         if now_ns < self._next_ns:
             return []
         self._next_ns = now_ns + _LOOK_NS
-        workers = self._look()
-        found = [*self._strangers(workers), *self._early(workers)]
+        found = self._find()
         news = [text for kind, text in found if kind not in self._said]
         self._said.update(kind for kind, _ in found)
         return news
+
+    def vain_waits(self) -> list[str]:
+        """What is known now of ranks that are gone and others that waited for them."""
+        return [text for _, text in self._find()]
 
     def check_joined(self) -> None:
         """All workers have ended well. Raises ConfigError if none was a member of the job."""
@@ -70,9 +79,13 @@ class Attendance:
         if workers and all(each.has_ended and not each.has_joined for each in workers):
             raise ConfigError(_nobody(workers))
 
+    def _find(self) -> list[tuple[str, str]]:
+        workers = self._look()
+        return [*self._strangers(workers), *self._early(workers)]
+
     def _strangers(self, workers: list[_Worker]) -> list[tuple[str, str]]:
         ended = [each for each in workers if each.has_ended and not each.has_joined]
-        if not ended or not any(each.left_at is None and not each.has_ended for each in workers):
+        if not ended or not any(each.is_waiting for each in workers):
             return []
         if not any(each.has_begun for each in workers):
             return [("nobody", _nobody(ended))]
@@ -93,7 +106,7 @@ class Attendance:
             waiting = [
                 str(each.rank)
                 for each in workers
-                if each.left_at is None and not each.has_ended and each.last_step >= gone.left_at
+                if each.is_waiting and each.last_step >= gone.left_at
             ]
             if waiting:
                 made = "without a step" if not gone.left_at else f"after step {gone.left_at - 1}"
@@ -112,11 +125,13 @@ class Attendance:
             if record is None:
                 continue
             ended = read_json(file.with_suffix(".ended"))
+            error = read_json(self._run.error(f"{self._prefix}worker-{record['rank']}"))
             events = self._run.events(f"worker-{record['rank']}")
             left_at, last_step = _steps(events)
             found.append(_Worker(
                 rank=record["rank"], has_ended=ended is not None, has_begun=events.exists(),
                 has_joined=bool(ended and ended["joined"]), left_at=left_at, last_step=last_step,
+                has_given_up=bool(error and error["type"] == DeadlineError.__name__),
             ))  # fmt: skip
         return found
 
@@ -142,18 +157,9 @@ def _steps(events: Path) -> tuple[int | None, int]:
         return None, -1
     left_at, last_step = None, -1
     for line in lines:
-        record = _record(line)
+        record = json_object(line)
         if record.get("name") == LEAVES:
             left_at = record["step"]
         elif record.get("name") == "flatten":
             last_step = max(last_step, record["step"])
     return left_at, last_step
-
-
-def _record(line: bytes) -> dict[str, Any]:
-    """A line of events; nothing for one that is cut."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

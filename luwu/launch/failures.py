@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from luwu.base.errors import (
     ConfigError,
     ConnectionFailed,
+    DeadlineError,
     LuwuError,
     StateError,
     WorkerFailed,
@@ -48,11 +50,13 @@ def role_failure(
 
 
 def worker_failure(
-    run: RunDirectory, prefix: str, code: int, guard: str | None = None
-) -> LuwuError:
+    run: RunDirectory, prefix: str, code: int, guard: str | None = None,
+    causes: Sequence[str] = (),
+) -> LuwuError:  # fmt: skip
     """The workers ended with `code`: why, as far as they or torchrun said.
 
-    `guard`: the name of the process whose log has what torchrun said.
+    `guard`: the name of the process whose log has what torchrun said. `causes`: why a wait of
+    theirs was in vain.
     """
     found = [read_json(path) for path in run.path.glob(f"errors/{prefix}worker-*.json")]
     records = sorted((each for each in found if each), key=lambda each: each["unix_ns"])
@@ -62,6 +66,14 @@ def worker_failure(
     first, *others = records
     process = f"{prefix}worker-{first['rank']}"
     log = run.log(process)
+    if causes and first["type"] == DeadlineError.__name__:
+        waits = [
+            f"worker {each['rank']} gave up its wait ({each['type']}); "
+            f"log {run.log(prefix + 'worker-' + str(each['rank']))}"
+            for each in records
+            if each["type"] == first["type"]
+        ]
+        return error_of_code(first["exit_code"], "\n".join([*causes, *waits]), first.get("code"))
     shown = first["traceback"] or tail(log) or "(its log is empty)"
     lines = [
         f"worker {first['rank']} failed with {first['type']} "

@@ -283,7 +283,8 @@ class Supervisor(Closing):
                     self._console.say(line.removeprefix(SAYS))
             if code:
                 self._raise_role_failure_first()
-                raise worker_failure(self.run, self._prefix, code, group.guard.name)
+                causes = [] if self._attendance is None else self._attendance.vain_waits()
+                raise worker_failure(self.run, self._prefix, code, group.guard.name, causes)
         if self._attendance is not None and not are_done:
             for line in self._attendance.news():
                 self._console.say(line)

@@ -10,6 +10,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.json_file import write_json
 from luwu.launch.attendance import LEAVES, Attendance
+from luwu.launch.failures import worker_failure
 from luwu.launch.run_directory import RunDirectory
 
 
@@ -33,6 +34,14 @@ class Host:
     def end(self, rank: int, *, joined: bool) -> None:
         document = {"rank": rank, "ended": "", "joined": joined}
         write_json(self.run.role(f"worker-{rank}.ended"), document)
+
+    def give_up(self, rank: int) -> None:
+        document = {
+            "rank": rank, "unix_ns": rank, "type": "DeadlineError", "exit_code": 3, "code": "E303",
+            "traceback": "waited 9 s; allow more with --grace", "message": "waited 9 s",
+        }  # fmt: skip
+        write_json(self.run.error(f"worker-{rank}"), document)
+        self.end(rank, joined=True)
 
     def news(self) -> list[str]:
         return Attendance(self.run).news()
@@ -84,6 +93,37 @@ def test_a_rank_with_fewer_steps_is_named(host: Host) -> None:
     assert "worker 1 waits for its part of step 3" in lines[0]
     assert len(lines) == 2
     assert attendance.news() == []
+
+
+@pytest.mark.feature("a rank whose script ends while others wait for it")
+def test_the_last_error_names_the_rank_that_left(host: Host) -> None:
+    """Goal: where waits came to their end because a rank had left, the run ends with that, and not
+    with the advice to wait longer; the exit code and the code are those of the wait."""
+    host.train(0, 3, leaves=True)
+    for rank in (1, 2):
+        host.train(rank, 4)
+        host.give_up(rank)
+    host.give_up(0)
+    error = worker_failure(host.run, "", 1, causes=Attendance(host.run).vain_waits())
+    lines = str(error).splitlines()
+    assert lines[0].startswith("worker 0 has left the job after step 2")
+    assert "worker 1, 2 waits for its part of step 3" in lines[0]
+    assert lines[1].startswith("worker 0 gave up its wait (DeadlineError); log ")
+    assert "--grace" not in str(error)
+    assert (error.exit_code, error.code) == (3, "E303")
+
+
+def test_an_error_of_the_script_comes_before_a_wait_in_vain(host: Host) -> None:
+    """Goal: who left early is no cause of what a script raised by itself."""
+    host.train(0, 3, leaves=True)
+    host.train(1, 4)
+    document = {
+        "rank": 1, "unix_ns": 1, "type": "ValueError", "message": "x", "exit_code": 1, "code": None,
+        "traceback": "ValueError: x",
+    }  # fmt: skip
+    write_json(host.run.error("worker-1"), document)
+    error = worker_failure(host.run, "", 1, causes=Attendance(host.run).vain_waits())
+    assert str(error).startswith("worker 1 failed with ValueError")
 
 
 def test_ranks_that_end_one_after_another_are_no_news(host: Host) -> None:
