@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from luwu.base.json_file import read_json
+from luwu.base.json_file import json_object, read_json
 from luwu.launch.chaos.progress import Progress
 from luwu.launch.run_directory import RunDirectory
 
@@ -15,10 +14,10 @@ from luwu.launch.run_directory import RunDirectory
 def first_step(run: RunDirectory) -> int | None:
     """The step that the node's state leads to; None: it found none. Asked when it listens."""
     try:
-        lines = run.events("node").read_text(encoding="utf-8").splitlines()
+        lines = run.events("node").read_bytes().splitlines()
     except OSError:
         return None
-    opened = [record for record in map(json.loads, lines) if record["name"] == "node.opened"]
+    opened = [record for record in map(json_object, lines) if record.get("name") == "node.opened"]
     return opened[0]["version"] if opened else None
 
 

@@ -71,12 +71,15 @@ def test_a_line_of_ours_does_not_begin_inside_a_progress_bar(
 
 @pytest.mark.feature("--resume says where it begins")
 def test_a_resumed_run_says_where_it_begins(run: RunDirectory) -> None:
-    """Goal: no state, a state and a finished one are told apart, in words."""
+    """Goal: no state, a state and a finished one are told apart, in words; a last line that is
+    still being written is left out."""
     state = Path("state")
     assert first_step(run) is None
     assert beginning(state, None) == "no state in state: starting at step 0"
     with Recorder(role="node", path=run.events("node"), printed=None) as recorder:
         recorder.event("node.opened", version=7)
+    with run.events("node").open("ab") as file:
+        file.write(b'{"name":"node.opened","text":"\xc3')  # cut in the middle of a letter
     assert first_step(run) == 7
     assert beginning(state, 7).startswith("resuming at step 7; the place in the data is not")
     assert "docs/training.md" in beginning(state, 7)

@@ -10,9 +10,9 @@ decision and its record left no line for that one step; `node.opened` tells it.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
+from luwu.base.json_file import json_object
 from luwu.launch.console import LogFollower
 from luwu.launch.run_directory import RunDirectory
 
@@ -43,10 +43,7 @@ class Progress:
         """Steps that were decided since the last call."""
         found = []
         for line in self._file.lines():
-            try:
-                record = json.loads(line)
-            except ValueError:  # the node was killed in mid-line, and the next start went on in it
-                continue
+            record = json_object(line)  # none if the node was killed in mid-line and went on in it
             if record.get("name") == "node.opened" and record["version"] is not None:
                 self._opened(record["version"])
             elif record.get("name") == "node.step":
