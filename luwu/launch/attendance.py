@@ -7,7 +7,8 @@ leaves the job has `worker.leaves` among its events, with the step that would ha
     one did not join         the others wait until it does
     one made fewer steps     the others wait for its part of the next one
 
-Each is said once, as soon as it can be seen, and not when `--grace` is over.
+Each is said once, as soon as it can be seen, and not when `--grace` is over. Of a worker that was
+started again only what it did since counts; one that failed is no case of these.
 """
 
 from __future__ import annotations
@@ -41,13 +42,20 @@ class _Worker:
     """The step that would have been its next."""
     last_step: int
     """The last step that it computed a gradient of; -1: none."""
-    has_given_up: bool
-    """It has ended because a wait came to its end."""
+    failed_with: str | None
+    """The kind of error that ended it."""
 
     @property
     def is_waiting(self) -> bool:
-        """It is a member, or will be one, and needs the others; or was until it gave up."""
-        return self.left_at is None and (self.has_given_up or not self.has_ended)
+        """It is a member, or will be one, and needs the others; or was until a wait of it came to
+        its end."""
+        has_given_up = self.failed_with == DeadlineError.__name__
+        return self.left_at is None and (has_given_up or not self.has_ended)
+
+    @property
+    def is_stranger(self) -> bool:
+        """Its script is done, and was never a member."""
+        return self.has_ended and not self.has_joined and self.failed_with is None
 
 
 class Attendance:
@@ -76,7 +84,7 @@ class Attendance:
     def check_joined(self) -> None:
         """All workers have ended well. Raises ConfigError if none was a member of the job."""
         workers = self._look()
-        if workers and all(each.has_ended and not each.has_joined for each in workers):
+        if workers and all(each.is_stranger for each in workers):
             raise ConfigError(_nobody(workers))
 
     def _find(self) -> list[tuple[str, str]]:
@@ -84,7 +92,7 @@ class Attendance:
         return [*self._strangers(workers), *self._early(workers)]
 
     def _strangers(self, workers: list[_Worker]) -> list[tuple[str, str]]:
-        ended = [each for each in workers if each.has_ended and not each.has_joined]
+        ended = [each for each in workers if each.is_stranger]
         if not ended or not any(each.is_waiting for each in workers):
             return []
         if not any(each.has_begun for each in workers):
@@ -111,7 +119,7 @@ class Attendance:
             if waiting:
                 made = "without a step" if not gone.left_at else f"after step {gone.left_at - 1}"
                 found.append((
-                    f"early {gone.rank}",
+                    f"early {gone.rank} {gone.left_at}",
                     f"worker {gone.rank} has left the job {made} (its script has ended, or called "
                     f"luwu.finish()), and worker {', '.join(waiting)} waits for its part of step "
                     f"{gone.left_at}; {_ADVICE}",
@@ -124,14 +132,16 @@ class Attendance:
             record = read_json(file)
             if record is None:
                 continue
+            process = f"{self._prefix}worker-{record['rank']}"
             ended = read_json(file.with_suffix(".ended"))
-            error = read_json(self._run.error(f"{self._prefix}worker-{record['rank']}"))
+            start = read_json(file.with_suffix(".start"))
+            error = read_json(self._run.error(process))
             events = self._run.events(f"worker-{record['rank']}")
-            left_at, last_step = _steps(events)
+            left_at, last_step = _steps(events, 0 if start is None else start["at_ns"])
             found.append(_Worker(
                 rank=record["rank"], has_ended=ended is not None, has_begun=events.exists(),
                 has_joined=bool(ended and ended["joined"]), left_at=left_at, last_step=last_step,
-                has_given_up=bool(error and error["type"] == DeadlineError.__name__),
+                failed_with=None if error is None else error["type"],
             ))  # fmt: skip
         return found
 
@@ -146,8 +156,9 @@ def _nobody(workers: list[_Worker]) -> str:
     )
 
 
-def _steps(events: Path) -> tuple[int | None, int]:
-    """From the end of a worker's events: the step it left at, and the last it had a gradient of."""
+def _steps(events: Path, since_ns: int) -> tuple[int | None, int]:
+    """From the end of a worker's events: the step it left at, and the last it had a gradient of,
+    both since it was started last."""
     try:
         with events.open("rb") as file:
             size = file.seek(0, 2)
@@ -158,8 +169,8 @@ def _steps(events: Path) -> tuple[int | None, int]:
     left_at, last_step = None, -1
     for line in lines:
         record = json_object(line)
-        if record.get("name") == LEAVES:
+        if record.get("name") == LEAVES and record["at_ns"] >= since_ns:
             left_at = record["step"]
-        elif record.get("name") == "flatten":
+        elif record.get("name") == "flatten" and record["start_ns"] >= since_ns:
             last_step = max(last_step, record["step"])
     return left_at, last_step

@@ -3,10 +3,10 @@
     python -m luwu.launch.entry RUN_DIR PREFIX SCRIPT ...      or     ... PREFIX -m MODULE ...
 
 Output of rank r goes to `logs/worker-r.log` (that of a worker that is shown by way of `relay`), its
-process number to `roles/worker-r.json`, the number of its start to `roles/worker-r.start`, and what
-ends it early, with the traceback, to `errors/worker-r.json`: the launcher shows the first of them
-in full. The script runs as `__main__`, as if it had been started by itself. A signal to stop
-(SIGTERM) ends it at once, after what its events hold in memory is written.
+process number to `roles/worker-r.json`, the number and time of its start to `roles/worker-r.start`,
+and what ends it early, with the traceback, to `errors/worker-r.json`: the launcher shows the first
+of them in full. The script runs as `__main__`, as if it had been started by itself. A signal to
+stop (SIGTERM) ends it at once, after what its events hold in memory is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from luwu.base.clock import new_incarnation, unix_ns, utc_text
+from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, unix_ns, utc_text
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.events import flush_all
 from luwu.base.json_file import read_json
@@ -82,11 +82,11 @@ def count_start(
     run: RunDirectory, process: str, now_ns: Callable[[], int] = unix_ns
 ) -> int:  # fmt: skip
     """The number of this start of a worker: larger than that of its last one on this host, even
-    where the clock was set back since."""
+    where the clock was set back since. When it was is kept beside it."""
     file = run.role(f"{process}.start")
     before = read_json(file) or {"incarnation": 0}
     incarnation = new_incarnation(before["incarnation"], now_ns)
-    run.keep(file, {"incarnation": incarnation})
+    run.keep(file, {"incarnation": incarnation, "at_ns": SYSTEM_CLOCK.now_ns()})
     return incarnation
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.json_file import write_json
 from luwu.launch.attendance import LEAVES, Attendance
+from luwu.launch.entry import count_start
 from luwu.launch.failures import worker_failure
 from luwu.launch.run_directory import RunDirectory
 
@@ -21,13 +23,18 @@ class Host:
         self.run = RunDirectory.create(path)
 
     def start(self, rank: int) -> None:
+        """As `entry` does it, also for a worker that is started again."""
+        for stale in (self.run.error(f"worker-{rank}"), self.run.role(f"worker-{rank}.ended")):
+            stale.unlink(missing_ok=True)
+        count_start(self.run, f"worker-{rank}")
         write_json(self.run.role(f"worker-{rank}.json"), {"rank": rank, "pid": 1, "started": ""})
 
     def train(self, rank: int, steps: int, *, leaves: bool = False) -> None:
         path = self.run.events(f"worker-{rank}")
         with Recorder(role="worker", path=path, printed=None) as recorder:
             for step in range(steps):
-                recorder.span("flatten", 1, 2, step=step, unit="root")
+                now_ns = SYSTEM_CLOCK.now_ns()
+                recorder.span("flatten", now_ns, now_ns, step=step, unit="root")
             if leaves:
                 recorder.event(LEAVES, rank=rank, step=steps)
 
@@ -35,12 +42,15 @@ class Host:
         document = {"rank": rank, "ended": "", "joined": joined}
         write_json(self.run.role(f"worker-{rank}.ended"), document)
 
-    def give_up(self, rank: int) -> None:
+    def fail(self, rank: int, kind: str, exit_code: int, code: str | None) -> None:
         document = {
-            "rank": rank, "unix_ns": rank, "type": "DeadlineError", "exit_code": 3, "code": "E303",
-            "traceback": "waited 9 s; allow more with --grace", "message": "waited 9 s",
+            "rank": rank, "unix_ns": rank, "type": kind, "exit_code": exit_code, "code": code,
+            "traceback": "allow more with --grace", "message": "waited 9 s",
         }  # fmt: skip
         write_json(self.run.error(f"worker-{rank}"), document)
+
+    def give_up(self, rank: int) -> None:
+        self.fail(rank, "DeadlineError", 3, "E303")
         self.end(rank, joined=True)
 
     def news(self) -> list[str]:
@@ -117,13 +127,46 @@ def test_an_error_of_the_script_comes_before_a_wait_in_vain(host: Host) -> None:
     """Goal: who left early is no cause of what a script raised by itself."""
     host.train(0, 3, leaves=True)
     host.train(1, 4)
-    document = {
-        "rank": 1, "unix_ns": 1, "type": "ValueError", "message": "x", "exit_code": 1, "code": None,
-        "traceback": "ValueError: x",
-    }  # fmt: skip
-    write_json(host.run.error("worker-1"), document)
+    host.fail(1, "ValueError", 1, None)
     error = worker_failure(host.run, "", 1, causes=Attendance(host.run).vain_waits())
     assert str(error).startswith("worker 1 failed with ValueError")
+
+
+@pytest.mark.feature("a rank whose script ends while others wait for it")
+def test_a_worker_that_left_and_was_started_again_is_there(host: Host) -> None:
+    """Goal: what a worker said before it was started again does not count, be it that it had left
+    or how far it was; when it leaves early again, that is said again."""
+    host.train(0, 3, leaves=True)
+    host.train(1, 4)
+    host.train(2, 3)
+    attendance = Attendance(host.run)
+    (line,) = attendance.news()
+    assert "worker 0 has left the job after step 2" in line
+    host.end(0, joined=True)
+    host.start(0)
+    assert attendance.vain_waits() == []
+    host.train(0, 5, leaves=True)
+    assert attendance.vain_waits() == []
+    host.train(1, 6)
+    (line,) = attendance.vain_waits()
+    assert "worker 0 has left the job after step 4" in line
+    host.start(1)
+    assert attendance.vain_waits() == []
+
+
+@pytest.mark.feature("a script without luwu.init() under luwu run")
+def test_a_worker_that_failed_is_no_stranger(host: Host) -> None:
+    """Goal: a script that failed before it joined, perhaps to be started again, is not called one
+    that has ended without luwu.init()."""
+    host.fail(1, "ImportError", 1, None)
+    host.end(1, joined=False)
+    assert host.news() == []
+    host.train(0, 0)
+    assert host.news() == []
+    host.start(1)
+    host.end(1, joined=False)
+    (line,) = host.news()
+    assert line.startswith("the script of worker 1 has ended without joining the job")
 
 
 def test_ranks_that_end_one_after_another_are_no_news(host: Host) -> None:
