@@ -180,6 +180,18 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """
         self._running().zero_grad(set_to_none)
 
+    @property
+    def state(self) -> NoReturn:
+        """Raises: the state is on the optimizer node."""
+        raise ConfigError(
+            "the optimizer's state (moments, counts of steps) is in the network; "
+            "luwu.get_optimizer_state_dict(model, optimizer) collects it"
+        )
+
+    @state.setter
+    def state(self, value: object) -> None:
+        """torch's constructor makes an empty one."""
+
     def state_dict(self) -> NoReturn:
         """Raises: the state is on the optimizer node."""
         raise ConfigError(

@@ -19,10 +19,10 @@ from torch import nn
 
 from luwu.base.errors import ConfigError
 from luwu.training import hooks, run
-from luwu.training.held import check_attributes, refuse_gradients
 from luwu.training.module import LuwuModule, become_sharded, class_name
-from luwu.training.placeholder import Placeholder
+from luwu.training.placeholder import Placeholder, become_placeholder
 from luwu.training.session import Session
+from luwu.training.stand_in import without_weak_references
 from luwu.training.unit import Precision, Unit
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def fully_shard(
     session.ignored.update(id(parameter) for parameter in ignored_params or ())
     session.add_unit(unit)
     _take_parameters(session, modules)
-    _check_held(session, modules)
     for each in modules:
         hooks.register(unit, each)
         become_sharded(each, unit)
@@ -140,35 +139,21 @@ def _checked(policy: Precision) -> Precision:
 
 
 def _take_parameters(session: Session, modules: list[nn.Module]) -> None:
-    """Replace what no earlier call took by placeholders."""
-    for module in modules:
-        for inner in module.modules():
+    """Make placeholders of what no earlier call took; one that is tied becomes it everywhere."""
+    inside = [inner for module in modules for inner in module.modules()]
+    with without_weak_references(inside):
+        for inner in inside:
             for name, parameter in inner._parameters.items():
                 if parameter is None or id(parameter) in session.ignored:
                     continue
                 if not isinstance(parameter, Placeholder):
-                    if session.placeholders.known(parameter) is None:  # else it is tied
-                        _check_no_hooks(inner, name, parameter)
-                        refuse_gradients(inner, name, parameter)
-                    inner._parameters[name] = session.placeholders.get(parameter, session)
+                    _check_no_hooks(inner, name, parameter)
+                    become_placeholder(parameter, session, f"{name} of {class_name(inner)}")
                 elif parameter.luwu_session is not session:
                     raise ConfigError(
                         f"fully_shard: a parameter of {class_name(inner)} belongs to another "
                         "session"
                     )
-
-
-def _check_held(session: Session, modules: list[nn.Module]) -> None:
-    """Raises ConfigError for attributes that hold a parameter which is a placeholder now."""
-    for module in modules:
-        names = {id(parameter): name for name, parameter in module.named_parameters()}
-
-        def replaced(parameter: nn.Parameter, names: dict[int, str] = names) -> str | None:
-            known = session.placeholders.known(parameter)
-            return None if known is None else names.get(id(known), "of another module")
-
-        for inner in module.modules():
-            check_attributes(inner, replaced)
 
 
 def _check_no_hooks(module: nn.Module, name: str, parameter: nn.Parameter) -> None:

@@ -258,6 +258,8 @@ def _wire_dtype(unit: Unit) -> str:
         examples = ", ".join(f"{m.placeholder.luwu_name} is {name}" for name, m in found.items())
         raise ConfigError(
             f"unit {unit.name} has parameters of several dtypes ({examples}), but travels in one; "
-            "choose it with mp_policy=MixedPrecisionPolicy(param_dtype=...)"
+            "choose it with mp_policy=MixedPrecisionPolicy(param_dtype=...), call fully_shard on "
+            "the modules of each dtype, or name those that are not trained in ignored_params: they "
+            "stay in the worker as they are"
         )
     return next(iter(found))

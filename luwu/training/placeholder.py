@@ -8,14 +8,13 @@ so does `.grad`: the gradient is pushed inside backward, and a `.grad` of None w
 
 from __future__ import annotations
 
-import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 
 from luwu.base.errors import LuwuError
-from luwu.training.stand_in import StandIn
+from luwu.training.stand_in import StandIn, become
 
 if TYPE_CHECKING:
     from luwu.training.session import Session
@@ -96,9 +95,10 @@ class Placeholder(StandIn):
         raise PlaceholderError(
             f"{what}: the weights of parameter {name} are in the network, not in this process. "
             "They are here only inside the forward and backward of the module that fully_shard was "
-            "called on; call that module itself, or luwu.register_forward_method for another "
-            "method than forward. To read weights use luwu.get_model_state_dict; to set the first "
-            "ones, luwu.set_model_state_dict. Later only the optimizer changes them"
+            "called on, and only as attributes of their modules (a list or a variable that holds "
+            "the parameter has none): call that module itself, or luwu.register_forward_method for "
+            "another method than forward. To read weights use luwu.get_model_state_dict; to set "
+            "the first ones, luwu.set_model_state_dict. Later only the optimizer changes them"
         )
 
     def __deepcopy__(self, memo: object) -> NoReturn:
@@ -114,24 +114,15 @@ class Placeholder(StandIn):
         )
 
 
-class Placeholders:
-    """The placeholders of one session: a parameter has one, however often it is tied."""
+def become_placeholder(parameter: nn.Parameter, session: Session, name: str) -> None:
+    """Turn this very tensor into a placeholder, with its first values beside it.
 
-    def __init__(self) -> None:
-        self._of: dict[int, tuple[weakref.ref[nn.Parameter], Placeholder]] = {}
-
-    def get(self, parameter: nn.Parameter, session: Session) -> Placeholder:
-        """The stand-in of this parameter; made when it is first seen."""
-        known = self.known(parameter)
-        if known is not None:
-            return known
-        placeholder = Placeholder(parameter, session)
-        self._of[id(parameter)] = (weakref.ref(parameter), placeholder)
-        return placeholder
-
-    def known(self, parameter: nn.Parameter) -> Placeholder | None:
-        """The stand-in of this parameter, if it has one."""
-        known = self._of.get(id(parameter))
-        if known is not None and known[0]() is parameter:  # an id may be used again
-            return known[1]
-        return None
+    Raises: ConfigError if torch cannot: see `stand_in.become`.
+    """
+    placeholder = Placeholder(parameter, session)
+    placeholder.luwu_name = name
+    keeps_value, placeholder.luwu_value = placeholder.luwu_value is not None, None
+    become(parameter, placeholder, "luwu.fully_shard")
+    # The two tensors have changed places: what was made above has the values now.
+    if keeps_value:
+        cast("Placeholder", parameter).luwu_value = placeholder

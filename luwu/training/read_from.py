@@ -110,7 +110,7 @@ class ReadModel(Closing):
         self._is_closed = False
         self._units_of: dict[nn.Module, list[ReadUnit]] = {model: []}
         for unit in units:
-            unit.put_away()
+            unit.take_parameters()
             for module in unit.modules:
                 self._units_of.setdefault(module, []).append(unit)
         self._hooks = [hook for module in self._units_of for hook in self._hooks_on(module)]

@@ -21,7 +21,7 @@ from luwu.layout import Layout
 from luwu.nic.reader import FieldRead
 from luwu.training.model import dtype_name
 from luwu.training.module import LuwuModule, plain_name
-from luwu.training.stand_in import StandIn
+from luwu.training.stand_in import StandIn, become, without_weak_references
 from luwu.training.weights import ByteCount, UnitWeights
 
 _DIFFERENCES_SHOWN_MAX = 6
@@ -87,7 +87,9 @@ class ReadUnit:
         )
         self._chunks = [layout.chunks[i] for i in layout.unit_chunks[index]]
         self._places = [places[plain_name(p.name)] for p in members]
-        self._away = [AwayParameter(p.name, p.shape, self.dtype) for p in members]
+        self._away: list[nn.Parameter] = [
+            AwayParameter(p.name, p.shape, self.dtype) for p in members
+        ]
         self.is_here = False
         self.depth = 0
         """Calls of its modules under way."""
@@ -99,8 +101,19 @@ class ReadUnit:
         """Of its weights."""
         return self.weights.nbytes
 
+    def take_parameters(self) -> None:
+        """The model's own parameters become stand-ins, in the modules and wherever else they are
+        held; the values they had are dropped. Raises ConfigError: see `stand_in.become`."""
+        with without_weak_references({module for places in self._places for module, _ in places}):
+            for index, ((module, name), *_) in enumerate(self._places):
+                parameter, away = module._parameters[name], self._away[index]
+                assert parameter is not None
+                assert isinstance(away, AwayParameter)
+                become(parameter, away, "luwu.read_from")
+                self._away[index] = parameter
+
     def put_away(self) -> None:
-        """The model's parameters, with the values they had, are not needed."""
+        """The modules hold no weights."""
         self._register(self._away)
 
     def open(self) -> Iterator[FieldRead]:
@@ -138,7 +151,7 @@ class ReadUnit:
         mine = self.weights.parameters[0].untyped_storage().data_ptr()
         return tensor.untyped_storage().data_ptr() == mine
 
-    def _register(self, parameters: list[nn.Parameter] | list[AwayParameter]) -> None:
+    def _register(self, parameters: list[nn.Parameter]) -> None:
         for places, parameter in zip(self._places, parameters, strict=True):
             for module, name in places:
                 module._parameters[name] = parameter

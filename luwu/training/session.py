@@ -45,7 +45,7 @@ from luwu.training.model import (
     say_if_frozen,
     say_if_one_unit,
 )
-from luwu.training.placeholder import Placeholder, Placeholders
+from luwu.training.placeholder import Placeholder
 from luwu.training.prefetch import Prefetcher
 from luwu.training.result import StepResult
 from luwu.training.unit import Unit
@@ -71,7 +71,6 @@ class Session:
 
         self.added_units: list[Unit] = []
         """In the order of the calls of fully_shard."""
-        self.placeholders = Placeholders()
         self.ignored: set[int] = set()
         """Ids of parameters that the script keeps for itself."""
         self.root: nn.Module | None = None

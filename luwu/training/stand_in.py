@@ -7,10 +7,15 @@ without storage, such as `share_memory_`, crash the interpreter where they are n
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+
+from luwu.base.errors import ConfigError
 
 
 def _getter(name: str) -> Any:
@@ -76,3 +81,33 @@ class StandIn(nn.Parameter):
     def refuse(what: str, name: str) -> NoReturn:
         """Say that parameter `name` has no value for this, and what to do. Raises LuwuError."""
         raise NotImplementedError
+
+
+def become(parameter: nn.Parameter, stand_in: StandIn, call: str) -> None:
+    """Let the two tensors change places: whoever holds `parameter` holds the stand-in from now on.
+
+    A list, a closure or another module that kept the parameter itself would compute with its first
+    values for ever. `call` is what the script called.
+    Raises: ConfigError if torch cannot swap it: a graph or a weak reference holds it.
+    """
+    name = stand_in.luwu_name
+    try:
+        torch.utils.swap_tensors(parameter, stand_in)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{call}: something holds parameter {name} as it is now: the graph of an earlier "
+            f"forward, code that was compiled by one, or a weak reference. Call {call} before the "
+            f"model is used ({error})"
+        ) from error
+
+
+@contextmanager
+def without_weak_references(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Around `become`: torch's RNNs keep weak references to their weights, which forbid it."""
+    recurrent = [module for module in modules if isinstance(module, nn.RNNBase)]
+    for module in recurrent:
+        module._flat_weight_refs = []
+    yield
+    for module in recurrent:
+        weights = (getattr(module, name, None) for name in module._flat_weights_names)
+        module._flat_weight_refs = [None if each is None else weakref.ref(each) for each in weights]

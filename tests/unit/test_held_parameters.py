@@ -1,7 +1,7 @@
 """A parameter that the script also holds outside of its module's parameters.
 
-`fully_shard` puts placeholders into modules. Who holds the tensor that was there would compute with
-first values for ever: other numbers than torch, without a word.
+`fully_shard` makes placeholders of parameters. Who held another tensor than the module's would
+compute with first values for ever: other numbers than torch, without a word.
 """
 
 from __future__ import annotations
@@ -20,13 +20,6 @@ from tests.unit.fake_nic import FakeNetwork
 from tests.unit.real_training import in_cluster
 from tests.unit.training_harness import one_thread, worker  # noqa: F401 - for every test here
 
-HOLDERS: dict[str, Callable[[nn.Parameter], Any]] = {
-    "list": lambda weight: [weight],
-    "tuple": lambda weight: (1, weight),
-    "dict": lambda weight: {"w": weight},
-    "nested": lambda weight: {"a": [None, ({"b": weight},)]},
-}
-
 
 class Holds(nn.Module):
     """`inner.weight` twice: by its module, and by what `hold` makes of it."""
@@ -37,8 +30,26 @@ class Holds(nn.Module):
         self.held = hold(self.inner.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Never called."""
-        raise NotImplementedError
+        """The weight that is held, behind the module's own."""
+        out: torch.Tensor = self.inner(x) @ self.weight()
+        return out
+
+    def weight(self) -> torch.Tensor:
+        """As whatever holds it gives it."""
+        held = self.held
+        if callable(held):
+            held = held()
+        while isinstance(held, (list, tuple, dict)):
+            held = next(iter(held.values())) if isinstance(held, dict) else held[-1]
+        assert isinstance(held, torch.Tensor)
+        return held
+
+
+HOLDERS: dict[str, Callable[[nn.Parameter], Any]] = {
+    "list": lambda weight: [weight],
+    "nested": lambda weight: {"a": [None, ({"b": weight},)]},
+    "closure": lambda weight: lambda: weight,
+}
 
 
 class Recurrent(nn.Module):
@@ -53,23 +64,60 @@ class Recurrent(nn.Module):
         return out
 
 
-@pytest.mark.feature("calls that would do nothing")
+@pytest.mark.feature("a parameter that is held elsewhere too")
 @pytest.mark.parametrize("holder", HOLDERS)
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("use", ["trained", "frozen", "evaluated"])
 @pytest.mark.parametrize("inner_first", [False, True])
-def test_an_attribute_that_holds_a_parameter_is_refused(
-    holder: str, frozen: bool, inner_first: bool
+def test_what_holds_a_parameter_holds_its_placeholder(
+    holder: str, use: str, inner_first: bool
 ) -> None:
-    """Goal: refused where the model is sharded, also if it is frozen or only evaluated."""
+    """Goal: it is refused at the line that computes with it, also where no gradient is asked for.
+
+    Plain torch would compute with the weights of now, and a tensor that was kept has the first.
+    """
     with worker(FakeNetwork(1)):
         model = Holds(HOLDERS[holder])
-        model.inner.weight.requires_grad_(not frozen)
+        model.inner.weight.requires_grad_(use != "frozen")
         if inner_first:
             luwu.fully_shard(model.inner)
-        with pytest.raises(
-            luwu.ConfigError, match=r"attribute held of Holds .* parameter inner\.weight"
+        luwu.fully_shard(model)
+        luwu.optim.SGD(model.parameters(), lr=0.1)
+        with (
+            torch.set_grad_enabled(use != "evaluated"),
+            pytest.raises(luwu.LuwuError, match=r"inner\.weight are in the network.*a list or"),
         ):
+            model(torch.ones(1, 4))
+
+
+def test_a_module_outside_that_shares_a_parameter_computes_with_no_other_values() -> None:
+    """Goal: a network beside the model, which was never sharded, shares its placeholder."""
+    with worker(FakeNetwork(1)):
+        model, beside = nn.Linear(4, 4), nn.Linear(4, 4)
+        beside.weight = model.weight
+        luwu.fully_shard(model)
+        assert beside.weight is model.weight
+        with pytest.raises(luwu.LuwuError, match=r"weight of Linear are in the network"):
+            beside(torch.ones(1, 4))
+
+
+def test_parameters_that_were_listed_before_are_those_that_are_trained() -> None:
+    with worker(FakeNetwork(1)):
+        model = nn.Linear(4, 4)
+        listed = list(model.parameters())
+        luwu.fully_shard(model)
+        luwu.optim.SGD(listed, lr=0.1)
+        model(torch.ones(1, 4)).sum().backward()
+
+
+@pytest.mark.feature("fully_shard after a forward whose graph is alive")
+def test_a_parameter_in_a_graph_is_refused() -> None:
+    """Goal: what a graph or compiled code holds would be computed with as it was."""
+    with worker(FakeNetwork(1)):
+        model = nn.Linear(4, 4)
+        out = model(torch.ones(1, 4, requires_grad=True))
+        with pytest.raises(luwu.ConfigError, match=r"weight of Linear .* graph of an earlier"):
             luwu.fully_shard(model)
+        del out
 
 
 def test_an_ignored_parameter_may_be_held() -> None:
@@ -77,19 +125,6 @@ def test_an_ignored_parameter_may_be_held() -> None:
         model = Holds(HOLDERS["list"])
         luwu.fully_shard(model, ignored_params={model.inner.weight})
         assert model.held[0] is model.inner.weight
-
-
-@pytest.mark.feature("calls that would do nothing")
-def test_a_gradient_for_a_parameter_that_was_replaced_is_refused() -> None:
-    """Goal: where no attribute shows it (a closure, a global), the backward refuses it."""
-    with worker(FakeNetwork(1)):
-        model = nn.Linear(4, 4)
-        held = model.weight
-        luwu.fully_shard(model)
-        luwu.optim.SGD(model.parameters(), lr=0.1)
-        x = torch.ones(1, 4)
-        with pytest.raises(luwu.ConfigError, match=r"weight of Linear .* first values"):
-            (model(x).tanh() + x @ held).sum().backward()
 
 
 def test_a_tied_parameter_is_none_that_is_held() -> None:

@@ -183,6 +183,24 @@ def test_dtype_may_be_chosen(tmp_path: Path) -> None:
     in_cluster(tmp_path, work)
 
 
+@pytest.mark.feature("a parameter that is held elsewhere too")
+def test_who_holds_a_parameter_reads_no_first_values(tmp_path: Path) -> None:
+    """Goal: a variable that held a parameter before read_from is refused where it is used."""
+
+    @torch.no_grad()
+    def work(rank: int) -> None:
+        trained_job()
+        read = Stack()
+        held = read.first.weight
+        with luwu.read_from(read, luwu.session().nic.open_reader):
+            read(batch(9, 0, 0))
+            assert read.first.weight is held
+            with pytest.raises(LuwuError, match=r"matmul: .* parameter first\.weight"):
+                batch(9, 0, 0) @ held
+
+    in_cluster(tmp_path, work)
+
+
 @pytest.mark.feature("read_from: one unit at a time")
 @pytest.mark.parametrize("read_ahead", [False, True])
 def test_one_unit_is_here_at_a_time(read_ahead: bool, tmp_path: Path) -> None:

@@ -133,6 +133,37 @@ def test_the_optimizers_own_state_dict_names_ours() -> None:
             optimizer.state_dict()
         with pytest.raises(luwu.ConfigError, match=r"luwu\.set_optimizer_state_dict"):
             optimizer.load_state_dict({})
+        with pytest.raises(luwu.ConfigError, match=r"luwu\.get_optimizer_state_dict"):
+            len(optimizer.state)
+
+
+@pytest.mark.feature("frozen weights of other dtypes")
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float64])
+def test_frozen_weights_of_other_dtypes_may_stay_in_the_worker(
+    dtype: torch.dtype, alone: bool
+) -> None:
+    """Goal: refused in words that name ignored_params, which works: as a unit, or within one."""
+
+    def make() -> Any:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
+        model[1].weight = nn.Parameter(torch.ones(4, 4).to(dtype), requires_grad=False)
+        model[1].forward = lambda x: x @ model[1].weight.float()
+        return model
+
+    with worker(FakeNetwork(1)):
+        model = make()
+        if alone:
+            luwu.fully_shard(model[1])
+        luwu.fully_shard(model)
+        with pytest.raises(luwu.ConfigError, match=r"1\.weight.*ignored_params"):
+            luwu.optim.SGD(model[0].parameters(), lr=0.1)
+    with worker(FakeNetwork(1)):
+        model = make()
+        luwu.fully_shard(model, ignored_params={model[1].weight})
+        optimizer = luwu.optim.SGD(model[0].parameters(), lr=0.1)
+        model(torch.ones(1, 4)).sum().backward()
+        assert optimizer.step().applied
 
 
 @pytest.mark.feature("calls that would do nothing")
@@ -156,14 +187,15 @@ def test_optimizers_that_would_update_nothing(tmp_path: Path) -> None:
         before = torch.optim.SGD(model.parameters(), lr=1.0)
         shard(model)
         with pytest.raises(luwu.ConfigError, match=r"luwu\.fully_shard on the model before"):
-            luwu.optim.SGD(before.param_groups[0]["params"])
+            luwu.optim.SGD(seeded(lambda: Stack(blocks=1)).parameters())
         after = torch.optim.SGD(model.parameters(), lr=1.0)
         with pytest.raises(luwu.ConfigError, match=r"luwu\.optim\.AdamW or SGD first"):
             model(batch(0, 0, 0))
         ours = luwu.optim.SGD(model.parameters())
         square_loss(model, 0, 0, 0).backward()
-        with pytest.raises(luwu.LuwuError, match="pushed to the network inside backward"):
-            after.step()
+        for theirs in (before, after):
+            with pytest.raises(luwu.LuwuError, match="pushed to the network inside backward"):
+                theirs.step()
         ours.step()
 
     in_cluster(tmp_path, work)
