@@ -21,6 +21,7 @@ from luwu.training.loss_scale import DynamicLossScale, checked_loss_scale
 from luwu.training.placeholder import Placeholder
 from luwu.training.result import StepResult
 from luwu.training.session import Session
+from luwu.training.storages import WEIGHTS
 from luwu.wire.hyper import Number, StepHyper, encode_hyper
 
 MEANINGLESS = {
@@ -276,6 +277,11 @@ def _session_of(groups: list[dict[str, Any]]) -> Session:
     parameters = [parameter for group in groups for parameter in group["params"]]
     sessions = {p.luwu_session if isinstance(p, Placeholder) else None for p in parameters}
     session = sessions.pop() if len(sessions) == 1 else None
+    if session is None and any(parameter in WEIGHTS for parameter in parameters):
+        raise ConfigError(
+            "the model was used before this optimizer was made, and its weights are here now; "
+            "make the optimizer before the first forward"
+        )
     if session is None:
         raise ConfigError(
             "the optimizer got parameters that are not in the network, so it could not update "

@@ -21,6 +21,7 @@ from luwu.base.errors import StepAborted
 from luwu.training import initialise
 from luwu.training.placeholder import Placeholder
 from luwu.training.pretrained import Pretrained
+from luwu.training.roots import Roots
 
 if TYPE_CHECKING:
     from luwu.training.session import Session
@@ -41,9 +42,10 @@ class FirstWeights:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.initialiser: Callable[[nn.Module], object] | None = None
-        self.pretrained: Pretrained | None = None
-        """Files with weights."""
+        self.initialisers: dict[nn.Module, Callable[[nn.Module], object]] = {}
+        """What fills a model, by the module it was given for; later by the root around that."""
+        self.pretrained: dict[nn.Module, Pretrained] = {}
+        """Files with weights, by the same."""
         self.given: dict[int, torch.Tensor] = {}
         """What a state dict gave, by id of the placeholder."""
         self.has_state_dict = False
@@ -53,9 +55,34 @@ class FirstWeights:
         self._are_to_be_sent = self._are_undecided = False
         """Undecided: received by the node, which may yet be killed before they are decided."""
 
-    def is_in_files(self, placeholder: Placeholder) -> bool:
-        """Whether the parameter is read from files."""
-        return self.pretrained is not None and self.pretrained.has(placeholder.luwu_name)
+    def laid_out(self, roots: Roots) -> None:
+        """The models are complete: what was said of a part counts for the model around it."""
+        self.initialisers = {roots.around(m): fill for m, fill in self.initialisers.items()}
+        self.pretrained = {roots.around(m): files for m, files in self.pretrained.items()}
+
+    def files_of(self, placeholder: Placeholder) -> Pretrained | None:
+        """What the parameter is read from, if it is in files."""
+        root, name = placeholder.luwu_place
+        files = self.pretrained.get(root)
+        return files if files is not None and files.has(name) else None
+
+    def open_files(self) -> None:
+        """Open and check all files. Raises: ConfigError, StateError."""
+        for root, files in self.pretrained.items():
+            placeholders = [m.placeholder for unit in self._session.units for m in unit.members]
+            files.open(
+                {
+                    name: tuple(placeholder.shape)
+                    for placeholder in placeholders
+                    for place, name in [placeholder.luwu_place]
+                    if place is root
+                }
+            )
+
+    def close_files(self) -> None:
+        """Close them."""
+        for files in self.pretrained.values():
+            files.close()
 
     def joined(self) -> None:
         """The session is a member of its job, and knows whether the network has weights."""

@@ -62,6 +62,8 @@ def before_forward(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Pull the unit; returns the inputs to use."""
     session = unit.session
+    if session.has_no_parameters:
+        return _cast_inputs(unit, args, kwargs)
     if is_transformed():
         with outside_transforms():
             session.begin_forward(unit)
@@ -96,7 +98,7 @@ def before_forward(
 def after_forward(unit: Unit, module: nn.Module, args: Any, output: Any) -> Any:
     """Free the unit; returns the output to use."""
     session = unit.session
-    if is_transformed():
+    if is_transformed() or session.has_no_parameters:
         return _cast_output(unit, output)
     call, start_ns = unit.current.pop(module, (None, 0))
     end_ns = SYSTEM_CLOCK.now_ns()

@@ -53,24 +53,22 @@ def init_weights(model: nn.Module, fn: Callable[[nn.Module], object]) -> None:
     session = model.luwu_unit.session
     if session.is_final:
         raise ConfigError("init_weights was called after the optimizer was made; call it before")
-    session.first_weights.initialiser = fn
+    session.first_weights.initialisers[model] = fn
 
 
 def check(session: Session) -> None:
     """Whether every module on `meta` can be filled. Raises ConfigError on all ranks alike."""
-    assert session.root is not None
-    for module in session.root.modules():
+    for root, module in _modules(session):
         if _is_on_meta(session, module):
-            _filler(session, module)
+            _filler(session, root, module)
 
 
 def chunks(session: Session) -> Iterator[tuple[int, memoryview]]:
     """(chunk, payload of Load) of the whole model; at most one unit is made at a time."""
     first = session.first_weights
-    layout, given, pretrained = session.layout, first.state, first.pretrained
+    layout, given = session.layout, first.state
     assert layout is not None
-    if pretrained is not None:
-        pretrained.open(layout)
+    first.open_files()
     for unit in session.units:
         elems = layout.unit_elems[unit.index]
         flat = _values(session, unit, elems).numpy()
@@ -85,8 +83,7 @@ def chunks(session: Session) -> Iterator[tuple[int, memoryview]]:
             names = [layout.parameters[each.parameter].name for each in layout.segments(index)]
             updates = np.array([given.updates[name] for name in names], np.int64)
             yield index, np.concatenate([*arrays, updates.view(np.uint8)]).data
-    if pretrained is not None:
-        pretrained.close()
+    first.close_files()
 
 
 @torch.no_grad()
@@ -104,8 +101,9 @@ def _given(unit: Unit, values: Mapping[str, torch.Tensor], elems: int) -> F32Arr
 
 def fill_buffers(session: Session) -> None:
     """Make the buffers that are on `meta`, on every rank."""
-    assert session.root is not None
-    fill_meta_buffers(session.root, session.device, functools.partial(_filler, session))
+    assert session.roots is not None
+    for root in session.roots.prefixes:
+        fill_meta_buffers(root, session.device, functools.partial(_filler, session, root))
 
 
 @torch.no_grad()
@@ -148,9 +146,8 @@ def _values(session: Session, unit: Unit, elems: int) -> torch.Tensor:
         assert value is not None
         if given is not None:
             place.copy_(given)
-        elif first.is_in_files(placeholder):
-            assert first.pretrained is not None
-            first.pretrained.read(placeholder.luwu_name, place.view(-1))
+        elif (files := first.files_of(placeholder)) is not None:
+            files.read(placeholder.luwu_place[1], place.view(-1))
         elif not value.is_meta:
             place.copy_(value)
         elif placeholder.dtype == torch.float32:
@@ -176,17 +173,16 @@ def _values(session: Session, unit: Unit, elems: int) -> torch.Tensor:
 
 def _fill(session: Session, unit: Unit, made: dict[int, nn.Parameter], flat: torch.Tensor) -> None:
     """Let the modules fill the unit's parameters."""
-    assert session.root is not None
     first = session.first_weights
-    if first.initialiser is not None:  # it may replace values that are there already
-        for member in unit.members:
-            p = member.placeholder
-            is_given = id(p) in first.given or first.is_in_files(p)
-            if id(p) not in made and not is_given:
-                place = flat[member.start : member.start + p.numel()].view(p.shape)
-                made[id(p)] = nn.Parameter(place.to(p.dtype), False)  # a view if float32
+    for member in unit.members:
+        p = member.placeholder
+        is_given = id(p) in first.given or first.files_of(p) is not None
+        # What fills a model may replace values that are there already.
+        if p.luwu_place[0] in first.initialisers and id(p) not in made and not is_given:
+            place = flat[member.start : member.start + p.numel()].view(p.shape)
+            made[id(p)] = nn.Parameter(place.to(p.dtype), False)  # a view if float32
     owners = {module for m in unit.members if id(m.placeholder) in made for module, _ in m.places}
-    for module in session.root.modules():
+    for root, module in _modules(session):
         if module not in owners:
             continue
         scratch = {
@@ -195,12 +191,19 @@ def _fill(session: Session, unit: Unit, made: dict[int, nn.Parameter], flat: tor
             if isinstance(p, Placeholder) and id(p) not in made
         }
         with _registered([module], {**scratch, **made}):
-            _filler(session, module)(module)
+            _filler(session, root, module)(module)
 
 
-def _filler(session: Session, module: nn.Module) -> Callable[[nn.Module], object]:
-    if session.first_weights.initialiser is not None:
-        return session.first_weights.initialiser
+def _modules(session: Session) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """(root, module) of every module."""
+    assert session.roots is not None
+    return ((root, module) for root in session.roots.prefixes for module in root.modules())
+
+
+def _filler(session: Session, root: nn.Module, module: nn.Module) -> Callable[[nn.Module], object]:
+    given = session.first_weights.initialisers.get(root)
+    if given is not None:
+        return given
     reset = getattr(type(module), "reset_parameters", None)
     if not callable(reset):
         raise ConfigError(
@@ -214,7 +217,7 @@ def _is_on_meta(session: Session, module: nn.Module) -> bool:
     first = session.first_weights
     parameters = (p for p in module._parameters.values() if isinstance(p, Placeholder))
     values = [
-        p.luwu_value for p in parameters if not first.has_state_dict and not first.is_in_files(p)
+        p.luwu_value for p in parameters if not first.has_state_dict and first.files_of(p) is None
     ]
     tensors = [*values, *module._buffers.values()]
     return any(tensor is not None and tensor.is_meta for tensor in tensors)

@@ -1,9 +1,9 @@
 """The layout of a model: made once, when the optimizer is constructed and knows the groups.
 
-The *root* is the unit whose module contains all others (`fully_shard(model)`, called last). Names
-are full names from the root. Parameters stand in the order of `root.named_parameters()`, a tied one
-under its first name; units stand in the order of `root.named_modules()`, so the root is first, as
-it is in forward. A unit without parameters of its own has no place in the layout.
+Names are full names from the root (`roots.py`). Parameters stand in the order of
+`root.named_parameters()`, a tied one under its first name; units stand in the order of
+`root.named_modules()`, so the root is first, as it is in forward; models beside the trained one
+come after it. A unit without parameters of its own has no place in the layout.
 
 A parameter belongs to the lowest unit that contains every module in which it is registered.
 """
@@ -22,6 +22,7 @@ from luwu.base.quantities import format_bytes
 from luwu.layout import Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
 from luwu.training.placeholder import Placeholder
+from luwu.training.roots import Roots, find_roots
 from luwu.training.unit import Member, Unit
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ COMPILED = "_orig_mod"
 class Model:
     """What `describe` found."""
 
-    root: nn.Module
+    roots: Roots
     layout: Layout
     units: list[Unit]
 
@@ -46,7 +47,8 @@ class _Place:
     """One place where a parameter is registered."""
 
     parameter: nn.Parameter
-    full_name: str
+    root: nn.Module
+    name_in_root: str
     module: nn.Module
     name: str
     chain: tuple[Unit, ...]
@@ -55,30 +57,35 @@ class _Place:
 
 def describe(session: Session, groups: Sequence[Sequence[Placeholder]]) -> Model:
     """Lay out the session's model. Raises ConfigError if it cannot be trained as it is."""
-    root_unit = _find_root(session)
-    root = root_unit.modules[0]
+    given = {placeholder for group in groups for placeholder in group}
+    roots = find_roots(session.added_units, given)
     unit_of = {module: unit for unit in session.added_units for module in unit.modules}
     members: dict[Placeholder, Member] = {}
     owners: dict[Placeholder, list[tuple[Unit, ...]]] = {}
-    for place in _places(root, "", (), unit_of):
+    for place in _places(roots, unit_of):
         if not isinstance(place.parameter, Placeholder):
             _check_ignored(session, place)
             continue
         placeholder = place.parameter
         if placeholder not in members:
             members[placeholder] = Member(placeholder)
-            placeholder.luwu_name = place.full_name
+            placeholder.luwu_name = roots.prefixes[place.root] + place.name_in_root
+            placeholder.luwu_place = (place.root, place.name_in_root)
         members[placeholder].places.append((place.module, place.name))
         owners.setdefault(placeholder, []).append(place.chain)
-    group_of = _groups(groups, members)
-    given = {placeholder for group in groups for placeholder in group}
+    group_of = _groups(groups, members) if given else dict.fromkeys(members, 0)
     for placeholder, chains in owners.items():
-        owner = next(u for u in reversed(chains[0]) if all(u in chain for chain in chains))
+        owner = next((u for u in reversed(chains[0]) if all(u in c for c in chains)), None)
+        if owner is None:
+            raise ConfigError(
+                f"parameter {placeholder.luwu_name} is in two models, and so in no unit of one of "
+                "them; give each a copy of its own"
+            )
         owner.members.append(members[placeholder])
 
-    _name_units(session, root)
+    _name_units(roots, unit_of)
     order = list(members)
-    units = [unit for unit in _in_order(root, unit_of) if unit.members]
+    units = [unit for unit in _in_order(roots, unit_of) if unit.members]
     for unit in units:
         unit.wire_dtype = _wire_dtype(unit)
         unit.push_dtype = unit.policy.reduce_dtype or getattr(torch, unit.wire_dtype)
@@ -114,13 +121,16 @@ def describe(session: Session, groups: Sequence[Sequence[Placeholder]]) -> Model
             member.requires_grad = member.placeholder.requires_grad
         chunks = (layout.chunks[i] for i in layout.trainable_chunks(index))
         unit.trainable_elems = sum(chunk.elems for chunk in chunks)
-    return Model(root, layout, units)
+    for root in roots.prefixes:
+        below = {unit_of[module] for module in root.modules() if module in unit_of}
+        unit_of[root].below = frozenset(unit.index for unit in below)
+    return Model(roots, layout, units)
 
 
 def say_if_one_unit(session: Session, model: Model) -> None:
     """A model that could be cut, and is not, is in its workers as a whole whenever they compute."""
     children = [
-        child for child in model.root.children() if next(child.parameters(), None) is not None
+        child for child in model.roots.main.children() if next(child.parameters(), None) is not None
     ]
     if session.rank == 0 and len(model.units) == 1 and len(children) > 1:
         session.nic.recorder.event(
@@ -163,53 +173,33 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _find_root(session: Session) -> Unit:
-    """The unit that contains all others; the others learn that they are not the root."""
-    if not session.added_units:
-        raise ConfigError("call luwu.fully_shard(model) before the optimizer is made")
-    everything = {module for unit in session.added_units for module in unit.modules}
-    candidate = next(
-        (
-            unit
-            for unit in reversed(session.added_units)
-            if len(unit.modules) == 1 and everything <= set(unit.modules[0].modules())
-        ),
-        None,
-    )
-    if candidate is None:
-        raise ConfigError(
-            "no unit contains the whole model; call luwu.fully_shard(model) on the model itself, "
-            "after the calls on its parts"
-        )
-    candidate.is_root = True
-    for unit in session.added_units:
-        if unit.reshard_after_forward is None:
-            default = session.nic.reshard_after_forward
-            unit.reshard_after_forward = not unit.is_root and default is not False
-    return candidate
-
-
-def _places(
-    module: nn.Module, prefix: str, chain: tuple[Unit, ...], unit_of: dict[nn.Module, Unit]
-) -> Iterator[_Place]:
+def _places(roots: Roots, unit_of: dict[nn.Module, Unit]) -> Iterator[_Place]:
     """Every place of every parameter, in the order of `named_parameters`, shared modules again."""
+    for root in roots.prefixes:
+        yield from _places_in(root, root, "", (), unit_of)
+
+
+def _places_in(
+    root: nn.Module, module: nn.Module, prefix: str, chain: tuple[Unit, ...],
+    unit_of: dict[nn.Module, Unit],
+) -> Iterator[_Place]:  # fmt: skip
     unit = unit_of.get(module)
     if unit is not None and unit not in chain:
         chain = (*chain, unit)
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            yield _Place(parameter, prefix + name, module, name, chain)
+            yield _Place(parameter, root, prefix + name, module, name, chain)
     for name, child in module._modules.items():
         if child is not None:
             # A model is the same whether its blocks are compiled (`torch.compile(block)`) or not.
             inner = prefix if name == COMPILED else f"{prefix}{name}."
-            yield from _places(child, inner, chain, unit_of)
+            yield from _places_in(root, child, inner, chain, unit_of)
 
 
 def _check_ignored(session: Session, place: _Place) -> None:
     if id(place.parameter) not in session.ignored:
         raise ConfigError(
-            f"parameter {place.full_name} was added after luwu.fully_shard; add it before, or "
+            f"parameter {place.name_in_root} was added after luwu.fully_shard; add it before, or "
             "name it in ignored_params"
         )
 
@@ -236,17 +226,18 @@ def _groups(
     return group_of
 
 
-def _in_order(root: nn.Module, unit_of: dict[nn.Module, Unit]) -> list[Unit]:
-    return list(dict.fromkeys(unit_of[m] for m in root.modules() if m in unit_of))
+def _in_order(roots: Roots, unit_of: dict[nn.Module, Unit]) -> list[Unit]:
+    return list(dict.fromkeys(unit_of[m] for m in roots.modules() if m in unit_of))
 
 
-def _name_units(session: Session, root: nn.Module) -> None:
-    names = {
-        module: ".".join(part for part in name.split(".") if part != COMPILED)
-        for name, module in root.named_modules()
-    }
-    for unit in session.added_units:
-        unit.name = "+".join(names[module] or "root" for module in unit.modules)
+def _name_units(roots: Roots, unit_of: dict[nn.Module, Unit]) -> None:
+    names: dict[nn.Module, str] = {}
+    for root, prefix in roots.prefixes.items():
+        for name, module in root.named_modules():
+            parts = (part for part in f"{prefix}{name}".split(".") if part not in ("", COMPILED))
+            names[module] = ".".join(parts) or "root"
+    for unit in set(unit_of.values()):
+        unit.name = "+".join(names[module] for module in unit.modules)
 
 
 def _wire_dtype(unit: Unit) -> str:

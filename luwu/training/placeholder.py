@@ -30,6 +30,8 @@ class Placeholder(StandIn):
     """See the module."""
 
     luwu_session: Session
+    luwu_place: tuple[nn.Module, str]
+    """The root that it is in, and its name there; known when the optimizer is made."""
     luwu_value: Tensor | None
     """The parameter as the script made it, until its values are uploaded."""
 

@@ -17,7 +17,7 @@ as early as the order goes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from luwu.base.clock import SYSTEM_CLOCK
@@ -166,10 +166,13 @@ class Prefetcher:
         """Give up the pull of a unit, if there is one nobody used."""
         self._forget([pull for pull in self._pulls.values() if pull.unit is unit])
 
-    def begin_forward(self) -> None:
-        """The root begins a forward: one that no backward follows is not worth remembering."""
+    def begin_forward(self, model: Container[int]) -> None:
+        """A root begins a forward: one that no backward follows is not worth remembering.
+
+        `model`: the units below it. Those of a model beside it are used for this step's backward.
+        """
         if not self._record_has_backward:
-            self._record.clear()
+            self._record = [index for index in self._record if index not in model]
 
     def begin_backward(self) -> None:
         """A backward begins."""

@@ -13,7 +13,7 @@ Buffers stay with the worker, so those that a state_dict has are read on every r
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 from luwu.base.errors import ConfigError
-from luwu.layout import Layout
 from luwu.tensor_files.directory import WIDENED, TensorDirectory
 from luwu.tensor_files.expected import check_tensors
 from luwu.training.module import LuwuModule
@@ -53,11 +52,11 @@ def load_pretrained(
         raise ConfigError("load_pretrained was called after the optimizer was made; call it before")
     found = Pretrained(Path(directory), rename or (lambda name: name), model)
     found.fill_buffers(session.device)
-    session.first_weights.pretrained = found
+    session.first_weights.pretrained[model] = found
 
 
 class Pretrained:
-    """Where a session's first weights are; see the module."""
+    """Where a model's first weights are; see the module."""
 
     def __init__(self, directory: Path, rename: Rename, model: nn.Module) -> None:
         self._directory, self._rename = directory, rename
@@ -68,18 +67,21 @@ class Pretrained:
         """Whether a parameter of this name is among the files."""
         return self._rename(name) is not None
 
-    def open(self, layout: Layout) -> None:
-        """Open and check the files. Raises: ConfigError, StateError."""
+    def open(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Open and check the files, for parameters of these names and shapes.
+
+        Raises: ConfigError, StateError.
+        """
         self.close()
         self._files = TensorDirectory(self._directory)
         mine = {self._rename(name) for _, _, name in self._buffers}
         wanted: dict[str, tuple[int, ...]] = {}
-        for parameter in layout.parameters:
-            name = self._rename(parameter.name)
-            if name is not None and wanted.setdefault(name, parameter.shape) != parameter.shape:
+        for ours, shape in shapes.items():
+            name = self._rename(ours)
+            if name is not None and wanted.setdefault(name, shape) != shape:
                 raise ConfigError(
                     f"load_pretrained: rename gives {name} for parameters of the shapes "
-                    f"{wanted[name]} and {parameter.shape}; they cannot both be it"
+                    f"{wanted[name]} and {shape}; they cannot both be it"
                 )
         check_tensors(
             {name: found for name, found in self._files.tensors.items() if name not in mine},

@@ -68,9 +68,7 @@ def read_from(
     try:
         live_bytes = ByteCount()
         with torch.inference_mode(False):  # what is made here outlives it
-            units = find_units(
-                model, thread.source.description.layout, dtype=dtype, live_bytes=live_bytes
-            )
+            units = find_units(model, thread.source.description, dtype=dtype, live_bytes=live_bytes)
             fill_buffers(model, buffers or {}, init_weights)
         model.eval()
         return ReadModel(

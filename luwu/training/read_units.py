@@ -9,7 +9,7 @@ wrappers of torch.compile and of activation checkpoints do not count in names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -17,12 +17,13 @@ from torch import nn
 
 from luwu.base.address_range import Memory
 from luwu.base.errors import ConfigError, LuwuError
-from luwu.layout import Layout
+from luwu.layout import Layout, Parameter
 from luwu.nic.reader import FieldRead
 from luwu.training.model import dtype_name
 from luwu.training.module import LuwuModule, plain_name
 from luwu.training.stand_in import StandIn, become, without_weak_references
 from luwu.training.weights import ByteCount, UnitWeights
+from luwu.wire.description import Description
 
 _DIFFERENCES_SHOWN_MAX = 6
 Place = tuple[nn.Module, str]
@@ -158,9 +159,14 @@ class ReadUnit:
 
 
 def find_units(
-    model: nn.Module, layout: Layout, *, dtype: torch.dtype | None, live_bytes: ByteCount
+    model: nn.Module, job: Description, *, dtype: torch.dtype | None, live_bytes: ByteCount
 ) -> list[ReadUnit]:
-    """The job's units in this model, by index. Raises ConfigError if the model does not fit."""
+    """The job's units in this model. Raises ConfigError if the model does not fit.
+
+    Frozen models beside the one that the job trains are left out.
+    """
+    layout = job.layout
+    mine = [i for i, unit in enumerate(layout.units) if not f"{unit.name}.".startswith(job.beside)]
     _check_usable(model)
     named = [(plain_name(n), m) for n, m in model.named_modules(remove_duplicate=False)]
     modules = {name: module for name, module in reversed(named)}  # the outermost of wrappers
@@ -172,9 +178,10 @@ def find_units(
                 full = f"{prefix}.{local}" if prefix else local
                 first = name_of.setdefault(id(parameter), full)
                 places.setdefault(first, []).append((module, local))
-    problems = _parameter_problems(layout, places, is_cast=dtype is not None)
+    wanted = [layout.parameters[i] for index in mine for i in layout.units[index].parameters]
+    problems = _parameter_problems(wanted, places, is_cast=dtype is not None)
     of_units: list[list[nn.Module]] = []
-    for unit in layout.units:
+    for unit in (layout.units[index] for index in mine):
         names = ["" if n == "root" else plain_name(n) for n in unit.name.split("+")]
         of_units.append([modules[name] for name in names if name in modules])
         problems += [f"unit {unit.name}: there is no module {n}" for n in names if n not in modules]
@@ -189,10 +196,10 @@ def find_units(
     memory = Memory()
     return [
         ReadUnit(
-            layout, index, of_units[index], places,
+            layout, index, modules_of_unit, places,
             dtype=dtype, live_bytes=live_bytes, memory=memory,
         )
-        for index in range(len(layout.units))
+        for index, modules_of_unit in zip(mine, of_units, strict=True)
     ]  # fmt: skip
 
 
@@ -216,9 +223,9 @@ def _check_usable(model: nn.Module) -> None:
 
 
 def _parameter_problems(
-    layout: Layout, places: dict[str, list[Place]], *, is_cast: bool
+    parameters: Sequence[Parameter], places: dict[str, list[Place]], *, is_cast: bool
 ) -> list[str]:
-    expected = {plain_name(p.name): p for p in layout.parameters}
+    expected = {plain_name(p.name): p for p in parameters}
     problems = [f"{name} is missing" for name in expected if name not in places]
     problems += [f"{name} is not in the job" for name in places if name not in expected]
     for name, wanted in expected.items():

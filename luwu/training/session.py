@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
 
 from luwu.base.address_range import Memory
 from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
@@ -48,9 +47,10 @@ from luwu.training.model import (
 from luwu.training.placeholder import Placeholder
 from luwu.training.prefetch import Prefetcher
 from luwu.training.result import StepResult
+from luwu.training.roots import Roots
 from luwu.training.unit import Unit
 from luwu.training.weights import ByteCount
-from luwu.wire.description import Description
+from luwu.wire.description import BESIDE, Description
 
 
 class Session:
@@ -73,7 +73,7 @@ class Session:
         """In the order of the calls of fully_shard."""
         self.ignored: set[int] = set()
         """Ids of parameters that the script keeps for itself."""
-        self.root: nn.Module | None = None
+        self.roots: Roots | None = None
         self.layout: Layout | None = None
         self.units: list[Unit] = []
         """Those with parameters, in the order of the layout."""
@@ -98,6 +98,8 @@ class Session:
         """Steps with a number that it divides are measured."""
         self.in_transforms: set[Unit] = set()
         """Units that ran in a transform of torch.func; they keep their weights."""
+        self.only_computes = False
+        """There is no optimizer: the model was used before one was made."""
         self.is_finished = False
         self.has_forward = False
         """In this step."""
@@ -126,6 +128,16 @@ class Session:
         """Whether the optimizer is made."""
         return self._prefetcher is not None
 
+    @property
+    def has_no_parameters(self) -> bool:
+        """No unit has any, and so there is no job to join."""
+        return not self.is_final and not any(
+            isinstance(parameter, Placeholder)
+            for unit in self.added_units
+            for module in unit.modules
+            for parameter in module.parameters()
+        )
+
     def add_unit(self, unit: Unit) -> None:
         """A call of fully_shard."""
         if self.is_final:
@@ -138,7 +150,12 @@ class Session:
     ) -> None:  # fmt: skip
         """The optimizer is made: lay out the model, join the job."""
         if self.is_final:
-            raise ConfigError("this session has an optimizer already; use its parameter groups")
+            raise ConfigError(
+                "the model was used before this optimizer was made, and so joined its job as one "
+                "that is not trained; make the optimizer before the first forward"
+                if self.only_computes
+                else "this session has an optimizer already; use its parameter groups"
+            )
         if update not in ("at_step", "streaming"):
             raise ConfigError(f"update={update!r}: choose 'at_step' or 'streaming'")
         self._streaming = update == "streaming"
@@ -146,7 +163,8 @@ class Session:
         model = describe(self, groups)
         say_if_one_unit(self, model)
         say_if_frozen(self, model)
-        self.root, self.layout, self.units = model.root, model.layout, model.units
+        self.roots, self.layout, self.units = model.roots, model.layout, model.units
+        self.first_weights.laid_out(model.roots)
         initialise.check(self)
         initialise.fill_buffers(self)
         description = Description(
@@ -154,7 +172,7 @@ class Session:
             optimizer=optimizer,
             update=update,
             state_fields=state_fields,
-            agreement=self.agree | push_dtypes(self.units),
+            agreement=self.agree | push_dtypes(self.units) | _beside(model.roots),
         )
         self._join(description)
         fill_units(self)
@@ -170,6 +188,11 @@ class Session:
             step=self.step,
         )
         self.attachments.joined()
+
+    def _finalise_without_optimizer(self) -> None:
+        """The model is used before there is an optimizer: it is not trained."""
+        self.only_computes = True
+        self.finalise([], optimizer="sgd", update="at_step", state_fields=(), hyper=lambda: b"")
 
     def _join(self, description: Description) -> None:
         """Become a member."""
@@ -225,7 +248,7 @@ class Session:
         if unit.index < 0:
             return
         unit.follow_requires_grad()
-        if torch.is_grad_enabled() or in_backward():
+        if (torch.is_grad_enabled() or in_backward()) and not self.only_computes:
             unit.check_room()
         if unit.is_installed:
             return
@@ -268,10 +291,7 @@ class Session:
         if self.is_finished:
             raise LuwuError("luwu.finish() was called; the weights cannot be pulled any more")
         if not self.is_final:
-            raise ConfigError(
-                "the model was called before its optimizer was made; construct "
-                "luwu.optim.AdamW or SGD first: only then its weights can be pulled"
-            )
+            self._finalise_without_optimizer()
         self.is_begun = True
         self.first_weights.load()
         self.begin_step()
@@ -287,7 +307,7 @@ class Session:
         self.has_forward = True
         self.backward.check_closed()
         if unit.is_root:
-            self._running().begin_forward()
+            self._running().begin_forward(unit.below)
 
     def leave_transforms(self) -> None:
         """No transform runs any more: what ran in one is not needed for its backward."""
@@ -298,6 +318,11 @@ class Session:
 
     def begin_backward(self) -> None:
         """The first hook of a backward runs."""
+        if self.only_computes:
+            raise ConfigError(
+                "backward of a model that was used before its optimizer was made, and so is not "
+                "trained; make luwu.optim.AdamW or SGD before the first forward"
+            )
         self.frozen = self._name_frozen()
         synced = {unit.requires_gradient_sync for unit in self.units if unit.is_trainable}
         self._keeps_all = True not in synced or (self._streaming and not self.is_last_backward)
@@ -486,7 +511,8 @@ class Session:
                 self._free_everything()
                 self._prefetcher.forget_all()
             self.nic.recorder.event("worker.leaves", rank=self.rank, step=self.step)
-            self.nic.leave()
+            if not self.has_no_parameters:
+                self.nic.leave()
         self.mover.close()
         self.nic.close()
         self.is_finished = True
@@ -557,3 +583,9 @@ class Session:
         if self.last_result is not None and self.last_result.is_lost:
             self.last_result = None
         return error
+
+
+def _beside(roots: Roots) -> dict[str, str]:
+    """What readers must know of models beside the trained one."""
+    prefixes = [prefix for prefix in roots.prefixes.values() if prefix]
+    return {BESIDE: " ".join(prefixes)} if prefixes else {}

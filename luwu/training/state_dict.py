@@ -43,10 +43,10 @@ def get_model_state_dict(
     session = _session_of(model)
     if not _returns_here(session, options):
         return {}
-    placeholders = {p.luwu_name: p for p in _placeholders(session)}
+    mine = {id(tensor) for _, tensor, _ in _entries(model)}
     wanted = [
-        name for name, p in placeholders.items()
-        if p.requires_grad or not options.ignore_frozen_params
+        p.luwu_name for p in _placeholders(session)
+        if id(p) in mine and (p.requires_grad or not options.ignore_frozen_params)
     ]  # fmt: skip
     with session.open_reader() as reader:
         values = _read(reader, "weight", wanted)
@@ -242,6 +242,13 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 def _entries(model: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[Tensor], None]]]:
     """(name, parameter or persistent buffer, how to set the buffer), as state_dict() names them."""
+    # What is here now, in the dtype of compute, will be freed: its placeholder stands for it.
+    away = {
+        id(parameter): member.placeholder
+        for unit in _session_of(model).units
+        if unit.is_installed and unit.weights is not None
+        for member, parameter in zip(unit.members, unit.weights.parameters, strict=True)
+    }
     for prefix, module in model.named_modules(remove_duplicate=False):
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             raise ConfigError(
@@ -256,7 +263,7 @@ def _entries(model: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[Tensor],
         for name, tensor in named:
             if tensor is not None:
                 full = f"{prefix}.{name}" if prefix else name
-                yield plain_name(full), tensor, _setter(module, name)
+                yield plain_name(full), away.get(id(tensor), tensor), _setter(module, name)
 
 
 def _setter(module: nn.Module, name: str) -> Callable[[Tensor], None]:

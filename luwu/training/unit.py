@@ -101,6 +101,8 @@ class Unit:
         """None: as the session has it; settled when the model is complete."""
         self.name = ""
         self.is_root = False
+        self.below: frozenset[int] = frozenset()
+        """Of a root: the places of its model's units in the layout."""
         self.index = -1
         """Its place in the layout; -1 while it has none, and for a unit without parameters."""
         self.members: list[Member] = []

@@ -20,6 +20,8 @@ from luwu.layout import Layout, Parameter, Unit
 DIFFERENCES_SHOWN_MAX = 6
 AGGREGATE = "aggregate"
 """Key of the agreement under which the aggregator's name stands."""
+BESIDE = "beside"
+"""Key of the agreement under which the frozen models beside the trained one stand."""
 DIMENSIONS_MAX = 64
 """Of one parameter: what torch allows."""
 
@@ -42,6 +44,12 @@ class Description:
     def aggregate(self) -> str:
         """The name of the aggregator by which gradients are added (`luwu.aggregate`)."""
         return self.agreement.get(AGGREGATE, FLOAT32)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What the names of frozen models beside the trained one begin with, such as `Teacher.`."""
+        said = self.agreement.get(BESIDE, "")
+        return tuple(said.split(" ")) if said else ()
 
     def aggregated_by(self, spec: str) -> Description:
         """The same job with this aggregator. float32 is not written down: it is what is meant."""

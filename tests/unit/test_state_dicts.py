@@ -13,10 +13,11 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import luwu
 from tests.unit.real_training import digest_of, in_cluster, seeded
-from tests.unit.small_models import Block, batch
+from tests.unit.small_models import Block, Stack, batch
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
 
 FULL = StateDictOptions(full_state_dict=True)
@@ -129,6 +130,28 @@ def test_state_dicts_are_those_of_torch(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("get_model_state_dict")
+def test_weights_that_are_here_are_not_handed_out(tmp_path: Path) -> None:
+    """Goal: after an evaluation the root is still here, in the dtype of compute; a state dict that
+    is taken then is that of the step, in the dtype it was made with, and stays as it is."""
+
+    def work(rank: int) -> None:
+        model: Any = seeded(Stack)
+        luwu.fully_shard_each(
+            model, Block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        )
+        optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        with torch.no_grad():
+            model(batch(0, 0, 0))
+        found = luwu.get_model_state_dict(model)
+        steps(model, optimizer, 0, 2)
+        with torch.no_grad():
+            model(batch(0, 0, 0))
+        for name, expected in seeded(Stack).state_dict().items():
+            assert torch.equal(found[name], expected), name
+
+    in_cluster(tmp_path, work)
+
+
 def test_frozen_parameters_may_be_left_out(tmp_path: Path) -> None:
     def work(rank: int) -> Any:
         model = make()

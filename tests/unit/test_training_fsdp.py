@@ -87,15 +87,6 @@ def test_unshard_ahead_of_forward_is_one_pull() -> None:
             model.blocks[0].reshard()
 
 
-def test_unshard_needs_an_optimizer() -> None:
-    """Goal: before the first weights are in the network there is nothing to pull."""
-    with worker(FakeNetwork(1)):
-        model = sharded_stack()
-        with pytest.raises(luwu.ConfigError, match="before its optimizer was made"):
-            model.unshard()
-        luwu.optim.SGD(model.parameters())
-
-
 @pytest.mark.feature("forward and backward prefetch")
 def test_prefetch_by_hand_asks_ahead() -> None:
     """Goal: the first step, whose order nobody knows, asks for what it was told to."""

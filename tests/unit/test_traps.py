@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 import luwu
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.real_training import in_cluster, seeded
-from tests.unit.small_models import Stack, batch, make_stack, shard, square_loss
+from tests.unit.small_models import Stack, make_stack, shard, square_loss
 from tests.unit.training_harness import one_thread, worker  # noqa: F401 - for every test here
 
 MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
@@ -179,8 +179,8 @@ def test_hooks_set_on_a_parameter_before_are_refused(kind: str) -> None:
 
 @pytest.mark.feature("an optimizer made before fully_shard, or of torch")
 def test_optimizers_that_would_update_nothing(tmp_path: Path) -> None:
-    """Goal: torch's optimizer, made before or after fully_shard, trains nothing and says so: the
-    model cannot be called without ours, and beside ours torch's cannot make a step."""
+    """Goal: torch's optimizer, made before or after fully_shard, trains nothing and says so: there
+    is no backward without ours, and beside ours torch's cannot make a step."""
 
     def work(rank: int) -> None:
         model = seeded(lambda: Stack(blocks=1))
@@ -189,8 +189,6 @@ def test_optimizers_that_would_update_nothing(tmp_path: Path) -> None:
         with pytest.raises(luwu.ConfigError, match=r"luwu\.fully_shard on the model before"):
             luwu.optim.SGD(seeded(lambda: Stack(blocks=1)).parameters())
         after = torch.optim.SGD(model.parameters(), lr=1.0)
-        with pytest.raises(luwu.ConfigError, match=r"luwu\.optim\.AdamW or SGD first"):
-            model(batch(0, 0, 0))
         ours = luwu.optim.SGD(model.parameters())
         square_loss(model, 0, 0, 0).backward()
         for theirs in (before, after):
@@ -198,7 +196,15 @@ def test_optimizers_that_would_update_nothing(tmp_path: Path) -> None:
                 theirs.step()
         ours.step()
 
+    def without_ours(rank: int) -> None:
+        model = seeded(lambda: Stack(blocks=1))
+        shard(model)
+        torch.optim.SGD(model.parameters(), lr=1.0)
+        with pytest.raises(luwu.ConfigError, match=r"make luwu\.optim\.AdamW or SGD before"):
+            square_loss(model, 0, 0, 0).backward()
+
     in_cluster(tmp_path, work)
+    in_cluster(tmp_path, without_ours)
 
 
 @pytest.mark.feature("step(closure)")

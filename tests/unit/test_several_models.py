@@ -1,0 +1,173 @@
+"""Frozen models beside the one that is trained, and models without an optimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import luwu
+from tests.unit.fake_nic import FakeNetwork
+from tests.unit.real_training import in_cluster, seeded
+from tests.unit.small_models import Block, Stack, batch
+from tests.unit.training_harness import one_thread, worker  # noqa: F401 - for every test here
+
+
+class Teacher(Stack):
+    """A network of the same kind under a name of its own."""
+
+
+def make(kind: type[nn.Module], seed: int = 7) -> Any:
+    return seeded(kind, seed)
+
+
+def shard(*models: nn.Module) -> None:
+    for model in models:
+        luwu.fully_shard_each(model, Block)
+
+
+def distil(student: Any, teacher: Any, optimizer: Any, through: bool) -> None:
+    """Three steps; with `through`, gradients pass the teacher on their way to the student."""
+    for step in range(3):
+        x = batch(step, 0, 0)
+        optimizer.zero_grad()
+        if through:
+            loss = teacher(student(x)).square().mean()
+        else:
+            with torch.no_grad():
+                wanted = teacher(x)
+            loss = (student(x) - wanted).square().mean()
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.mark.feature("a frozen model beside the trained one")
+@pytest.mark.parametrize("through", [False, True])
+@pytest.mark.parametrize("teacher_first", [False, True])
+@pytest.mark.parametrize("update", ["at_step", "streaming"])
+def test_a_teacher_trains_a_student_as_with_torch(
+    through: bool, teacher_first: bool, update: str, tmp_path: Path
+) -> None:
+    """I1. Goal: the student's weights are torch's, bit for bit, and the teacher's stay; a state
+    dict of either has its own names; the second step foresees what the first one used."""
+
+    def work(rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        student, teacher = make(Stack), make(Teacher, 8).requires_grad_(False)
+        shard(*((teacher, student) if teacher_first else (student, teacher)))
+        optimizer = luwu.optim.SGD(student.parameters(), lr=0.1, update=update)
+        names = [parameter.name for parameter in luwu.session().layout.parameters]
+        assert names[0] == "first.weight"
+        assert "Teacher.first.weight" in names
+        distil(student, teacher, optimizer, through)
+        read, x = make(Stack, 9), batch(3, 0, 0)
+        with torch.no_grad(), luwu.read_from(read, luwu.session().open_reader):
+            assert torch.equal(read(x), student(x))
+        assert len(luwu.session().units) == 2 * (len(student.blocks) + 1)
+        return luwu.get_model_state_dict(student), luwu.get_model_state_dict(teacher)
+
+    found, untouched = in_cluster(tmp_path, work).results[0]
+    student, teacher = make(Stack), make(Teacher, 8).requires_grad_(False)
+    distil(student, teacher, torch.optim.SGD(student.parameters(), lr=0.1), through)
+    for model, ours in ((student, found), (teacher, untouched)):
+        assert ours.keys() == model.state_dict().keys()
+        for name, expected in model.state_dict().items():
+            assert torch.equal(ours[name], expected), name
+
+
+@pytest.mark.feature("a frozen model beside the trained one")
+def test_each_model_has_first_weights_of_its_own(tmp_path: Path) -> None:
+    """Goal: files, a function that fills, and values: none is taken for another model's."""
+    of_files = make(Teacher, 9).state_dict()
+    (tmp_path / "files").mkdir()
+    save_file(of_files, tmp_path / "files" / "model.safetensors")
+
+    def fill(module: nn.Module) -> None:
+        for parameter in module.parameters(recurse=False):
+            nn.init.constant_(parameter, 0.25)
+
+    def work(rank: int) -> tuple[dict[str, Tensor], ...]:
+        with torch.device("meta"):
+            student, read = Stack(), Teacher().requires_grad_(False)
+        kept = make(Teacher, 8).requires_grad_(False)
+        shard(read, kept, student)
+        luwu.init_weights(student, fill)
+        luwu.load_pretrained(read, tmp_path / "files")
+        luwu.optim.SGD(student.parameters(), lr=0.1)
+        with torch.no_grad():
+            student(batch(0, 0, 0))
+        names = {parameter.name for parameter in luwu.session().layout.parameters}
+        assert {"first.weight", "Teacher.first.weight", "Teacher_2.first.weight"} <= names
+        return tuple(luwu.get_model_state_dict(model) for model in (student, read, kept))
+
+    filled, read, kept = in_cluster(tmp_path, work).results[0]
+    assert all(bool((value == 0.25).all()) for value in filled.values())
+    for found, expected in ((read, of_files), (kept, make(Teacher, 8).state_dict())):
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.feature("two models that are trained")
+def test_two_models_that_are_trained_are_refused() -> None:
+    """Goal: also where blocks were sharded and the model around them was forgotten."""
+    with worker(FakeNetwork(1)):
+        first, second = make(Stack), make(Teacher)
+        shard(first, second)
+        with pytest.raises(luwu.ConfigError, match=r"no unit contains.*two that are trained need"):
+            luwu.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    with worker(FakeNetwork(1)):
+        model = make(Stack)
+        for block in model.blocks:
+            luwu.fully_shard(block)
+        with pytest.raises(luwu.ConfigError, match=r"call luwu\.fully_shard\(model\) on the model"):
+            luwu.optim.SGD(model.blocks.parameters(), lr=0.1)
+
+
+def test_a_parameter_of_two_models_is_refused() -> None:
+    """Goal: one unit contains every module that a parameter is in, or its name is said."""
+    with worker(FakeNetwork(1)):
+        student, teacher = make(Stack), make(Teacher).requires_grad_(False)
+        teacher.first.weight = student.first.weight.requires_grad_(False)
+        shard(student)
+        luwu.fully_shard(teacher)
+        with pytest.raises(luwu.ConfigError, match=r"first\.weight is in two models"):
+            luwu.optim.SGD((p for p in student.parameters() if p.requires_grad), lr=0.1)
+
+
+@pytest.mark.feature("a model that is only computed with, without an optimizer")
+@pytest.mark.parametrize("is_graph_made", [False, True])
+def test_a_forward_before_any_optimizer(is_graph_made: bool, tmp_path: Path) -> None:
+    """Goal: a script without an optimizer gets what torch computes, on every rank; unshard too; an
+    optimizer that is made afterwards, and a backward, say what to do."""
+
+    def work(rank: int) -> Tensor:
+        model = make(Stack, 7 if rank == 0 else 8)
+        shard(model)
+        with torch.set_grad_enabled(is_graph_made):
+            model.unshard()
+            found: Tensor = model(batch(0, 0, 0))
+        if is_graph_made:
+            with pytest.raises(luwu.ConfigError, match="SGD before the first forward"):
+                found.sum().backward()
+        with pytest.raises(luwu.ConfigError, match="make the optimizer before the first forward"):
+            luwu.optim.SGD(model.parameters(), lr=0.1)
+        return found.detach()
+
+    expected = make(Stack)(batch(0, 0, 0)).detach()
+    for found in in_cluster(tmp_path, work, world_size=2).results:
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.feature("a model without parameters")
+def test_a_model_without_parameters() -> None:
+    """Goal: it computes, and nobody joins a job for it."""
+    with worker(FakeNetwork(1)):
+        model = nn.Sequential(nn.ReLU(), nn.Flatten())
+        luwu.fully_shard(model)
+        x = torch.linspace(-1, 1, 4, requires_grad=True).view(1, 4)
+        assert torch.equal(model(x), x.relu())
+        model(x).sum().backward()
+        assert not luwu.session().has_joined
+        luwu.finish()
