@@ -16,7 +16,7 @@ import torch
 
 from luwu.base.errors import ConfigError, StepAborted
 from luwu.training.attached import attach
-from luwu.training.clip import checked_max_norm
+from luwu.training.clip import checked_max_norm, checked_norm_type
 from luwu.training.loss_scale import DynamicLossScale, checked_loss_scale
 from luwu.training.placeholder import Placeholder
 from luwu.training.result import StepResult
@@ -44,6 +44,9 @@ class NetworkArguments(TypedDict, total=False):
     backward; what that cannot honour raises StepOrderError."""
     max_grad_norm: float | None
     """Clip the global norm of each step's mean gradient to this."""
+    norm_type: float
+    """The norm to clip by, and of `result.grad_norm`: 1, 2 (the default) or infinity; not with
+    "streaming"."""
     loss_scale: float | str | DynamicLossScale | None
     """For float16: a number, or "dynamic"; then call `optimizer.scale(loss).backward()`."""
     stats_every: int | None
@@ -60,7 +63,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
     def __init__(
         self, params: Iterable[Any], defaults: dict[str, Any], *, update: str = "at_step",
-        max_grad_norm: float | None = None,
+        max_grad_norm: float | None = None, norm_type: float = 2.0,
         loss_scale: float | str | DynamicLossScale | None = None, stats_every: int | None = None,
         **not_taken: object,
     ) -> None:  # fmt: skip
@@ -79,6 +82,9 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 'max_grad_norm with update="streaming": gradients are applied before the norm of '
                 'all of them is known; use update="at_step"'
             )
+        norm_type = checked_norm_type(norm_type)
+        if update == "streaming" and norm_type != 2:
+            raise ConfigError('norm_type with update="streaming": no gradient is clipped there')
         scale_rule = checked_loss_scale(loss_scale)
         _check_stats_every(stats_every)
         self._session: Session | None = None
@@ -92,6 +98,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             update=update,
             state_fields=self.state_fields(),
             hyper=self._hyper,
+            norm_type=norm_type,
         )
         session.loss_scale.use(scale_rule)
         if session.loss_scale.is_dynamic:

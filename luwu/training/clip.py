@@ -14,6 +14,7 @@ import torch
 
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.training.placeholder import Placeholder
+from luwu.wire.description import NORM_TYPES
 
 if TYPE_CHECKING:
     from luwu.training.result import StepResult
@@ -63,12 +64,16 @@ def clip_grad_norm_(
 
     Returns an object that is a number after `step()`.
     Raises: StepOrderError with `update="streaming"`, which applies gradients before their norm is
-            known; ConfigError unless all trainable parameters are given, with the 2-norm.
+            known; ConfigError unless all trainable parameters are given, and the norm that the
+            optimizer was made with (`norm_type`).
     """
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     session = _session_of(given)
-    if norm_type != 2.0:
-        raise ConfigError(f"norm_type={norm_type!r}: the network clips by the 2-norm only")
+    if float(norm_type) != session.norm_type:
+        raise ConfigError(
+            f"norm_type={norm_type!r}, but the node takes the {session.norm_type:g}-norm of each "
+            f"step as it adds; make the optimizer with norm_type={norm_type!r}"
+        )
     checked_max_norm(max_norm)
     if session.is_streaming:
         raise StepOrderError(
@@ -92,6 +97,16 @@ def checked_max_norm(max_norm: float) -> float:
     value = float(max_norm)
     if math.isnan(value) or value <= 0:
         raise ConfigError(f"max_norm must be above 0, got {max_norm!r}")
+    return value
+
+
+def checked_norm_type(norm_type: float | str) -> float:
+    """The norm to clip by. Raises ConfigError unless it is 1, 2 or infinity."""
+    value = float(norm_type)
+    if value not in NORM_TYPES:
+        raise ConfigError(
+            f"norm_type={norm_type!r}: gradients are clipped by norm 1, 2 or infinity"
+        )
     return value
 
 

@@ -50,7 +50,7 @@ from luwu.training.result import StepResult
 from luwu.training.roots import Roots
 from luwu.training.unit import Unit
 from luwu.training.weights import ByteCount
-from luwu.wire.description import BESIDE, Description
+from luwu.wire.description import BESIDE, NORM_TYPE, Description
 
 
 class Session:
@@ -60,6 +60,8 @@ class Session:
         self.mover = device
         self.nic = device.connect(nic)
         self.agree = dict(agree)
+        for key in {NORM_TYPE, BESIDE} & self.agree.keys():
+            raise ConfigError(f"{key!r} is agreed on by luwu; call it otherwise in agree=")
         self.device = device.where
         self.rank, self.world_size = nic.rank, nic.world_size
         self.chunk_bytes = nic.chunk_bytes
@@ -94,6 +96,8 @@ class Session:
         self.backward = Backward(self)
         self.clip: ClippedNorm | None = None
         """Clipping asked for in this step."""
+        self.norm_type = 2.0
+        """The norm of gradients that the node takes."""
         self.stats_every: int | None = None
         """Steps with a number that it divides are measured."""
         self.in_transforms: set[Unit] = set()
@@ -146,7 +150,7 @@ class Session:
 
     def finalise(
         self, groups: Sequence[Sequence[Placeholder]], *, optimizer: str, update: str,
-        state_fields: tuple[str, ...], hyper: Callable[[], bytes],
+        state_fields: tuple[str, ...], hyper: Callable[[], bytes], norm_type: float = 2.0,
     ) -> None:  # fmt: skip
         """The optimizer is made: lay out the model, join the job."""
         if self.is_final:
@@ -159,7 +163,7 @@ class Session:
         if update not in ("at_step", "streaming"):
             raise ConfigError(f"update={update!r}: choose 'at_step' or 'streaming'")
         self._streaming = update == "streaming"
-        self._state_hyper = hyper
+        self._state_hyper, self.norm_type = hyper, norm_type
         model = describe(self, groups)
         say_if_one_unit(self, model)
         say_if_frozen(self, model)
@@ -172,7 +176,7 @@ class Session:
             optimizer=optimizer,
             update=update,
             state_fields=state_fields,
-            agreement=self.agree | push_dtypes(self.units) | _beside(model.roots),
+            agreement=self.agree | self._agreement(model.roots),
         )
         self._join(description)
         fill_units(self)
@@ -188,6 +192,16 @@ class Session:
             step=self.step,
         )
         self.attachments.joined()
+
+    def _agreement(self, roots: Roots) -> dict[str, str]:
+        """What ranks must agree on, where it is not what is usual."""
+        said = push_dtypes(self.units)
+        if self.norm_type != 2:
+            said[NORM_TYPE] = f"{self.norm_type:g}"
+        beside = " ".join(prefix for prefix in roots.prefixes.values() if prefix)
+        if beside:
+            said[BESIDE] = beside
+        return said
 
     def _finalise_without_optimizer(self) -> None:
         """The model is used before there is an optimizer: it is not trained."""
@@ -583,9 +597,3 @@ class Session:
         if self.last_result is not None and self.last_result.is_lost:
             self.last_result = None
         return error
-
-
-def _beside(roots: Roots) -> dict[str, str]:
-    """What readers must know of models beside the trained one."""
-    prefixes = [prefix for prefix in roots.prefixes.values() if prefix]
-    return {BESIDE: " ".join(prefixes)} if prefixes else {}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from luwu.aggregate.named import FLOAT32
 from luwu.base.errors import ConfigError, RemoteProtocolError
@@ -22,6 +23,10 @@ AGGREGATE = "aggregate"
 """Key of the agreement under which the aggregator's name stands."""
 BESIDE = "beside"
 """Key of the agreement under which the frozen models beside the trained one stand."""
+NORM_TYPE = "norm_type"
+"""Key of the agreement under which another norm than the 2-norm stands."""
+NORM_TYPES: Final = (1.0, 2.0, math.inf)
+"""By which norms gradients can be clipped."""
 DIMENSIONS_MAX = 64
 """Of one parameter: what torch allows."""
 
@@ -50,6 +55,11 @@ class Description:
         """What the names of frozen models beside the trained one begin with, such as `Teacher.`."""
         said = self.agreement.get(BESIDE, "")
         return tuple(said.split(" ")) if said else ()
+
+    @property
+    def norm_type(self) -> float:
+        """The norm of a step's gradient: 1, 2 or infinity."""
+        return float(self.agreement.get(NORM_TYPE, "2"))
 
     def aggregated_by(self, spec: str) -> Description:
         """The same job with this aggregator. float32 is not written down: it is what is meant."""
@@ -113,6 +123,9 @@ def parse_description(encoded: bytes | memoryview) -> Description:
         raise RemoteProtocolError(text) from exc
     if found.update not in ("at_step", "streaming"):
         raise RemoteProtocolError(f"the job description asks for update={found.update!r:.40}")
+    if found.agreement.get(NORM_TYPE, "2") not in ("1", "2", "inf"):
+        said = found.agreement[NORM_TYPE]
+        raise RemoteProtocolError(f"the job description asks for norm_type={said!r:.40}")
     return found
 
 

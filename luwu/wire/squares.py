@@ -1,5 +1,8 @@
 """Sums of squares that several nodes add up to the norm that one node would find, bit for bit.
 
+(Of magnitudes, for the 1-norm; the largest magnitudes, for the norm of infinity. What is said of
+squares here holds of them too, but that of the largest ones only the largest is sent.)
+
 A node's squares are those of its blocks of 4,096 elements, by the total weight that their sums are
 divided by. Floats round when they are added; so a node sends not their sum but a few doubles whose
 exact sum is that of all its squares. `math.fsum` rounds once, at the very end, wherever it is done.
@@ -17,7 +20,7 @@ Squares = Mapping[float, Sequence[float]]
 """Total weight -> squares of the undivided sums that it divides."""
 
 
-def norm_of(all_squares: Iterable[Squares | None]) -> float:
+def norm_of(all_squares: Iterable[Squares | None], norm_type: float = 2.0) -> float:
     """The norm of the mean gradient over all nodes; inf if any has a sum that is not finite."""
     merged: dict[float, list[float]] = {}
     for squares in all_squares:
@@ -25,6 +28,10 @@ def norm_of(all_squares: Iterable[Squares | None]) -> float:
             return math.inf
         for weight, values in squares.items():
             merged.setdefault(weight, []).extend(values)
+    if norm_type == math.inf:
+        return max((max(s) / w for w, s in merged.items() if s), default=0.0)
+    if norm_type == 1:
+        return math.fsum(math.fsum(s) / w for w, s in sorted(merged.items()))
     return math.sqrt(math.fsum(math.fsum(s) / w / w for w, s in sorted(merged.items())))
 
 
@@ -42,12 +49,12 @@ def exact_sum(values: Iterable[float]) -> list[float]:
     return parts
 
 
-def encode_squares(squares: Squares) -> bytes:
+def encode_squares(squares: Squares, norm_type: float = 2.0) -> bytes:
     """What a node says of its squares."""
-    rows = [
-        [weight.hex(), [part.hex() for part in exact_sum(values)]]
-        for weight, values in sorted(squares.items())
-    ]
+    rows = []
+    for weight, values in sorted(squares.items()):
+        parts = [max(values)] if norm_type == math.inf and values else exact_sum(values)
+        rows.append([weight.hex(), [part.hex() for part in parts]])
     return json.dumps(rows, separators=(",", ":")).encode()
 
 

@@ -28,12 +28,11 @@ class Ballot:
         """A node's sums of the step are complete."""
         self._squares[node] = squares
 
-    @property
-    def norm(self) -> float | None:
+    def norm(self, norm_type: float) -> float | None:
         """Of the mean gradient over all nodes; None while one has not measured it."""
         if len(self._squares) < self._node_count:
             return None
-        return norm_of(self._squares.values())
+        return norm_of(self._squares.values(), norm_type)
 
     def prepared(self, node: int) -> None:
         """A node is prepared."""

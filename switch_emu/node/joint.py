@@ -111,7 +111,7 @@ class NodeJoint(NodeMember):
             self._ballot.measured(0, squares)
             self._judge_if_measured()
         else:
-            payload = None if squares is None else encode_squares(squares)
+            payload = None if squares is None else encode_squares(squares, self._norm_type)
             measured = self._ours(wire.Measured, step=step.number)
             self._uplink.ask(self._now_ns, "measured", measured, payload)
 
@@ -252,7 +252,7 @@ class NodeJoint(NodeMember):
             self._settle()
 
     def _judge_if_measured(self) -> None:
-        step, norm = self._steps.get(self._step), self._ballot.norm
+        step, norm = self._steps.get(self._step), self._ballot.norm(self._norm_type)
         if norm is not None and step is not None and not step.is_judged:
             applied = math.isfinite(norm) and not step.skip
             self._judge(step, norm, self._attempt + 1, applied=applied)

@@ -115,6 +115,11 @@ class NodeMember(Parent):
         assert self._description is not None
         return self._description.update == "streaming"
 
+    @property
+    def _norm_type(self) -> float:
+        assert self._description is not None
+        return self._description.norm_type
+
     def _settle(self) -> None:
         """Do what has become possible."""
         raise NotImplementedError

@@ -36,6 +36,7 @@ from switch_emu.node.actions import (
     ReadWeights,
     Update,
 )
+from switch_emu.node.block_norms import block_norms
 from switch_emu.node.core import NodeCore
 from switch_emu.node.kernels import UpdateKernel
 from switch_emu.node.outgoing import Outgoing
@@ -76,6 +77,7 @@ class Pipeline:
         self._layout = description.layout
         self._kernel, self._places, self._sent = kernel, places, buffers
         self._streaming = description.update == "streaming"
+        self._norm_type = description.norm_type
         self._recorder, self._wake = recorder, wake
         self.statistics = Statistics(self._layout)
         """Of the last step that asked for them."""
@@ -282,6 +284,8 @@ class Pipeline:
         start_ns = SYSTEM_CLOCK.now_ns()
         with self._adder.terms(action.contributions, total.size) as contributions:
             squares = self._kernel.fold(contributions, before, total)
+        if self._norm_type != 2:
+            squares = block_norms(total, self._norm_type)
         self._span("fold", start_ns, step=action.step, chunk=action.chunk)
         self._tell(lambda: self._folded(action, squares, payload))
 
