@@ -27,6 +27,9 @@ def uncompiled(function: FunctionT) -> FunctionT:
             if "torch._dynamo" not in sys.modules:
                 return function(*args, **kwargs)
             disabled = torch.compiler.disable(function)
+            # Else the compiler looks into this very frame, for each kind of module anew, until it
+            # gives up with a warning that points here.
+            torch._dynamo.decorators.skip(call)
         return disabled(*args, **kwargs)
 
     # What the compiler looks for in a function that it comes upon while it traces another one.

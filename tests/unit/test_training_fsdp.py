@@ -294,53 +294,6 @@ def test_nested_units(update: str) -> None:
     compare(lambda: seeded(Nested), shard_nested, loss, update=update)
 
 
-@pytest.mark.feature("torch.compile of a unit")
-@pytest.mark.parametrize("where", ["blocks", "model"])
-def test_compiled_units(where: str) -> None:
-    """I4. Goal: compiled units give what they gave before, step after step. Method: the compiler's
-    own autograd with eager kernels, so that the arithmetic is the same."""
-
-    def shard_and_compile(model: Any) -> None:
-        shard(model)
-        for module in model.blocks if where == "blocks" else [model]:
-            module.compile(backend="aot_eager")
-
-    torch._dynamo.reset()
-    try:
-        compare(
-            lambda: make_stack(blocks=2), shard_and_compile, world_size=1, steps=3, update="at_step"
-        )
-    finally:
-        torch._dynamo.reset()
-
-
-@pytest.mark.feature("torch.compile of a unit")
-@pytest.mark.parametrize("order", ["compile, shard", "torch.compile, shard", "shard, compile"])
-def test_units_compiled_as_one_graph(order: str) -> None:
-    """I4. Goal: with fullgraph=True too, in the order of torchtitan (compile each block, then shard
-    it) and in the other: weights come and go around what is compiled, and no hook cuts it."""
-
-    def shard_and_compile(model: Any) -> None:
-        for index, block in enumerate(model.blocks):
-            if order == "compile, shard":
-                block.compile(backend="aot_eager", fullgraph=True)
-            elif order == "torch.compile, shard":
-                model.blocks[index] = torch.compile(block, backend="aot_eager", fullgraph=True)
-        for block in model.blocks:
-            luwu.fully_shard(block)
-        luwu.fully_shard(model)
-        for block in model.blocks if order == "shard, compile" else ():
-            block.compile(backend="aot_eager", fullgraph=True)
-
-    torch._dynamo.reset()
-    try:
-        compare(
-            lambda: make_stack(blocks=2), shard_and_compile, world_size=1, steps=3, update="at_step"
-        )
-    finally:
-        torch._dynamo.reset()
-
-
 @pytest.mark.feature("autocast")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype: torch.dtype) -> None:
