@@ -289,6 +289,7 @@ def test_optimizer_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
                 luwu.set_optimizer_state_dict(model, ours, changed(change))
         with pytest.raises(luwu.ConfigError, match=r"luwu\.optim optimizer that was made"):
             luwu.get_optimizer_state_dict(model, optimizer)  # type: ignore[arg-type]
+        luwu.get_model_state_dict(model)  # returns when the first weights are decided
 
     found = in_cluster(tmp_path, work)
     assert found.digest == digest_of(dict(make().named_parameters()))
