@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.errors import ConnectionFailed, LuwuError, RemoteProtocolError
+from luwu.base.errors import ConfigError, ConnectionFailed, LuwuError, RemoteProtocolError
 from luwu.base.events import Recorder
 from luwu.base.limits import (
     MALFORMED_MESSAGES_MAX,
@@ -32,7 +32,7 @@ from luwu.transport.interface import (
     SendHandle,
     Transport,
 )
-from luwu.wire.actions import PARENT, Drop, Expel, Note, Send
+from luwu.wire.actions import PARENT, Drop, End, Expel, Note, Send
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role
 from luwu.wire.messages import Content, Hello, Message, Refuse
@@ -45,6 +45,8 @@ _RECEIVE_NS_MAX = 200_000_000
 _SEE_OFF_NS_MAX = 10 * 10**9
 _ABOUT_PEERS = ("refused", "misfit", "unexpected")
 """Last words of the names of a core's notes that a peer can cause as often as it likes."""
+_TOLD_NS_MAX = 5 * 10**9
+"""How long children that were refused may take to leave."""
 
 
 class Shell:
@@ -78,6 +80,8 @@ class Shell:
         """Connections that did not read what they were sent: told of once."""
         self._deaf_to: set[str] = set()
         """Connections that broke the protocol: what they send is dropped unread."""
+        self._ends_with: tuple[LuwuError, int] | None = None
+        """Why the job cannot be served, and until when children may leave."""
 
     # ---------------------------------------------------------------------- for subclasses
 
@@ -143,10 +147,14 @@ class Shell:
     # ---------------------------------------------------------------------- the loop
 
     def run(self, should_stop: Callable[[], bool]) -> bool:
-        """Serve until the job is over (True) or somebody wants us to stop (False)."""
+        """Serve until the job is over (True) or somebody wants us to stop (False).
+
+        Raises the error of a job that was refused for good, after its children have left.
+        """
         while not self.finished:
             if should_stop():
                 return False
+            self._raise_if_refused()
             self._take_turn()
             self.do(self.background())
             self.do(self.tick(SYSTEM_CLOCK.now_ns()))
@@ -157,6 +165,17 @@ class Shell:
                 self.write_counters()
         self._see_off(should_stop)
         return True
+
+    def end_with(self, error: LuwuError) -> None:
+        """The job cannot be served: end with this, once the children have been told."""
+        if self._ends_with is None:
+            self._ends_with = error, SYSTEM_CLOCK.now_ns() + _TOLD_NS_MAX
+
+    def _raise_if_refused(self) -> None:
+        if self._ends_with is not None:
+            error, end_ns = self._ends_with
+            if not self._children or SYSTEM_CLOCK.now_ns() > end_ns:
+                raise error
 
     def _take_turn(self) -> None:
         """Handle what has come, so much of it that timers and finished work never wait for long.
@@ -201,6 +220,8 @@ class Shell:
                     payload.drop()  # type: ignore[attr-defined]
                 case Expel(peer):
                     self._expel(peer)
+                case End(text):
+                    self.end_with(ConfigError(text, code="E207"))
                 case Note(name, fields, level):
                     if name.rpartition(".")[2] not in _ABOUT_PEERS or self._may_tell():
                         self.recorder.event(name, level=level, **dict(fields))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.closing import Closing
+from luwu.base.errors import LuwuError
 from luwu.base.events import Recorder
 from luwu.base.links import LinkPair, Links, retry_over
 from luwu.base.seeds import derive
@@ -199,6 +200,11 @@ class LocalCluster(Closing):
             raise error
         return results
 
+    @property
+    def errors(self) -> Sequence[BaseException]:
+        """What switches and node have ended with so far."""
+        return self._errors
+
     def wait_until_served(self) -> None:
         """Return when switch and node have ended by themselves: every worker has left."""
         for thread in self._threads:
@@ -269,6 +275,10 @@ class LocalCluster(Closing):
 
     def _serving(self, switch: SwitchShell) -> Callable[[], None]:
         def serve() -> None:
-            switch.run(self._stopping.is_set)
+            try:
+                switch.run(self._stopping.is_set)
+            except LuwuError:
+                switch.transport.close()  # as its process would: the node sees it leave
+                raise
 
         return serve

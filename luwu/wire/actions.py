@@ -41,6 +41,13 @@ class Expel:
 
 
 @dataclass(frozen=True, slots=True)
+class End:
+    """The job was refused for good: end with this text, once the children have been told."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something a person may want to read in the log, with its fields."""
 

@@ -343,6 +343,7 @@ class NodeShell(Shell):
             raise  # the disk, not what the workers asked for
         except LuwuError as exc:
             self.recorder.event("node.refused", level="ERROR", text=str(exc))
+            self.end_with(exc)
             self.do(self.core.store_refused(str(exc)))
             return
         self._open(store)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.base.outstanding import RetryPolicy
 from luwu.wire import messages as wire
-from luwu.wire.actions import Expel
+from luwu.wire.actions import End, Expel
 from luwu.wire.kinds import Role, Verb
 from luwu.wire.uplink import Uplink
 from switch_emu.switch.actions import Action, SwitchLimits
@@ -247,11 +247,15 @@ class SwitchMember(Parent):
                 self._cancel("the switch was started again")
 
     def _refused(self, m: wire.Refuse) -> None:
-        """The parent takes us in no more; also those wait that do not count."""
+        """The parent does not take us in, or no more; also those wait that do not count."""
         self._uplink.answered("present")
         self._announce(
             self._members.everyone, self._ours(wire.Refuse, text=m.text, is_older=m.is_older)
         )
+        if m.is_older or self._joined:
+            return  # a node whose state is older ends itself, and can say more
+        if self._uplink.answered("hello"):
+            self._actions.append(End(f"the job was refused: {m.text}"))
 
     def _judged(self, m: wire.Verdict | wire.Decided) -> None:
         """How the open step came out."""

@@ -27,6 +27,7 @@ from tests.unit.local_job import (
     refusal,
     used_state,
 )
+from tests.unit.waiting import is_soon
 
 
 def test_used_state_without_resume_is_refused(tmp_path: Path) -> None:
@@ -75,6 +76,47 @@ def test_a_budget_without_room_for_the_state_is_refused(tmp_path: Path) -> None:
     plan_node(budget_bytes=named, chunk_bytes=job.layout.chunk_bytes, world_size=2, has_switch=True)
     with cluster_for(job, tmp_path, memory_budget_bytes=named) as cluster:
         check(cluster, job, cluster.run(Worker(job)))
+
+
+class LeavingWorker(Worker):
+    """A worker that closes its connections at its end, as the end of its process would."""
+
+    def __call__(self, nic: Nic) -> Any:
+        try:
+            return super().__call__(nic)
+        finally:
+            nic.close()
+
+
+@every_place
+def test_a_job_that_is_refused_ends(has_switch: bool, tmp_path: Path) -> None:
+    """I6. Goal: what no worker can ever be served by does not listen any longer: after the workers
+    have left, switch and node end, each with the reason."""
+    job = Job()
+    changes: dict[str, Any] = {"memory_budget_bytes": job.least_bytes, "has_switch": has_switch}
+    with cluster_for(job, tmp_path, **changes) as cluster:
+        with pytest.raises(ConfigError, match="memory_budget: two sides of the state"):
+            cluster.run(LeavingWorker(job))
+        cluster.wait_until_served()
+        errors = [each for each in cluster.errors if isinstance(each, ConfigError)]
+        assert sorted(each.code for each in errors) == ["E205", "E207"][: 1 + has_switch]
+
+
+@every_place
+def test_a_switch_whose_workers_have_another_state_ends(has_switch: bool, tmp_path: Path) -> None:
+    """I6. Goal: the switch of a job that the node refuses is of no use to another one: it ends. The
+    node goes on listening for the job that its state belongs to."""
+    other = make_layout()
+    rows = (replace(other.parameters[0], shape=(96, 65)), *other.parameters[1:])
+    job = Job(layout=replace(other, parameters=rows))
+    changes: dict[str, Any] = {
+        "state": used_state(tmp_path), "resume": True, "has_switch": has_switch,
+    }  # fmt: skip
+    with cluster_for(job, tmp_path, **changes) as cluster:
+        with pytest.raises(ConfigError, match="the state is that of another job"):
+            cluster.run(LeavingWorker(job))
+        assert is_soon(lambda: bool(cluster.errors))
+        assert "the job was refused: the state is that of another job" in str(cluster.errors[0])
 
 
 @pytest.mark.feature("different models or data on two workers")
