@@ -39,6 +39,8 @@ from switch_emu.store import (
     PageStore,
     TieredPageStore,
 )
+from switch_emu.store.claim import Claim
+from switch_emu.store.directory import CONFIG_NAME
 from switch_emu.store.kept import KeptFiles
 from switch_emu.store.paced import PacedPageStore
 from switch_emu.store.spill import SpillFile
@@ -243,6 +245,8 @@ def make_node_shell(
             file=record,
         )
 
+    claim = None if spec.state is None else Claim(spec.state, f"job {spec.job}")
+
     def make_spill(description: Description) -> SpillFile:
         layout = description.layout
         owned = [chunk for chunk in layout.chunks if layout.owner(chunk.index) == spec.number]
@@ -267,8 +271,9 @@ def make_node_shell(
         job=spec.job,
         place=spec.place,
         plan=plan,
-        open_store=lambda: _open_existing(spec, plan),
-        make_store=lambda description: _make_store(spec, plan, description),
+        open_store=lambda: _open_existing(spec, plan, claim),
+        make_store=lambda description: _make_store(spec, plan, description, claim),
+        claim=claim,
         make_spill=make_spill,
         make_kernel=lambda description: make_kernel(
             description.optimizer,
@@ -286,8 +291,11 @@ def make_node_shell(
     )
 
 
-def _open_existing(spec: NodeSpec, plan: NodePlan) -> PageStore | None:
-    if spec.state is None or not (spec.state / "CONFIG").exists():
+def _open_existing(spec: NodeSpec, plan: NodePlan, claim: Claim | None) -> PageStore | None:
+    if spec.state is None or claim is None:
+        return None
+    if not (spec.state / CONFIG_NAME).exists():
+        claim.take()
         return None
     store = FilePageStore.open(spec.state, durability=spec.durability)
     if store.decided is not None and not spec.resume:
@@ -320,7 +328,9 @@ def _open_existing(spec: NodeSpec, plan: NodePlan) -> PageStore | None:
     return _tiered(store, spec, plan, description)
 
 
-def _make_store(spec: NodeSpec, plan: NodePlan, description: Description) -> PageStore:
+def _make_store(
+    spec: NodeSpec, plan: NodePlan, description: Description, claim: Claim | None
+) -> PageStore:
     if description.layout.node_count != spec.count:
         raise ConfigError(
             f"optimizer_nodes: the workers speak of {description.layout.node_count}, there are "
@@ -340,7 +350,7 @@ def _make_store(spec: NodeSpec, plan: NodePlan, description: Description) -> Pag
                 code="E205",
             )
         return MemoryPageStore(config)
-    store = FilePageStore.create(spec.state, config, durability=spec.durability)
+    store = FilePageStore.create(spec.state, config, durability=spec.durability, claim=claim)
     return _tiered(store, spec, plan, description)
 
 

@@ -46,6 +46,7 @@ from switch_emu.node.visits import Visits
 from switch_emu.payload import Buffers, Payload
 from switch_emu.shell import Shell
 from switch_emu.store import DecidedStep, PageStore
+from switch_emu.store.claim import Claim
 from switch_emu.store.kept import KeptFiles
 from switch_emu.store.spill import SpillFile
 from switch_emu.switch.actions import Sum
@@ -73,12 +74,12 @@ class NodeShell(Shell):
         make_kept: Callable[[DecidedStep | None], KeptFiles],
         make_places: Callable[[Description], WeightsPlaces | None] = lambda description: None,
         own_switch: SwitchCore | None = None, grace_s: float = 600.0,
-        counters: CountersFile | None = None, where: str = "in RAM",
+        counters: CountersFile | None = None, where: str = "in RAM", claim: Claim | None = None,
     ) -> None:  # fmt: skip
-        """`where`: the state is, for people."""
+        """`where`: the state is, for people; `claim`: what holds its place until it is made."""
         super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
         self.core = core
-        self._where = where
+        self._where, self._claim = where, claim
         self._job, self._plan, self._place = job, plan, place or NodePlace()
         self._open_store = open_store
         self._make_store, self._make_spill = make_store, make_spill
@@ -189,7 +190,7 @@ class NodeShell(Shell):
         return None
 
     def close(self) -> None:
-        """Stop the pipeline; close store and spill file."""
+        """Stop the pipeline; close store and spill file; let go of a place that was not used."""
         if self._pipeline is not None:
             self._pipeline.close()
         if self._visits is not None:
@@ -200,6 +201,8 @@ class NodeShell(Shell):
             self._kept.close()
         if self.store is not None:
             self.store.close()
+        if self._claim is not None:
+            self._claim.close()
 
     # ---------------------------------------------------------------------- Shell
 

@@ -9,7 +9,7 @@
 Making one: everything is built in a directory beside it, flushed, then renamed. All space is
 allocated here, so that a step neither grows a file nor runs out of disk (copy-on-write file systems
 can still do that: there, keep some free). A maker that was killed leaves `.NAME.creating`, which is
-no store; the next maker removes it.
+no store; the next maker removes it. Until then the directory may hold a CLAIM alone (`claim.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from luwu.base.failpoints import failpoint
 from luwu.base.making import check_space, flush_directory, lock_building
 from luwu.base.quantities import format_bytes
 from luwu.base.refusals import refusal, refusing
+from switch_emu.store.claim import CLAIM_NAME, Claim
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.config_file import decode_config, encode_config
 from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter
@@ -45,14 +46,20 @@ def store_disk_bytes(config: StoreConfig) -> int:
     return files + len(encode_config(config))
 
 
-def create_directory(path: Path, config: StoreConfig) -> None:
-    """Make an empty store at `path`.
+def create_directory(path: Path, config: StoreConfig, claim: Claim | None = None) -> None:
+    """Make an empty store at `path`; `claim`: held there by us already.
 
     Raises: ConfigError if something is there; StoreFullError if the disk is too small.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if claim is None and (path / CLAIM_NAME).exists():
+        with Claim(path) as left_behind:
+            left_behind.take()  # and gone
+    held = set() if claim is None else {CLAIM_NAME}
+    if path.exists() and (not path.is_dir() or {each.name for each in path.iterdir()} - held):
         raise ConfigError(
-            f"{path} exists and is not empty; open it, or name another directory", code="E203"
+            f"{path} exists and is not empty; give it with --resume if it is the state of this "
+            "job, or name another directory with --state",
+            code="E203",
         )
     check_space(path, store_disk_bytes(config))
     building = path.parent / f".{path.name}.creating"
@@ -67,6 +74,8 @@ def create_directory(path: Path, config: StoreConfig) -> None:
         _write_files(building, config)
         os.fsync(building_fd)
         failpoint("store.create.before_rename")
+        if claim is not None:
+            claim.release()
         os.rename(building, path)
         is_there = True
         failpoint("store.create.after_rename")

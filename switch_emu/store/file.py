@@ -44,6 +44,7 @@ import xxhash
 from luwu.base.errors import ConfigError, PageCorruptError, StateError
 from luwu.base.failpoints import failpoint
 from luwu.base.refusals import refusal, refusing
+from switch_emu.store.claim import Claim
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter, probe_direct_io
 from switch_emu.store.directory import (
@@ -91,15 +92,16 @@ class FilePageStore(PageStore):
     @classmethod
     def create(
         cls, path: Path, config: StoreConfig, *, durability: Durability = "step",
-        direct_io: bool = True, first_version: int = 0,
+        direct_io: bool = True, first_version: int = 0, claim: Claim | None = None,
     ) -> FilePageStore:  # fmt: skip
         """Make an empty store at `path`, which must not exist or be empty, and open it.
 
         `first_version`: what its first decided version is, where the state of a job is brought in.
+        `claim`: what holds the directory for us; it is released.
         Raises: ConfigError, StoreFullError.
         """
         _check_durability(durability)
-        create_directory(path, config)
+        create_directory(path, config, claim)
         return cls(path, durability=durability, direct_io=direct_io, first_version=first_version)
 
     @classmethod
