@@ -6,6 +6,8 @@ leaves the job has `worker.leaves` among its events, with the step that would ha
     none joined              the script has no luwu.init(): N copies train side by side
     one did not join         the others wait until it does
     one made fewer steps     the others wait for its part of the next one
+    some elsewhere are late  their switch has told the workers here which (`worker.misses`)
+    a host is missing        the torchruns of the others start no worker
 
 Each is said once, as soon as it can be seen, and not when `--grace` is over. Of a worker that was
 started again only what it did since counts; one that failed is no case of these.
@@ -17,13 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.clock import SYSTEM_CLOCK, Clock
 from luwu.base.errors import ConfigError, DeadlineError
 from luwu.base.json_file import json_object, read_json
 from luwu.launch.run_directory import RunDirectory
+from luwu.launch.torchrun import Meeting
 
 LEAVES: Final = "worker.leaves"
+MISSES: Final = "worker.misses"
 _LOOK_NS: Final = 500_000_000
+_ALONE_NS: Final = 10 * 10**9
+"""How long torchruns of several hosts may take to meet before it is said who waits for whom."""
 _TAIL_BYTES: Final = 16 * 1024
 _ADVICE: Final = (
     "let every rank make the same number of steps; one without samples calls luwu.empty_backward()"
@@ -42,6 +48,8 @@ class _Worker:
     """The step that would have been its next."""
     last_step: int
     """The last step that it computed a gradient of; -1: none."""
+    misses: str
+    """Which ranks had not joined, as it was told last."""
     failed_with: str | None
     """The kind of error that ended it."""
 
@@ -61,25 +69,34 @@ class _Worker:
 class Attendance:
     """Looks at the workers of a job on this host, twice a second."""
 
-    def __init__(self, run: RunDirectory, prefix: str = "") -> None:
+    def __init__(
+        self, run: RunDirectory, prefix: str = "", *, meeting: Meeting | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:  # fmt: skip
+        """`meeting`: where this host's torchrun meets those of others."""
         self._run, self._prefix = run, prefix
+        self._meeting, self._clock = meeting, clock
+        self._alone_ns = clock.now_ns() + _ALONE_NS
         self._next_ns = 0
         self._said: set[str] = set()
 
     def news(self) -> list[str]:
         """What is to be said now, and was not yet."""
-        now_ns = SYSTEM_CLOCK.now_ns()
+        now_ns = self._clock.now_ns()
         if now_ns < self._next_ns:
             return []
         self._next_ns = now_ns + _LOOK_NS
-        found = self._find()
+        workers = self._look()
+        found = [*self._find(workers), *self._missing(workers)]
+        if not workers and self._meeting is not None and now_ns > self._alone_ns:
+            found = [("alone", _alone(self._meeting))]
         news = [text for kind, text in found if kind not in self._said]
         self._said.update(kind for kind, _ in found)
         return news
 
     def vain_waits(self) -> list[str]:
         """What is known now of ranks that are gone and others that waited for them."""
-        return [text for _, text in self._find()]
+        return [text for _, text in self._find(self._look())]
 
     def check_joined(self) -> None:
         """All workers have ended well. Raises ConfigError if none was a member of the job."""
@@ -87,9 +104,12 @@ class Attendance:
         if workers and all(each.is_stranger for each in workers):
             raise ConfigError(_nobody(workers))
 
-    def _find(self) -> list[tuple[str, str]]:
-        workers = self._look()
+    def _find(self, workers: list[_Worker]) -> list[tuple[str, str]]:
         return [*self._strangers(workers), *self._early(workers)]
+
+    def _missing(self, workers: list[_Worker]) -> list[tuple[str, str]]:
+        found = [each.misses for each in workers if each.misses]
+        return [(text, f"{text} yet; the workers of this host wait for them") for text in found[:1]]
 
     def _strangers(self, workers: list[_Worker]) -> list[tuple[str, str]]:
         ended = [each for each in workers if each.is_stranger]
@@ -137,13 +157,20 @@ class Attendance:
             start = read_json(file.with_suffix(".start"))
             error = read_json(self._run.error(process))
             events = self._run.events(f"worker-{record['rank']}")
-            left_at, last_step = _steps(events, 0 if start is None else start["at_ns"])
+            left_at, last_step, misses = _seen(events, 0 if start is None else start["at_ns"])
             found.append(_Worker(
                 rank=record["rank"], has_ended=ended is not None, has_begun=events.exists(),
                 has_joined=bool(ended and ended["joined"]), left_at=left_at, last_step=last_step,
-                failed_with=None if error is None else error["type"],
+                misses=misses, failed_with=None if error is None else error["type"],
             ))  # fmt: skip
         return found
+
+
+def _alone(meeting: Meeting) -> str:
+    return (
+        f"no worker of this host has started: its torchrun waits at {meeting.endpoint} for those "
+        f"of {meeting.hosts} hosts; start the same command on each of them"
+    )
 
 
 def _nobody(workers: list[_Worker]) -> str:
@@ -156,21 +183,26 @@ def _nobody(workers: list[_Worker]) -> str:
     )
 
 
-def _steps(events: Path, since_ns: int) -> tuple[int | None, int]:
-    """From the end of a worker's events: the step it left at, and the last it had a gradient of,
-    both since it was started last."""
+def _seen(events: Path, since_ns: int) -> tuple[int | None, int, str]:
+    """From the end of a worker's events, since it was started last: the step it left at, the last
+    that it had a gradient of, and which ranks it missed."""
     try:
         with events.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
-        return None, -1
-    left_at, last_step = None, -1
+        return None, -1, ""
+    left_at, last_step, misses = None, -1, ""
     for line in lines:
         record = json_object(line)
-        if record.get("name") == LEAVES and record["at_ns"] >= since_ns:
+        name, at_ns = record.get("name"), record.get("at_ns", record.get("start_ns", -1))
+        if at_ns < since_ns:
+            continue
+        if name == LEAVES:
             left_at = record["step"]
-        elif record.get("name") == "flatten" and record["start_ns"] >= since_ns:
+        elif name == MISSES:
+            misses = record["text"]
+        elif name == "flatten":
             last_step = max(last_step, record["step"])
-    return left_at, last_step
+    return left_at, last_step, misses

@@ -156,7 +156,9 @@ class Supervisor(Closing):
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
             for stale in self.run.path.glob(pattern):
                 stale.unlink()
-        self._attendance = None if connect is None else Attendance(self.run, self._prefix)
+        self._attendance = None
+        if connect is not None:
+            self._attendance = Attendance(self.run, self._prefix, meeting=meeting)
         starter = None
         if not alone and on_loss == "stop":
             starter = torchrun_command(self.run, workers, meeting, restarts_max)

@@ -152,6 +152,8 @@ class NicCore(NicMember):
             self._actions.append(Refused(m.text, m.is_older))
         elif isinstance(m, wire.Welcome):
             self._welcomed(now_ns, m)
+        elif isinstance(m, wire.Received) and m.verb is Verb.HELLO:
+            self._heard_joined(m)
         elif not self._joined or m.generation < self._generation or m.attempt < self._attempt:
             self._stale(m, payload)
         elif isinstance(m, wire.Abort):

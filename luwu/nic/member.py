@@ -12,6 +12,7 @@ from typing import Any
 from luwu.aggregate import Aggregator
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.base.outstanding import RetryPolicy
+from luwu.base.tree import ranges_text, ranks_of
 from luwu.nic.actions import Aborted, Action, Gradient, Joined, Left, Refused
 from luwu.nic.encoding import Encodings
 from luwu.nic.handles import Handles
@@ -41,6 +42,8 @@ class NicMember(Speaker):
         self._uplink = Uplink(self._actions, retry or RetryPolicy())
         self._hello: tuple[bytes, str] | None = None
         self._joined = False
+        self._missing = 0
+        """Ranks that have not joined, as far as the parent said."""
         self.is_left_out = False
         """The job goes on without us, and we wait to be let in again."""
         self._leaving = False
@@ -97,6 +100,8 @@ class NicMember(Speaker):
 
     def waits_for(self) -> str:
         """What must happen next, for people."""
+        if not self._joined and self._missing:
+            return f"ranks {ranges_text(ranks_of(self._missing))} have not joined"
         if not self._joined:
             return "Welcome: the parent waits for all ranks"
         step = self._statements.committed
@@ -123,6 +128,12 @@ class NicMember(Speaker):
     def _asked_to_rejoin(self, now_ns: int) -> None:
         if self._hello is not None and not self._uplink.asks("hello"):
             self._say_hello(now_ns)
+
+    def _heard_joined(self, m: wire.Received) -> None:
+        """Others have not joined yet: a person may want to look after them."""
+        if not self._joined:
+            self._missing = ((1 << self._world_size) - 1) & ~m.contributors
+            self._note("worker.misses", "WARNING", rank=self._me["rank"], text=self.waits_for())
 
     def _welcomed(self, now_ns: int, m: wire.Welcome) -> None:
         asked = self._uplink.answered("hello")

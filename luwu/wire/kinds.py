@@ -29,6 +29,8 @@ class Verb(IntEnum):
     LEAVE = 4
     KEEP = 5
     PRESENT = 6
+    HELLO = 7
+    """Not all ranks have joined; `contributors` are those that have, as far as the parent knows."""
 
 
 class PayloadRule(IntEnum):

@@ -136,7 +136,7 @@ class Received(DataMessage):
 
     verb: Verb
     contributors: int
-    """Of the push it answers; 0 for the other verbs."""
+    """Of the push it answers, of PRESENT and of HELLO; 0 for the other verbs."""
 
 
 @message(6)

@@ -145,6 +145,8 @@ class SwitchCore(SwitchHandingOn):
             self._refused(m)
         elif isinstance(m, wire.Welcome):
             self._welcomed(m)
+        elif isinstance(m, wire.Received) and m.verb is Verb.HELLO:
+            self._tell_joined(m.contributors)
         elif not self._joined or m.generation < self._generation or m.attempt < self._attempt:
             self._refuse(m, payload)
         elif isinstance(m, wire.Abort):

@@ -80,6 +80,11 @@ class Members:
         return len(self._by_ranks) == len(self.children)
 
     @property
+    def joined(self) -> int:
+        """Ranks of the children that are in."""
+        return sum(self._by_ranks)
+
+    @property
     def counted(self) -> tuple[int, ...]:
         """The children any of whose ranks counts, in rank order."""
         return tuple(ranks for ranks in self.children if ranks & self.active)

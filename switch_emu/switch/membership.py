@@ -9,6 +9,7 @@ that are lost, it says whom it hears (`presence.py`); the node says which ranks 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.base.outstanding import RetryPolicy
@@ -21,6 +22,9 @@ from switch_emu.switch.members import KnowsMoreError, Member, RefusedError, rank
 from switch_emu.switch.parent import Parent
 from switch_emu.switch.presence import Presence
 
+MISSING_FIRST_NS: Final = 5 * 10**9
+"""When the ranks that have joined are told which have not, and how often it is said again."""
+MISSING_EVERY_NS: Final = 30 * 10**9
 _JOB_IS_OVER = "the job is over: its other ranks have finished the last step"
 
 
@@ -48,6 +52,8 @@ class SwitchMember(Parent):
         former start pushed must not meet in one sum, or one step, what they push."""
         self._joined = False
         self._gone = False
+        self._missing_ns: int | None = None
+        """When children are told next who has not joined; None: nobody waits for that."""
 
     def _forget(self, step: int | None = None) -> None:
         """Forget what a decided step needed; without one, in a new attempt, all of the older."""
@@ -77,12 +83,15 @@ class SwitchMember(Parent):
         """Repeat what is due."""
         self._now_ns = now_ns
         self._call_the_roll()
+        self._name_missing()
         self._uplink.tick(now_ns)
         return self._take()
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do; None while nothing waits."""
-        due = (self._uplink.next_tick_ns(), self._presence.next_ns(self._now_ns))
+        due = (
+            self._uplink.next_tick_ns(), self._presence.next_ns(self._now_ns), self._missing_ns,
+        )  # fmt: skip
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     @property
@@ -128,6 +137,26 @@ class SwitchMember(Parent):
                 self._tell(peer, self._welcome_child())
         elif not self._uplink.asks("hello"):
             self._call_the_roll()
+            if self._missing_ns is None and not self._members.complete:
+                self._missing_ns = self._now_ns + MISSING_FIRST_NS
+
+    def _name_missing(self) -> None:
+        """Tell those that wait for others whom they wait for."""
+        if self._missing_ns is None or self._now_ns < self._missing_ns:
+            return
+        first = self._members.first
+        if self._joined or self._members.complete or first is None:
+            self._missing_ns = None
+            return
+        self._missing_ns = self._now_ns + MISSING_EVERY_NS
+        elsewhere = ((1 << first.world_size) - 1) & ~self._members.ranks  # our parent knows
+        self._tell_joined(elsewhere | self._members.joined)
+
+    def _tell_joined(self, ranks: int) -> None:
+        said = self._ours(
+            wire.Received, step=0, chunk=0, part=0, verb=Verb.HELLO, contributors=ranks
+        )
+        self._announce(self._members.everyone, said)
 
     def _check_knows_no_more(self, known: tuple[int, int, int]) -> None:
         """Raise KnowsMoreError if a child was told what the state does not know.

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.clock import SYSTEM_CLOCK, ManualClock
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.json_file import write_json
-from luwu.launch.attendance import LEAVES, Attendance
+from luwu.launch.attendance import LEAVES, MISSES, Attendance
 from luwu.launch.entry import count_start
 from luwu.launch.failures import worker_failure
 from luwu.launch.run_directory import RunDirectory
+from luwu.launch.torchrun import Meeting
 
 
 class Host:
@@ -167,6 +168,35 @@ def test_a_worker_that_failed_is_no_stranger(host: Host) -> None:
     host.end(1, joined=False)
     (line,) = host.news()
     assert line.startswith("the script of worker 1 has ended without joining the job")
+
+
+@pytest.mark.feature("a rank that does not join")
+def test_ranks_that_have_not_joined_are_named(host: Host) -> None:
+    """Goal: what a worker was told is shown, once, and is no cause of what comes later."""
+    for rank in range(2):
+        events = host.run.events(f"worker-{rank}")
+        with Recorder(role="worker", path=events, printed=None) as recorder:
+            recorder.event(MISSES, rank=rank, text="ranks 4-5 have not joined")
+    attendance = Attendance(host.run)
+    (line,) = attendance.news()
+    assert line == "ranks 4-5 have not joined yet; the workers of this host wait for them"
+    assert attendance.vain_waits() == []
+
+
+@pytest.mark.feature("a rank that does not join")
+def test_a_host_that_waits_for_others_says_so(tmp_path: Path) -> None:
+    """Goal: torchrun starts no worker before all hosts are there; say where they meet."""
+    clock = ManualClock()
+    host = Host(tmp_path / "run")
+    meeting = Meeting(endpoint="10.0.0.5:29400", hosts=3, name="luwu-1")
+    attendance = Attendance(host.run, meeting=meeting, clock=clock)
+    assert attendance.news() == []
+    clock.advance(11 * 10**9)
+    (line,) = attendance.news()
+    assert "waits at 10.0.0.5:29400 for those of 3 hosts" in line
+    host.start(0)
+    clock.advance(10**9)
+    assert attendance.news() == []
 
 
 def test_ranks_that_end_one_after_another_are_no_news(host: Host) -> None:

@@ -422,7 +422,7 @@ _WRONG: dict[str, list[Any]] = {
     "bool": [0, 1, None, "true", 1.0],
     "str": [1, None, b"text", "x" * (TEXT_CHARS_MAX + 1), ["text"]],
     "Role": [0, 5, -1, 1.0, True, None, "WORKER"],
-    "Verb": [0, 7, -1, 2**63, True, None],
+    "Verb": [0, 8, -1, 2**63, True, None],
     "contributors": _WRONG_BITMAPS,
     "present": _WRONG_BITMAPS,
     "lost": _WRONG_BITMAPS,
