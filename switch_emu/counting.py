@@ -1,6 +1,7 @@
 """What a switch or node has counted so far: by link, and in its core; written once a second.
 
-    counters/switch.json   {"schema": 1, "role": "switch", "pid": 4711, "at": "2026-...",
+    counters/switch.json   {"schema": 1, "job": 5713, "role": "switch", "pid": 4711,
+                            "at": "2026-...",
                             "links": {"parent": {"messages_sent": ..., ...}, "ranks 0": {...}},
                             "core": {"raw_count": 0, "slot_bytes_now": 1048576, ...},
                             "slots": {"opened_count": [12, 12, ...], ...}}
@@ -98,8 +99,8 @@ class LinkCounts:
 class CountersFile:
     """Where a role's counts are put for others to read."""
 
-    def __init__(self, path: Path, role: str) -> None:
-        self._path, self._role = path, role
+    def __init__(self, path: Path, role: str, job: int) -> None:
+        self._path, self._role, self._job = path, role, job
         self._due_ns = 0
         self._expendable = Expendable()
         with self._expendable.writing(path):
@@ -116,6 +117,7 @@ class CountersFile:
         self._due_ns = SYSTEM_CLOCK.now_ns() + EVERY_NS
         document = {
             "schema": SCHEMA,
+            "job": self._job,
             "role": self._role,
             "pid": os.getpid(),
             "at": utc_text(),

@@ -3,23 +3,61 @@
 The roles write `counters/*.json` once a second (`switch_emu/counting.py`); a scrape reads what they
 last wrote, so no role listens for it and a slow scraper holds nobody up.
 
-    luwu_link_messages_sent_total{role="switch",link="ranks 0"} 98
-    luwu_slot_opened_total{role="switch",slot="3"} 12
-    luwu_raw_total{role="switch"} 0
-    luwu_slot_bytes{role="switch"} 1048576
-    luwu_counted_at_seconds{role="switch"} 1790000000
+    luwu_link_messages_sent_total{job="5713",role="switch",link="ranks 0"} 98
+    luwu_slot_opened_total{job="5713",role="switch",slot="3"} 12
+    luwu_raw_total{job="5713",role="switch"} 0
+    luwu_slot_bytes{job="5713",role="switch"} 1048576
+    luwu_counted_at_seconds{job="5713",role="switch"} 1790000000
+
+A Prometheus that has a `job` label of its own calls ours `exported_job`, unless its configuration
+has `honor_labels: true`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.own import needs
 
 LINK, SLOT = "link", "slot"
+HELP: Final = {
+    "luwu_link_messages_sent_total": "Messages that the role sent on the link.",
+    "luwu_link_header_bytes_sent_total": "Bytes of the headers of messages sent on the link.",
+    "luwu_link_payload_bytes_sent_total": "Bytes of gradients, weights and other payloads sent.",
+    "luwu_link_messages_received_total": "Messages that the role received on the link.",
+    "luwu_link_header_bytes_received_total": "Bytes of the headers of messages received.",
+    "luwu_link_payload_bytes_received_total": "Bytes of payloads received on the link.",
+    "luwu_link_repeats_sent_total": "Requests that were sent again for want of an answer.",
+    "luwu_link_duplicates_received_total": "Gradients of a chunk that had been taken in before.",
+    "luwu_slot_opened_total": "Chunks that found the slot free and began to be summed in it.",
+    "luwu_slot_taken_total": "Gradients of a chunk that found the slot taken, handed on unsummed.",
+    "luwu_slot_copies": "Copies of slots that hold a chunk now; each slot has two.",
+    "luwu_slot_held_copies": "Copies of the slot that hold a chunk now, of two.",
+    "luwu_repeated_total": "Requests to the parent that were sent again for want of an answer.",
+    "luwu_duplicates_total": "Gradients of a chunk that came again, on all links of the role.",
+    "luwu_raw_total": "Gradients of a chunk that were handed on unsummed, for want of a slot.",
+    "luwu_fallback_total": "Pulls of a chunk whose copy was gone, asked of the parent again.",
+    "luwu_copies_bytes": "Bytes of weights that the switch keeps for ranks that will ask for them.",
+    "luwu_slots": "Slots that hold a chunk now.",
+    "luwu_slots_peak": "Most slots that held a chunk at once.",
+    "luwu_slots_limit": "Slots that there are; each has two copies.",
+    "luwu_slots_opened_total": "Chunks that began to be summed in a slot.",
+    "luwu_slot_bytes": "Bytes of partial sums that the slots hold now.",
+    "luwu_slot_bytes_limit": "Bytes that the slots may hold.",
+    "luwu_slot_copies_peak": "Most copies of slots that held a chunk at once.",
+    "luwu_step": "Number of the first step that is not decided, from 0.",
+    "luwu_attempt": "Number of the attempt that counts; an abort or a skipped step raises it.",
+    "luwu_spilled_total": "Sums of a chunk that found no room in memory and went to disk.",
+    "luwu_overflow_total": "Chunks whose encoded sum was none, and that were sent again.",
+    "luwu_sum_bytes": "Bytes of sums in memory that wait for their update.",
+    "luwu_sum_bytes_limit": "Bytes of sums that memory has room for.",
+    "luwu_updates": "Pages that are being updated now.",
+    "luwu_counted_at_seconds": "Time at which the role last wrote its counts, in seconds of Unix.",
+}
+"""What each metric counts, and in what unit. A count is of this start of the role's process."""
 
 Counters = Mapping[str, Mapping[str, Any]]
 """By role: the document that it wrote."""
@@ -73,28 +111,26 @@ class _RunCollector:
 
         families: dict[str, Any] = {}
 
-        def add(name: str, text: str, labels: dict[str, str], value: float) -> None:
+        def add(name: str, labels: dict[str, str], value: float) -> None:
             if name not in families:
                 is_total = name.endswith("_total")
                 kind = CounterMetricFamily if is_total else GaugeMetricFamily
+                text = HELP.get(name, name)
                 families[name] = kind(name.removesuffix("_total"), text, labels=list(labels))
             families[name].add_metric(list(labels.values()), value)
 
         for role, document in self._read().items():
-            of_role = {"role": role}
+            whose = {"job": str(document["job"]), "role": role}
             for link, counts in document["links"].items():
                 for name, value in counts.items():
-                    text = f"{name.replace('_', ' ')}, between processes"
-                    add(f"luwu_link_{name}_total", text, {**of_role, LINK: link}, value)
+                    add(f"luwu_link_{name}_total", {**whose, LINK: link}, value)
             for name, values in document["slots"].items():
-                text = f"{name.replace('_', ' ')}, by slot"
                 for slot, value in enumerate(values):
-                    labels = {**of_role, SLOT: str(slot)}
-                    add(metric_name(f"slot_{name}"), text, labels, value)
+                    add(metric_name(f"slot_{name}"), {**whose, SLOT: str(slot)}, value)
             for name, value in document["core"].items():
-                add(metric_name(name), name.replace("_", " "), of_role, value)
+                add(metric_name(name), whose, value)
             at = datetime.fromisoformat(document["at"]).timestamp()
-            add("luwu_counted_at_seconds", "when the role last wrote its counts", of_role, at)
+            add("luwu_counted_at_seconds", whose, at)
         yield from families.values()
 
 

@@ -287,7 +287,9 @@ def make_node_shell(
         own_switch=own_switch,
         grace_s=spec.grace_s,
         where="in RAM" if spec.state is None else f"in {spec.state}",
-        counters=None if spec.counters is None else CountersFile(spec.counters, spec.counters.stem),
+        counters=None
+        if spec.counters is None
+        else CountersFile(spec.counters, spec.counters.stem, spec.job),
     )
 
 

@@ -251,7 +251,7 @@ class FixedSlotPool:
         return {
             "opened_count": self._opened_counts,
             "taken_count": self._taken_counts,
-            "copies_now": held,
+            "held_copies_now": held,
         }
 
     def waits_for(self, missing: Callable[[list[int]], str]) -> str:

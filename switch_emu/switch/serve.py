@@ -146,7 +146,9 @@ def serve_switch(
             grace_s=spec.grace_s,
             add=adder.add,
             parents=parents,
-            counters=None if spec.counters is None else CountersFile(spec.counters, "switch"),
+            counters=None
+            if spec.counters is None
+            else CountersFile(spec.counters, spec.counters.stem, spec.job),
         )
         is_finished = shell.run(should_stop)
         shell.drain(2.0)

@@ -10,8 +10,9 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.commands.status import counters, status, status_text
 from luwu.launch.run_directory import RunDirectory
-from luwu.report.prometheus import metric_name, serve_metrics
+from luwu.report.prometheus import HELP, metric_name, serve_metrics
 from switch_emu.counting import CountersFile, LinkCount, LinkCounts
+from switch_emu.switch.fixed_slots import FixedSlotPool, PoolRange
 from tests.unit.local_job import Job, Worker, cluster_for
 
 
@@ -58,9 +59,9 @@ def write_run(path: Path) -> RunDirectory:
     """A run directory with what a switch counted."""
     run = RunDirectory.create(path)
     links = {"parent": LinkCount(1, 2, 3, 4, 5, 6), "ranks 0": LinkCount(7, 8, 9, 10, 11, 12, 0, 2)}
-    CountersFile(run.counters("switch"), "switch").write(
+    CountersFile(run.counters("switch"), "switch", 5713).write(
         links, {"raw_count": 3, "slots_now": 2, "slot_bytes_now": 4096},
-        {"opened_count": [7, 5], "copies_now": [0, 0]},
+        {"opened_count": [7, 5], "held_copies_now": [0, 0]},
     )  # fmt: skip
     return run
 
@@ -89,6 +90,19 @@ def test_a_count_is_named_by_prometheus_rules(name: str, metric: str) -> None:
 
 
 @pytest.mark.feature("counters for Prometheus")
+def test_every_count_says_what_it_counts(tmp_path: Path) -> None:
+    """Goal: no metric without a sentence, and no sentence without a metric. Method: what the cores
+    of both fidelities count, and what every link does."""
+    with cluster_for(Job(), tmp_path) as cluster:
+        counted = [*cluster.node.core_counts(), *cluster.switch.core_counts()]
+    pool = FixedSlotPool(ranks=3, pool=PoolRange(slot_count=2, slot_bytes=4096))
+    names = {metric_name(name) for name in (*counted, *pool.counts())}
+    names |= {metric_name(f"slot_{name}") for name in pool.slot_counts()}
+    names |= {f"luwu_link_{name}_total" for name in LinkCount().document()}
+    assert names | {"luwu_counted_at_seconds"} == set(HELP)
+
+
+@pytest.mark.feature("counters for Prometheus")
 def test_prometheus_scrapes_what_the_roles_last_wrote(tmp_path: Path) -> None:
     """Goal: a real scrape over HTTP has every count with its role and link, and follows the files;
     afterwards nothing listens. Method: the library's own parser reads it."""
@@ -101,10 +115,14 @@ def test_prometheus_scrapes_what_the_roles_last_wrote(tmp_path: Path) -> None:
     def scrape() -> dict[tuple[str, str], float]:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
+        families = list(text_string_to_metric_families(text))
+        samples = [sample for family in families for sample in family.samples]
+        whose = {(each.labels["job"], each.labels["role"]) for each in samples}
+        assert whose == {("5713", "switch")}
+        assert all(family.documentation.endswith(".") for family in families)
         return {
             (sample.name, sample.labels.get("link") or sample.labels.get("slot", "")): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
+            for sample in samples
         }
 
     try:
@@ -115,8 +133,8 @@ def test_prometheus_scrapes_what_the_roles_last_wrote(tmp_path: Path) -> None:
         assert found["luwu_slots", ""] == 2
         assert found["luwu_link_duplicates_received_total", "ranks 0"] == 2
         assert found["luwu_slot_opened_total", "0"] == 7
-        assert found["luwu_slot_copies", "1"] == 0
-        CountersFile(run.counters("switch"), "switch").write({}, {"raw_count": 5})
+        assert found["luwu_slot_held_copies", "1"] == 0
+        CountersFile(run.counters("switch"), "switch", 5713).write({}, {"raw_count": 5})
         assert scrape()["luwu_raw_total", ""] == 5
         with pytest.raises(ConfigError, match="give another port"):
             serve_metrics("127.0.0.1", port, dict)
@@ -132,7 +150,7 @@ def test_counts_that_cannot_be_written_are_given_up(
     """I6. Goal: one warning, with the directory, and the role goes on. Method: the directory is a
     file, which no file can be made in."""
     (tmp_path / "counters").touch()
-    file = CountersFile(tmp_path / "counters" / "node.json", "node")
+    file = CountersFile(tmp_path / "counters" / "node.json", "node", 1)
     for _ in range(2):
         file.write({}, {})
     [warning] = capsys.readouterr().err.splitlines()
