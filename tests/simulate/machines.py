@@ -21,10 +21,11 @@ from switch_emu.node.core import NodeCore
 from switch_emu.switch.actions import Sum
 from switch_emu.switch.aggregate import sum_in_order
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.fan import Fan
+from switch_emu.switch.shell import parent_names
 from switch_emu.switch.tree_order import Group, combined, nested
 from tests.simulate.device import ProcessEnded
 from tests.simulate.disk import Disk, DiskFailed
+from tests.simulate.fanned import FannedSwitch
 from tests.simulate.job import JOB, Job, apply_update, mask_of
 from tests.simulate.world import Payload, Process, World, drop, payload_bytes
 
@@ -51,15 +52,16 @@ class Switch(Process):
         """The name by which its parents know it: that of its connections, which end with it."""
         self.is_superseded = False
         """Another has its place, and its children: what it says to them reaches nobody."""
-        self.fan = Fan(len(self._parents)) if len(self._parents) > 1 else None
-        self.core = SwitchCore(
-            job=JOB,
-            incarnation=incarnation,
-            children=tree.children(place),
-            rank=tree.index(place),
-            limits=job.limits,
-            retry=job.retry,
-        )
+        made: dict[str, Any] = {
+            "job": JOB, "incarnation": incarnation, "children": tree.children(place),
+            "rank": tree.index(place), "limits": job.limits, "retry": job.retry,
+        }  # fmt: skip
+        self._count = len(self._parents)
+        self._parent_names = parent_names(self._count)
+        self._fanned = FannedSwitch(parents_count=self._count, **made) if self._count > 1 else None
+        self.core = self._fanned.core if self._fanned is not None else SwitchCore(**made)
+        self._outer: Any = self._fanned or self.core
+        """What is told of events: with several nodes, the core and its fan."""
         for name in {self.name, self.parent_side}:
             world.listen(name, self._received, self)
 
@@ -72,46 +74,34 @@ class Switch(Process):
 
     def child_lost(self, name: str) -> None:
         """The connection of a child has ended."""
-        self._do(self.core.lost(self._world.now_ns, name))
+        self._do(self._outer.lost(self._world.now_ns, name))
 
     def reconnected(self) -> None:
         """The connections to the nodes are lost, and come back under another name."""
         self.parent_side += "'"
         self._world.listen(self.parent_side, self._received, self)
-        for number in range(len(self._parents)):
-            if self.fan is not None:
-                self.fan.reconnected(number)
-        self._do(self.core.reconnected(self._world.now_ns))
+        if self._fanned is not None:
+            self._do(self._fanned.reconnected(self._world.now_ns, range(self._count)))
+        else:
+            self._do(self.core.reconnected(self._world.now_ns))
 
     def _received(self, sender: str, message: Message, payload: Any) -> None:
         nbytes = payload_bytes(payload)
-        if sender in self._parents and self.fan is not None:
-            for said in self.fan.down(self._parents.index(sender), message):
-                data = payload if said is message else None
-                self._do(self.core.received(self._world.now_ns, PARENT, said, data, nbytes))
-            for number, hello, description in self.fan.to_greet():
-                self._world.send(self.parent_side, self._parents[number], hello, description)
-            return
-        peer = PARENT if sender in self._parents else sender
-        self._do(self.core.received(self._world.now_ns, peer, message, payload, nbytes))
-
-    def _up(self, message: Message, payload: Any) -> None:
-        numbers: tuple[int, ...] = (0,)
-        if self.fan is not None:
-            numbers, message = self.fan.up(message, payload), self.fan.stamped(message)
-        for number in numbers:
-            self._world.send(self.parent_side, self._parents[number], message, payload)
+        is_parent = sender in self._parents
+        peer = self._parent_names[self._parents.index(sender)] if is_parent else sender
+        self._do(self._outer.received(self._world.now_ns, peer, message, payload, nbytes))
 
     def tick(self) -> None:
-        self._do(self.core.tick(self._world.now_ns))
+        self._do(self._outer.tick(self._world.now_ns))
 
     def _do(self, actions: list[Any]) -> None:
         for action in actions:
             match action:
                 case Send(peers, message, payload):
                     for peer in peers:
-                        if peer == PARENT:
-                            self._up(message, payload)
+                        if peer in self._parent_names:
+                            parent = self._parents[self._parent_names.index(peer)]
+                            self._world.send(self.parent_side, parent, message, payload)
                         elif not self.is_superseded:
                             self._world.send(self.name, peer, message, payload)
                 case Drop(payload):
@@ -129,7 +119,7 @@ class Switch(Process):
             total = np.empty_like(values[0])
             sum_in_order([memoryview(v) for v in values], action.dtypes, total)
         payload = Payload(total, self.account)
-        self._do(self.core.summed(self._world.now_ns, action, payload, total.nbytes))
+        self._do(self._outer.summed(self._world.now_ns, action, payload, total.nbytes))
 
 
 class Node(Process):

@@ -1,0 +1,115 @@
+"""The one file of the evidence that knows how cores are built, called and named.
+
+Records speak the names of the day on which they were made. A core, an event, a parameter, an
+action or a field that is called otherwise today is translated here; the records stay as they are.
+
+    a core's class was moved or renamed    `CORES`
+    it is built in another way             `make`
+    an event or its parameter is renamed   `call`, and `EVENTS`, which is what a recorder listens to
+    an action or a value is renamed        `RENAMED_TYPES`: new class -> the name in the records
+    a field of one is renamed              `RENAMED_FIELDS`: (name in the records, field) -> new
+    texts for people were changed          `TEXTS_ARE_COMPARED = False`
+    a difference that is meant             a recording of its own, in the commit that means it
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from luwu.aggregate import make_aggregator
+from luwu.base.outstanding import RetryPolicy
+from luwu.nic import actions as nic_actions
+from luwu.nic import reading as reader_actions
+from luwu.nic.core import NicCore
+from luwu.nic.reading import ReaderCore
+from luwu.wire import actions as wire_actions
+from luwu.wire.reading import VersionFacts
+from switch_emu.node import actions as node_actions
+from switch_emu.node.core import NodeCore
+from switch_emu.switch import actions as switch_actions
+from switch_emu.switch import slots
+from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.fixed_slots import PoolRange
+from tests.simulate.fanned import FannedSwitch
+
+TEXTS_ARE_COMPARED: Final = True
+"""Whether a replay asks for the same texts, as of `Refuse`, `Abort` or a log line."""
+
+CORES: Final[dict[str, type[Any]]] = {
+    "worker": NicCore,
+    "switch": SwitchCore,
+    "switch below several nodes": FannedSwitch,
+    "node": NodeCore,
+    "reader": ReaderCore,
+}
+"""By kind of process: what is told of events and answers with actions."""
+
+_OF_MEMBERS = ("received", "tick", "reconnected")
+EVENTS: Final[dict[str, tuple[str, ...]]] = {
+    "worker": (
+        *_OF_MEMBERS, "join", "load", "pull", "push", "measured", "encoded", "begin", "commit",
+        "keep", "cancel", "leave", "forget",
+    ),
+    "switch": (*_OF_MEMBERS, "summed", "lost"),
+    "switch below several nodes": (*_OF_MEMBERS, "summed", "lost"),
+    "node": (
+        *_OF_MEMBERS, "store_opened", "store_refused", "page_loaded", "inspected", "folded",
+        "updated", "written", "weights_read", "piece_kept", "prepared", "decided", "pinned",
+        "pin_failed", "field_read",
+    ),
+    "reader": ("received", "tick", "reconnected", "open", "read", "shut"),
+}  # fmt: skip
+"""Methods that take an event and return actions, by kind of process."""
+
+_TYPES: Final[tuple[type[Any], ...]] = (
+    RetryPolicy, PoolRange, VersionFacts, slots.Contribution,
+    wire_actions.Send, wire_actions.Drop, wire_actions.Expel, wire_actions.Note,
+    nic_actions.Joined, nic_actions.Fill, nic_actions.Done, nic_actions.Judged,
+    nic_actions.Settled, nic_actions.Aborted, nic_actions.Refused, nic_actions.Left,
+    nic_actions.Measure, nic_actions.Encode, nic_actions.Gradient,
+    reader_actions.VersionOpened, reader_actions.FieldCame, reader_actions.ReaderGone,
+    switch_actions.Sum, switch_actions.SwitchLimits,
+    node_actions.NodeLimits, node_actions.NodePlace, node_actions.PreparedVersion,
+    node_actions.StoreFacts, node_actions.OpenStore, node_actions.LoadPage,
+    node_actions.KeepPiece, node_actions.RecordAttempt, node_actions.Discard, node_actions.Spill,
+    node_actions.Inspect, node_actions.Fold, node_actions.Update, node_actions.ReadWeights,
+    node_actions.Prepare, node_actions.Decide, node_actions.GiveUp, node_actions.PinVersion,
+    node_actions.ReadField, node_actions.Unpin,
+)  # fmt: skip
+"""Actions, and values that events and constructors are given."""
+
+RENAMED_TYPES: Final[dict[type[Any], str]] = {}
+RENAMED_FIELDS: Final[dict[tuple[str, str], str]] = {}
+
+NAME_OF_TYPE: Final = {each: RENAMED_TYPES.get(each, each.__name__) for each in _TYPES}
+TYPE_OF_NAME: Final = {name: each for each, name in NAME_OF_TYPE.items()}
+
+UNASKED: Final = frozenset({"Send", "Drop", "Expel", "Note"})
+"""Actions that no event answers."""
+TEXT_FIELDS: Final = frozenset({"text"})
+"""Fields of messages, actions and notes that people read."""
+
+
+def field_of(type_name: str, field: str) -> str:
+    """What a field of the records is called today."""
+    return RENAMED_FIELDS.get((type_name, field), field)
+
+
+def make(kind: str, made: dict[str, Any]) -> Any:
+    """A core, from what its constructor was given when it was recorded."""
+    return CORES[kind](**made)
+
+
+def call(core: Any, event: str, given: dict[str, Any]) -> Any:
+    """Tell a core of an event; the actions that it answers with."""
+    return getattr(core, event)(**given)
+
+
+def state(core: Any) -> list[Any]:
+    """What a shell asks a core between events, beside its actions."""
+    return [core.next_tick_ns(), bool(getattr(core, "finished", False))]
+
+
+def aggregator(name: str, world_size: int) -> Any:
+    """The aggregator of a job."""
+    return make_aggregator(name, world_size)

@@ -1,0 +1,180 @@
+"""Golden headers: the exact bytes of every message, and what every field of a header refuses.
+
+    headers.jsonl     one line a case: message, case, fields, header in hexadecimal. A text that is
+                      one character many times stands as [character, count].
+    refusals.txt      one line for each field of each header on the wire: which of `VALUES` it takes
+
+Both were written by `python -m tests.evidence headers` and are checked by `test_evidence.py`; a
+message that is renamed is translated in `adapter.py`, by the code that stands in the header.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+
+from luwu.aggregate.interface import ENCODED
+from luwu.base.errors import RemoteProtocolError
+from luwu.base.limits import FIELD_CHARS_MAX, SEGMENTS_MAX, TEXT_CHARS_MAX, WORLD_SIZE_MAX
+from luwu.wire.codec import decode, encode
+from luwu.wire.kinds import PayloadRule, Role, Verb
+from luwu.wire.messages import MESSAGE_TYPES, Message
+
+HEADERS: Final = Path(__file__).parent / "headers.jsonl"
+REFUSALS: Final = Path(__file__).parent / "refusals.txt"
+
+_BITMAPS: Final = {
+    "contributors": WORLD_SIZE_MAX, "present": WORLD_SIZE_MAX, "lost": WORLD_SIZE_MAX,
+    "absent": SEGMENTS_MAX,
+}  # fmt: skip
+_STEPS: Final = (0, 127, 128, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**63 - 1)
+"""Where msgpack takes another form of an integer."""
+_LONGEST: Final = "\U0001f600"
+_FLOATS: Final = (5e-324, 1.7976931348623157e308, 0.1, -0.0)
+
+VALUES: Final[tuple[Any, ...]] = (
+    0, 1, 5, 7, 2**62, 2**63 - 1, 2**63, -1, True, False, None, 0.0, -0.0, 1.5, -1.5,
+    float("inf"), float("-inf"), float("nan"), "", "x", "float32", "bfloat16", ENCODED, "int8",
+    "x" * 64, "x" * 65, "x" * 940, "x" * 941, b"", b"\0", b"\1", b"\1\0", b"\1" * 128, b"\1" * 129,
+    b"\1" * 512, b"\1" * 513, [], [1], {}, {1: 2},
+)  # fmt: skip
+"""What stands in the place of a field, by turns."""
+
+
+def cases() -> Iterator[tuple[str, Message]]:
+    """(name of the case, message) for every message of the protocol."""
+    for kind in MESSAGE_TYPES:
+        yield "least", _made(kind, lambda name, of, index: _least(name, of))
+        yield "usual", _made(kind, _usual)
+        yield "greatest", _made(kind, lambda name, of, index: _greatest(name, of))
+        for start in range(0, len(_STEPS), 3):
+            yield f"forms {start}", _made(kind, lambda n, of, i, s=start: _form(n, of, i + s))
+        optional = {each.name for each in fields(kind) if each.default is not MISSING}
+        if optional:
+            yield "without optional fields", _made(kind, _usual, left_out=optional)
+
+
+def _made(kind: type[Message], value: Any, left_out: Collection[str] = ()) -> Message:
+    return kind(
+        **{
+            each.name: value(each.name, str(each.type), index)
+            for index, each in enumerate(fields(kind))
+            if each.name not in left_out
+        }
+    )
+
+
+def _least(name: str, of: str) -> Any:
+    if name == "dtype":
+        return "float32"
+    values = {"int": 0, "float": 0.0, "bool": False, "str": "", "Role": Role.WORKER}
+    return Verb.LOAD if of == "Verb" else values[of]
+
+
+def _usual(name: str, of: str, index: int) -> Any:
+    if name == "dtype":
+        return "bfloat16"
+    if of == "Verb":
+        return Verb.PUSH
+    values = {"int": index + 1, "float": index + 0.5, "bool": True, "str": f"text {index}"}
+    return Role.SWITCH if of == "Role" else values[of]
+
+
+def _greatest(name: str, of: str) -> Any:
+    if name == "dtype":
+        return "bfloat16"
+    if name in _BITMAPS:
+        return (1 << _BITMAPS[name]) - 1
+    if of == "str":
+        count = FIELD_CHARS_MAX if name == "field" or "hash" in name else TEXT_CHARS_MAX
+        return _LONGEST * count
+    values = {"int": 2**63 - 1, "float": _FLOATS[1], "bool": True, "Role": Role.NODE}
+    return Verb.PRESENT if of == "Verb" else values[of]
+
+
+def _form(name: str, of: str, index: int) -> Any:
+    if name == "dtype":
+        return "float16"
+    values = {
+        "int": _STEPS[index % len(_STEPS)],
+        "float": _FLOATS[index % 3],
+        "bool": index % 2 == 0,
+        "str": "é" * (31 + index % 2),
+        "Role": list(Role)[index % len(Role)],
+        "Verb": list(Verb)[index % len(Verb)],
+    }
+    return values[of]
+
+
+def headers_text() -> str:
+    """What `headers.jsonl` holds."""
+    lines = []
+    for case, message in cases():
+        given = {each.name: _shown(getattr(message, each.name)) for each in fields(message)}
+        line = {
+            "message": type(message).__name__, "case": case, "fields": given,
+            "header": encode(message).hex(),
+        }  # fmt: skip
+        lines.append(json.dumps(line, ensure_ascii=False))
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > 40 and len(set(value)) == 1:
+        return [value[0], len(value)]
+    return value
+
+
+def value_of(shown: Any) -> Any:
+    """A field as it stands in `headers.jsonl`."""
+    return shown[0] * shown[1] if isinstance(shown, list) else shown
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def refusals_text() -> str:
+    """What `refusals.txt` holds."""
+    lines = [f"# {index}: {_brief(value)}" for index, value in enumerate(VALUES)]
+    for kind in MESSAGE_TYPES:
+        usual = _made(kind, _usual)
+        values = msgpack.unpackb(encode(usual))
+        count = 0 if kind.PAYLOAD is PayloadRule.NONE else 1
+        names = ["code", *(each.name for each in fields(kind))]
+        for index, name in enumerate(names):
+            headers = [[*values[:index], value, *values[index + 1 :]] for value in VALUES]
+            taken = "".join("x" if is_refused(msgpack.packb(h), count) else "." for h in headers)
+            lines.append(f"{kind.CODE} {index} {taken}  {kind.__name__}.{name}")
+        counts = "".join("x" if is_refused(encode(usual), n) else "." for n in range(3))
+        lengths = "".join(
+            "x" if is_refused(msgpack.packb(each), count) else "."
+            for each in (values[:-1], values, [*values, 0])
+        )
+        lines.append(f"{kind.CODE} payloads {counts}  {kind.__name__} with 0, 1 or 2 frames")
+        lines.append(f"{kind.CODE} lengths {lengths}  {kind.__name__} short, whole or long")
+    return "\n".join(lines) + "\n"
+
+
+def is_refused(header: bytes, payload_count: int) -> bool:
+    """Whether a peer's header is refused; anything but a refusal is an error of ours."""
+    try:
+        decode(header, payload_count)
+    except RemoteProtocolError:
+        return True
+    return False
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:12]}... of {len(value)}"
+
+
+def write_headers() -> None:
+    """Write both files, from the protocol of today."""
+    HEADERS.write_text(headers_text())
+    REFUSALS.write_text(refusals_text())
