@@ -5,7 +5,9 @@ action or a field that is called otherwise today is translated here; the records
 
     a core's class was moved or renamed    `CORES`
     it is built in another way             `make`
-    an event or its parameter is renamed   `call`, and `EVENTS`, which is what a recorder listens to
+    an event is a method of another name   `RENAMED_EVENTS`: (kind, event) -> method
+    a parameter of one is renamed          `RENAMED_PARAMETERS`: (kind, event, parameter) -> new
+    an event is given in another way       `call`
     an action or a value is renamed        `RENAMED_TYPES`: new class -> the name in the records
     a field of one is renamed              `RENAMED_FIELDS`: (name in the records, field) -> new
     texts for people were changed          `TEXTS_ARE_COMPARED = False`
@@ -44,6 +46,7 @@ CORES: Final[dict[str, type[Any]]] = {
 }
 """By kind of process: what is told of events and answers with actions."""
 
+CONSTRUCTOR: Final = "__init__"
 _OF_MEMBERS = ("received", "tick", "reconnected")
 EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "worker": (
@@ -59,7 +62,10 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "reader": ("received", "tick", "reconnected", "open", "read", "shut"),
 }  # fmt: skip
-"""Methods that take an event and return actions, by kind of process."""
+"""What a core is told, and answers with actions, by kind of process."""
+
+RENAMED_EVENTS: Final[dict[tuple[str, str], str]] = {}
+RENAMED_PARAMETERS: Final[dict[tuple[str, str, str], str]] = {}
 
 _TYPES: Final[tuple[type[Any], ...]] = (
     RetryPolicy, PoolRange, VersionFacts, slots.Contribution,
@@ -95,14 +101,28 @@ def field_of(type_name: str, field: str) -> str:
     return RENAMED_FIELDS.get((type_name, field), field)
 
 
+def method_of(kind: str, event: str) -> str:
+    """What an event of the records is called today."""
+    return RENAMED_EVENTS.get((kind, event), event)
+
+
+def parameter_of(kind: str, event: str, name: str) -> str:
+    """What a parameter of an event of the records is called today."""
+    return RENAMED_PARAMETERS.get((kind, event, name), name)
+
+
 def make(kind: str, made: dict[str, Any]) -> Any:
     """A core, from what its constructor was given when it was recorded."""
-    return CORES[kind](**made)
+    return CORES[kind](**_named(kind, CONSTRUCTOR, made))
 
 
-def call(core: Any, event: str, given: dict[str, Any]) -> Any:
+def call(kind: str, core: Any, event: str, given: dict[str, Any]) -> Any:
     """Tell a core of an event; the actions that it answers with."""
-    return getattr(core, event)(**given)
+    return getattr(core, method_of(kind, event))(**_named(kind, event, given))
+
+
+def _named(kind: str, event: str, given: dict[str, Any]) -> dict[str, Any]:
+    return {parameter_of(kind, event, name): value for name, value in given.items()}
 
 
 def state(core: Any) -> list[Any]:
