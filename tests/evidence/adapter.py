@@ -56,7 +56,7 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "switch": (*_OF_MEMBERS, "summed", "lost"),
     "switch below several nodes": (*_OF_MEMBERS, "summed", "lost"),
     "node": (
-        *_OF_MEMBERS, "store_opened", "store_refused", "page_loaded", "inspected", "folded",
+        *_OF_MEMBERS, "lost", "store_opened", "store_refused", "page_loaded", "inspected", "folded",
         "updated", "written", "weights_read", "piece_kept", "prepared", "decided", "pinned",
         "pin_failed", "field_read",
     ),

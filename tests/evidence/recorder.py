@@ -110,7 +110,7 @@ class Recorder:
         except Exception as exc:
             tap.note(event, values, {"raised": type(exc).__name__})
             raise
-        tap.note(event, values, tap.coder.answered(actions))
+        tap.note(event, values, tap.coder.answered(actions or ()))
         return actions
 
 

@@ -113,7 +113,7 @@ def _answer(coder: Coder, kind: str, core: Any, event: str, given: dict[str, Any
         actions = adapter.call(kind, core, event, given)
     except Exception as exc:  # a core that raises something else is a difference as any other
         return {"raised": type(exc).__name__}
-    return coder.answered(actions)
+    return coder.answered(actions or ())
 
 
 # ---------------------------------------------------------------------- for people
