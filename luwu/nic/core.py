@@ -189,8 +189,10 @@ class NicCore(NicMember):
     def _received(self, now_ns: int, m: wire.Received) -> None:
         if m.verb in (Verb.PUSH, Verb.LOAD):
             name = ("push" if m.verb is Verb.PUSH else "load", m.step, m.part, m.chunk)
+            if not self._uplink.arrived(now_ns, name):
+                return  # of what was not sent yet: a former start of this rank pushed or loaded it
             handle = self._handles.answered(name)
-            if self._uplink.arrived(now_ns, name) and handle is not None:
+            if handle is not None:
                 if m.verb is Verb.PUSH:
                     self._encodings.received(now_ns, m)
                 self._handles.came(handle, m.chunk)

@@ -310,3 +310,13 @@ def test_a_worker_that_was_left_out_hears_that_the_job_is_over() -> None:
         pulls_ahead=True, tree="three levels", drops=True,
     )  # fmt: skip
     run_history(History(12656, options, faults))
+
+
+def test_a_receipt_of_a_former_start_ends_no_load() -> None:
+    """I6. Goal: rank 0 ends while it loads the first weights, and its next start loads them to the
+    end: a receipt of the former load reached it before it had sent that chunk, and it waited."""
+    faults = (
+        Noise(at_ms=0, for_ms=312, drop_percent=5, delay_ms=30),
+        Crash(at_ms=101, for_ms=5, who="worker 5"),
+    )
+    run_history(History(10608, Options(world_size=1, steps=1, slot_count=2), faults))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from luwu.nic.actions import Done, Gradient
 from luwu.nic.core import NicCore
 from luwu.wire.actions import Send
-from luwu.wire.kinds import Role
-from luwu.wire.messages import Decided, Pull, Verdict, Welcome
+from luwu.wire.kinds import Role, Verb
+from luwu.wire.messages import Decided, Pull, Received, Verdict, Welcome
 from tests.unit.local_job import MIB
 
 
@@ -35,3 +36,27 @@ def test_a_worker_ahead_of_the_decision_asks_when_it_can_be_answered() -> None:
     actions = core.received(8, Decided(**parent, step=0, applied=True, grad_norm=1.0))
     assert pulls(actions) == [(2, 4), (2, 5)]
     assert pulls(core.pull(9, 5, 2, 0, [7])) == [(2, 7)]
+
+
+def test_a_receipt_for_what_was_not_sent_yet_is_nobodys() -> None:
+    """Goal: rank 0 ends while it loads the first weights; a receipt of what its former start loaded
+    reaches the next one before that has sent the chunk. It once waited for ever after."""
+    core = NicCore(job=1, rank=0, world_size=1, incarnation=2)
+    parent: dict[str, Any] = {
+        "job": 1, "epoch": 0, "attempt": 1, "generation": 1, "role": Role.SWITCH, "rank": 0,
+        "incarnation": 9, "step": 0,
+    }  # fmt: skip
+
+    def receipt(chunk: int) -> Received:
+        return Received(**parent, chunk=chunk, part=0, verb=Verb.LOAD, contributors=0)
+
+    core.join(0, b"job", "hash")
+    core.received(1, Welcome(**parent, loaded=False, push_window_bytes=100, contributors=1))
+    chunks = [
+        Gradient(chunk=chunk, payload=object(), payload_bytes=100, dtype="float32")
+        for chunk in range(2)
+    ]
+    core.load(2, 1, chunks)
+    assert Done(1) not in core.received(3, receipt(1))
+    assert Done(1) not in core.received(4, receipt(0))
+    assert Done(1) in core.received(5, receipt(1))
