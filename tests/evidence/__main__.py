@@ -3,7 +3,7 @@
     replay      give all records to today's cores; --quick: only those that CI replays
     rerun       simulate the recorded histories again, and compare what all cores were given and
                 answered, payload bytes included; and the outlines of a thousand more
-    digests     run a job every way, and compare the digests of its weights
+    digests     run a job every way, and compare the digests of its weights; --write: write them
     coverage    what the records cover: messages, actions, events, and lines of the cores
     record      write the records anew: of today's code, so only where a difference is meant
     headers     write the golden headers anew, for the same reason
@@ -23,13 +23,14 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from luwu.base.clock import SYSTEM_CLOCK
-from tests.evidence import coverage, digests, headers, histories, suites
+from tests.evidence import coverage, digests, headers, histories, states, suites
 from tests.evidence.record import RECORDS, Head, Recorded, read, write
 from tests.evidence.replayer import Replayed, replay_file
 
 QUICK, MORE, SUITES = (RECORDS / f"{name}.rec.xz" for name in ("quick", "histories", "suites"))
 OUTLINES = RECORDS / "outlines.txt"
 OUTLINES_COUNT = 1000
+_RECORDED = ("histories", "suites", "states", "outlines")
 _PRODUCT = ("luwu", "switch_emu")
 
 
@@ -41,10 +42,11 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("command", choices=sorted(_COMMANDS))
     parser.add_argument("--quick", action="store_true", help="replay: what CI replays")
+    parser.add_argument("--write", action="store_true", help="digests: of today")
     parser.add_argument("--no-texts", action="store_true", help="texts for people may differ")
     parser.add_argument("--seeds", type=int, default=OUTLINES_COUNT, help="how many candidates")
     parser.add_argument(
-        "--only", action="append", choices=("histories", "suites", "outlines"),
+        "--only", action="append", choices=_RECORDED,
         help="record: this alone; may be given again",
     )  # fmt: skip
     parser.add_argument("--processes", type=int, default=None, help="default: one a CPU")
@@ -90,13 +92,15 @@ def _rerun(options: argparse.Namespace) -> int:
 
 
 def _record(options: argparse.Namespace) -> int:
-    wanted = options.only or ("histories", "suites", "outlines")
+    wanted = options.only or _RECORDED
     if "histories" in wanted:
         seeds, count = histories.listed(), histories.QUICK_COUNT
         _write(QUICK, *histories.record(seeds[:count]))
         _write(MORE, *histories.record(seeds[count:]))
     if "suites" in wanted:
         _write(SUITES, *suites.record())
+    if "states" in wanted:
+        states.write_all()
     if "outlines" in wanted:
         _write_outlines(options)
     return 0
@@ -147,6 +151,8 @@ def _headers(options: argparse.Namespace) -> int:
 
 
 def _digests(options: argparse.Namespace) -> int:
+    if options.write:
+        digests.write_table()
     found = digests.differences()
     print("\n".join(found))
     return len(found)

@@ -4,6 +4,7 @@ Records speak the names of the day on which they were made. A core, an event, a 
 action or a field that is called otherwise today is translated here; the records stay as they are.
 
     a core's class was moved or renamed    `CORES`
+    two kinds of core are one class        `kind_of`
     it is built in another way             `make`
     an event is a method of another name   `RENAMED_EVENTS`: (kind, event) -> method
     a parameter of one is renamed          `RENAMED_PARAMETERS`: (kind, event, parameter) -> new
@@ -104,6 +105,16 @@ def field_of(type_name: str, field: str) -> str:
 def method_of(kind: str, event: str) -> str:
     """What an event of the records is called today."""
     return RENAMED_EVENTS.get((kind, event), event)
+
+
+def event_of(kind: str, method: str) -> str:
+    """What a method of today is called in the records."""
+    return next(event for event in EVENTS[kind] if method_of(kind, event) == method)
+
+
+def kind_of(core: Any, given: dict[str, Any]) -> str:
+    """Of a core that is being made; where two kinds are one class, by what it is given."""
+    return next(kind for kind, each in CORES.items() if isinstance(core, each))
 
 
 def parameter_of(kind: str, event: str, name: str) -> str:

@@ -266,25 +266,35 @@ def _node_name(number: int) -> str:
 
 def digest_of(way: Way, directory: Path) -> str:
     """Run a job in an empty directory; the digest of its weights at the end."""
-    layout = replace(make_layout(way.chunk_kib, way.wire_dtype), node_count=way.node_count)
+    if way.stop_at is not None:
+        run(way, directory, stop_at=way.stop_at)
+    run(way, directory, resume=way.stop_at is not None)
+    if not way.is_stored:
+        summary = json.loads((directory / "summary-0.json").read_text())
+        return str(summary["weights_digest"])
+    return digest_at(way, directory)
+
+
+def run(way: Way, directory: Path, *, resume: bool = False, stop_at: int | None = None) -> None:
+    """Run a job, or go on with it, to its end or to a step."""
+    layout = _layout(way)
     job = _Job(
         layout=layout, world_size=way.workers, update=way.update, max_grad_norm=way.max_grad_norm,
         poison_step=way.poison_step, way=way,
     )  # fmt: skip
-    stops = [None] if way.stop_at is None else [way.stop_at, None]
-    for number, stop_at in enumerate(stops):
-        threads = _Threads(way, directory, resume=number > 0)
-        try:
-            threads.serve(layout)
-            threads.train(job, stop_at)
-        finally:
-            threads.stop()
-    return _digest_at(way, directory, layout)
+    threads = _Threads(way, directory, resume=resume)
+    try:
+        threads.serve(layout)
+        threads.train(job, stop_at)
+    finally:
+        threads.stop()
 
 
-def _digest_at(way: Way, directory: Path, layout: Layout) -> str:
-    if not way.is_stored:
-        summary = json.loads((directory / "summary-0.json").read_text())
-        return str(summary["weights_digest"])
+def digest_at(way: Way, directory: Path) -> str:
+    """The digest of the weights of the state in a directory."""
     with StripedPages(directory / "state", way.node_count) as pages:
-        return weights_digest(pages, layout)
+        return weights_digest(pages, _layout(way))
+
+
+def _layout(way: Way) -> Layout:
+    return replace(make_layout(way.chunk_kib, way.wire_dtype), node_count=way.node_count)

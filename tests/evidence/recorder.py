@@ -52,22 +52,23 @@ class Recorder:
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Listen to all cores."""
+        methods: set[tuple[type[Any], str]] = set()
+        for kind, core_class in adapter.CORES.items():
+            events = self.head.events.setdefault(kind, {})
+            for event in (adapter.CONSTRUCTOR, *adapter.EVENTS[kind]):
+                method = adapter.method_of(kind, event)
+                methods.add((core_class, method))
+                signature = inspect.signature(getattr(core_class, method))
+                events.setdefault(event, list(signature.parameters)[1:])
         with contextlib.ExitStack() as undo:
-            for kind, core_class in adapter.CORES.items():
-                for event in (adapter.CONSTRUCTOR, *adapter.EVENTS[kind]):
-                    method = adapter.method_of(kind, event)
-                    former = core_class.__dict__.get(method)
-                    setattr(core_class, method, self._tapped(kind, core_class, event))
-                    undo.callback(_restore, core_class, method, former)
+            for core_class, method in methods:
+                former = core_class.__dict__.get(method)
+                setattr(core_class, method, self._tapped(getattr(core_class, method)))
+                undo.callback(_restore, core_class, method, former)
             yield
 
-    def _tapped(self, kind: str, core_class: type[Any], event: str) -> Callable[..., Any]:
-        do = getattr(core_class, adapter.method_of(kind, event))
+    def _tapped(self, do: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(do)
-        is_start = event == adapter.CONSTRUCTOR
-        parameters = list(signature.parameters)[1:]
-        recorded = self.head.events.setdefault(kind, {}).setdefault(event, parameters)
-        known = [adapter.parameter_of(kind, event, name) for name in recorded]
 
         @functools.wraps(do)
         def tapped(core: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,34 +78,33 @@ class Recorder:
             try:
                 bound = signature.bind(core, *args, **kwargs)
                 bound.apply_defaults()
-                given = bound.arguments
-                if is_start:
-                    return self._made(kind, core, known, given, lambda: do(core, *args, **kwargs))
-                return self._called(core, event, known, given, lambda: do(core, *args, **kwargs))
+                listen = self._made if do.__name__ == adapter.CONSTRUCTOR else self._called
+                return listen(core, do, bound.arguments, lambda: do(core, *args, **kwargs))
             finally:
                 self._inside.core = None
 
         return tapped
 
     def _made(
-        self, kind: str, core: Any, names: list[str], given: dict[str, Any],
-        do: Callable[[], Any],
-    ) -> None:  # fmt: skip
+        self, core: Any, method: Callable[..., Any], given: dict[str, Any], do: Callable[[], Any]
+    ) -> None:
+        kind = adapter.kind_of(core, given)
         coder = Coder(self.head.types, digest_of)
-        life = Life(kind, [coder.encode(given[name]) for name in names])
+        life = Life(kind, self._encoded(coder, kind, adapter.CONSTRUCTOR, given))
         do()
         with self._lock:
             self._taps[id(core)] = _Tap(core, life, coder)
             self._history.lives.append(life)
 
     def _called(
-        self, core: Any, event: str, names: list[str], given: dict[str, Any],
-        do: Callable[[], Any],
-    ) -> Any:  # fmt: skip
+        self, core: Any, method: Callable[..., Any], given: dict[str, Any], do: Callable[[], Any]
+    ) -> Any:
         tap = self._taps.get(id(core))
         if tap is None:
             return do()
-        values = [tap.coder.encode(given[name]) for name in names]
+        kind = tap.life.kind
+        event = adapter.event_of(kind, method.__name__)
+        values = self._encoded(tap.coder, kind, event, given)
         try:
             actions = do()
         except Exception as exc:
@@ -112,6 +112,11 @@ class Recorder:
             raise
         tap.note(event, values, tap.coder.answered(actions or ()))
         return actions
+
+    def _encoded(self, coder: Coder, kind: str, event: str, given: dict[str, Any]) -> list[Any]:
+        """What an event was given, by the names and in the order of the records."""
+        names = self.head.events[kind][event]
+        return [coder.encode(given[adapter.parameter_of(kind, event, name)]) for name in names]
 
 
 def _restore(core_class: type[Any], event: str, former: Any) -> None:

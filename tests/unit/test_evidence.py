@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.evidence import adapter, digests, histories
+from tests.evidence import adapter, digests, histories, jobs, states
 from tests.evidence.__main__ import QUICK
 from tests.evidence.record import read, write
 from tests.evidence.replayer import Replayed, replay, replay_file
@@ -114,6 +114,17 @@ def test_weights_are_what_they_were(name: str) -> None:
 def test_weights_are_what_they_were_every_way(name: str) -> None:
     """I3, I4. The same, of the ways that add nothing but another combination."""
     check_digest(name)
+
+
+@pytest.mark.parametrize("name", sorted(states.STATES))
+def test_a_state_of_before_is_read_and_gone_on_from(name: str, tmp_path: Path) -> None:
+    """Goal: the format of states is what it was."""
+    way = states.STATES[name]
+    states.unpack(name, tmp_path)
+    assert jobs.digest_at(digests.WAYS[way], tmp_path) == states.expected()[name]
+    jobs.run(digests.WAYS[way], tmp_path, resume=True)
+    if digests.is_comparable():
+        assert jobs.digest_at(digests.WAYS[way], tmp_path) == digests.table()[way]
 
 
 def check_digest(name: str) -> None:
