@@ -70,7 +70,7 @@ RENAMED_PARAMETERS: Final[dict[tuple[str, str, str], str]] = {}
 
 _TYPES: Final[tuple[type[Any], ...]] = (
     RetryPolicy, PoolRange, VersionFacts, slots.Contribution,
-    wire_actions.Send, wire_actions.Drop, wire_actions.Expel, wire_actions.Note,
+    wire_actions.Send, wire_actions.Drop, wire_actions.Expel, wire_actions.End, wire_actions.Note,
     nic_actions.Joined, nic_actions.Fill, nic_actions.Done, nic_actions.Judged,
     nic_actions.Settled, nic_actions.Aborted, nic_actions.Refused, nic_actions.Left,
     nic_actions.Measure, nic_actions.Encode, nic_actions.Gradient,
@@ -91,7 +91,7 @@ RENAMED_FIELDS: Final[dict[tuple[str, str], str]] = {}
 NAME_OF_TYPE: Final = {each: RENAMED_TYPES.get(each, each.__name__) for each in _TYPES}
 TYPE_OF_NAME: Final = {name: each for each, name in NAME_OF_TYPE.items()}
 
-UNASKED: Final = frozenset({"Send", "Drop", "Expel", "Note"})
+UNASKED: Final = frozenset({"Send", "Drop", "Expel", "End", "Note"})
 """Actions that no event answers."""
 TEXT_FIELDS: Final = frozenset({"text"})
 """Fields of messages, actions and notes that people read."""

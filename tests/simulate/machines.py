@@ -65,6 +65,10 @@ class Switch(Process):
         for name in {self.name, self.parent_side}:
             world.listen(name, self._received, self)
 
+    def put(self, core: SwitchCore) -> None:
+        """Replace the core, before anything has happened; for one node alone."""
+        self.core = self._outer = core
+
     def supersede(self) -> None:
         """Another process takes the place; this one may still have something to say upwards."""
         self.is_superseded = True

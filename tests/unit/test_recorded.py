@@ -22,10 +22,11 @@ def recorded(path: Path, seed: int, slot_count: int | None = None) -> Path:
     cluster = Cluster(seed, chaotic_job(seed, slot_count), ROUGH)
     job = cluster.job
     with path.open("wb") as file:
-        cluster.switch.core = RecordedSwitchCore(
+        core = RecordedSwitchCore(
             job=JOB, incarnation=1, children=[1 << rank for rank in range(job.world_size)],
             limits=job.limits, retry=job.retry, file=file,
         )  # fmt: skip
+        cluster.switch.put(core)
         for count in range(2):
             cluster.world.at(derive(seed, "when", count) % 10**9, cluster.restart_node)
         cluster.world.at(derive(seed, "cancel") % 10**9, lambda: cluster.cancel(0))
