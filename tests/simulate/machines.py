@@ -66,8 +66,12 @@ class Switch(Process):
             world.listen(name, self._received, self)
 
     def put(self, core: SwitchCore) -> None:
-        """Replace the core, before anything has happened; for one node alone."""
-        self.core = self._outer = core
+        """Replace the core, before anything has happened."""
+        self.core = core
+        if self._fanned is not None:
+            self._fanned.core = core
+        else:
+            self._outer = core
 
     def supersede(self) -> None:
         """Another process takes the place; this one may still have something to say upwards."""
