@@ -26,8 +26,8 @@ import benchmarks
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.closing import Closing
 from luwu.base.errors import DeadlineError, WorkerFailed
-from luwu.launch.allocator import WORKER_TUNABLES
-from luwu.launch.console import tail
+from luwu.launch.processes.allocator import WORKER_TUNABLES
+from luwu.launch.processes.console import tail
 from luwu.launch.supervisor import SPIN_COUNT
 
 ANSWER_S = 180.0

@@ -16,18 +16,18 @@ from luwu.base.errors import StateError
 from luwu.base.events import Recorder
 from luwu.base.quantities import format_bytes
 from luwu.layout import Layout, Parameter, Unit
+from luwu.protocol.contribution import Contribution
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
-from switch_emu.node.actions import Decide, Prepare, Update
+from switch_emu.node.core.actions import Decide, Prepare, Update
 from switch_emu.node.kernels import Run
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.pages import WEIGHT, field_view, store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline
 from switch_emu.node.plan import NodePlan, plan_node
-from switch_emu.payload import Buffers, Payload
+from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, Durability, FilePageStore, TieredPageStore, aligned_buffer
 from switch_emu.store.kept import KeptFiles
-from switch_emu.switch.slots import Contribution
 
 BUDGET_CHUNKS = 128
 """The default chunk leaves 64 to 127 chunks a budget up to 128 MiB, and more above."""

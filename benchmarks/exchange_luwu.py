@@ -17,13 +17,13 @@ from benchmarks.exchange_model import Job, hyper_bytes, octets
 from luwu.base.closing import Closing
 from luwu.base.config import resolve
 from luwu.base.errors import ConfigError
-from luwu.launch.console import Console
-from luwu.launch.run_directory import RunDirectory
+from luwu.join.open import open_nic
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.serving import decide_sizes, serve
 from luwu.launch.supervisor import Supervisor
 from luwu.nic.flat_push import push_flat
-from luwu.nic.open import open_nic
-from luwu.nic.promises import Handle
+from luwu.nic.handles import Handle
 from luwu.nic.shell import Nic
 
 MIB = 1024 * 1024

@@ -35,10 +35,10 @@ from benchmarks.training import COMPUTE_ONLY, WARM_UPS, Training, temporary_dire
 from luwu.base.config import resolve
 from luwu.base.errors import LuwuError
 from luwu.base.json_file import read_json
-from luwu.launch.arm import ArmRun, run_arm, script_arguments
-from luwu.launch.comparison import arm_document
-from luwu.launch.console import Console
-from luwu.launch.run_directory import RunDirectory
+from luwu.compare.arm import ArmRun, run_arm, script_arguments
+from luwu.compare.comparison import arm_document
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.serving import decide_sizes
 from luwu.launch.supervisor import Supervisor, threads_per_worker
 from workers.options import env_int

@@ -28,7 +28,7 @@ from benchmarks.harness import Row, say
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.links import LinkPair, LinkSpec
 from luwu.transport import Delivery, InProcessNetwork, PeerUp, Transport, ZeroMqTransport
-from switch_emu.linked import LinkedTransport, linked
+from switch_emu.links.linked import LinkedTransport, linked
 
 RATES_GBIT: Final = (0.1, 1.0, 10.0)
 DELAYS_MS: Final = (0.1, 1.0, 10.0, 100.0)

@@ -34,11 +34,11 @@ from benchmarks import harness
 from benchmarks.harness import Row, say
 from luwu.base.errors import LuwuError
 from luwu.commands.main import main as luwu
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.ask.question import Question, make_question, read_table
 from luwu.predict.events.in_network import play_steps
-from luwu.predict.in_network import OptimizerNodes
-from luwu.predict.planner import plan
-from luwu.predict.question import Question, make_question, read_table
+from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.plan.planner import plan
+from luwu.predict.systems.in_network import OptimizerNodes
 
 SOURCE: Final = Path(__file__).resolve().parents[1]
 GOALS_S: Final = {"closed form": 1.0, "event core": 10.0, "plan": 30.0}

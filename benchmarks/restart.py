@@ -30,8 +30,8 @@ from benchmarks.training import Training, TrainingRuns, temporary_directory
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import resolve
 from luwu.base.errors import LuwuError
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import RoleProcess, node_spec
-from luwu.launch.run_directory import RunDirectory
 from switch_emu.node.pages import store_config
 from switch_emu.store import DecidedStep, FilePageStore, aligned_buffer
 

@@ -14,16 +14,16 @@ import numpy as np
 from benchmarks.crew import SOURCE
 from luwu.base.config import RunConfig, resolve
 from luwu.base.json_file import read_json
-from luwu.launch.arm import ArmRun, run_arm, script_arguments
-from luwu.launch.comparison import arm_document
-from luwu.launch.console import Console
-from luwu.launch.estimate.job import Planned, plan_gpt
-from luwu.launch.floors import measure_floors
-from luwu.launch.hosts import plan_hosts
-from luwu.launch.run_directory import RunDirectory
+from luwu.compare.arm import ArmRun, run_arm, script_arguments
+from luwu.compare.comparison import arm_document
+from luwu.estimate.job import Planned, plan_gpt
+from luwu.launch.hosts.hosts import plan_hosts
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.serving import decide_sizes, state_directory
 from luwu.launch.supervisor import Supervisor, threads_per_worker
-from luwu.launch.timing import Samples
+from luwu.measure.floors import measure_floors
+from luwu.measure.timing import Samples
 
 COMPUTE_ONLY = "compute-only"
 WARM_UPS = 3

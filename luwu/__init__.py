@@ -15,73 +15,73 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from luwu import optim as optim
+    from luwu.activations.hooks import activation_stats as activation_stats
+    from luwu.activations.hooks import offload_activations as offload_activations
     from luwu.base.errors import ConfigError as ConfigError
     from luwu.base.errors import LuwuError as LuwuError
     from luwu.base.errors import StepAborted as StepAborted
     from luwu.base.errors import StepOrderError as StepOrderError
     from luwu.base.errors import StepsLost as StepsLost
     from luwu.launch.local import init_local as init_local
-    from luwu.training.attached import attach as attach
-    from luwu.training.attached import random_state as random_state
+    from luwu.optim.state_dict import get_model_state_dict as get_model_state_dict
+    from luwu.optim.state_dict import get_optimizer_state_dict as get_optimizer_state_dict
+    from luwu.optim.state_dict import set_model_state_dict as set_model_state_dict
+    from luwu.optim.state_dict import set_optimizer_state_dict as set_optimizer_state_dict
     from luwu.training.batches import empty_backward as empty_backward
     from luwu.training.batches import set_gradient_weight as set_gradient_weight
     from luwu.training.clip import clip_grad_norm_ as clip_grad_norm_
     from luwu.training.fully_shard import fully_shard as fully_shard
     from luwu.training.fully_shard import fully_shard_each as fully_shard_each
     from luwu.training.fully_shard import register_forward_method as register_forward_method
-    from luwu.training.initialise import init_weights as init_weights
     from luwu.training.loss_scale import DynamicLossScale as DynamicLossScale
     from luwu.training.module import LuwuModule as LuwuModule
-    from luwu.training.offload import activation_stats as activation_stats
-    from luwu.training.offload import offload_activations as offload_activations
-    from luwu.training.pretrained import load_pretrained as load_pretrained
-    from luwu.training.read_from import ReadModel as ReadModel
-    from luwu.training.read_from import read_from as read_from
+    from luwu.training.reading.read_from import ReadModel as ReadModel
+    from luwu.training.reading.read_from import read_from as read_from
     from luwu.training.run import device as device
     from luwu.training.run import finish as finish
     from luwu.training.run import init as init
     from luwu.training.run import rank as rank
     from luwu.training.run import session as session
     from luwu.training.run import world_size as world_size
-    from luwu.training.state_dict import get_model_state_dict as get_model_state_dict
-    from luwu.training.state_dict import get_optimizer_state_dict as get_optimizer_state_dict
-    from luwu.training.state_dict import set_model_state_dict as set_model_state_dict
-    from luwu.training.state_dict import set_optimizer_state_dict as set_optimizer_state_dict
-    from luwu.training.statistics import stats as stats
+    from luwu.training.state.attached import attach as attach
+    from luwu.training.state.attached import random_state as random_state
+    from luwu.training.state.initialise import init_weights as init_weights
+    from luwu.training.state.pretrained import load_pretrained as load_pretrained
+    from luwu.training.state.statistics import stats as stats
 
 _HOME = {
     "ConfigError": "luwu.base.errors",
     "DynamicLossScale": "luwu.training.loss_scale",
     "LuwuError": "luwu.base.errors",
     "LuwuModule": "luwu.training.module",
-    "ReadModel": "luwu.training.read_from",
+    "ReadModel": "luwu.training.reading.read_from",
     "StepAborted": "luwu.base.errors",
     "StepOrderError": "luwu.base.errors",
     "StepsLost": "luwu.base.errors",
-    "activation_stats": "luwu.training.offload",
-    "attach": "luwu.training.attached",
+    "activation_stats": "luwu.activations.hooks",
+    "attach": "luwu.training.state.attached",
     "clip_grad_norm_": "luwu.training.clip",
     "device": "luwu.training.run",
     "empty_backward": "luwu.training.batches",
     "finish": "luwu.training.run",
     "fully_shard": "luwu.training.fully_shard",
     "fully_shard_each": "luwu.training.fully_shard",
-    "get_model_state_dict": "luwu.training.state_dict",
-    "get_optimizer_state_dict": "luwu.training.state_dict",
+    "get_model_state_dict": "luwu.optim.state_dict",
+    "get_optimizer_state_dict": "luwu.optim.state_dict",
     "init": "luwu.training.run",
     "init_local": "luwu.launch.local",
-    "init_weights": "luwu.training.initialise",
-    "load_pretrained": "luwu.training.pretrained",
-    "offload_activations": "luwu.training.offload",
-    "random_state": "luwu.training.attached",
+    "init_weights": "luwu.training.state.initialise",
+    "load_pretrained": "luwu.training.state.pretrained",
+    "offload_activations": "luwu.activations.hooks",
+    "random_state": "luwu.training.state.attached",
     "rank": "luwu.training.run",
-    "read_from": "luwu.training.read_from",
+    "read_from": "luwu.training.reading.read_from",
     "register_forward_method": "luwu.training.fully_shard",
     "session": "luwu.training.run",
     "set_gradient_weight": "luwu.training.batches",
-    "set_model_state_dict": "luwu.training.state_dict",
-    "set_optimizer_state_dict": "luwu.training.state_dict",
-    "stats": "luwu.training.statistics",
+    "set_model_state_dict": "luwu.optim.state_dict",
+    "set_optimizer_state_dict": "luwu.optim.state_dict",
+    "stats": "luwu.training.state.statistics",
     "world_size": "luwu.training.run",
 }
 """Public name -> the module that defines it."""

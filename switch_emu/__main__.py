@@ -18,9 +18,9 @@ import threading
 from pathlib import Path
 
 from luwu.base.errors import LuwuError
-from luwu.launch.lifeline import watch
-from switch_emu.jobs import Jobs
-from switch_emu.role import attend, failed, read_document
+from luwu.base.lifeline import watch
+from switch_emu.roles.jobs import Jobs
+from switch_emu.roles.role import attend, failed, read_document
 from switch_emu.switch.capacity import POOL_SLOTS
 
 ORPHAN_PATIENCE_S = 1.5

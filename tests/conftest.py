@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
-from luwu.launch.children import is_alive
+from luwu.launch.processes.children import is_alive
 
 ENDING_S = 2.0
 """How long a process that is ending may take once its test is over."""

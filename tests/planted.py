@@ -123,7 +123,7 @@ BUGS = (
     Bug(
         "accept duplicate",
         "a contribution that comes again is added again",
-        "switch_emu/switch/slots.py",
+        "switch_emu/switch/core/slots.py",
         (
             (
                 "    if not merge(slot.contributors, contribution.contributors):\n"
@@ -136,7 +136,7 @@ BUGS = (
     Bug(
         "ignore incarnation",
         "a rank that was started again goes on with what its former start had pushed",
-        "switch_emu/switch/members.py",
+        "luwu/protocol/members.py",
         (
             (
                 "        return former is not None and former.incarnation < hello.incarnation\n",
@@ -148,7 +148,7 @@ BUGS = (
     Bug(
         "sum in arrival order",
         "contributions are added as they came, not by rank",
-        "switch_emu/switch/slots.py",
+        "switch_emu/switch/core/slots.py",
         (
             (
                 "return sorted(contributions, key=lambda c: c.contributors & -c.contributors)\n",
@@ -160,7 +160,7 @@ BUGS = (
     Bug(
         "reuse slot early",
         "a slot is given to the next chunk before the parent has its sum",
-        "switch_emu/switch/fixed_slots.py",
+        "switch_emu/switch/core/fixed_slots.py",
         (
             (
                 "(self.is_summed and self.slot is None and not self.behind)\n",
@@ -184,7 +184,7 @@ BUGS = (
     Bug(
         "ack before decide",
         "workers are told that a step is decided when its decision is being written",
-        "switch_emu/node/joint.py",
+        "switch_emu/node/core/joint.py",
         (
             (
                 "        self._actions.append("
@@ -215,7 +215,7 @@ BUGS = (
         "forget cursor",
         "a step is decided before all ranks' cursors lie beside it: what a rank attaches is where "
         "the cursor of its data is kept",
-        "switch_emu/node/core.py",
+        "switch_emu/node/core/node.py",
         (("(not keeps or step.has_kept(", "(True or step.has_kept("),),
         HISTORIES,
     ),

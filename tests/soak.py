@@ -39,10 +39,10 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError
 from luwu.base.quantities import parse_ns
 from luwu.base.seeds import derive
-from luwu.launch.chaos.job import cast_of, config_of, rules_of
-from luwu.launch.chaos.outlook import outlooks
-from luwu.launch.chaos.plan import Wish, draw
-from luwu.launch.chaos.work import Chaos
+from luwu.chaos.job import cast_of, config_of, rules_of
+from luwu.chaos.outlook import outlooks
+from luwu.chaos.plan import Wish, draw
+from luwu.chaos.work import Chaos
 from luwu.testing.cluster import Cluster
 from tests.kill import TREE, TREE_WORKERS, check_clean
 from tests.processes.jobs import SMALL, Outside, text_file

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.launch.children import anonymous_bytes
+from luwu.launch.processes.children import anonymous_bytes
 from luwu.testing.cluster import Cluster
 
 SITE: Final = Path(__file__).resolve().parent / "soak_site"

@@ -26,7 +26,7 @@ from torch import nn
 from luwu.base.errors import LuwuError, StepAborted
 from luwu.layout import Layout, Parameter, Placement, Unit
 from luwu.nic.flat_push import push_flat
-from luwu.nic.promises import Handle, StepHandle
+from luwu.nic.handles import Handle, StepHandle
 from luwu.nic.shell import Nic
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper

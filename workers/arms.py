@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import ConfigError
-from luwu.nic.open import open_nic
+from luwu.join.open import open_nic
 from workers.allreduce import NetworkAllReduce
 from workers.gpt import GPT, GPTConfig, init_weights, without_storage
 from workers.options import DTYPES, Options, env_int

@@ -35,7 +35,7 @@ from luwu.base.json_file import write_json
 from luwu.base.parsers import seconds
 from luwu.base.quantities import format_bytes
 from luwu.base.seeds import derive
-from luwu.nic.connection import Connection, join
+from luwu.join.connection import Connection, join
 from workers.data import BYTE_VOCAB, Batches, load_corpus
 from workers.gpt import GPT, GPTConfig, KeyValueCache, without_storage
 from workers.options import DTYPES, HEAD_WIDTH, Options, env_int

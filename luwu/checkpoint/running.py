@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping
 
 from luwu.base.closing import Closing
-from luwu.nic.connection import Connection
-from luwu.nic.open import make_reader
+from luwu.join.connection import Connection
+from luwu.join.open import make_reader
 from luwu.nic.reader import FieldRead, StateReader
 from switch_emu.store import DecidedStep
 

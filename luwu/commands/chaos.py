@@ -19,16 +19,16 @@ from luwu.base.errors import ConfigError, DeadlineError, Interrupted
 from luwu.base.json_file import read_json
 from luwu.base.parsers import one_of, seconds, whole
 from luwu.base.quantities import parse_ns
+from luwu.chaos.job import cast_of, config_of, rules_of
+from luwu.chaos.outlook import Outlook, outlooks
+from luwu.chaos.plan import Fault, Wish, draw, plan_lines
+from luwu.chaos.plan_file import PlanFile, read_plan, settle
+from luwu.chaos.work import POLL_S, Chaos, Verdict
 from luwu.commands import run as run_verb
 from luwu.commands.flags import Flag, Parsed, Verb, parse, resolve_parsed
 from luwu.commands.status import status
-from luwu.launch.chaos.job import cast_of, config_of, rules_of
-from luwu.launch.chaos.outlook import Outlook, outlooks
-from luwu.launch.chaos.plan import Fault, Wish, draw, plan_lines
-from luwu.launch.chaos.plan_file import PlanFile, read_plan, settle
-from luwu.launch.chaos.work import POLL_S, Chaos, Verdict
-from luwu.launch.run_directory import RunDirectory
-from luwu.launch.stopping import stop_requests
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.processes.stopping import stop_requests
 
 VERB: Final = Verb(
     name="chaos",

@@ -17,14 +17,14 @@ from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record, check_trace, write_trace
-from luwu.launch.arm import NETWORK_ARMS, run_arm, with_budget
-from luwu.launch.comparison import comparison
-from luwu.launch.console import Console
-from luwu.launch.hosts import plan_hosts
-from luwu.launch.network import links_of
-from luwu.launch.run_directory import RunDirectory
+from luwu.compare.arm import NETWORK_ARMS, run_arm, with_budget
+from luwu.compare.comparison import comparison
+from luwu.launch.hosts.hosts import plan_hosts
+from luwu.launch.hosts.network import links_of
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.serving import Sizes, decide_sizes, state_directory
-from luwu.launch.stopping import stop_requests
 from luwu.launch.worker_loss import check_worker_loss
 from luwu.report.page import write_report
 from luwu.report.table import table_text
@@ -96,9 +96,9 @@ def _plan(
     config: RunConfig, sizes: Sizes, run_directory: RunDirectory, console: Console
 ) -> dict[str, Any]:
     """Say what luwu's arm will take, and keep what was measured for it. Raises ConfigError."""
-    from luwu.launch.estimate.job import plan_gpt
-    from luwu.launch.estimate.text import short_lines
-    from luwu.launch.timing import QUICK
+    from luwu.estimate.job import plan_gpt
+    from luwu.estimate.text import short_lines
+    from luwu.measure.timing import QUICK
 
     state = state_directory(config, run_directory.file("state"))
     planned = plan_gpt(config, sizes, state=state, samples=QUICK)

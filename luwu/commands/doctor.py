@@ -18,14 +18,14 @@ from typing import Final
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.limits import STRIPES_MAX
+from luwu.base.own import version
 from luwu.base.parsers import seconds, whole
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb
-from luwu.launch.comparison import cpu_name
-from luwu.launch.peer_path import PORT, PathServer, best_streams, measure_path
+from luwu.compare.comparison import cpu_name
+from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.serving import NO_COMPILER, STATE_DIRECTORY, free_memory_bytes
-from luwu.launch.stopping import stop_requests
-from luwu.own import version
+from luwu.measure.peer_path import PORT, PathServer, best_streams, measure_path
 
 VERB: Final = Verb(
     name="doctor",

@@ -9,8 +9,8 @@ from typing import Final
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import write_json
 from luwu.commands.flags import Parsed, Verb, resolve_parsed
-from luwu.launch.network import links_of
-from luwu.launch.run_directory import RUNS_DIRECTORY
+from luwu.launch.hosts.network import links_of
+from luwu.launch.processes.run_directory import RUNS_DIRECTORY
 from luwu.launch.serving import decide_sizes, state_directory
 
 VERB: Final = Verb(
@@ -36,9 +36,9 @@ def run(parsed: Parsed) -> int:
             "link: the floors that luwu estimate adds up are this machine's, without emulated "
             "links and disks; leave --link, --loss, --duplicate, --reorder and --disk-rate out"
         )
-    from luwu.launch.estimate.job import plan_gpt
-    from luwu.launch.estimate.text import estimate_text
-    from luwu.launch.timing import THOROUGH
+    from luwu.estimate.job import plan_gpt
+    from luwu.estimate.text import estimate_text
+    from luwu.measure.timing import THOROUGH
     from workers.data_file import check_data_file
 
     if config.data is not None:

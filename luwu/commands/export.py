@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes, parse_bytes
 from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.state_users import advise
-from luwu.launch.stopping import stop_requests
 
 if TYPE_CHECKING:
     from luwu.checkpoint.running import RunningState
@@ -93,7 +93,7 @@ def _source(where: str) -> RestingState | RunningState:
     """The state that a user named. Raises ConfigError and others."""
     from luwu.checkpoint.running import RunningState
     from luwu.checkpoint.source import RestingState
-    from luwu.nic.connection import join
+    from luwu.join.connection import join
 
     path = Path(where)
     if "://" in where or path.is_file() or (path / CONNECT_NAME).exists():

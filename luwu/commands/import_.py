@@ -10,7 +10,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.quantities import exact_size, format_bytes
 from luwu.commands.export import size_of
 from luwu.commands.flags import Flag, Parsed, Verb
-from luwu.launch.stopping import stop_requests
+from luwu.launch.processes.stopping import stop_requests
 
 VERB: Final = Verb(
     name="import",

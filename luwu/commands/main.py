@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
-from luwu import own
+from luwu.base import own
 from luwu.base.error_table import entry
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.expendable import say_if_possible

@@ -1,7 +1,7 @@
 """`luwu plan`: the best configuration of a job on machines that are not here.
 
-luwu plan FILE.toml [--json] [--catalogue FILE]      luwu/predict/planner.py says the file's form,
-and of inference luwu/predict/planner_inference.py
+luwu plan FILE.toml [--json] [--catalogue FILE]      its form: luwu/predict/plan/planner.py,
+and of inference luwu/predict/plan/planner_inference.py
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.commands.flags import Flag, Parsed, Verb
-from luwu.predict.catalogue import load
-from luwu.predict.plan_inference_text import inference_plan_document, inference_plan_text
-from luwu.predict.plan_text import plan_document, plan_text
-from luwu.predict.planner import plan
-from luwu.predict.planner_inference import plan_inference
-from luwu.predict.planner_inference_space import is_of_inference
-from luwu.predict.question import read_table
+from luwu.predict.ask.question import read_table
+from luwu.predict.hardware.catalogue import load
+from luwu.predict.plan.plan_inference_text import inference_plan_document, inference_plan_text
+from luwu.predict.plan.plan_text import plan_document, plan_text
+from luwu.predict.plan.planner import plan
+from luwu.predict.plan.planner_inference import plan_inference
+from luwu.predict.plan.planner_inference_space import is_of_inference
 
 VERB: Final = Verb(
     name="plan",

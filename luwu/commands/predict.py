@@ -1,7 +1,7 @@
 """`luwu predict`: how long a step takes on machines that are not here.
 
 luwu predict step FILE.toml [--json] [--svg FILE]    a question; its form is in
-                                               luwu/predict/question.py
+                                               luwu/predict/ask/question.py
 luwu predict compare FILE FILE ... [--json]    several, side by side
 luwu predict sweep FILE --over KEY=v1,v2,...   one, over values of its keys: predict_sweep.py
 luwu predict timeline FILE --out FILE          a step as a timeline: predict_timeline.py
@@ -26,10 +26,10 @@ from luwu.commands.predict_flows import flows
 from luwu.commands.predict_pictures import step_timeline
 from luwu.commands.predict_sweep import run_sweep
 from luwu.commands.predict_timeline import timeline
-from luwu.predict import validate
-from luwu.predict.answer import answer, side_by_side, text
-from luwu.predict.catalogue import Catalogue, load
-from luwu.predict.question import read_question
+from luwu.predict.ask.answer import answer, side_by_side, text
+from luwu.predict.ask.question import read_question
+from luwu.predict.check import validate
+from luwu.predict.hardware.catalogue import Catalogue, load
 
 VERB: Final = Verb(
     name="predict",

@@ -13,7 +13,7 @@ from pathlib import Path
 import luwu.predict
 from luwu.base.errors import ConfigError
 from luwu.predict.blind import document
-from luwu.predict.catalogue import Catalogue
+from luwu.predict.hardware.catalogue import Catalogue
 
 _MODEL = Path(luwu.predict.__file__).parent
 _GIT_S_MAX = 30

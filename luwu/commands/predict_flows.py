@@ -14,9 +14,9 @@ from pathlib import Path
 from luwu.base.errors import ConfigError
 from luwu.base.parsers import whole
 from luwu.commands.flags import Parsed
-from luwu.predict.catalogue import Catalogue
+from luwu.predict.ask.question import Question, read_question
 from luwu.predict.events.exchanges import PlayedExchange, play_exchanges
-from luwu.predict.question import Question, read_question
+from luwu.predict.hardware.catalogue import Catalogue
 
 USAGE = "luwu predict flows FILE [--channels N] [--json]"
 

@@ -23,20 +23,20 @@ from typing import Any, Final, TypeAlias
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.config import RunConfig, resolve
 from luwu.base.errors import ConfigError
-from luwu.launch.arm import run_arm
-from luwu.launch.comparison import job_step_seconds
-from luwu.launch.console import Console
-from luwu.launch.estimate.job import gpt_job, gpt_options, node_plan
-from luwu.launch.estimate.shape import JobShape, kept_in_ram
-from luwu.launch.floors import core_count
-from luwu.launch.machine_floors import QUICK, MachineAsk, machine_floors
-from luwu.launch.machine_rehearsal import RehearsalFloors, rehearse
-from luwu.launch.run_directory import RunDirectory
+from luwu.compare.arm import run_arm
+from luwu.compare.comparison import job_step_seconds
+from luwu.estimate.job import gpt_job, gpt_options, node_plan
+from luwu.estimate.shape import JobShape, kept_in_ram
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.serving import Sizes, decide_sizes, state_directory
-from luwu.launch.stopping import stop_requests
-from luwu.launch.timing import Samples
-from luwu.predict.machine import MachineFloors, MachineJob, MachineStep
-from luwu.predict.machine_play import predict_machine_step
+from luwu.measure.floors import core_count
+from luwu.measure.machine_floors import QUICK, MachineAsk, machine_floors
+from luwu.measure.machine_rehearsal import RehearsalFloors, rehearse
+from luwu.measure.timing import Samples
+from luwu.predict.machine.machine import MachineFloors, MachineJob, MachineStep
+from luwu.predict.machine.machine_play import predict_machine_step
 from workers.data import BYTE_VOCAB
 
 SCHEMA: Final = 1

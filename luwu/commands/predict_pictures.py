@@ -6,16 +6,10 @@ import os
 from pathlib import Path
 
 from luwu.base.errors import ConfigError
+from luwu.predict.ask.pictures import Picture, colour_index, is_pale, stages_picture, steps_picture
+from luwu.predict.ask.question import AnyQuestion, Question
+from luwu.predict.ask.replay import PLAYED, play_three_d
 from luwu.predict.events.in_network import play_steps
-from luwu.predict.pictures import (
-    Picture,
-    colour_index,
-    is_pale,
-    stages_picture,
-    steps_picture,
-)
-from luwu.predict.question import AnyQuestion, Question
-from luwu.predict.replay import PLAYED, play_three_d
 from luwu.report.chart import Bar, as_file, span_chart
 
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError
 from luwu.commands.flags import Parsed
 from luwu.commands.predict_pictures import write_svg
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.question import read_table
-from luwu.predict.sweep import STEP, Point, Sweep, label, parse_axis, sweep
+from luwu.predict.ask.question import read_table
+from luwu.predict.ask.sweep import STEP, Point, Sweep, label, parse_axis, sweep
+from luwu.predict.hardware.catalogue import Catalogue
 from luwu.report.chart import point_chart
 
 USAGE: Final = (

@@ -1,6 +1,6 @@
 """`luwu predict timeline FILE --out FILE`: a predicted step in the format of real runs' timelines.
 
-Of LuWu the project's own cores are driven in virtual time (`luwu.predict.events.driven`), of 3-D
+Of LuWu the project's own cores are driven in virtual time (`luwu.predict.driven.driven`), of 3-D
 training each stage goes through its schedule (`luwu.predict.events.schedules`), and what they do is
 written as a run's events are. With --run-dir the events are kept, in a directory that
 `luwu trace` takes for that of a run.
@@ -15,12 +15,12 @@ from pathlib import Path
 from luwu.base.errors import ConfigError
 from luwu.commands.flags import Parsed
 from luwu.commands.trace import check_trace
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.events.driven import play_driven_steps
+from luwu.predict.ask.question import Question, read_question
+from luwu.predict.ask.replay import PLAYED, play_three_d
+from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.events.engines import Record
 from luwu.predict.events.recorded import told_by_stages, write_events
-from luwu.predict.question import Question, read_question
-from luwu.predict.replay import PLAYED, play_three_d
+from luwu.predict.hardware.catalogue import Catalogue
 from luwu.report.timeline import write_timeline
 
 USAGE = "luwu predict timeline FILE --out FILE [--run-dir DIR]"

@@ -9,7 +9,7 @@ from typing import Final
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import read_json
 from luwu.commands.flags import Flag, Parsed, Verb
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.page import write_report
 from luwu.report.table import table_text
 
@@ -28,8 +28,8 @@ VERB: Final = Verb(
 
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
-    from luwu.launch.estimate.steps import FILE as STEPS_FILE
-    from luwu.launch.estimate.steps import steps_lines
+    from luwu.estimate.steps import FILE as STEPS_FILE
+    from luwu.estimate.steps import steps_lines
 
     found = RunDirectory.find(Path(parsed.rest[0]) if parsed.rest else None)
     document = read_json(found.file("result.json"))

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Final
 
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
+from luwu.base.own import found_first, own_module
 from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 from luwu.commands.trace import check_record, check_trace, write_trace
-from luwu.launch.console import Console
-from luwu.launch.nodes import fold_nodes
+from luwu.join.connection import Connection, join
+from luwu.launch.hosts.nodes import fold_nodes
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.resuming import beginning, ending, first_step, stopped
 from luwu.launch.roles import key_environ
-from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import (
     STATE_DIRECTORY,
     Sizes,
@@ -27,15 +30,12 @@ from luwu.launch.serving import (
     serve,
     state_directory,
 )
-from luwu.launch.stopping import stop_requests
 from luwu.launch.supervisor import Supervisor, threads_per_worker
 from luwu.launch.torchrun import Meeting
 from luwu.launch.worker_loss import check_worker_loss, worker_restarts
-from luwu.nic.connection import Connection, join
-from luwu.own import found_first, own_module
 
 if TYPE_CHECKING:
-    from luwu.launch.disk_floors import DiskFloors
+    from luwu.measure.disk_floors import DiskFloors
 
 VERB: Final = Verb(
     name="run",
@@ -140,7 +140,7 @@ def _run_by_ray(
     run_directory: RunDirectory, resolved: Resolved, script: list[str], console: Console
 ) -> int:
     """Let Ray place and watch the processes; the exit code."""
-    from luwu.launch.ray_engine import RayEngine
+    from luwu.engines.ray_engine import RayEngine
 
     try:
         with (
@@ -166,9 +166,9 @@ def _plan(
 
     Raises ConfigError.
     """
-    from luwu.launch.disk_floors import disk_floors
-    from luwu.launch.estimate.text import disk_line
-    from luwu.launch.timing import QUICK
+    from luwu.estimate.text import disk_line
+    from luwu.measure.disk_floors import disk_floors
+    from luwu.measure.timing import QUICK
     from switch_emu.node.plan import plan_node
 
     plan = plan_node(
@@ -201,7 +201,7 @@ def _say_steps(run_directory: RunDirectory, disk: DiskFloors | None, console: Co
 
     The run is over and its outcome written: what cannot be read any more is said, not raised.
     """
-    from luwu.launch.estimate.steps import FILE, steps_document, steps_lines
+    from luwu.estimate.steps import FILE, steps_document, steps_lines
 
     try:
         document = steps_document(run_directory, disk)
@@ -299,7 +299,7 @@ def _own_script(script: list[str], console: Console) -> list[str]:
         return script
     path, has_module = found
     if has_module:
-        console.say(f"-m {module} is {path}; LuWu's own would be -m luwu.own {module}")
+        console.say(f"-m {module} is {path}; LuWu's own would be -m luwu.base.own {module}")
         return script
     console.say(f"-m {module} is LuWu's own: {path} has no such module")
     return [*own_module(module), *script[2:]]

@@ -11,9 +11,9 @@ from luwu.base.errors import ConfigError
 from luwu.base.json_file import read_json
 from luwu.commands.export import CONNECT_NAME, CONNECT_S
 from luwu.commands.flags import Flag, Parsed, Verb
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.state_users import advise
-from luwu.launch.stopping import stop_requests
 
 if TYPE_CHECKING:
     from luwu.checkpoint.snapshot import Snapshot
@@ -80,7 +80,7 @@ def _at_rest(path: Path, out: Path, should_stop: Callable[[], bool]) -> Snapshot
 def _of_running(where: str, out: Path, should_stop: Callable[[], bool]) -> Snapshot:
     from luwu.checkpoint.running import RunningState
     from luwu.checkpoint.snapshot import snapshot_by_reflinks, snapshot_of_running
-    from luwu.nic.connection import join
+    from luwu.join.connection import join
 
     connection = join(where, timeout_s=CONNECT_S)
     count = connection.optimizer_nodes

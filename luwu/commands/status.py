@@ -14,11 +14,11 @@ from luwu.base.json_file import read_json
 from luwu.base.parsers import whole
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb
-from luwu.launch.children import is_alive, private_bytes
-from luwu.launch.console import tail
-from luwu.launch.run_directory import ProcessEntry, RunDirectory
-from luwu.launch.stopping import stop_requests
-from luwu.nic.connection import read_connection
+from luwu.join.connection import read_connection
+from luwu.launch.processes.children import is_alive, private_bytes
+from luwu.launch.processes.console import tail
+from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
+from luwu.launch.processes.stopping import stop_requests
 from luwu.report.prometheus import serve_metrics
 
 POLL_S: Final = 0.2

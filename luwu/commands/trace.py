@@ -11,10 +11,10 @@ from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.commands.flags import Flag, Parsed, Verb
-from luwu.launch.overlap import updated_before_last_push_ratio
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.aligned import ALL_STEPS, Steps, parse_steps
 from luwu.report.busy import busy, summary_text
+from luwu.report.overlap import updated_before_last_push_ratio
 from luwu.report.timeline import write_timeline
 
 VERB: Final = Verb(

@@ -24,10 +24,12 @@ from luwu.commands.up_in_tree import (
     switch_file,
 )
 from luwu.commands.up_node import start_node
-from luwu.launch.console import Console
-from luwu.launch.nodes import fold_nodes, node_role
+from luwu.join.connection import Connection, write_connection
+from luwu.launch.hosts.nodes import fold_nodes, node_role
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.resuming import beginning, first_step
-from luwu.launch.run_directory import RunDirectory
 from luwu.launch.serving import (
     LOOPBACK,
     STATE_DIRECTORY,
@@ -38,9 +40,7 @@ from luwu.launch.serving import (
     stripes_of,
     tree_of,
 )
-from luwu.launch.stopping import stop_requests
 from luwu.launch.supervisor import POLL_S, Supervisor
-from luwu.nic.connection import Connection, write_connection
 
 VERB: Final = Verb(
     name="up",

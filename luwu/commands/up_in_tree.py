@@ -21,8 +21,10 @@ from typing import Final
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.tree import NODE, groups_text
-from luwu.launch.console import Console
-from luwu.launch.run_directory import RunDirectory
+from luwu.join.connection import Connection, join, write_connection
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.processes.sockets import private_directory
 from luwu.launch.serving import (
     LOOPBACK,
     add_switch,
@@ -32,9 +34,7 @@ from luwu.launch.serving import (
     stripes_of,
     tree_of,
 )
-from luwu.launch.sockets import private_directory
 from luwu.launch.supervisor import Supervisor
-from luwu.nic.connection import Connection, join, write_connection
 
 NODE_FILE: Final = "connect-node.json"
 """Where the node is, for its switch; workers read connect.json, which the switch writes."""

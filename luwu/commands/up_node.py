@@ -19,8 +19,9 @@ from dataclasses import replace
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError
 from luwu.commands.up_in_tree import join_parent, node_file
-from luwu.launch.console import Console
-from luwu.launch.nodes import check_nodes, node_role
+from luwu.join.connection import Connection, write_connection
+from luwu.launch.hosts.nodes import check_nodes, node_role
+from luwu.launch.processes.console import Console
 from luwu.launch.roles import node_spec
 from luwu.launch.serving import (
     LOOPBACK,
@@ -34,7 +35,6 @@ from luwu.launch.serving import (
     tree_of,
 )
 from luwu.launch.supervisor import Supervisor
-from luwu.nic.connection import Connection, write_connection
 
 
 def start_node(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from luwu.base.errors import ConfigError, StateError
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb
-from luwu.launch.stopping import stop_requests
+from luwu.launch.processes.stopping import stop_requests
 
 if TYPE_CHECKING:
     from switch_emu.store.verify import NodeFound, StateFound

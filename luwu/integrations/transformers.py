@@ -30,8 +30,8 @@ import torch
 
 import luwu
 from luwu.base.errors import ConfigError, StepAborted
+from luwu.base.own import needs
 from luwu.optim.base import NetworkOptimizer
-from luwu.own import needs
 from luwu.training.clip import ClippedNorm
 from luwu.training.module import LuwuModule
 

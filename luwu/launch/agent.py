@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import sleep, unix_ns
-from luwu.launch.children import exit_text
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.children import exit_text
+from luwu.launch.processes.run_directory import RunDirectory
 
 SAYS: Final = "agent: "
 """Begins a line of ours."""

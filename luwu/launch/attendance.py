@@ -22,7 +22,7 @@ from typing import Final
 from luwu.base.clock import SYSTEM_CLOCK, Clock
 from luwu.base.errors import ConfigError, DeadlineError
 from luwu.base.json_file import json_object, read_json
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.torchrun import Meeting
 
 LEAVES: Final = "worker.leaves"

@@ -24,8 +24,8 @@ from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, unix_ns, utc_text
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.events import flush_all
 from luwu.base.json_file import read_json
-from luwu.launch.relay import stream_files
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.relay import stream_files
+from luwu.launch.processes.run_directory import RunDirectory
 
 
 def main(arguments: Sequence[str]) -> None:

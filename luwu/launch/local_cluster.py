@@ -22,17 +22,17 @@ from luwu.base.seeds import derive
 from luwu.base.tree import NODE, Tree, one_switch
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic
+from luwu.protocol.actions import PARENT
 from luwu.transport.inprocess import InProcessNetwork
 from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport
-from luwu.wire.actions import PARENT
-from switch_emu.link_report import link_rows
-from switch_emu.linked import linked
+from switch_emu.links.link_report import link_rows
+from switch_emu.links.linked import linked
 from switch_emu.node.pages import weights_digest
-from switch_emu.node.serve import NodeSpec, make_node_shell
+from switch_emu.node.process import NodeSpec, make_node_shell
 from switch_emu.node.shell import NodeShell
-from switch_emu.switch.actions import SwitchLimits
 from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.shell import SwitchShell
 
 ResultT = TypeVar("ResultT")
@@ -211,7 +211,7 @@ class LocalCluster(Closing):
             thread.join()
 
     def links(self) -> list[dict[str, Any]]:
-        """What emulated links have carried; see `switch_emu.link_report`."""
+        """What emulated links have carried; see `switch_emu.links.link_report`."""
         if not self.spec.has_switch:
             return link_rows(self.node.transport, "worker", self.node.link_name)
         return [

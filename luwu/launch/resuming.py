@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from luwu.base.json_file import json_object, read_json
-from luwu.launch.chaos.progress import Progress
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.progress import Progress
 
 
 def first_step(run: RunDirectory) -> int | None:

@@ -5,8 +5,8 @@
     errors/node.json         written by it    what ended it
     roles/node.ended.json    written by it    its exit code, if it serves several jobs (service.py)
 
-`python -m luwu.own switch_emu node --config roles/node.json` reads the first. A role that died is
-started again with the same state and the endpoint it had, so nobody has to be told of the change.
+`python -m luwu.base.own switch_emu node --config roles/node.json` reads the first. A role that
+died is started again with the same state and endpoint, so no peer has to learn of the change.
 The switches of a tree are called `switch-NAME`.
 """
 
@@ -22,12 +22,10 @@ from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConnectionFailed
 from luwu.base.json_file import read_json, remove_partial, write_json
+from luwu.base.own import own_module
 from luwu.base.refusals import refusing
 from luwu.base.tree import SWITCH, Place, Tree
-from luwu.launch.allocator import SWITCH_TUNABLES
-from luwu.launch.children import Child, DiskBytes
-from luwu.launch.console import tail
-from luwu.launch.network import (
+from luwu.launch.hosts.network import (
     dilated_disk_rate,
     link_fields,
     links_of,
@@ -35,10 +33,12 @@ from luwu.launch.network import (
     retry_fields,
     switch_fidelity,
 )
-from luwu.launch.nodes import is_node, kind_of, node_result, node_role
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.hosts.nodes import is_node, kind_of, node_result, node_role
+from luwu.launch.processes.allocator import SWITCH_TUNABLES
+from luwu.launch.processes.children import Child, DiskBytes
+from luwu.launch.processes.console import tail
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.worker_loss import drop_after_s, drops_workers
-from luwu.own import own_module
 
 MIB = 1024 * 1024
 POLL_S: Final = 0.05

@@ -25,11 +25,14 @@ from luwu.base.closing import Closing
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, ConnectionFailed, DeadlineError
 from luwu.base.json_file import read_json
+from luwu.base.own import own_module
+from luwu.join.connection import Connection
 from luwu.launch.answering import await_answer
-from luwu.launch.children import Child, kill_marked, stop_all
-from luwu.launch.console import tail
-from luwu.launch.failures import role_failure
-from luwu.launch.nodes import kind_of
+from luwu.launch.hosts.nodes import kind_of
+from luwu.launch.processes.children import Child, kill_marked, stop_all
+from luwu.launch.processes.console import tail
+from luwu.launch.processes.failures import role_failure
+from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.roles import (
     ended_file,
     ready_file,
@@ -37,13 +40,10 @@ from luwu.launch.roles import (
     wait_until_listens,
     write_role,
 )
-from luwu.launch.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.serving import decide_sizes, serve, tree_of
 from luwu.launch.supervisor import STOP_PATIENCE_S
-from luwu.nic.connection import Connection
-from luwu.own import own_module
+from luwu.protocol.actions import PARENT
 from luwu.transport.opening import open_transport
-from luwu.wire.actions import PARENT
 from switch_emu.switch.capacity import POOL_SLOTS
 
 POLL_S: Final = 0.005

@@ -24,20 +24,20 @@ from luwu.base.tree import (
     ranges_text,
     read_tree,
 )
-from luwu.launch.hosts import Hosts
-from luwu.launch.namespaces import CENTRE
-from luwu.launch.network import (
+from luwu.join.connection import Connection, Leaf, write_connection
+from luwu.launch.hosts.hosts import Hosts
+from luwu.launch.hosts.namespaces import CENTRE
+from luwu.launch.hosts.network import (
     chunk_for_links,
     links_of,
     node_link,
     retry_fields,
     switch_fidelity,
 )
-from luwu.launch.nodes import check_nodes, node_role
+from luwu.launch.hosts.nodes import check_nodes, node_role
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.processes.sockets import private_directory
 from luwu.launch.roles import node_spec, switch_spec
-from luwu.launch.run_directory import RunDirectory
-from luwu.launch.sockets import private_directory
-from luwu.nic.connection import Connection, Leaf, write_connection
 from luwu.transport import check_arena
 from luwu.transport.arena_limits import memory_limit
 from switch_emu.node.plan import default_chunk_bytes

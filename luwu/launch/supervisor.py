@@ -29,18 +29,18 @@ from luwu.base.errors import (
 )
 from luwu.base.json_file import read_json
 from luwu.launch.agent import SAYS, own_agent_command
-from luwu.launch.allocator import WORKER_TUNABLES
 from luwu.launch.attendance import Attendance
-from luwu.launch.children import Child, DiskBytes, exit_text, kill_marked, stop_all
-from luwu.launch.console import Console, LogFollower
-from luwu.launch.failures import FINAL_CODES, role_failure, worker_failure
-from luwu.launch.guard import MARK_SUFFIX
-from luwu.launch.hosts import Hosts
-from luwu.launch.nodes import kind_of
-from luwu.launch.relay import Relay, Sink
+from luwu.launch.hosts.hosts import Hosts
+from luwu.launch.hosts.nodes import kind_of
+from luwu.launch.processes.allocator import WORKER_TUNABLES
+from luwu.launch.processes.children import Child, DiskBytes, exit_text, kill_marked, stop_all
+from luwu.launch.processes.console import Console, LogFollower
+from luwu.launch.processes.failures import FINAL_CODES, role_failure, worker_failure
+from luwu.launch.processes.guard import MARK_SUFFIX
+from luwu.launch.processes.relay import Relay, Sink
+from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
+from luwu.launch.processes.sampling import MemorySampler
 from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
-from luwu.launch.run_directory import ProcessEntry, RunDirectory
-from luwu.launch.sampling import MemorySampler
 from luwu.launch.torchrun import (
     TORCHRUN_ENVIRON,
     TORCHRUN_FOLDER,

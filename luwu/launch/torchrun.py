@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from luwu.base.errors import ConnectionFailed
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RunDirectory
 
 TORCHRUN_ENVIRON: Final = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1",
@@ -34,7 +34,7 @@ def guarded_command(
 ) -> list[str]:
     """The guard, what starts the workers unless one process is enough, our entry, the script."""
     entry = ["-m", "luwu.launch.entry", str(run.path), prefix, *script]
-    guard = [sys.executable, "-m", "luwu.launch.guard", run_id]
+    guard = [sys.executable, "-m", "luwu.launch.processes.guard", run_id]
     return [*guard, *(starter or [sys.executable]), *entry]
 
 

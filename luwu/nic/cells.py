@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.nic.promises import WaitUntil
+from luwu.nic.handles import WaitUntil
 from luwu.transport.interface import CreditExceeded, SendHandle
 
 

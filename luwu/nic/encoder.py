@@ -11,9 +11,9 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.limits import PAYLOAD_BYTES_MAX
-from luwu.nic.actions import Encode, Measure
 from luwu.nic.cells import Cell, EncodedCells
-from luwu.wire.actions import Payload
+from luwu.nic.core.actions import Encode, Measure
+from luwu.protocol.actions import Payload
 from luwu.wire.description import AGGREGATE, Description
 
 PATIENCE_S = 3.0

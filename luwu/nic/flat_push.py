@@ -6,7 +6,7 @@ import numpy as np
 
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.nic.cells import ChunkGradient
-from luwu.nic.promises import Handle
+from luwu.nic.handles import Handle
 from luwu.nic.shell import Nic
 
 

@@ -23,9 +23,9 @@ from luwu.base.errors import (
     RemoteProtocolError,
     StateError,
 )
-from luwu.nic.reading import FieldCame, ReaderCore, ReaderGone, VersionOpened
+from luwu.nic.core.reader import FieldCame, ReaderCore, ReaderGone, VersionOpened
+from luwu.protocol.actions import PARENT, Drop, Send
 from luwu.transport.interface import Delivery, PeerDown, PeerFailed, PeerGone, PeerUp, Transport
-from luwu.wire.actions import PARENT, Drop, Send
 from luwu.wire.codec import decode, encode
 from luwu.wire.description import Description
 from luwu.wire.reading import ATTACHED, VersionFacts

@@ -32,16 +32,16 @@ from luwu.base.failpoints import failpoint
 from luwu.base.limits import KEEP_PIECES_MAX
 from luwu.base.outstanding import RetryPolicy
 from luwu.layout import DTYPE_BYTES, Layout
-from luwu.nic import actions as nic
-from luwu.nic.arriving import Arriving
 from luwu.nic.cells import Cell, Cells, ChunkGradient, private_memory
 from luwu.nic.core import NicCore
+from luwu.nic.core import actions as nic
 from luwu.nic.encoder import PATIENCE_S, Encoder
-from luwu.nic.promises import Handle, NicCounters, StepHandle
+from luwu.nic.handles import Handle, NicCounters, StepHandle
+from luwu.nic.incoming import Arriving
+from luwu.nic.mailbox import Told
 from luwu.nic.reader import StateReader
-from luwu.nic.told import Told
+from luwu.protocol.actions import PARENT, Drop, Note, Send
 from luwu.transport.interface import Delivery, PeerDown, PeerFailed, PeerGone, PeerUp, Transport
-from luwu.wire.actions import PARENT, Drop, Note, Send
 from luwu.wire.codec import decode, encode
 from luwu.wire.description import Description
 from luwu.wire.hyper import hyper_hash

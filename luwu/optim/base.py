@@ -15,13 +15,13 @@ from typing import Any, ClassVar, NoReturn, TypedDict
 import torch
 
 from luwu.base.errors import ConfigError, StepAborted
-from luwu.training.attached import attach
 from luwu.training.clip import checked_max_norm, checked_norm_type
+from luwu.training.devices.storages import WEIGHTS
 from luwu.training.loss_scale import DynamicLossScale, checked_loss_scale
 from luwu.training.placeholder import Placeholder
 from luwu.training.result import StepResult
 from luwu.training.session import Session
-from luwu.training.storages import WEIGHTS
+from luwu.training.state.attached import attach
 from luwu.wire.hyper import Number, StepHyper, encode_hyper
 
 MEANINGLESS = {

@@ -1,7 +1,7 @@
 """What the roles of a run have counted, for Prometheus to scrape (the extra `prometheus`).
 
-The roles write `counters/*.json` once a second (`switch_emu/counting.py`); a scrape reads what they
-last wrote, so no role listens for it and a slow scraper holds nobody up.
+The roles write `counters/*.json` once a second (`process/counting.py` there); a scrape reads what
+they last wrote, so no role listens for it and a slow scraper holds nobody up.
 
     luwu_link_messages_sent_total{job="5713",role="switch",link="ranks 0"} 98
     luwu_slot_opened_total{job="5713",role="switch",slot="3"} 12
@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.own import needs
+from luwu.base.own import needs
 
 LINK, SLOT = "link", "slot"
 HELP: Final = {

@@ -29,16 +29,16 @@ import luwu
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import DeadlineError
 from luwu.base.quantities import parse_ns
-from luwu.launch.chaos.job import cast_of, config_of, rules_of
-from luwu.launch.chaos.outlook import outlooks
-from luwu.launch.chaos.plan import Wish, draw
-from luwu.launch.chaos.progress import Progress
-from luwu.launch.chaos.work import Chaos, Verdict
-from luwu.launch.children import is_alive, kill_marked, marked_processes
-from luwu.launch.console import tail
-from luwu.launch.guard import MARK_SUFFIX
-from luwu.launch.run_directory import ProcessEntry, RunDirectory
-from luwu.launch.sockets import PREFIX
+from luwu.chaos.job import cast_of, config_of, rules_of
+from luwu.chaos.outlook import outlooks
+from luwu.chaos.plan import Wish, draw
+from luwu.chaos.work import Chaos, Verdict
+from luwu.launch.processes.children import is_alive, kill_marked, marked_processes
+from luwu.launch.processes.console import tail
+from luwu.launch.processes.guard import MARK_SUFFIX
+from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
+from luwu.launch.processes.sockets import PREFIX
+from luwu.launch.progress import Progress
 
 POLL_S = 0.02
 SOURCE = Path(luwu.__file__).resolve().parents[1]

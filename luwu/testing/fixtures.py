@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.testing.calls import name_function, result_folder, write_call
 from luwu.testing.cluster import Cluster
 from luwu.testing.leftovers import until_empty

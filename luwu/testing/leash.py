@@ -12,8 +12,8 @@ import threading
 from typing import Final
 
 from luwu.base.libc import keep_one_arena
+from luwu.base.lifeline import watch
 from luwu.commands.main import main
-from luwu.launch.lifeline import watch
 
 PATIENCE_S: Final = 5.0
 

@@ -16,9 +16,9 @@ from luwu.base.closing import Closing
 from luwu.base.config import KEYS, RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import read_json
-from luwu.launch.run_directory import RunDirectory
+from luwu.join.connection import Connection, join
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.service import Service, ServiceJob, probe
-from luwu.nic.connection import Connection, join
 from luwu.testing.leftovers import memory_files, unfinished_files, until_empty
 from switch_emu.store.directory import CONFIG_NAME
 

@@ -49,7 +49,7 @@ class Record:
 
     def sections(self) -> Iterator[tuple[str, str]]:
         """(title, text) for the report of a failed test."""
-        from luwu.launch.console import tail
+        from luwu.launch.processes.console import tail
 
         yield "luwu run directory", str(self.path)
         logs = [(log, 0) for log in self._logs()]

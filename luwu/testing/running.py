@@ -17,10 +17,10 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
 from luwu.base.errors import DeadlineError, LuwuError, WorkerFailed
 from luwu.base.json_file import read_json
-from luwu.launch.children import Child, kill_marked, stop_all
-from luwu.launch.failures import lost_worker, worker_failure
-from luwu.launch.guard import LEFT, MARK_SUFFIX
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.children import Child, kill_marked, stop_all
+from luwu.launch.processes.failures import lost_worker, worker_failure
+from luwu.launch.processes.guard import LEFT, MARK_SUFFIX
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.service import ServiceJob
 from luwu.launch.supervisor import threads_per_worker, worker_environ
 from luwu.launch.torchrun import guarded_command

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StepOrderError
 from luwu.training.backward import in_backward
+from luwu.training.devices.storages import WEIGHTS
 from luwu.training.module import class_name
-from luwu.training.storages import WEIGHTS
 from luwu.training.transforms import is_transformed, outside_transforms
 from luwu.training.trees import map_leaves
 from luwu.training.uncompiled import uncompiled

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from luwu.base.errors import ConfigError
-from luwu.training.device import Device, device_at
+from luwu.training.devices.device import Device, device_at
 from luwu.training.interface import Nic
 from luwu.training.session import Session
 
@@ -129,7 +129,7 @@ def device() -> torch.device:
 
 
 def _open_nic() -> Nic:
-    from luwu.nic.open import open_nic  # a test with a NIC of its own needs no transport
+    from luwu.join.open import open_nic  # a test with a NIC of its own needs no transport
 
     opened: Nic = open_nic(_environment("RANK"), _environment("WORLD_SIZE"))
     return opened

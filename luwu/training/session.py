@@ -27,13 +27,11 @@ from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
 from luwu.layout import Layout
 from luwu.nic.cells import ChunkGradient
 from luwu.nic.reader import StateReader
-from luwu.training import initialise
-from luwu.training.attached import Attachments
 from luwu.training.backward import Backward, in_backward
 from luwu.training.clip import ClippedNorm
-from luwu.training.device import Device
-from luwu.training.first_weights import FirstWeights
-from luwu.training.gradients import ChunkPlan, gradient_plan, push_unit
+from luwu.training.devices.device import Device
+from luwu.training.devices.gradients import ChunkPlan, gradient_plan, push_unit
+from luwu.training.devices.weights import ByteCount
 from luwu.training.interface import Handle, Nic
 from luwu.training.loss_scale import LossScale
 from luwu.training.model import (
@@ -48,8 +46,10 @@ from luwu.training.placeholder import Placeholder
 from luwu.training.prefetch import Prefetcher
 from luwu.training.result import StepResult
 from luwu.training.roots import Roots
+from luwu.training.state import initialise
+from luwu.training.state.attached import Attachments
+from luwu.training.state.first_weights import FirstWeights
 from luwu.training.unit import Unit
-from luwu.training.weights import ByteCount
 from luwu.wire.description import BESIDE, NORM_TYPE, Description
 
 

@@ -18,10 +18,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from luwu.base.errors import ConfigError, LuwuError
-from luwu.training.device_weights import make_weights
+from luwu.training.devices.device_weights import make_weights
+from luwu.training.devices.weights import UnitWeights
 from luwu.training.module import class_name
 from luwu.training.placeholder import Placeholder
-from luwu.training.weights import UnitWeights
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.limits import NORM_BLOCK_ELEMS
-from switch_emu.switch.aggregate import F32Array
 
 _REDUCE: dict[float, Callable[..., Any]] = {1.0: np.add.reduceat, np.inf: np.maximum.reduceat}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from switch_emu.node.places import WeightsPlaces
-from switch_emu.payload import Buffers, Payload
+from switch_emu.process.payload import Buffers, Payload
 
 
 class Outgoing:

@@ -7,13 +7,13 @@ from typing import Protocol
 
 import numpy as np
 
+from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import ConfigError
 from luwu.layout import Layout
 from luwu.wire.description import Description
 from switch_emu.node.kernels import kernel_name
 from switch_emu.store import DecidedStep, Field, PageKind, StoreConfig
-from switch_emu.switch.aggregate import F32Array
 
 WEIGHT = "weight"
 UPDATES = "updates"

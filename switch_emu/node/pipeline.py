@@ -26,7 +26,9 @@ from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, decode_hyper
-from switch_emu.node.actions import (
+from switch_emu.node.block_norms import block_norms
+from switch_emu.node.core import NodeCore
+from switch_emu.node.core.actions import (
     Decide,
     Fold,
     Inspect,
@@ -36,8 +38,6 @@ from switch_emu.node.actions import (
     ReadWeights,
     Update,
 )
-from switch_emu.node.block_norms import block_norms
-from switch_emu.node.core import NodeCore
 from switch_emu.node.kernels import UpdateKernel
 from switch_emu.node.outgoing import Outgoing
 from switch_emu.node.pages import WEIGHT, field_view
@@ -46,7 +46,7 @@ from switch_emu.node.runs import count_update, update_runs
 from switch_emu.node.scratch import Adder, Scratch, record_views
 from switch_emu.node.statistics import Statistics
 from switch_emu.node.update import clip_scale
-from switch_emu.payload import Buffers, Payload
+from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import (
     Contributor,
     DecidedStep,

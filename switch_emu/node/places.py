@@ -19,7 +19,7 @@ import threading
 from dataclasses import dataclass
 
 from luwu.layout import DTYPE_BYTES, Layout
-from switch_emu.payload import Payload
+from switch_emu.process.payload import Payload
 
 _UNIT_ALIGN_BYTES = 4096
 

@@ -1,139 +1,186 @@
-"""Who reads what of the node's state, while training goes on: a desk for visitors. Pure.
+"""Readers at the node's process: the versions held for them, and one thread that reads.
 
-    Open    a version is pinned for the reader, once: PinVersion -> pinned -> Opened
-    Read    of that version: ReadField -> field_read -> Content
-    Shut    the pin is let go: Unpin, Gone
-
-A reader is known by its number alone, and where its last message came from. It is no member: it
-holds no step up and no attempt concerns it. One that sends nothing for `LEASE_NS` is forgotten, and
-where all places are taken, for `IDLE_NS`.
+Training comes first: readers have one thread between them, and what it reads waits, as other
+weights do, until what was sent before has left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
-from luwu.base.limits import READERS_MAX, TEXT_CHARS_MAX
-from luwu.wire import messages as wire
-from luwu.wire.actions import Drop, Payload, Send
-from switch_emu.node.actions import PinVersion, ReadField, Unpin
+import numpy as np
 
-LEASE_NS = 60 * 10**9
-IDLE_NS = 30 * 10**9
-"""Readers that are open and idle send something every 20 s."""
+from luwu.aggregate.sum_in_order import F32Array
+from luwu.base.errors import ConfigError, LuwuError
+from luwu.layout import COUNT_BYTES, DTYPE_BYTES, Layout
+from luwu.wire.reading import ATTACHED, VersionFacts
+from luwu.wire.statistics import STATS
+from switch_emu.node.core import NodeCore
+from switch_emu.node.core.actions import ReadField
+from switch_emu.node.pages import UPDATES, WEIGHT, read_counts
+from switch_emu.node.statistics import Measured, Statistics
+from switch_emu.process.payload import Buffers, Payload
+from switch_emu.store import PageStore, Pin
+from switch_emu.store.kept import RECORD_KEY, KeptFiles, KeptVersion
+
+Finished = Callable[[], Sequence[Any]]
+"""To be called by the shell's loop: tells the core, returns its actions."""
 
 
-@dataclass(slots=True)
-class _Reader:
-    peer: str
-    heard_ns: int
-    opened: wire.Opened | None = None
-    facts: bytes = b""
-    under_way: set[ReadField] = field(default_factory=set)
+Cast = Callable[[F32Array, str, memoryview], None]
+"""`UpdateKernel.cast`."""
 
 
-class Readers:
-    """See the module; `stamped` makes a message of the node's, `actions` is its list."""
+class Held(NamedTuple):
+    """What one reader sees."""
 
-    def __init__(self, actions: list[Any], stamped: Callable[..., Any]) -> None:
-        self._actions, self._stamped = actions, stamped
-        self._readers: dict[int, _Reader] = {}
+    pin: Pin
+    kept: KeptVersion
+    measured: Measured | None
+    """Statistics, if a step was measured."""
 
-    def received(self, now_ns: int, peer: str, m: wire.ReaderRequest, *, loaded: bool) -> None:
-        """A reader asks for something; `loaded`: there is a decided version."""
-        reader = self._readers.get(m.reader)
-        if reader is not None:
-            reader.peer, reader.heard_ns = peer, now_ns
-        if isinstance(m, wire.Shut):
-            self._forget(m.reader)
-            self._tell_gone(peer, m.reader, "it was shut")
-        elif isinstance(m, wire.Open):
-            self._open(now_ns, peer, m.reader, reader, loaded=loaded)
-        elif reader is None:
-            text = (
-                "the node does not know this reader (any more): it was started again, or nothing "
-                f"was read for {IDLE_NS // 10**9} to {LEASE_NS // 10**9} s; open it again"
-            )
-            self._tell_gone(peer, m.reader, text)
-        else:
-            read = ReadField(m.reader, m.chunk, m.field, m.dtype)
-            if read not in reader.under_way:
-                reader.under_way.add(read)
-                self._actions.append(read)
 
-    def pinned(self, number: int, version: int, facts: bytes) -> None:
-        """The version that `PinVersion` asked for."""
-        reader = self._readers.get(number)
-        if reader is None:
-            self._actions.append(Unpin(number))
-            return
-        reader.opened = self._stamped(wire.Opened, step=version, reader=number)
-        reader.facts = facts
-        self._actions.append(Send((reader.peer,), reader.opened, facts))
+class Visits:
+    """See the module."""
 
-    def refused(self, number: int, text: str) -> None:
-        """`PinVersion` failed: nothing can be held."""
-        reader = self._readers.pop(number, None)
-        if reader is not None:
-            self._tell_gone(reader.peer, number, text)
+    def __init__(
+        self, core: NodeCore, store: PageStore, layout: Layout, *, kept: KeptFiles,
+        cast: Cast, statistics: Statistics, buffers: Buffers, wake: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._core, self._store, self._layout = core, store, layout
+        self._cast = cast
+        self._kept, self._statistics = kept, statistics
+        self._buffers, self._wake = buffers, wake
+        self._held: dict[int, Held] = {}
+        """By reader."""
+        self._reads: queue.SimpleQueue[tuple[ReadField, Held] | None] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
 
-    def field_read(self, read: ReadField, payload: Payload | None, text: str = "") -> None:
-        """What `ReadField` asked for; None: it cannot be had, and `text` says why."""
-        reader = self._readers.get(read.reader)
-        if reader is not None:
-            reader.under_way.discard(read)
-            if payload is None:
-                self._forget(read.reader)
-                self._tell_gone(reader.peer, read.reader, text)
+    def pin(self, reader: int) -> Sequence[Any]:
+        """Hold the decided version for a reader."""
+        pin, measured = self._store.pin(), self._statistics.latest
+        step = pin.step
+        try:
+            kept = self._kept.hold(step)
+        except LuwuError as exc:
+            pin.close()
+            return self._core.pin_failed(reader, str(exc))
+        self._held[reader] = Held(pin, kept, measured)
+        facts = VersionFacts(
+            version=step.version,
+            description=self._store.config.description,
+            hyper=step.hyper,
+            applied=step.applied,
+            grad_norm=step.grad_norm,
+            attempt=step.attempt,
+            extra={key: text for key, text in step.extra.items() if key != RECORD_KEY},
+            attached=kept.sizes,
+            measured_step=None if measured is None else measured.step,
+        )
+        return self._core.pinned(reader, step.version, facts.to_bytes())
+
+    def unpin(self, reader: int) -> None:
+        """Let go of it."""
+        held = self._held.pop(reader, None)
+        if held is not None:
+            held.pin.close()
+            held.kept.close()
+
+    def start(self, read: ReadField) -> Sequence[Any]:
+        """Read in the thread."""
+        held = self._held.get(read.reader)
+        if held is None:
+            return self._core.field_read(read, None, "the reader was shut")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="luwu-visits", daemon=True)
+            self._thread.start()
+        self._reads.put((read, held))
+        return ()
+
+    def take_finished(self) -> list[Finished]:
+        """What was read since the last call. Raises what the thread failed with."""
+        if self._error is not None:
+            raise self._error
+        return [self._finished.get() for _ in range(self._finished.qsize())]
+
+    def close(self) -> None:
+        """Let the thread end, and all versions go."""
+        if self._thread is not None:
+            self._reads.put(None)
+            self._thread.join()
+        for reader in list(self._held):
+            self.unpin(reader)
+
+    def _serve(self) -> None:
+        while (item := self._reads.get()) is not None:
+            read, held = item
+            try:
+                self._finished.put(self._answer(read, held))
+            except BaseException as exc:
+                self._error = exc
+            self._wake()
+            if self._error is not None:
+                return
+
+    def _answer(self, read: ReadField, held: Held) -> Finished:
+        try:
+            if read.field.startswith(ATTACHED):
+                payload = self._attached(read, held.kept)
             else:
-                assert reader.opened is not None
-                content = self._stamped(
-                    wire.Content, step=reader.opened.step, chunk=read.chunk, part=0,
-                    reader=read.reader, field=read.field, dtype=read.dtype,
-                )  # fmt: skip
-                self._actions.append(Send((reader.peer,), content, payload))
-        if payload is not None:
-            self._actions.append(Drop(payload))
+                payload = self._content(read, held)
+        except LuwuError as exc:  # a damaged page too: training will find it by itself
+            text = str(exc)
+            return lambda: self._core.field_read(read, None, text)
+        return lambda: self._core.field_read(read, payload)
 
-    def tick(self, now_ns: int) -> None:
-        """Forget who has not been heard of."""
-        for number, reader in list(self._readers.items()):
-            if now_ns - reader.heard_ns >= LEASE_NS and not reader.under_way:
-                self._forget(number)
+    def _content(self, read: ReadField, held: Held) -> Payload:
+        if read.chunk >= len(self._layout.chunks):
+            raise ConfigError(f"there is no chunk {read.chunk}: the job's layout has fewer")
+        if read.field == STATS:
+            return self._stats(read.chunk, held)
+        pin, page = held.pin, self._layout.page(read.chunk)
+        kind = self._store.config.kind(page)
+        nbytes = kind.fields[kind.index(read.field)].field_bytes
+        is_cast = read.field == WEIGHT and read.dtype != "float32"
+        if is_cast:
+            elems = self._layout.chunks[read.chunk].elems
+            weights = np.empty(elems, np.float32)
+            pin.read_field(page, WEIGHT, weights.view(np.uint8).data)
+            nbytes = elems * DTYPE_BYTES[read.dtype]
+        if read.field == UPDATES:
+            nbytes = COUNT_BYTES * self._layout.segments_count(read.chunk)
+        memory, payload = self._buffers.take(nbytes)
+        try:
+            if is_cast:
+                self._cast(weights, read.dtype, memory)
+            elif read.field == UPDATES:
+                read_counts(partial(pin.read_field, page, UPDATES), kind, memory)
+            else:
+                pin.read_field(page, read.field, memory)
+        except BaseException:
+            payload.drop()
+            raise
+        return payload
 
-    def next_tick_ns(self) -> int | None:
-        """When `tick` has something to do."""
-        idle = [r.heard_ns for r in self._readers.values() if not r.under_way]
-        return min(idle) + LEASE_NS if idle else None
+    def _attached(self, read: ReadField, kept: KeptVersion) -> Payload:
+        """A piece of what a rank keeps beside the version."""
+        rank = read.field.removeprefix(ATTACHED)
+        if not rank.isdecimal():
+            raise ConfigError(f"{read.field!r} names no rank")
+        data = kept.read(int(rank), read.chunk)
+        memory, payload = self._buffers.take(len(data))
+        memory[:] = data
+        return payload
 
-    def _open(
-        self, now_ns: int, peer: str, number: int, reader: _Reader | None, *, loaded: bool
-    ) -> None:
-        if reader is not None:
-            if reader.opened is not None:
-                self._actions.append(Send((peer,), reader.opened, reader.facts))
-        elif len(self._readers) >= READERS_MAX and not self._forget_idle(now_ns):
-            text = f"the node holds versions for {READERS_MAX} readers already; try again later"
-            self._tell_gone(peer, number, text)
-        elif loaded:  # else it asks again
-            self._readers[number] = _Reader(peer, now_ns)
-            self._actions.append(PinVersion(number))
-
-    def _forget_idle(self, now_ns: int) -> bool:
-        """Make room for another reader, at the cost of the one silent for longest."""
-        idle = [(r.heard_ns, number) for number, r in self._readers.items() if not r.under_way]
-        heard_ns, number = min(idle, default=(now_ns, 0))
-        if now_ns - heard_ns < IDLE_NS:
-            return False
-        self._forget(number)
-        return True
-
-    def _forget(self, number: int) -> None:
-        if self._readers.pop(number, None) is not None:
-            self._actions.append(Unpin(number))
-
-    def _tell_gone(self, peer: str, number: int, text: str) -> None:
-        gone = self._stamped(wire.Gone, reader=number, text=text[:TEXT_CHARS_MAX])
-        self._actions.append(Send((peer,), gone))
+    def _stats(self, chunk: int, held: Held) -> Payload:
+        if held.measured is None:
+            raise ConfigError(
+                "no step was measured since the node was started; give the optimizer stats_every="
+            )
+        return Payload(memoryview(self._statistics.of_chunk(held.measured, chunk)))

@@ -15,12 +15,12 @@ import numpy as np
 
 from luwu.aggregate import Aggregator
 from luwu.aggregate.interface import ENCODED
+from luwu.aggregate.sum_in_order import F32Array, sum_in_order
+from luwu.protocol.contribution import Contribution
+from luwu.protocol.sum_order import Group, combined, depth, nested
 from switch_emu.node.pages import UPDATES, WEIGHT
-from switch_emu.payload import Payload, terms_of
+from switch_emu.process.payload import Payload, terms_of
 from switch_emu.store import PageKind, StoreConfig, aligned_buffer
-from switch_emu.switch.aggregate import F32Array, sum_in_order
-from switch_emu.switch.slots import Contribution
-from switch_emu.switch.tree_order import Group, combined, depth, nested
 
 
 class RecordViews(NamedTuple):

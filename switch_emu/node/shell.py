@@ -18,12 +18,12 @@ from luwu.aggregate import make_aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StateError
 from luwu.base.events import Recorder
+from luwu.protocol.actions import PARENT, Send
 from luwu.transport.interface import PeerDown, PeerUp, Transport
-from luwu.wire.actions import PARENT, Send
 from luwu.wire.description import Description, parse_description
 from luwu.wire.messages import Message, Push, Weights
-from switch_emu.counting import CountersFile, Counts
-from switch_emu.node.actions import (
+from switch_emu.node.core import NodeCore
+from switch_emu.node.core.actions import (
     Discard,
     GiveUp,
     NodePlace,
@@ -37,20 +37,20 @@ from switch_emu.node.actions import (
     StoreFacts,
     Unpin,
 )
-from switch_emu.node.core import NodeCore
 from switch_emu.node.kernels import Made
 from switch_emu.node.pipeline import Pipeline
 from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.plan import NodePlan
-from switch_emu.node.visits import Visits
-from switch_emu.payload import Buffers, Payload
-from switch_emu.shell import Shell
+from switch_emu.node.readers import Visits
+from switch_emu.process.counting import CountersFile, Counts
+from switch_emu.process.loop import Shell
+from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, PageStore
 from switch_emu.store.claim import Claim
 from switch_emu.store.kept import KeptFiles
 from switch_emu.store.spill import SpillFile
-from switch_emu.switch.actions import Sum
 from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.core.actions import Sum
 from switch_emu.switch.shell import combine, is_encoded, unsummed
 
 MakeStore = Callable[[Description], PageStore]

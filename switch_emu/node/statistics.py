@@ -21,7 +21,7 @@ from threading import Lock
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import Layout, Segment
 from luwu.wire.statistics import ChunkStats, SegmentSquares, encode_stats, stats_bytes, summed
-from switch_emu.node.actions import Update
+from switch_emu.node.core.actions import Update
 from switch_emu.node.kernels import Pieces
 
 

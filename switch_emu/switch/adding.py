@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from luwu.aggregate.sum_in_order import F32Array, SumInOrder, check_shapes, sum_in_order
 from switch_emu.native.build import BuildError, build
 from switch_emu.native.fold import CELL_ELEMS, Fold
-from switch_emu.switch.aggregate import F32Array, SumInOrder, check_shapes, sum_in_order
 
 _CHECKED_ELEMS = 4096 + 192
 _CHECKED = (

@@ -11,8 +11,8 @@ from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
-from switch_emu.switch.actions import SwitchLimits
-from switch_emu.switch.fixed_slots import COPIES, PoolRange
+from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.core.fixed_slots import COPIES, PoolRange
 
 FIDELITIES: Final = ("functional", "protocol")
 SLOTS_AUTO_MAX: Final = 256

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from luwu.base.errors import ConfigError
-from switch_emu.switch.actions import SwitchLimits
-from switch_emu.switch.fixed_slots import PoolRange
+from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.core.fixed_slots import PoolRange
 
 
 class SlotRanges:

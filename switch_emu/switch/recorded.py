@@ -32,12 +32,12 @@ import msgpack
 from luwu.base.errors import ConfigError, RemoteProtocolError
 from luwu.base.limits import PAYLOAD_BYTES_MAX
 from luwu.base.outstanding import RetryPolicy
-from luwu.wire.actions import Payload, Send
+from luwu.protocol.actions import Payload, Send
 from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Message
-from switch_emu.switch.actions import Action, Sum, SwitchLimits
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.fixed_slots import PoolRange
+from switch_emu.switch.core.actions import Action, Sum, SwitchLimits
+from switch_emu.switch.core.fixed_slots import PoolRange
 
 SCHEMA: Final = 1
 START, RECEIVED, SUMMED, UP, DOWN, TICK = "start", "received", "summed", "up", "down", "tick"

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from luwu.aggregate.interface import ENCODED, Aggregator
+from luwu.aggregate.sum_in_order import SumInOrder, sum_in_order
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.layout import DTYPE_BYTES, SUM_BYTES
+from luwu.protocol.actions import PARENT
 from luwu.transport.interface import Transport
-from luwu.wire.actions import PARENT
 from luwu.wire.messages import Message, Push, ReaderRequest
-from switch_emu.counting import CountersFile, Counts, SlotCounts
-from switch_emu.payload import Buffers, Payload, Unsummed
-from switch_emu.shell import Shell
-from switch_emu.switch.actions import Sum
-from switch_emu.switch.aggregate import SumInOrder, sum_in_order
+from switch_emu.process.counting import CountersFile, Counts, SlotCounts
+from switch_emu.process.loop import Shell
+from switch_emu.process.payload import Buffers, Payload, Unsummed
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.fan import Fan
+from switch_emu.switch.core.actions import Sum
+from switch_emu.switch.core.fan import Fan
 
 
 def unsummed(action: Sum) -> Unsummed:

@@ -21,18 +21,17 @@ from typing import Any, Final
 
 from luwu.aggregate import make_aggregator
 from luwu.base.outstanding import RetryPolicy
-from luwu.nic import actions as nic_actions
-from luwu.nic import reading as reader_actions
 from luwu.nic.core import NicCore
-from luwu.nic.reading import ReaderCore
-from luwu.wire import actions as wire_actions
+from luwu.nic.core import actions as nic_actions
+from luwu.nic.core import reader as reader_actions
+from luwu.nic.core.reader import ReaderCore
+from luwu.protocol import actions as wire_actions
 from luwu.wire.reading import VersionFacts
-from switch_emu.node import actions as node_actions
 from switch_emu.node.core import NodeCore
-from switch_emu.switch import actions as switch_actions
-from switch_emu.switch import slots
-from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.fixed_slots import PoolRange
+from switch_emu.node.core import actions as node_actions
+from switch_emu.switch.core import SwitchCore, slots
+from switch_emu.switch.core import actions as switch_actions
+from switch_emu.switch.core.fixed_slots import PoolRange
 from tests.simulate.fanned import FannedSwitch
 
 TEXTS_ARE_COMPARED: Final = True

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
-from luwu.launch.children import exit_text
+from luwu.launch.processes.children import exit_text
 
 PARTS: Final = ("headers", "live", "tensors")
 FULL: Final = {"headers": 10_000_000, "live": 100_000, "tensors": 100_000}

@@ -23,7 +23,7 @@ from typing import Any, Final
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import LuwuError
 from luwu.base.keys import Identity, OwnKey, read_allowed, read_secret, write_allowed
-from luwu.nic.connection import read_connection
+from luwu.join.connection import read_connection
 from luwu.nic.reader import StateReader
 from luwu.testing.cluster import Cluster
 from luwu.transport import ZeroMqTransport

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from luwu.launch.children import command_of, is_alive
+from luwu.launch.processes.children import command_of, is_alive
 from luwu.testing.cluster import SOURCE
 from luwu.testing.leftovers import until_empty
 from switch_emu.native.build import user_cache

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from luwu.base.json_file import read_json
-from luwu.launch.children import is_alive
+from luwu.launch.processes.children import is_alive
 from luwu.testing.cluster import Cluster
 from luwu.testing.leftovers import until_empty
 from tests.plugin.sandbox import LIMIT_S, ROOT, Sandbox, make_sandbox

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
-from luwu.launch.children import is_alive
+from luwu.launch.processes.children import is_alive
 from luwu.testing.cluster import SOURCE
 from luwu.testing.leftovers import until_empty
 

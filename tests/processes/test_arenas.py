@@ -1,4 +1,4 @@
-"""Threads of a process share what they freed: none keeps its own worst (`launch/allocator.py`)."""
+"""Threads of a process share what they freed: none keeps its own worst (`allocator.py`)."""
 
 from __future__ import annotations
 

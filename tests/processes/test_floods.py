@@ -13,7 +13,7 @@ import zmq
 from zmq.utils import z85
 
 from luwu.base.keys import read_secret
-from luwu.nic.connection import read_connection
+from luwu.join.connection import read_connection
 from luwu.testing.cluster import Cluster
 from luwu.transport.curve import public_of
 from luwu.transport.endpoints import TcpEndpoint, parse

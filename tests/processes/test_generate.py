@@ -20,7 +20,7 @@ import torch.nn.functional as F
 import luwu
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import StateError
-from luwu.nic.connection import join
+from luwu.join.connection import join
 from luwu.testing.cluster import SOURCE, Cluster
 from tests.processes.jobs import Outside, text_file
 from tests.unit.real_training import digest_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.launch.namespaces import INTERFACE, Namespaces, check_namespaces
+from luwu.launch.hosts.namespaces import INTERFACE, Namespaces, check_namespaces
 from luwu.testing.cluster import Cluster
 from luwu.testing.leftovers import until_empty
 from tests.processes.jobs import SMALL, Comparison, Outside, compare, text_file

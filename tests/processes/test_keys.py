@@ -14,7 +14,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.keys import read_secret
 from luwu.commands.main import main as luwu_main
 from luwu.commands.status import status
-from luwu.nic.connection import Connection, read_connection
+from luwu.join.connection import Connection, read_connection
 from luwu.nic.reader import StateReader
 from luwu.testing.cluster import Cluster
 from luwu.transport import PeerDown, PeerFailed, PeerUp, ZeroMqTransport
@@ -123,7 +123,7 @@ def test_who_joins_without_the_right_key_is_told(
     key = "ab" * 32
     url = f"tcp://{key}@127.0.0.1:1?job=1&world_size=1&chunk_bytes=1048576"
     script = tmp_path / "join.py"
-    script.write_text("from luwu.nic.open import open_nic\nopen_nic(0, 1)\n")
+    script.write_text("from luwu.join.open import open_nic\nopen_nic(0, 1)\n")
     with Cluster(
         tmp_path, ["run", "--run-dir", str(tmp_path / "run"), "--join", url, *flags, str(script)],
         environ=Outside(tmp_path / "tmp").environ,

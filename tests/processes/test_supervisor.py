@@ -15,12 +15,12 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError, WorkerFailed
 from luwu.base.tree import one_switch
-from luwu.launch.allocator import SWITCH_TUNABLES
-from luwu.launch.children import Child, is_alive, private_bytes
-from luwu.launch.console import Console
-from luwu.launch.relay import ByLine
+from luwu.launch.processes.allocator import SWITCH_TUNABLES
+from luwu.launch.processes.children import Child, is_alive, private_bytes
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.relay import ByLine
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import switch_spec
-from luwu.launch.run_directory import RunDirectory
 from luwu.launch.supervisor import Supervisor
 from luwu.testing.cluster import SOURCE, Cluster
 from tests.unit.waiting import is_soon
@@ -271,7 +271,7 @@ def test_a_role_does_not_outlive_whoever_started_it(run_directory: RunDirectory)
     Method: a process that starts a switch and is then killed."""
     program = (
         "import sys; from pathlib import Path; from tests.processes import test_supervisor as t\n"
-        "from luwu.launch.run_directory import RunDirectory\n"
+        "from luwu.launch.processes.run_directory import RunDirectory\n"
         "s = t.Supervisor(RunDirectory(Path(sys.argv[1])), t.Console())\n"
         "t.add_switch(s)\n"
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"

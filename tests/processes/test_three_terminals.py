@@ -19,7 +19,7 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.json_file import remove_partial
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.source import RestingState
-from luwu.launch.children import is_alive
+from luwu.launch.processes.children import is_alive
 from luwu.testing.leftovers import until_empty
 from tests.processes.commands import POLL_S, Command, Terminal, terminal
 from tests.processes.jobs import SMALL, text_file

@@ -20,9 +20,9 @@ import pytest
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import read_json
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.service import Service, ServiceJob
-from luwu.nic.promises import StepHandle
+from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
 from tests.processes.two_jobs_worker import make_nic
 from tests.unit.local_job import Job, Worker, plain

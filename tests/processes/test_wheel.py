@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from luwu.own import DISTRIBUTION, PACKAGES
+from luwu.base.own import DISTRIBUTION, PACKAGES
 from tests.processes.commands import Terminal, terminal
 
 ROOT = Path(__file__).resolve().parents[2]

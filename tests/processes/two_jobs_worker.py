@@ -9,8 +9,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from luwu.nic.connection import Connection, read_connection
-from luwu.nic.promises import StepHandle
+from luwu.join.connection import Connection, read_connection
+from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
 from luwu.transport.opening import open_transport
 from tests.unit.local_job import Job, Worker

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from luwu.base.seeds import derive
 from luwu.base.tree import Tree
-from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.core.actions import SwitchLimits
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout
 from tests.simulate.world import Faults

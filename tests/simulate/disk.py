@@ -19,7 +19,7 @@ import numpy as np
 from luwu.base.errors import LuwuError
 from luwu.base.tree import ranks_of
 from luwu.wire.description import parse_description
-from switch_emu.node import actions as node_actions
+from switch_emu.node.core import actions as node_actions
 from switch_emu.store import (
     Contributor,
     DecidedStep,

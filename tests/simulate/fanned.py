@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from luwu.base.outstanding import RetryPolicy
-from luwu.wire.actions import PARENT, Send
+from luwu.protocol.actions import PARENT, Send
 from luwu.wire.messages import Message, ReaderRequest
-from switch_emu.switch.actions import SwitchLimits
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.fan import Fan
+from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.core.fan import Fan
 from switch_emu.switch.shell import parent_names
 
 

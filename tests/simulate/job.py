@@ -19,9 +19,9 @@ from luwu.base.tree import Place, Tree, one_switch, ranks_of
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
-from switch_emu.node.actions import NodeLimits
-from switch_emu.switch.actions import SwitchLimits
-from switch_emu.switch.fixed_slots import PoolRange
+from switch_emu.node.core.actions import NodeLimits
+from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.core.fixed_slots import PoolRange
 
 JOB = 77
 POISONER = 0

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from luwu.aggregate.interface import ENCODED
+from luwu.aggregate.sum_in_order import sum_in_order
 from luwu.base.tree import NODE, Place
-from luwu.wire.actions import PARENT, Drop, Note, Send
+from luwu.protocol.actions import PARENT, Drop, Note, Send
+from luwu.protocol.sum_order import Group, combined, nested
 from luwu.wire.messages import Message, Refuse, Rejoin, Welcome
-from switch_emu.node import actions as node_actions
 from switch_emu.node.core import NodeCore
-from switch_emu.switch.actions import Sum
-from switch_emu.switch.aggregate import sum_in_order
+from switch_emu.node.core import actions as node_actions
 from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.core.actions import Sum
 from switch_emu.switch.shell import parent_names
-from switch_emu.switch.tree_order import Group, combined, nested
 from tests.simulate.device import ProcessEnded
 from tests.simulate.disk import Disk, DiskFailed
 from tests.simulate.fanned import FannedSwitch

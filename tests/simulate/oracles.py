@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from luwu.base.tree import ranks_of
-from luwu.nic import actions as nic
+from luwu.nic.core import actions as nic
 from tests.simulate.disk import Disk
 from tests.simulate.job import POISONER, Job, initial, kept
 from tests.simulate.worker import Watch, Worker

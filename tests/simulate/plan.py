@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from luwu.base.seeds import derive
-from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.core.actions import SwitchLimits
 from tests.simulate import faults as f
 from tests.simulate.device import KINDS as DISK_KINDS
 from tests.simulate.faults import Fault

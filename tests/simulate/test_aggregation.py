@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from luwu.base.tree import Tree
-from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.core.actions import SwitchLimits
 from tests.simulate.chaos import ROUGH, chaotic_job, start_chaos
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout

@@ -11,8 +11,8 @@ import pytest
 
 from luwu.base.outstanding import RetryPolicy
 from luwu.wire import messages as wire
-from switch_emu.node.actions import NodeLimits
-from switch_emu.switch.actions import SwitchLimits
+from switch_emu.node.core.actions import NodeLimits
+from switch_emu.switch.core.actions import SwitchLimits
 from tests.simulate.chaos import ROUGH, run_chaos
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout

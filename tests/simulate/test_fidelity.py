@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from switch_emu.switch.actions import SwitchLimits
-from switch_emu.switch.fixed_slots import FixedSlotPool
+from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.core.fixed_slots import FixedSlotPool
 from tests.simulate.chaos import ROUGH, run_chaos
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout

@@ -13,7 +13,7 @@ import pytest
 
 from luwu.base.tree import Tree
 from luwu.wire import messages as wire
-from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.core.actions import SwitchLimits
 from tests.simulate.chaos import ROUGH, run_chaos
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import SMALL_SWITCH, Job, make_layout, reference

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from luwu.base.errors import StepAborted
-from luwu.nic import actions as nic
 from luwu.nic.core import NicCore
-from luwu.wire.actions import Drop, Send
+from luwu.nic.core import actions as nic
+from luwu.protocol.actions import Drop, Send
 from luwu.wire.messages import Message
 from tests.simulate.job import JOB, POISONER, Job, encoded, initial, kept
 from tests.simulate.world import Payload, Process, World, drop

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 from luwu.aggregate.interface import ENCODED
+from luwu.aggregate.sum_in_order import sum_in_order
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.layout import Layout, Parameter, Unit
+from luwu.protocol.actions import PARENT, Drop, Expel, Send
 from luwu.wire import messages as wire
-from luwu.wire.actions import PARENT, Drop, Expel, Send
 from luwu.wire.description import Description
 from luwu.wire.kinds import Role, Verb
-from switch_emu.switch.actions import Sum, SwitchLimits
-from switch_emu.switch.aggregate import sum_in_order
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.fixed_slots import PoolRange
+from switch_emu.switch.core.actions import Sum, SwitchLimits
+from switch_emu.switch.core.fixed_slots import PoolRange
 from tests.simulate.chaos import ROUGH, run_chaos
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import JOB, RETRY, Job, make_layout

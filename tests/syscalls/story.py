@@ -29,12 +29,12 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import DeadlineError, StepAborted
 from luwu.base.json_file import read_json
 from luwu.layout import Layout, Parameter, Unit
-from luwu.nic.promises import StepHandle
+from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
 from luwu.transport.opening import open_transport
 from luwu.wire.hyper import StepHyper
-from switch_emu.node import serve
-from switch_emu.role import attend
+from switch_emu.node import process as serve
+from switch_emu.roles.role import attend
 from tests.unit import local_job
 from tests.unit.local_job import KIB, MIB, Worker
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from luwu.launch.children import is_alive
+from luwu.launch.processes.children import is_alive
 from tests.syscalls.story import wait_until
 
 Fault = Literal["kill before", "kill after", "EIO", "ENOSPC"]

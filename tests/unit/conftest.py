@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.hardware.catalogue import Catalogue, load
 
 
 @pytest.fixture(scope="session")

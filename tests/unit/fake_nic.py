@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.errors import LuwuError, StepAborted
 from luwu.base.events import Recorder
 from luwu.layout import Layout
@@ -29,7 +30,6 @@ from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
 from switch_emu.node.runs import count_update, update_runs
 from switch_emu.node.update import clip_scale
-from switch_emu.switch.aggregate import F32Array
 from tests.unit.kernel_calls import block_squares, kernel_for, to_wire
 
 WAIT_S_MAX = 60.0

@@ -81,7 +81,7 @@ class FakeCompute(FakeStream):
 
 
 class FakeStreams:
-    """`luwu.training.streams.Streams`."""
+    """`luwu.training.devices.streams.Streams`."""
 
     def __init__(self, *, refuse: str | None = None) -> None:
         self.pull, self.push = FakeStream(), FakeStream()

@@ -24,7 +24,7 @@ from luwu.base.errors import ConfigError, StepAborted
 from luwu.base.tree import Tree, one_switch
 from luwu.layout import Layout, Parameter, Unit, padded
 from luwu.nic.flat_push import push_flat
-from luwu.nic.promises import StepHandle
+from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
 from luwu.testing.local import LocalCluster
 from luwu.wire.description import Description

@@ -17,7 +17,7 @@ import luwu
 from luwu.base.errors import StateError
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.hyper import StepHyper
-from switch_emu.node import serve
+from switch_emu.node import process as serve
 from switch_emu.node.pages import store_config
 from switch_emu.node.runs import count_update, update_runs
 from switch_emu.store import StoreConfig

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import luwu
+from luwu.activations.saved_tensors import Left
 from luwu.base.errors import LuwuError
-from luwu.training.saved_tensors import Left
-from luwu.training.storages import Storages
+from luwu.training.devices.storages import Storages
 from tests.unit.activations import (
     KINDS,
     Function,

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import luwu
+from luwu.activations import hooks as offload
 from luwu.base.errors import ConfigError, StateError, StoreFullError
-from luwu.training import offload
 from tests.unit.activations import (
     KINDS,
     Function,

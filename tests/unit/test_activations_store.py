@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from luwu.activations import store as activations
+from luwu.activations.saved import ActivationStats, Hold, checksum_of
+from luwu.activations.store import ActivationStore
 from luwu.base.errors import DeadlineError, LuwuError, StateError, StoreFullError
-from luwu.nic import activations
-from luwu.nic.activations import ActivationStore
-from luwu.nic.saved import ActivationStats, Hold, checksum_of
 from tests.unit.test_scratch_file import file_limit
 from tests.unit.waiting import is_soon
 

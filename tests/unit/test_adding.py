@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from luwu.aggregate.sum_in_order import sum_in_order
 from luwu.layout import DTYPE_BYTES
 from switch_emu.switch import adding
 from switch_emu.switch.adding import make_adder
-from switch_emu.switch.aggregate import sum_in_order
 
 needs_compiler = pytest.mark.skipif(
     make_adder().version != "compiled", reason="no C compiler that works here"

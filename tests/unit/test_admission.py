@@ -10,7 +10,7 @@ import pytest
 from luwu.base.keys import Identity
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role, Verb
-from switch_emu.admission import Admission, RateLimit
+from switch_emu.process.admission import Admission, RateLimit
 
 WORKER_ROLES = (Role.WORKER, Role.READER)
 FIELDS: dict[str, Any] = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from switch_emu.switch.aggregate import F32Array, as_float32, sum_in_order
+from luwu.aggregate.sum_in_order import F32Array, as_float32, sum_in_order
 
 ALL_16_BITS = np.arange(2**16, dtype=np.uint16)
 

@@ -12,7 +12,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.testing.local import LocalCluster
-from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.core.actions import SwitchLimits
 from tests.unit import test_digests_in_process as training
 from tests.unit.local_job import Job as LocalJob
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from luwu.base.limits import PROTOCOL_VERSION
-from luwu.wire.actions import PARENT, Send
+from luwu.protocol.actions import PARENT, Send
 from luwu.wire.description import Description
 from luwu.wire.kinds import Role
 from luwu.wire.messages import (

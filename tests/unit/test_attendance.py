@@ -12,8 +12,8 @@ from luwu.base.events import Recorder
 from luwu.base.json_file import write_json
 from luwu.launch.attendance import LEAVES, MISSES, Attendance
 from luwu.launch.entry import count_start
-from luwu.launch.failures import worker_failure
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.failures import worker_failure
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.torchrun import Meeting
 
 

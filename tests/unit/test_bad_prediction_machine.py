@@ -10,8 +10,8 @@ import pytest
 
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.commands.main import main
-from luwu.launch import machine_parts
-from luwu.predict.machine import MachineJob
+from luwu.measure import machine_parts
+from luwu.predict.machine.machine import MachineJob
 from luwu.transport.interface import PeerUp
 from luwu.transport.opening import open_transport
 from tests.unit.test_predict_laws_machine import FLOORS, RAM

@@ -18,9 +18,9 @@ from benchmarks.crew import SOURCE, Crew
 from benchmarks.exchange_claims import MEANINGS, claims
 from benchmarks.exchange_model import LR, Job, check_weights, floor_bytes
 from luwu.base.errors import ConfigError, LuwuError, WorkerFailed
-from luwu.launch.disk_floors import DiskFloors
-from luwu.launch.floors import Floors
-from luwu.launch.namespaces import Namespaces
+from luwu.launch.hosts.namespaces import Namespaces
+from luwu.measure.disk_floors import DiskFloors
+from luwu.measure.floors import Floors
 
 LIMIT_S = 250.0
 ENVIRONMENT = {

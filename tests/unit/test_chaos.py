@@ -10,17 +10,17 @@ import pytest
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
+from luwu.chaos.job import cast_of, config_of, rules_of
+from luwu.chaos.outlook import Rules, outlooks
+from luwu.chaos.plan import Cast, Fault, Moment, Wish, draw
+from luwu.chaos.plan_file import read_plan, settle
+from luwu.chaos.work import processes
 from luwu.commands.compare import write_resolved
 from luwu.commands.flags import parse, resolve_parsed
 from luwu.commands.main import main
 from luwu.commands.run import VERB as RUN
-from luwu.launch.chaos.job import cast_of, config_of, rules_of
-from luwu.launch.chaos.outlook import Rules, outlooks
-from luwu.launch.chaos.plan import Cast, Fault, Moment, Wish, draw
-from luwu.launch.chaos.plan_file import read_plan, settle
-from luwu.launch.chaos.progress import Progress
-from luwu.launch.chaos.work import processes
-from luwu.launch.run_directory import ProcessEntry, RunDirectory
+from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
+from luwu.launch.progress import Progress
 
 CAST = Cast(
     workers=("worker-0", "worker-1", "worker-2"),

@@ -166,7 +166,7 @@ def test_help_loads_no_torch(arguments: list[str], tmp_path: Path) -> None:
 
 def test_the_switch_process_loads_no_torch() -> None:
     program = (
-        "import sys, switch_emu.__main__, switch_emu.switch.serve; "
+        "import sys, switch_emu.__main__, switch_emu.switch.process; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

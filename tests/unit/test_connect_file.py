@@ -15,9 +15,9 @@ import pytest
 from luwu.base.config import resolve
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.outstanding import RetryPolicy
+from luwu.join import connection as connect
+from luwu.join.connection import Connection, join, parse_url, read_connection, write_connection
 from luwu.launch.serving import chosen_aggregate, connection_of
-from luwu.nic import connection as connect
-from luwu.nic.connection import Connection, join, parse_url, read_connection, write_connection
 
 CONNECTION = Connection(
     job=5713,

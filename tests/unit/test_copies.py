@@ -8,7 +8,7 @@ import pytest
 
 from luwu.wire.kinds import Role
 from luwu.wire.messages import Weights
-from switch_emu.switch.copies import CopyKey, WeightsCopies
+from switch_emu.switch.core.copies import CopyKey, WeightsCopies
 
 KEY: CopyKey = (1, 0, 7)
 

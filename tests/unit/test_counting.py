@@ -9,10 +9,10 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.status import counters, status, status_text
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.prometheus import HELP, metric_name, serve_metrics
-from switch_emu.counting import CountersFile, LinkCount, LinkCounts
-from switch_emu.switch.fixed_slots import FixedSlotPool, PoolRange
+from switch_emu.process.counting import CountersFile, LinkCount, LinkCounts
+from switch_emu.switch.core.fixed_slots import FixedSlotPool, PoolRange
 from tests.unit.local_job import Job, Worker, cluster_for
 
 

@@ -21,7 +21,7 @@ import yaml
 
 from luwu.base.config import RunConfig
 from luwu.commands import flags
-from luwu.nic.connection import parse_url
+from luwu.join.connection import parse_url
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "docs" / "deploy"

@@ -1,4 +1,4 @@
-"""Two threads and one NIC: V1-V4 of `luwu/training/turns.py`."""
+"""Two threads and one NIC: V1-V4 of `luwu/training/devices/turns.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from luwu.base.errors import LuwuError, StepAborted
 from luwu.nic.cells import ChunkGradient
-from luwu.training.turns import TurnNic
+from luwu.training.devices.turns import TurnNic
 from tests.unit.fake_nic import WAIT_S_MAX, FakeCell, FakeCells
 from tests.unit.waiting import do_once
 

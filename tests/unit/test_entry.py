@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RunDirectory
 
 RECORDS = """
 import os, signal, sys, threading, time

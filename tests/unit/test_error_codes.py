@@ -14,9 +14,9 @@ from luwu.base.errors import ConfigError, LuwuError, StateError
 from luwu.commands.main import main
 from luwu.commands.status import status, status_text
 from luwu.launch.entry import _write_error
-from luwu.launch.failures import role_failure, worker_failure
-from luwu.launch.run_directory import RunDirectory
-from switch_emu.role import failed
+from luwu.launch.processes.failures import role_failure, worker_failure
+from luwu.launch.processes.run_directory import RunDirectory
+from switch_emu.roles.role import failed
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "errors.md"

@@ -11,17 +11,17 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.launch.disk_floors import DiskFloors, disk_floors
-from luwu.launch.estimate.messages import message_uses
-from luwu.launch.estimate.outcome import bound_by, busy_seconds, error_ratio, outcome
-from luwu.launch.estimate.plan import Estimate, estimate
-from luwu.launch.estimate.shape import JobShape, layout_of_units
-from luwu.launch.estimate.steps import steps_lines
-from luwu.launch.estimate.text import short_lines
-from luwu.launch.floors import Floors, measure_floors
-from luwu.launch.gpt_floor import gpt_seconds
-from luwu.launch.message_floors import MessageFloors, message_floors
-from luwu.launch.timing import Samples, taking_turns
+from luwu.estimate.messages import message_uses
+from luwu.estimate.outcome import bound_by, busy_seconds, error_ratio, outcome
+from luwu.estimate.plan import Estimate, estimate
+from luwu.estimate.shape import JobShape, layout_of_units
+from luwu.estimate.steps import steps_lines
+from luwu.estimate.text import short_lines
+from luwu.measure.disk_floors import DiskFloors, disk_floors
+from luwu.measure.floors import Floors, measure_floors
+from luwu.measure.gpt_floor import gpt_seconds
+from luwu.measure.message_floors import MessageFloors, message_floors
+from luwu.measure.timing import Samples, taking_turns
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.node.plan import NodePlan, plan_node

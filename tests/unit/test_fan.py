@@ -7,7 +7,7 @@ from typing import Any
 
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role
-from switch_emu.switch.fan import Fan
+from switch_emu.switch.core.fan import Fan
 
 STAMP: dict[str, Any] = {
     "job": 7, "epoch": 0, "role": Role.NODE, "rank": 0, "incarnation": 1, "generation": 1,

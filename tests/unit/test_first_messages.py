@@ -14,8 +14,8 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
 from luwu.commands import flags
 from luwu.commands.run import VERB
-from luwu.launch.arm import show_progress
-from luwu.launch.console import Console
+from luwu.compare.arm import show_progress
+from luwu.launch.processes.console import Console
 from luwu.launch.serving import decide_sizes
 
 

@@ -6,9 +6,10 @@ from random import Random
 
 import pytest
 
+from luwu.protocol.contribution import Contribution, rank_order
 from luwu.wire.description import Description
-from switch_emu.switch.fixed_slots import NO_TURN, FixedSlotPool, PoolRange, push_turns
-from switch_emu.switch.slots import Contribution, SlotKey, rank_order
+from switch_emu.switch.core.fixed_slots import NO_TURN, FixedSlotPool, PoolRange, push_turns
+from switch_emu.switch.core.slots import SlotKey
 from tests.simulate.job import make_layout
 
 BYTES = 16384

@@ -313,7 +313,7 @@ def test_who_does_not_read_its_answers_stops_nobody(
 
 def test_a_reader_may_read_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I5. Goal: the limit of messages for who has not joined is none for who reads pages."""
-    monkeypatch.setattr("switch_emu.shell.UNJOINED_MESSAGES_MAX", 50)
+    monkeypatch.setattr("switch_emu.process.loop.UNJOINED_MESSAGES_MAX", 50)
     job = Job()
     with cluster_for(job, tmp_path, transport="ipc") as cluster:
 

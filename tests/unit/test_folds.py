@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from switch_emu.switch.folds import DisagreementError, Fold
+from switch_emu.switch.core.folds import DisagreementError, Fold
 
 CHILDREN = (0b0011, 0b0100, 0b1000)
 

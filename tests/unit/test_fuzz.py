@@ -13,7 +13,7 @@ import pytest
 from luwu.base.errors import StateError
 from luwu.wire.codec import decode
 from luwu.wire.messages import MESSAGE_TYPES
-from switch_emu.shell import Shell
+from switch_emu.process.loop import Shell
 from tests.fuzz import headers, live, tensors
 from tests.fuzz.__main__ import Slice, main, slices_of, work_off
 from tests.fuzz.mutate import Cases

@@ -22,7 +22,7 @@ from luwu.base.events import Recorder
 from luwu.launch.serving import check_lost_steps
 from luwu.nic.shell import Nic
 from luwu.testing.local import LocalCluster
-from switch_emu.node.serve import make_node_shell
+from switch_emu.node.process import make_node_shell
 from tests.unit.local_job import LARGE, Job, Worker, check
 from tests.unit.real_training import seeded
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here

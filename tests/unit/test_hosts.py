@@ -10,15 +10,15 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.links import parse_links
 from luwu.base.tree import leaves_per_group, one_switch
-from luwu.launch import namespaces
-from luwu.launch.hosts import Plan, plan_hosts, spread
-from luwu.launch.network import host_link_rate, links_of
+from luwu.launch.hosts import namespaces
+from luwu.launch.hosts.hosts import Plan, plan_hosts, spread
+from luwu.launch.hosts.network import host_link_rate, links_of
 
 
 @pytest.fixture(autouse=True)
 def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is checked here does not depend on this machine's rights."""
-    monkeypatch.setattr("luwu.launch.hosts.check_namespaces", lambda: None)
+    monkeypatch.setattr("luwu.launch.hosts.hosts.check_namespaces", lambda: None)
 
 
 def test_workers_are_spread_in_order() -> None:

@@ -80,7 +80,7 @@ TORCH_FREE_MODULES = [
     "luwu.wire",
     "switch_emu.node.core",
     "switch_emu.switch.core",
-    "switch_emu.switch.slots",
+    "switch_emu.switch.core.slots",
 ]
 
 

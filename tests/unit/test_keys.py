@@ -26,7 +26,7 @@ from luwu.base.keys import (
     write_allowed,
 )
 from luwu.commands.main import main
-from luwu.nic.open import own_security
+from luwu.join.open import own_security
 from luwu.transport.curve import new_key_pair, open_security, public_of
 from tests.unit.key_directories import make_keys
 

@@ -1,4 +1,4 @@
-"""One direction of an emulated link; L1 to L4 are those of `switch_emu/link.py`."""
+"""One direction of an emulated link; L1 to L4 are those of `switch_emu/links/link.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from luwu.base.links import LinkSpec
-from switch_emu.link import EmulatedLink
+from switch_emu.links.link import EmulatedLink
 
 MS = 1_000_000
 

@@ -20,7 +20,7 @@ from luwu.base.links import (
 )
 from luwu.base.outstanding import RetryPolicy
 from luwu.commands.main import main
-from luwu.launch.network import (
+from luwu.launch.hosts.network import (
     chunk_for_links,
     dilated_compute_ms,
     dilated_disk_rate,

@@ -11,7 +11,7 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.nic.cells import ChunkGradient
-from luwu.nic.promises import StepHandle
+from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
 from luwu.wire.hyper import encode_hyper
 from switch_emu.node.plan import plan_node
@@ -211,7 +211,7 @@ def test_another_protocol_version_is_refused(
 ) -> None:
     """I6. Goal: two installations that do not understand each other say so.
     Method: the workers state the next version."""
-    monkeypatch.setattr("luwu.nic.member.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+    monkeypatch.setattr("luwu.nic.core.membership.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
     text = refusal(Job(), tmp_path, has_switch=has_switch)
     versions = f"{PROTOCOL_VERSION + 1} is spoken by you, {PROTOCOL_VERSION} here"
     assert f"protocol version {versions}" in text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.core.actions import SwitchLimits
 from tests.unit.local_job import (
     LARGE,
     STEPS,

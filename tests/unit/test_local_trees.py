@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.core.actions import SwitchLimits
 from tests.simulate.test_trees import TREES
 from tests.unit.local_job import KIB, LARGE, Job, Worker, check, cluster_for, make_layout
 

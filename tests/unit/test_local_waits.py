@@ -148,7 +148,7 @@ def test_a_job_does_not_wait_for_repetitions(tmp_path: Path) -> None:
             return again
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("luwu.wire.uplink.Outstanding", Told)
+        patch.setattr("luwu.protocol.uplink.Outstanding", Told)
         for index in range(20):
             job = Job(
                 update=("streaming", "at_step")[index % 2], poison_step=(None, 2)[index // 10]

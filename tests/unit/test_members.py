@@ -10,12 +10,12 @@ import pytest
 
 from luwu.base.limits import CHUNK_BYTES_STEP, PROTOCOL_VERSION, TEXT_CHARS_MAX, WORLD_SIZE_MAX
 from luwu.launch.entry import count_start
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.layout import Layout, Parameter, Unit
+from luwu.protocol.members import RANKS_SHOWN_MAX, Members, RefusedError, ranks_text
 from luwu.wire.description import Description, description_hash
 from luwu.wire.kinds import Role
 from luwu.wire.messages import Hello
-from switch_emu.switch.members import RANKS_SHOWN_MAX, Members, RefusedError, ranks_text
 
 JOB = 77
 

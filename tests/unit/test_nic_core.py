@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from luwu.nic.actions import Done, Gradient
 from luwu.nic.core import NicCore
-from luwu.wire.actions import Send
+from luwu.nic.core.actions import Done, Gradient
+from luwu.protocol.actions import Send
 from luwu.wire.kinds import Role, Verb
 from luwu.wire.messages import Decided, Pull, Received, Verdict, Welcome
 from tests.unit.local_job import MIB

@@ -5,8 +5,8 @@ from __future__ import annotations
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role
-from switch_emu.node import actions as do
 from switch_emu.node.core import NodeCore
+from switch_emu.node.core import actions as do
 from tests.simulate.job import JOB, Job, make_layout
 
 STAMP = {

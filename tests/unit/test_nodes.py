@@ -16,9 +16,9 @@ import pytest
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, StateError
 from luwu.commands.main import main
-from luwu.launch.nodes import check_nodes, is_node, node_result, node_role, total_of_nodes
+from luwu.join.connection import parse_url
+from luwu.launch.hosts.nodes import check_nodes, is_node, node_result, node_role, total_of_nodes
 from luwu.launch.serving import decide_sizes
-from luwu.nic.connection import parse_url
 from luwu.wire.description import Description
 from switch_emu.node.pages import WEIGHT, store_config, weights_digest
 from switch_emu.store import DecidedStep, FilePageStore

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from luwu import own
+from luwu.base import own
 from luwu.base.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def test_what_python_finds_first(tmp_path: Path) -> None:
 
 
 def test_ours_is_run_whatever_comes_first(tmp_path: Path) -> None:
-    """Goal: `python -m luwu.own` runs our module with its arguments, as `__main__`."""
+    """Goal: `python -m luwu.base.own` runs our module with its arguments, as `__main__`."""
     write(tmp_path / "switch_emu" / "__init__.py", "raise SystemExit('not ours')")
     done = subprocess.run(
         [sys.executable, *own.own_module("switch_emu"), "switch", "--slots", "none"],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import luwu
 from luwu.aggregate import make_aggregator
 from luwu.base.errors import ConfigError
-from switch_emu.switch.actions import SwitchLimits
+from switch_emu.switch.core.actions import SwitchLimits
 from tests.unit.real_training import in_cluster, seeded
 from tests.unit.small_models import Stack, shard, square_loss
 from tests.unit.test_aggregators import ELEMS, combine, decode, encode, gradients

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from luwu.transport.interface import CreditExceeded
-from switch_emu.payload import Buffers, Payload, Unsummed, terms_of
+from switch_emu.process.payload import Buffers, Payload, Unsummed, terms_of
 from switch_emu.store.spill import SpillFile
 
 

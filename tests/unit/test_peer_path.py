@@ -11,7 +11,7 @@ import pytest
 from luwu.base.errors import ConfigError, ConnectionFailed, RemoteProtocolError
 from luwu.commands import doctor
 from luwu.commands.main import main
-from luwu.launch.peer_path import PathRate, PathServer, best_streams, measure_path
+from luwu.measure.peer_path import PathRate, PathServer, best_streams, measure_path
 from luwu.transport.interface import Delivery
 from luwu.transport.zeromq import ZeroMqTransport
 

@@ -9,15 +9,15 @@ import numpy as np
 
 from luwu.aggregate import Float32
 from luwu.base.events import Recorder
+from luwu.protocol.contribution import Contribution
 from luwu.wire.hyper import encode_hyper
-from switch_emu.node.actions import Update
+from switch_emu.node.core.actions import Update
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.pages import store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline
-from switch_emu.payload import Buffers, Payload
+from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, MemoryPageStore
 from switch_emu.store.kept import KeptFiles
-from switch_emu.switch.slots import Contribution
 from tests.unit.local_job import Job, every_order
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.predict.answer import answer, side_by_side, text
-from luwu.predict.catalogue import Catalogue
+from luwu.predict.ask.answer import answer, side_by_side, text
+from luwu.predict.ask.question import InferenceQuestion, make_question
 from luwu.predict.events.serving import percentile, requests_at_random, serve
-from luwu.predict.question import InferenceQuestion, make_question
+from luwu.predict.hardware.catalogue import Catalogue
 
 ARRIVALS: dict[str, Any] = {"per_second": 2.0, "requests": 60, "seed": 3}
 QUESTION: dict[str, Any] = {

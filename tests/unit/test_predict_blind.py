@@ -11,7 +11,7 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.commands import predict_blind
 from luwu.predict.blind.document import blind_rows, document, parameters_sha256, text
-from luwu.predict.catalogue import load
+from luwu.predict.hardware.catalogue import load
 
 FROZEN = Path(__file__).parents[2] / "docs" / "predict" / "blind.json"
 
@@ -38,7 +38,7 @@ def test_the_frozen_rows_say_what_made_them() -> None:
 
 def test_bad_prediction_of_a_model_that_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: no commit is named that did not make the numbers."""
-    monkeypatch.setattr(predict_blind, "_git", lambda *words: " M luwu/predict/zero.py")
+    monkeypatch.setattr(predict_blind, "_git", lambda *words: " M luwu/predict/systems/zero.py")
     with pytest.raises(ConfigError, match="not committed"):
         predict_blind.model_commit()
 

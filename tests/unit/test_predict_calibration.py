@@ -7,14 +7,14 @@ from statistics import mean
 
 import pytest
 
-from luwu.predict.calibration import compare, compare_memory, training_rows
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.memory import sharded_state_bytes
-from luwu.predict.offload_calibration import compare_offload
-from luwu.predict.overlap import eta, overlapped
-from luwu.predict.rankings import kendall_tau
-from luwu.predict.validate import document
-from luwu.predict.zero import predict_sharded_step
+from luwu.predict.check.calibration import compare, compare_memory, training_rows
+from luwu.predict.check.offload_calibration import compare_offload
+from luwu.predict.check.rankings import kendall_tau
+from luwu.predict.check.validate import document
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.model.memory import sharded_state_bytes
+from luwu.predict.model.overlap import eta, overlapped
+from luwu.predict.systems.zero import predict_sharded_step
 from tests import equations
 
 

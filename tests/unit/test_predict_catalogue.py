@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import TAGS, load
-from luwu.predict.curves import Curve, Notes
-from luwu.predict.question import make_question
-from luwu.predict.units import Dimension, parse
+from luwu.predict.ask.question import make_question
+from luwu.predict.hardware.catalogue import TAGS, load
+from luwu.predict.hardware.curves import Curve, Notes
+from luwu.predict.hardware.units import Dimension, parse
 
 MINE = """
 [device.mine]

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue, load
-from luwu.predict.cost import (
+from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.hardware.hardware import Link, Network, Server, Switch, Tariff
+from luwu.predict.networks.cost import (
     Bill,
     Hosts,
     Load,
@@ -27,9 +28,8 @@ from luwu.predict.cost import (
     switch_of_radix,
     tokens_per_dollar,
 )
-from luwu.predict.direct_topologies import Dragonfly, Torus
-from luwu.predict.hardware import Link, Network, Server, Switch, Tariff
-from luwu.predict.topologies import AggregationTree, Clos
+from luwu.predict.networks.direct_topologies import Dragonfly, Torus
+from luwu.predict.networks.topologies import AggregationTree, Clos
 
 NET = Network(name="net", rate=50e9, efficiency=0.9, latency_s=4e-6)
 SWITCH = Switch(name="switch", ports_count=64, port_rate=50e9, price=6400.0, power=640.0)

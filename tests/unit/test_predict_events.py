@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue
+from luwu.predict.ask.question import make_question
 from luwu.predict.events.engines import Record
 from luwu.predict.events.in_network import play_steps
 from luwu.predict.events.pipelines import (
@@ -18,9 +18,9 @@ from luwu.predict.events.pipelines import (
     run_pipeline,
     step_centric_s,
 )
-from luwu.predict.in_network import OptimizerNodes, predict_in_network_step
-from luwu.predict.job import TrainingJob
-from luwu.predict.question import make_question
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.systems.in_network import OptimizerNodes, predict_in_network_step
 
 MIB = 2.0**20
 STAGES = (

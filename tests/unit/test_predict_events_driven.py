@@ -12,22 +12,22 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.layout import SUM_BYTES
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.events import links
-from luwu.predict.events.driven import Driven, Playing, play_driven_steps
-from luwu.predict.events.driven_node import DrivenNode
+from luwu.predict.ask.question import make_question
+from luwu.predict.driven import links
+from luwu.predict.driven.driven import Driven, Playing, play_driven_steps
+from luwu.predict.driven.driven_node import DrivenNode
 from luwu.predict.events.in_network import play_steps
-from luwu.predict.hosts import STATE_BYTES
-from luwu.predict.in_network import OptimizerNodes, node_resources, predict_in_network_step
-from luwu.predict.job import TrainingJob
-from luwu.predict.question import make_question
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.hosts import STATE_BYTES
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.systems.in_network import OptimizerNodes, node_resources, predict_in_network_step
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Verb
 from luwu.wire.messages import Received
-from switch_emu.node import actions as do
-from switch_emu.node.actions import NodeLimits
 from switch_emu.node.core import NodeCore
-from switch_emu.node.step import Step
+from switch_emu.node.core import actions as do
+from switch_emu.node.core.actions import NodeLimits
+from switch_emu.node.core.step import Step
 from tests.simulate import machines
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout

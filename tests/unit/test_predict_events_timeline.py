@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from luwu.commands.main import main
-from luwu.launch.overlap import updated_before_last_push_ratio
-from luwu.predict.catalogue import load
-from luwu.predict.events.driven import Driven, Playing, play_driven_steps
+from luwu.predict.ask.question import Question, read_question
+from luwu.predict.ask.replay import play_three_d
+from luwu.predict.driven.driven import Driven, Playing, play_driven_steps
 from luwu.predict.events.recorded import told_by_stages, write_events
-from luwu.predict.in_network import OptimizerNodes
-from luwu.predict.question import Question, read_question
-from luwu.predict.replay import play_three_d
+from luwu.predict.hardware.catalogue import load
+from luwu.predict.systems.in_network import OptimizerNodes
 from luwu.report.aligned import Steps
 from luwu.report.busy import busy
 from luwu.report.event_files import event_files, spans
+from luwu.report.overlap import updated_before_last_push_ratio
 
 QUESTION = """\
 system = "luwu"

@@ -10,10 +10,10 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.predict.catalogue import Catalogue
+from luwu.predict.ask.question import make_question
+from luwu.predict.ask.question_training import Question
 from luwu.predict.events.exchanges import PlayedExchange, play_exchanges
-from luwu.predict.question import make_question
-from luwu.predict.question_training import Question
+from luwu.predict.hardware.catalogue import Catalogue
 
 TABLE: dict[str, Any] = {
     "system": "3d", "model": "GPT-175B", "device": "H100-80", "network": "ib-ndr",

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict import collectives as c
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.collectives import Path
-from luwu.predict.curves import Notes
-from luwu.predict.experts import (
+from luwu.predict.ask.question import make_question
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.software import software
+from luwu.predict.model import collectives as c
+from luwu.predict.model.collectives import Path
+from luwu.predict.model.experts import (
     copies_group,
     dispatched_bytes,
     expert_exchange,
@@ -22,13 +24,11 @@ from luwu.predict.experts import (
     own_layer_parameters,
     own_parameters,
 )
-from luwu.predict.job import TrainingJob
-from luwu.predict.layers import operators_of
-from luwu.predict.memory import activation_bytes, state_bytes
-from luwu.predict.operators import WIRE_BYTES
-from luwu.predict.question import make_question
-from luwu.predict.software import software
-from luwu.predict.training import predict_step
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.model.layers import operators_of
+from luwu.predict.model.memory import activation_bytes, state_bytes
+from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.systems.training import predict_step
 
 
 @pytest.fixture

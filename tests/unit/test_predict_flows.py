@@ -13,7 +13,6 @@ import pytest
 import simpy
 
 from luwu.base.errors import ConfigError
-from luwu.predict.collectives import Path, ring_all_gather
 from luwu.predict.events.engines import Process, Record
 from luwu.predict.events.flows import (
     Flow,
@@ -25,10 +24,11 @@ from luwu.predict.events.flows import (
     play_flows,
     route_of,
 )
-from luwu.predict.hardware import Network
-from luwu.predict.rank_groups import RankGroup
-from luwu.predict.topologies import AggregationTree, Clos, RailOnly
-from luwu.predict.topology_graphs import graph, host, neighbour_flows, rate_of_flows
+from luwu.predict.hardware.hardware import Network
+from luwu.predict.model.collectives import Path, ring_all_gather
+from luwu.predict.networks.rank_groups import RankGroup
+from luwu.predict.networks.topologies import AggregationTree, Clos, RailOnly
+from luwu.predict.networks.topology_graphs import graph, host, neighbour_flows, rate_of_flows
 
 NETWORK = Network(name="n", rate=12.5e9, efficiency=0.92, latency_s=5e-6, hop_s=1e-6)
 TOPOLOGIES = [

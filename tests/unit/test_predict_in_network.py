@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.hardware import Processor
-from luwu.predict.hosts import Host
-from luwu.predict.in_network import OptimizerNodes, predict_in_network_step
-from luwu.predict.job import TrainingJob
-from luwu.predict.offload import Offload, predict_offload_step
-from luwu.predict.replicated import predict_replicated_step, predict_switch_summed_step
-from luwu.predict.software import software
-from luwu.predict.zero import predict_sharded_step
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.hardware import Processor
+from luwu.predict.hardware.hosts import Host
+from luwu.predict.hardware.software import software
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.systems.in_network import OptimizerNodes, predict_in_network_step
+from luwu.predict.systems.offload import Offload, predict_offload_step
+from luwu.predict.systems.replicated import predict_replicated_step, predict_switch_summed_step
+from luwu.predict.systems.zero import predict_sharded_step
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.collectives import measured_all_reduce
-from luwu.predict.curves import Curve
-from luwu.predict.inference import (
+from luwu.predict.check.inference_calibration import compare_inference, inference_rows
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.curves import Curve
+from luwu.predict.hardware.model import Transformer
+from luwu.predict.inference.inference import (
     predict_continuous,
     predict_decode,
     predict_inference,
@@ -20,8 +21,7 @@ from luwu.predict.inference import (
     small_all_reduce,
     with_largest_batch,
 )
-from luwu.predict.inference_calibration import compare_inference, inference_rows
-from luwu.predict.inference_job import (
+from luwu.predict.inference.inference_job import (
     InferenceJob,
     cache_bytes,
     fixed_bytes,
@@ -30,14 +30,14 @@ from luwu.predict.inference_job import (
     sequence_bytes,
     weight_bytes,
 )
-from luwu.predict.inference_sockets import (
+from luwu.predict.inference.inference_sockets import (
     SocketJob,
     predict_socket_prefill,
     predict_socket_token,
     socket_cache_bytes,
     socket_weight_bytes,
 )
-from luwu.predict.model import Transformer
+from luwu.predict.model.collectives import measured_all_reduce
 
 EXPERTS = {
     "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "gated": True,

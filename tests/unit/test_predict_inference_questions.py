@@ -11,12 +11,12 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.predict.answer import answer, side_by_side, text
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.inference import predict_inference, with_largest_batch
-from luwu.predict.inference_job import maximum_batch
-from luwu.predict.question import InferenceQuestion, SocketQuestion, make_question
-from luwu.predict.sensitivity import inputs, scaled
+from luwu.predict.ask.answer import answer, side_by_side, text
+from luwu.predict.ask.question import InferenceQuestion, SocketQuestion, make_question
+from luwu.predict.ask.sensitivity import inputs, scaled
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.inference.inference import predict_inference, with_largest_batch
+from luwu.predict.inference.inference_job import maximum_batch
 
 DEVICES: dict[str, Any] = {
     "system": "inference", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",

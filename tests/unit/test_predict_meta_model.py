@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import load
-from luwu.predict.meta_model import count, model_of, to_toml, write
-from luwu.predict.question import make_question
+from luwu.predict.ask.question import make_question
+from luwu.predict.hardware.catalogue import load
+from luwu.predict.model.meta_model import count, model_of, to_toml, write
 from workers.gpt import GPT, GPTConfig, without_storage
 
 
@@ -197,7 +197,8 @@ def test_bad_prediction_names_of_layers() -> None:
 def test_the_performance_model_imports_no_torch() -> None:
     """Goal: torch is imported by those alone who measure a module."""
     code = (
-        "import sys, luwu.commands.predict, luwu.predict.meta_model; print('torch' in sys.modules)"
+        "import sys, luwu.commands.predict, luwu.predict.model.meta_model; "
+        "print('torch' in sys.modules)"
     )
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.context import block_bytes, context_exchange, sent_bytes
-from luwu.predict.curves import Notes
-from luwu.predict.job import TrainingJob
-from luwu.predict.layers import attention_backward, layer_time, operators_of
-from luwu.predict.operators import WIRE_BYTES
-from luwu.predict.overlap import KAPPA_NETWORK
-from luwu.predict.placement import (
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.software import fitted, software
+from luwu.predict.model.context import block_bytes, context_exchange, sent_bytes
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.model.layers import attention_backward, layer_time, operators_of
+from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.overlap import KAPPA_NETWORK
+from luwu.predict.model.placement import (
     context_group,
     domain_path,
     gradient_group,
@@ -25,8 +26,7 @@ from luwu.predict.placement import (
     step_path,
     tensor_group,
 )
-from luwu.predict.software import fitted, software
-from luwu.predict.training import predict_step
+from luwu.predict.systems.training import predict_step
 
 
 @pytest.fixture

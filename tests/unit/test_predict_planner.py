@@ -12,12 +12,12 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.predict.answer import memory_bytes
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.ask.answer import memory_bytes
+from luwu.predict.ask.replay import TASKS_MAX, replay
 from luwu.predict.events.pipeline_training import play_training_step
-from luwu.predict.plan_text import plan_document, plan_text
-from luwu.predict.planner import plan
-from luwu.predict.replay import TASKS_MAX, replay
+from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.plan.plan_text import plan_document, plan_text
+from luwu.predict.plan.planner import plan
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "predict.md"
 TABLE: dict[str, Any] = {

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue, load
-from luwu.predict.plan_text import plan_document, plan_text
-from luwu.predict.planner import Plan, plan
+from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.plan.plan_text import plan_document, plan_text
+from luwu.predict.plan.planner import Plan, plan
 
 MINE = """
 [server.eight]

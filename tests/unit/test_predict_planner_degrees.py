@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue, load
-from luwu.predict.job import TrainingJob
-from luwu.predict.plan_text import plan_document, plan_text
-from luwu.predict.planner import plan
-from luwu.predict.planner_space import configurations
-from luwu.predict.question_training import make_training_question
-from luwu.predict.replay import replay
+from luwu.predict.ask.question_training import make_training_question
+from luwu.predict.ask.replay import replay
+from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.plan.plan_text import plan_document, plan_text
+from luwu.predict.plan.planner import plan
+from luwu.predict.plan.planner_space import configurations
 
 DENSE: dict[str, Any] = {
     "model": "Llama3-405B", "device": "H100-80", "network": "ib-ndr", "software": "nemo-2024",

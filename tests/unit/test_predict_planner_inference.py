@@ -10,11 +10,11 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.predict.answer import answer
-from luwu.predict.catalogue import Catalogue, load
-from luwu.predict.plan_inference_text import inference_plan_document, inference_plan_text
-from luwu.predict.planner_inference import plan_inference
-from luwu.predict.question import make_question
+from luwu.predict.ask.answer import answer
+from luwu.predict.ask.question import make_question
+from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.plan.plan_inference_text import inference_plan_document, inference_plan_text
+from luwu.predict.plan.planner_inference import plan_inference
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "predict.md"
 MINE = """

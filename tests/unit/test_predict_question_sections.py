@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.answer import answer, side_by_side, text
-from luwu.predict.break_even import (
+from luwu.predict.ask.answer import answer, side_by_side, text
+from luwu.predict.ask.break_even import (
     BreakEven,
     achieved_of,
     break_even,
@@ -22,11 +22,11 @@ from luwu.predict.break_even import (
     push_tokens,
     sharded_tokens,
 )
-from luwu.predict.catalogue import Catalogue, load
-from luwu.predict.in_network import OptimizerNodes
-from luwu.predict.question import Question, make_question
-from luwu.predict.question_training import make_training_question
-from luwu.predict.training import predict_step
+from luwu.predict.ask.question import Question, make_question
+from luwu.predict.ask.question_training import make_training_question
+from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.systems.in_network import OptimizerNodes
+from luwu.predict.systems.training import predict_step
 
 MINE = """
 [server.H100x8]

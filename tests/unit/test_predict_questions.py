@@ -12,10 +12,10 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.predict.answer import answer, text
-from luwu.predict.catalogue import Catalogue, load
-from luwu.predict.question import make_question
-from luwu.predict.sensitivity import elasticities, inputs, scaled
+from luwu.predict.ask.answer import answer, text
+from luwu.predict.ask.question import make_question
+from luwu.predict.ask.sensitivity import elasticities, inputs, scaled
+from luwu.predict.hardware.catalogue import Catalogue, load
 
 MINE = """
 [processor.some]

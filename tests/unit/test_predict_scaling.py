@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue, load
-from luwu.predict.question import make_question
+from luwu.predict.ask.question import make_question
+from luwu.predict.hardware.catalogue import Catalogue, load
 
 LATER = """
 [scaling.none]

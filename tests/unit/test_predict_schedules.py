@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue
 from luwu.predict.events.pipeline_training import (
     layers_of_stages,
     pipeline_of,
@@ -27,9 +26,10 @@ from luwu.predict.events.schedules import (
     play_pipeline,
     tasks_of,
 )
-from luwu.predict.job import TrainingJob
-from luwu.predict.memory import activation_bytes, layer_activation_bytes
-from luwu.predict.software import software
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.software import software
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.model.memory import activation_bytes, layer_activation_bytes
 
 SHAPES = [
     (1, 1, 1), (1, 1, 4), (2, 1, 1), (4, 1, 2), (4, 1, 8), (8, 1, 64), (2, 2, 2), (2, 2, 4),

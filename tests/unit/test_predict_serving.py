@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.curves import Notes
 from luwu.predict.events.serving import (
     PiecesWork,
     Request,
@@ -22,8 +20,10 @@ from luwu.predict.events.serving import (
     serve,
     stage_seconds,
 )
-from luwu.predict.inference import Work, layer_time, predict_continuous, predict_round
-from luwu.predict.inference_job import InferenceJob
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.inference.inference import Work, layer_time, predict_continuous, predict_round
+from luwu.predict.inference.inference_job import InferenceJob
 
 
 def job(catalogue: Catalogue, **changes: Any) -> InferenceJob:

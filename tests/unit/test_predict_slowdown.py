@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.events.driven import play_driven_steps
+from luwu.predict.ask.question import make_question
+from luwu.predict.ask.question_training import Question
+from luwu.predict.ask.sensitivity import inputs, limits
+from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.events.in_network import play_steps
 from luwu.predict.events.pipeline_training import play_training_step
-from luwu.predict.in_network import predict_in_network_step
-from luwu.predict.question import make_question
-from luwu.predict.question_training import Question
-from luwu.predict.sensitivity import inputs, limits
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.systems.in_network import predict_in_network_step
 
 HOST = {
     "processor": "Xeon-5320", "memory_bytes": "512 GiB", "disk": "P5510-3.84T", "disks": 12,

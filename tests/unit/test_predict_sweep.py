@@ -11,14 +11,14 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.predict.answer import answer
-from luwu.predict.catalogue import Catalogue, load
+from luwu.predict.ask.answer import answer
+from luwu.predict.ask.pictures import picture, steps_picture
+from luwu.predict.ask.question import make_question
+from luwu.predict.ask.sweep import Axis, parse_axis, replaced, sweep
 from luwu.predict.events.engines import Record, Span
 from luwu.predict.events.in_network import play_steps
-from luwu.predict.in_network import OptimizerNodes
-from luwu.predict.pictures import picture, steps_picture
-from luwu.predict.question import make_question
-from luwu.predict.sweep import Axis, parse_axis, replaced, sweep
+from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.systems.in_network import OptimizerNodes
 from luwu.report.chart import Bar, as_file, point_chart, span_chart
 
 NODE = {

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.catalogue import load
-from luwu.predict.collectives import all_to_all, torus_all_reduce
-from luwu.predict.direct_topologies import Dragonfly, Torus
-from luwu.predict.hardware import Network
-from luwu.predict.rank_groups import (
+from luwu.predict.hardware.catalogue import load
+from luwu.predict.hardware.hardware import Network
+from luwu.predict.model.collectives import all_to_all, torus_all_reduce
+from luwu.predict.networks.direct_topologies import Dragonfly, Torus
+from luwu.predict.networks.rank_groups import (
     COLLECTIVES,
     IN_NETWORK,
     NEIGHBOUR,
@@ -21,8 +21,8 @@ from luwu.predict.rank_groups import (
     RankGroup,
     Topology,
 )
-from luwu.predict.topologies import AggregationTree, Clos, RailOnly, single_switch
-from luwu.predict.topology_graphs import (
+from luwu.predict.networks.topologies import AggregationTree, Clos, RailOnly, single_switch
+from luwu.predict.networks.topology_graphs import (
     bisection_of,
     graph,
     groups_of,

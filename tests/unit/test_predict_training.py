@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict import collectives as c
-from luwu.predict.catalogue import Catalogue, load
-from luwu.predict.collectives import Path
-from luwu.predict.job import TrainingJob
-from luwu.predict.software import FITTED_MAX, _data, software
-from luwu.predict.training import predict_step
+from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.hardware.software import FITTED_MAX, _data, software
+from luwu.predict.model import collectives as c
+from luwu.predict.model.collectives import Path
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.systems.training import predict_step
 
 PATH = Path(latency_s=5e-6, rate=12.5e9)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from luwu.predict.answer import answer, memory_bytes
-from luwu.predict.catalogue import Catalogue, load
-from luwu.predict.planner import Plan, plan
-from luwu.predict.question import make_question, read_question, read_table
-from luwu.predict.sweep import parse_axis, sweep
+from luwu.predict.ask.answer import answer, memory_bytes
+from luwu.predict.ask.question import make_question, read_question, read_table
+from luwu.predict.ask.sweep import parse_axis, sweep
+from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.plan.planner import Plan, plan
 from tests import tutorial
 
 

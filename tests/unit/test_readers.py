@@ -14,17 +14,17 @@ import luwu
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import DeadlineError, StateError
 from luwu.base.limits import READERS_MAX, READERS_OF_CONNECTION_MAX
+from luwu.nic.core.reader import ReaderCore, ReaderGone, VersionOpened
 from luwu.nic.reader import FieldRead, StateReader
-from luwu.nic.reading import ReaderCore, ReaderGone, VersionOpened
+from luwu.protocol.actions import PARENT, Drop, Send
 from luwu.testing.local import LocalCluster
 from luwu.wire import messages as wire
-from luwu.wire.actions import PARENT, Drop, Send
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.kinds import Role
 from luwu.wire.reading import VersionFacts
-from switch_emu.node.actions import PinVersion, ReadField, Unpin
-from switch_emu.node.readers import IDLE_NS, LEASE_NS, Readers
-from switch_emu.switch.reader_routes import ROUTES_MAX, ReaderRoutes
+from switch_emu.node.core.actions import PinVersion, ReadField, Unpin
+from switch_emu.node.core.readers import IDLE_NS, LEASE_NS, Readers
+from switch_emu.switch.core.reader_routes import ROUTES_MAX, ReaderRoutes
 from tests.unit.real_training import MIB, in_cluster, seeded
 from tests.unit.small_models import Stack, batch, shard
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here

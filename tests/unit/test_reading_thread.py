@@ -11,7 +11,7 @@ import pytest
 from luwu.base.errors import DeadlineError, LuwuError, StateError
 from luwu.layout import Layout, Parameter, Unit
 from luwu.nic.reader import FieldRead
-from luwu.training.reading_thread import ReadingThread
+from luwu.training.reading.reading_thread import ReadingThread
 from luwu.wire.description import Description
 
 

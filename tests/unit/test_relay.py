@@ -10,10 +10,10 @@ import pytest
 
 from luwu.base.events import Recorder
 from luwu.base.json_file import write_json
-from luwu.launch.console import Console
-from luwu.launch.relay import ByLine, Relay, stream_files
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.relay import ByLine, Relay, stream_files
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.resuming import beginning, ending, first_step, stopped
-from luwu.launch.run_directory import RunDirectory
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import pytest
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
-from luwu.launch.arm import ArmRun, script_arguments
-from luwu.launch.children import DiskBytes
-from luwu.launch.comparison import comparison, job_step_seconds
-from luwu.launch.overlap import updated_before_last_push_ratio
+from luwu.compare.arm import ArmRun, script_arguments
+from luwu.compare.comparison import comparison, job_step_seconds
+from luwu.launch.processes.children import DiskBytes
 from luwu.report.chart import bar_chart, line_chart, nice_ticks
+from luwu.report.overlap import updated_before_last_push_ratio
 from luwu.report.page import report_html, write_report
 from luwu.report.table import spread, table_text
 

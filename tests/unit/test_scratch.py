@@ -11,11 +11,11 @@ import pytest
 
 from luwu.aggregate import Float32
 from luwu.aggregate.interface import ENCODED
+from luwu.aggregate.sum_in_order import sum_in_order
+from luwu.protocol.contribution import Contribution
 from switch_emu.node.scratch import Adder
-from switch_emu.payload import Payload, Unsummed
+from switch_emu.process.payload import Payload, Unsummed
 from switch_emu.store.spill import SpillFile
-from switch_emu.switch.aggregate import sum_in_order
-from switch_emu.switch.slots import Contribution
 
 ELEMS = 4096
 

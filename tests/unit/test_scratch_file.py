@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from luwu.activations.scratch_file import BLOCK_BYTES, Extents, ScratchFile
 from luwu.base.errors import ConfigError, StateError, StoreFullError
-from luwu.nic.scratch_file import BLOCK_BYTES, Extents, ScratchFile
 
 
 def make(directory: Path) -> ScratchFile:

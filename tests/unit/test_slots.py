@@ -10,15 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from switch_emu.switch.slots import (
-    Contribution,
-    OverlapError,
-    Slot,
-    SlotKey,
-    SlotPool,
-    merge,
-    rank_order,
-)
+from luwu.protocol.contribution import Contribution, OverlapError, merge, rank_order
+from switch_emu.switch.core.slots import Slot, SlotKey, SlotPool
 
 
 def said(contributors: int, payload: object = None, payload_bytes: int = 100) -> Contribution:

@@ -18,7 +18,7 @@ from luwu.checkpoint.snapshot import (
     snapshot_of_running,
 )
 from luwu.commands.main import main
-from luwu.nic.connection import Connection, write_connection
+from luwu.join.connection import Connection, write_connection
 from switch_emu.node.pages import store_config
 from switch_emu.store import DecidedStep, FilePageStore
 from switch_emu.store import clone as clone_module

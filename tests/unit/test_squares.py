@@ -11,7 +11,7 @@ import pytest
 
 from luwu.base.errors import RemoteProtocolError
 from luwu.wire.squares import encode_squares, exact_sum, norm_of, parse_squares
-from switch_emu.node.ballot import Ballot
+from switch_emu.node.core.ballot import Ballot
 
 
 def drawn(rng: random.Random, count: int) -> list[float]:

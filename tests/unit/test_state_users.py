@@ -10,7 +10,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import write_json
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.state_users import advise
 
 

@@ -23,12 +23,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 import luwu
 from luwu.base.errors import StateError
 from luwu.nic.reader import FieldRead
-from luwu.training.statistics import StepStats, read_stats
+from luwu.training.state.statistics import StepStats, read_stats
 from luwu.wire.statistics import (
     STATS,
     stats_bytes,
 )
-from switch_emu.node import serve
+from switch_emu.node import process as serve
 from tests.unit import kernel_jobs
 from tests.unit.kernel_jobs import ADAMW, LION, MOMENTUM, PLAIN, torch_step
 from tests.unit.real_training import MIB, in_cluster, seeded

@@ -22,7 +22,7 @@ from luwu.wire.statistics import (
     stats_bytes,
     summed,
 )
-from switch_emu.node.actions import Update
+from switch_emu.node.core.actions import Update
 from switch_emu.node.kernels import Pieces
 from switch_emu.node.kernels.portable import BLOCK_ELEMS
 from switch_emu.node.statistics import Statistics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from switch_emu.switch.fixed_slots import PoolRange
+from switch_emu.switch.core.fixed_slots import PoolRange
 from tests.suites.switch_suite import (
     CHUNK_BYTES,
     CHUNKS,

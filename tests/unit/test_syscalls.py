@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from luwu.activations.scratch_file import ScratchFile
 from luwu.base.errors import StateError, StoreFullError
 from luwu.base.making import making_directory
-from luwu.nic.scratch_file import ScratchFile
 from switch_emu.store.kept import KeptFiles
 from switch_emu.store.spill import SpillFile
 from tests.syscalls import __main__ as campaign

@@ -8,8 +8,8 @@ import pytest
 
 from luwu.base.errors import ConnectionFailed
 from luwu.base.json_file import write_json
-from luwu.launch.failures import worker_failure
-from luwu.launch.run_directory import RunDirectory
+from luwu.launch.processes.failures import worker_failure
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.torchrun import Meeting, torchrun_command
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from luwu.base.errors import ConfigError
-from luwu.training.attached import _stateful
+from luwu.training.state.attached import _stateful
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/training.md"
 BATCHES_PER_EPOCH = 5

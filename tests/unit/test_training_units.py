@@ -12,7 +12,7 @@ from torch import nn
 
 import luwu
 from luwu.base.events import Recorder
-from luwu.training.weights import ByteCount, UnitWeights
+from luwu.training.devices.weights import ByteCount, UnitWeights
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.small_models import (
     Block,

@@ -18,7 +18,7 @@ from luwu.transport import (
     Transport,
     ZeroMqTransport,
 )
-from switch_emu.linked import LinkedTransport, linked
+from switch_emu.links.linked import LinkedTransport, linked
 from tests.suites.transport_suite import TransportSuite
 from tests.suites.transport_waits import DEADLINE_NS, MIB, Make, meet, message
 from tests.unit.transports import QUICK, AtTcp

@@ -17,10 +17,10 @@ from luwu.base.tree import (
     ranges_text,
     read_tree,
 )
+from luwu.join.connection import Connection, Leaf, parse_url, read_connection, write_connection
 from luwu.launch.serving import tree_of
-from luwu.nic.connection import Connection, Leaf, parse_url, read_connection, write_connection
-from switch_emu.switch.slots import Contribution
-from switch_emu.switch.tree_order import Group, depth, nested, tree_weight
+from luwu.protocol.contribution import Contribution
+from luwu.protocol.sum_order import Group, depth, nested, tree_weight
 
 GOOD = """
 [host-b]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from luwu.base.outstanding import RetryPolicy
-from luwu.wire.actions import PARENT, Drop, Send
+from luwu.protocol.actions import PARENT, Drop, Send
+from luwu.protocol.uplink import Cargo, Uplink
 from luwu.wire.kinds import Role
 from luwu.wire.messages import Message, Pull, Push, Rejoin
-from luwu.wire.uplink import Cargo, Uplink
 
 RETRY = RetryPolicy(first_ns=100, most_ns=350)
 COMMON: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from luwu.predict.blind import inference, networks, testbed, training
 from luwu.predict.blind.rows import BlindRow
-from luwu.predict.catalogue import Catalogue
+from luwu.predict.hardware.catalogue import Catalogue
 
 SCHEMA = 1
 PARAMETERS = "luwu/predict/data/fitted.toml"

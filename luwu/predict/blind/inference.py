@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from luwu.predict.blind.rows import BlindRow
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.inference import Inference, predict_inference, with_largest_batch
-from luwu.predict.inference_job import InferenceJob
-from luwu.predict.inference_sockets import SocketJob, predict_socket_token
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.inference.inference import Inference, predict_inference, with_largest_batch
+from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.inference.inference_sockets import SocketJob, predict_socket_token
 
 _GROUP: Final = "Inference"
 _MODEL: Final = "Llama3-405B"

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Final
 
 from luwu.predict.blind.rows import BlindRow
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.cost import RailOnlySaving, rail_only_savings
-from luwu.predict.job import TrainingJob
-from luwu.predict.software import software
-from luwu.predict.training import predict_step
-from luwu.predict.zero import predict_sharded_step
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.software import software
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.networks.cost import RailOnlySaving, rail_only_savings
+from luwu.predict.systems.training import predict_step
+from luwu.predict.systems.zero import predict_sharded_step
 
 _GROUP: Final = "Networks"
 _ENDPOINTS: Final = 32768

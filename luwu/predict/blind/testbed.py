@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from luwu.predict import collectives
+from luwu.predict.ask.question import Question, make_question
 from luwu.predict.blind.rows import BlindRow
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.curves import Notes
+from luwu.predict.check.offload_calibration import DEVICES, MICRO_BATCH, testbed_question
 from luwu.predict.events.pipelines import Stage, layer_centric_unit_s
-from luwu.predict.hosts import ADAM_BYTES, STATE_BYTES
-from luwu.predict.in_network import OptimizerNodes
-from luwu.predict.job import TrainingJob, utilisation
-from luwu.predict.layers import compute_time, operators_of
-from luwu.predict.memory import WINDOW_LAYERS, layer_activation_bytes, sharded_state_bytes
-from luwu.predict.model import Transformer
-from luwu.predict.offload_calibration import DEVICES, MICRO_BATCH, testbed_question
-from luwu.predict.operators import WIRE_BYTES
-from luwu.predict.placement import network_path
-from luwu.predict.question import Question, make_question
-from luwu.predict.software import software
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.hosts import ADAM_BYTES, STATE_BYTES
+from luwu.predict.hardware.model import Transformer
+from luwu.predict.hardware.software import software
+from luwu.predict.model import collectives
+from luwu.predict.model.job import TrainingJob, utilisation
+from luwu.predict.model.layers import compute_time, operators_of
+from luwu.predict.model.memory import WINDOW_LAYERS, layer_activation_bytes, sharded_state_bytes
+from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.placement import network_path
+from luwu.predict.systems.in_network import OptimizerNodes
 
 _GROUP: Final = "LuWu testbed"
 _MODEL: Final = "GPT-175B"

@@ -9,12 +9,12 @@ from importlib import resources
 from typing import Any, Final
 
 from luwu.predict.blind.rows import BlindRow
-from luwu.predict.calibration import ALONE, published_operations
-from luwu.predict.catalogue import Catalogue
-from luwu.predict.job import StepTime, TrainingJob, utilisation
-from luwu.predict.memory import activation_bytes, state_bytes
-from luwu.predict.software import software
-from luwu.predict.training import predict_step
+from luwu.predict.check.calibration import ALONE, published_operations
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.software import software
+from luwu.predict.model.job import StepTime, TrainingJob, utilisation
+from luwu.predict.model.memory import activation_bytes, state_bytes
+from luwu.predict.systems.training import predict_step
 
 _NOT_OF_A_JOB: Final = ("group", "system", "units", "rows", "assumptions")
 _NAMES: Final = ("model", "device", "network", "software")

@@ -23,11 +23,11 @@ import networkx as nx
 
 from luwu.base.errors import ConfigError
 from luwu.predict.events.flows import Flow, Link, arrivals_s, hashed_paths, link_name, play_flows
-from luwu.predict.on_topology import Exchange
-from luwu.predict.question_topology import Built
-from luwu.predict.rank_groups import port_rate
-from luwu.predict.topologies import Clos, RailOnly
-from luwu.predict.topology_graphs import Node, graph, groups_of, host, neighbour_flows
+from luwu.predict.networks.choice import Built
+from luwu.predict.networks.on_topology import Exchange
+from luwu.predict.networks.rank_groups import port_rate
+from luwu.predict.networks.topologies import Clos, RailOnly
+from luwu.predict.networks.topology_graphs import Node, graph, groups_of, host, neighbour_flows
 
 FLOWS_MAX: Final = 8192
 """More take minutes."""

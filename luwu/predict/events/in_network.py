@@ -23,12 +23,12 @@ from dataclasses import dataclass
 import simpy
 
 from luwu.base.errors import ConfigError
-from luwu.predict.curves import Notes
 from luwu.predict.events.engines import Engine, Process, Record
-from luwu.predict.in_network import OptimizerNodes, node_resources
-from luwu.predict.job import TrainingJob
-from luwu.predict.layers import compute_time, operators_of
-from luwu.predict.model import Transformer
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.model import Transformer
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.model.layers import compute_time, operators_of
+from luwu.predict.systems.in_network import OptimizerNodes, node_resources
 
 STEPS = 8
 """Played; the last one is measured, when all engines are in their stride."""

@@ -27,10 +27,10 @@ from luwu.base.errors import ConfigError
 from luwu.predict.events.engines import Record
 from luwu.predict.events.schedule_paths import longest_path_s
 from luwu.predict.events.schedules import Part, Pipeline, play_pipeline
-from luwu.predict.job import StepTime, TrainingJob
-from luwu.predict.layers import head_time, layer_time, operators_of
-from luwu.predict.operators import WIRE_BYTES
-from luwu.predict.training import predict_step
+from luwu.predict.model.job import StepTime, TrainingJob
+from luwu.predict.model.layers import head_time, layer_time, operators_of
+from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.systems.training import predict_step
 
 OF_STEP = (
     "output layer", "bubble", "pipeline exchange", "data exchange", "optimizer", "straggling",

@@ -26,10 +26,10 @@ from dataclasses import dataclass, field, replace
 import simpy
 
 from luwu.base.errors import ConfigError
-from luwu.predict.curves import Notes
 from luwu.predict.events.engines import Engine, Process, Record
-from luwu.predict.inference import RoundTime, Work, predict_round
-from luwu.predict.inference_job import (
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.inference.inference import RoundTime, Work, predict_round
+from luwu.predict.inference.inference_job import (
     InferenceJob,
     check_count,
     fixed_bytes,

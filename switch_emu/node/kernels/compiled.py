@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.address import address_of, address_of_array
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.wire.hyper import Number
@@ -27,7 +28,6 @@ from switch_emu.node.kernels.interface import (
     check_fold,
     check_update,
 )
-from switch_emu.switch.aggregate import F32Array
 
 _NO_WIRE = -1
 _OPTIMIZERS = {

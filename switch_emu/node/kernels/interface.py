@@ -29,12 +29,12 @@ from typing import Protocol
 
 import numpy as np
 
+from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.address import address_of_array
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
 from switch_emu.native.fold import CELL_ELEMS
-from switch_emu.switch.aggregate import F32Array
 
 NO_OPTIMIZER = "none"
 """Name of the kernel that updates nothing; it needs no runs."""

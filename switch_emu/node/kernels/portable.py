@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.address import address_of_array
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import DTYPE_BYTES
@@ -32,7 +33,6 @@ from switch_emu.node.kernels.interface import (
     check_update,
 )
 from switch_emu.node.kernels.names import NAMES
-from switch_emu.switch.aggregate import F32Array
 
 BLOCK_ELEMS = 256 * 1024
 """Elements worked on at a time; a multiple of NORM_BLOCK_ELEMS."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from luwu.aggregate.sum_in_order import F32Array
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
 from switch_emu.node.kernels.interface import Pieces, Run, UpdateKernel
-from switch_emu.switch.aggregate import F32Array
 
 ELEMS = 4096 + 192
 

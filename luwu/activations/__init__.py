@@ -1,0 +1,1 @@
+"""Activations on disk between forward and backward; nothing of the network."""

@@ -1,0 +1,108 @@
+"""LuWu's own packages beside this one, also where another folder of that name would come first.
+
+`switch_emu` and `workers` stand beside `luwu`, and Python takes the first folder of a name: a
+`workers` in the directory that a command is started in, or on PYTHONPATH, would hide ours.
+
+    take("switch_emu")                    in a process of ours: `import switch_emu` is ours now
+    python -m luwu.base.own switch_emu node ...   as `python -m switch_emu node ...`, surely ours
+    python -m luwu.base.own workers.train ...     likewise
+
+A training script's process is not ours: there `workers` is whatever Python finds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Final
+
+from luwu.base.errors import ConfigError
+
+DISTRIBUTION: Final = "luwu-emulator"
+"""What pip calls us. The package `luwu` of the public index is another project."""
+PACKAGES: Final = ("switch_emu", "workers")
+BESIDE: Final = Path(__file__).resolve().parents[2]
+"""The directory that holds our packages: that of the source, or site-packages."""
+
+
+def take(name: str) -> None:
+    """Import one of our packages, whatever else has its name. Raises ConfigError.
+
+    A package of that name which this process has already imported cannot be exchanged.
+    """
+    directory = BESIDE / name
+    there = sys.modules.get(name)
+    if there is not None:
+        paths = [Path(path).resolve() for path in getattr(there, "__path__", [])]
+        if directory not in paths:
+            raise ConfigError(
+                f"{name} is that of {', '.join(map(str, paths)) or there} in this process, and "
+                f"LuWu needs its own, {directory}; import luwu's modules before, or rename yours"
+            )
+        return
+    spec = importlib.util.spec_from_file_location(
+        name, directory / "__init__.py", submodule_search_locations=[str(directory)]
+    )
+    if spec is None or spec.loader is None or not directory.is_dir():
+        raise ConfigError(f"LuWu's package {name} is not in {BESIDE}; install LuWu again")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+
+
+def version() -> str:
+    """Of what is installed, or where the source is that runs."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return f"from {BESIDE}, not installed"
+
+
+def needs(extra: str) -> str:
+    """What to type for an extra of ours."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def own_module(module: str) -> list[str]:
+    """What follows `python` so that it runs one of our modules."""
+    assert module.partition(".")[0] in PACKAGES
+    return ["-m", "luwu.base.own", module]
+
+
+def found_first(module: str, path: Sequence[str]) -> tuple[str, bool] | None:
+    """What Python would find on a path in place of one of our modules, and if it has the module.
+
+    None where the module is not named as one of ours is, or where ours is what is found.
+    """
+    package, *rest = module.split(".")
+    if package not in PACKAGES:
+        return None
+    spec = PathFinder.find_spec(package, path)
+    if spec is None or str(BESIDE / package) in (spec.submodule_search_locations or []):
+        return None
+    found = spec.origin or str(next(iter(spec.submodule_search_locations or [""])))
+    for name in rest or ["__main__"]:
+        places = spec.submodule_search_locations
+        below = None if places is None else PathFinder.find_spec(f"{package}.{name}", list(places))
+        if below is None:
+            return found, False
+        spec = below
+    return spec.origin or found, True
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one of our modules as `__main__`; ends as it ends."""
+    __tracebackhide__ = True
+    module = arguments[0]
+    take(module.partition(".")[0])
+    sys.argv = list(arguments)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""`luwu chaos`: a job, faults, and whether its weights are what they should be."""

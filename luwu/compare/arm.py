@@ -1,0 +1,237 @@
+"""Run one arm of a comparison: the same script, model, data and seed, under one way to train."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from luwu.base.config import RunConfig
+from luwu.base.errors import LuwuError
+from luwu.base.json_file import read_json
+from luwu.base.own import own_module
+from luwu.base.tree import NODE
+from luwu.estimate.outcome import busy_seconds
+from luwu.launch.hosts.hosts import Hosts, Plan, link_documents, make_hosts
+from luwu.launch.hosts.network import dilated_compute_ms, host_link_rate
+from luwu.launch.hosts.nodes import fold_nodes
+from luwu.launch.processes.children import DiskBytes
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.relay import ByLine
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.serving import Sizes, serve, state_directory
+from luwu.launch.supervisor import Supervisor, threads_alone, threads_per_worker
+from luwu.launch.worker_loss import worker_restarts
+from luwu.report.overlap import updated_before_last_push_ratio
+
+SCRIPT: Final = tuple(own_module("workers.train"))
+PROGRESS: Final = " train.step "
+MIRRORED: Final = "ina-allreduce"
+"""The arm whose node mirrors gradients and keeps no weights."""
+NETWORK_ARMS: Final = ("luwu", "ps", MIRRORED)
+"""Arms whose workers talk to a switch; all but luwu's have a run directory of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRun:
+    """What one arm left: raw records of its workers and its node, and what we saw from outside."""
+
+    name: str
+    workers: list[dict[str, Any]]
+    node: dict[str, Any] | None
+    memory_peaks: dict[str, int]
+    kernel_disk: DiskBytes | None
+    threads: int
+    updated_before_last_push_ratio: float | None
+    switches: list[dict[str, Any]] = field(default_factory=list)
+    """What passed through each switch, the root first."""
+    host_links: list[dict[str, Any]] = field(default_factory=list)
+    """What each host's link carried (`hosts.link_documents`)."""
+    busy_seconds: dict[str, float] | None = None
+    """Of a step, by resource."""
+    links: list[dict[str, Any]] | None = None
+    """What each emulated link carried; None where this arm has none."""
+    pool: dict[str, Any] | None = None
+    """Slots of the switch, its own process or the node's: `SwitchCore.report`."""
+
+
+def run_arm(
+    name: str,
+    config: RunConfig,
+    sizes: Sizes,
+    run: RunDirectory,
+    console: Console,
+    should_stop: Callable[[], bool],
+    plan: Plan | None = None,
+) -> ArmRun:
+    """Train with one arm to the end, on hosts if there is a `plan`. Raises what went wrong."""
+    in_network, alone = name in NETWORK_ARMS, name == "single"
+    prefix = "" if in_network else f"{name}-"
+    whole = run
+    if in_network and name != "luwu":  # --state is the state of luwu's arm
+        run, config = RunDirectory.create(run.path / name), replace(config, state=None)
+    if name == MIRRORED:  # its node needs no disk
+        config = replace(config, durability="none", optimizer_nodes=1)
+    supervisor = Supervisor(
+        run,
+        console,
+        restarts_max=config.restarts,
+        should_stop=should_stop,
+        connect_timeout_s=config.connect_timeout,
+        prefix=prefix,
+    )
+    state = state_directory(config, run.file("state"))
+    hosts: Hosts | None = None
+    with ExitStack() as stack:
+        if plan is not None and not alone:
+            log, run_id = run.log(f"{prefix}namespaces"), supervisor.run_id
+            namespaces = make_hosts(plan, host_link_rate(config), log=log, run_id=run_id)
+            hosts = supervisor.hosts = Hosts(plan, stack.enter_context(namespaces))
+        stack.enter_context(supervisor)
+        connect = None
+        if in_network:
+            serve(
+                supervisor, config, state=state, sizes=sizes, say=console.say, hosts=hosts,
+                only_forwards=name == "ps",
+            )  # fmt: skip
+            connect = str(run.connect_file)
+        # Every arm's workers have the same cores.
+        threads = threads_alone(config.workers) if alone else threads_per_worker(config.workers)
+        if hosts is not None:
+            hosts.start_counting()
+        whole.begin()
+        by_line = ByLine(lambda line: show_progress(console, name, config, line))
+        supervisor.train(
+            [*SCRIPT, *script_arguments(name, config, run.result(f"{name}.json"))],
+            workers=config.workers,
+            connect=connect,
+            sink=by_line,
+            alone=alone,
+            threads=threads,
+            restarts_max=worker_restarts(config) if in_network else 0,
+            on_loss=config.on_worker_loss if in_network else "stop",
+        )
+        supervisor.wait()
+        by_line.end()
+        console.end_live()
+        workers = [_result(run, name, rank) for rank in range(1 if alone else config.workers)]
+        steps_count = len(workers[0]["step_seconds"])
+        switches = _switch_summaries(run) if in_network else []
+        node = None
+        if in_network:
+            fold_nodes(run, state, config.optimizer_nodes)
+            node = _summary(run, "node")
+        links = []
+        if hosts is not None:
+            links = link_documents(
+                hosts, host_link_rate(config), steps_count=steps_count, switches=switches,
+                workers=workers,
+            )  # fmt: skip
+    if config.state is None and state is not None:
+        shutil.rmtree(state, ignore_errors=True)
+    return ArmRun(
+        name=name,
+        workers=workers,
+        node=node,
+        pool=_pool(node, switches),
+        memory_peaks=supervisor.memory_peaks,
+        kernel_disk=supervisor.kernel_disk_bytes("node"),
+        threads=threads,
+        updated_before_last_push_ratio=(
+            updated_before_last_push_ratio(run.path / "events") if in_network else None
+        ),
+        switches=switches,
+        host_links=links,
+        busy_seconds=busy_seconds(run.path / "events", steps_count) if in_network else None,
+        links=None if node is None else _links(node, switches),
+    )
+
+
+def script_arguments(name: str, config: RunConfig, result: Path) -> list[str]:
+    """The command line of `workers/train.py`; what nobody set keeps the script's own default."""
+    given: dict[str, object] = {
+        "steps": config.steps,
+        "layers": config.layers,
+        "width": config.width,
+        "batch": config.batch,
+        "context": config.context,
+        "data": None if config.data is None else config.data.absolute(),
+        "seed": config.seed,
+        "dtype": config.dtype,
+        "max-grad-norm": config.max_grad_norm,
+        "compute-ms": dilated_compute_ms(config),
+        "global-workers": config.workers if name == "single" else None,
+        "result": result,
+    }
+    if config.reshard_after_forward is not None:
+        given["reshard-after-forward"] = str(config.reshard_after_forward).lower()
+    arguments = ["--arm", name]
+    for flag, value in given.items():
+        if value is not None:
+            arguments += [f"--{flag}", str(value)]
+    return arguments
+
+
+def show_progress(console: Console, name: str, config: RunConfig, line: str) -> None:
+    """One live line on a terminal; else every line that the script prints.
+
+    The loss is that of rank 0 on its own batch; the report has the mean over all ranks.
+    """
+    if PROGRESS not in line:
+        if not console.is_terminal:
+            console.say(f"{name:<6} {line}")
+        return
+    fields = dict(part.split("=", 1) for part in line.split() if "=" in part)
+    if not console.is_terminal:
+        shown = line.partition(PROGRESS)[2].replace("loss=", "rank0_loss=")
+        console.say(f"{name:<6} {shown}")
+        return
+    total = f"/{config.steps}" if config.steps else ""
+    loss = float(fields.get("loss", math.nan))
+    console.live(
+        f"{name:<6} step {fields.get('step', '?')}{total}  loss of rank 0 {loss:.4f}  "
+        f"{fields.get('tps', '?')} tokens/s"
+    )
+
+
+def with_budget(config: RunConfig, memory_budget_bytes: int) -> RunConfig:
+    """The same with another memory budget."""
+    return replace(config, memory_budget=memory_budget_bytes)
+
+
+def _result(run: RunDirectory, name: str, rank: int) -> dict[str, Any]:
+    path = run.result(f"{name}.rank{rank}.json")
+    found = read_json(path)
+    if found is None:
+        raise LuwuError(f"worker {rank} of {name} ended well but wrote no {path}; see its log")
+    return found
+
+
+def _links(node: dict[str, Any], switches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the machines say of their emulated links."""
+    return [row for summary in (*switches, node) for row in summary.get("links", [])]
+
+
+def _pool(node: dict[str, Any] | None, switches: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Slots of the switch below the node, or of the node's own."""
+    if node is None:
+        return None
+    pool: dict[str, Any] | None = (switches[0] if switches else node)["pool"]
+    return pool
+
+
+def _switch_summaries(run: RunDirectory) -> list[dict[str, Any]]:
+    found = [read_json(path) for path in sorted(run.path.glob("results/switch*.json"))]
+    return sorted((each for each in found if each), key=lambda each: each["parent"] != NODE)
+
+
+def _summary(run: RunDirectory, role: str) -> dict[str, Any]:
+    path = run.result(f"{role}.json")
+    found = read_json(path)
+    if found is None:
+        raise LuwuError(f"the {role} ended well but wrote no {path}; see {run.log(role)}")
+    return found

@@ -1,0 +1,227 @@
+"""The document a comparison comes to: one job, several arms, the same fields for each.
+
+Bytes are totals of the run, payload only, summed over workers; those of `links` passed emulated
+links, headers included. What an arm does not have is null.
+`worker_peak_rss_bytes` and `node_peak_rss_bytes` are peaks of RssAnon + RssShmem, sampled from
+outside ten times a second in every arm.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from luwu.base.config import RunConfig
+from luwu.base.errors import LuwuError
+from luwu.compare.arm import MIRRORED, ArmRun
+from luwu.estimate.outcome import outcome
+from luwu.launch.hosts.hosts import links_bound
+from luwu.launch.hosts.network import host_link_rate
+from luwu.launch.hosts.nodes import total_of_nodes
+
+SCHEMA: Final = 1
+MODEL: Final = "gpt"
+
+
+def environment(arms: Sequence[ArmRun]) -> dict[str, Any]:
+    """Where it ran, as far as results depend on it."""
+    first = arms[0].workers[0]
+    return {
+        "luwu": package_version("luwu"),
+        "torch": first["torch_version"],
+        "pyzmq": package_version("pyzmq"),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": cpu_name(),
+        "cpu_count": len(os.sched_getaffinity(0)),
+        "cpu_capability": first["cpu_capability"],
+        "device": first["device"],
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "compute_threads": {arm.name: arm.workers[0]["compute_threads"] for arm in arms},
+    }
+
+
+def comparison(
+    config: RunConfig, arms: Sequence[ArmRun], estimate: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The whole document; `estimate` is what was planned for luwu's arm.
+
+    Raises: LuwuError if the arms did not train the same job.
+    """
+    first = arms[0].workers[0]
+    _check_same_job(arms)
+    tokens_per_step = sum(worker["tokens"] for worker in arms[0].workers) // max(
+        1, len(first["loss"])
+    )
+    job = {
+        "model": MODEL,
+        "parameters": first["parameters_count"],
+        "workers": config.workers,
+        "hosts": config.hosts,
+        "link_rate_bytes_per_s": host_link_rate(config),
+        "steps": first["steps"],
+        "tokens_per_step": tokens_per_step,
+        "seed": first["seed"],
+        "dtype": first["dtype"],
+        "data_digest": first["data_digest"],
+    }
+    return {
+        "schema": SCHEMA,
+        "environment": environment(arms),
+        "job": job,
+        "arms": [
+            arm_document(arm, tokens_per_step, estimate if arm.name == "luwu" else None)
+            for arm in arms
+        ],
+    }
+
+
+def arm_document(
+    arm: ArmRun, tokens_per_step: int, estimate: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """One arm's measurements, and what was planned."""
+    workers, node = arm.workers, arm.node or {}
+    step_seconds = job_step_seconds(workers)
+    median = statistics.median(step_seconds)
+    kernel = arm.kernel_disk
+    document = {
+        "name": arm.name,
+        "processes": len(workers),
+        "compute_threads": arm.threads,
+        "first_step": workers[0]["first_step"],
+        "loss": mean_losses([worker["loss"] for worker in workers]),
+        "step_seconds": step_seconds,
+        "step_seconds_median": median,
+        "tokens_per_second": tokens_per_step / median if median > 0 else None,
+        "worker_peak_rss_bytes": [_worker_peak(arm, worker) for worker in workers],
+        "worker_parameter_bytes_peak": _largest(workers, "worker_parameter_bytes_peak"),
+        "unit_bytes_max": _largest(workers, "unit_bytes_max"),
+        "prefetch_units": _largest(workers, "prefetch_units"),
+        "worker_optimizer_bytes": _largest(workers, "worker_optimizer_bytes"),
+        "node_peak_rss_bytes": total_of_nodes(arm.memory_peaks),
+        "node_state_bytes": node.get("node_state_bytes"),
+        "memory_budget_bytes": node.get("memory_budget_bytes"),
+        "chunk_bytes": node.get("chunk_bytes"),
+        "disk_space_bytes": node.get("disk_space_bytes"),
+        "network_bytes": _network_bytes(workers, node) if node else None,
+        "switches": arm.switches,
+        "host_links": arm.host_links,
+        "host_links_bound_step_seconds": links_bound(arm.host_links),
+        "disk_bytes": node.get("disk_bytes"),
+        "disk_bytes_by_node": [each["disk_bytes"] for each in node.get("nodes", [node])]
+        if node
+        else None,
+        "spill_bytes": node.get("spill_bytes"),
+        "switch": arm.pool,
+        "disk_bytes_kernel": {"read": kernel.read, "written": kernel.written}
+        if kernel is not None
+        else None,
+        "overlap": {
+            "pages_updated_before_last_push_ratio": arm.updated_before_last_push_ratio,
+            "pull_before_use_ratio": _mean(workers, "pull_before_use_ratio"),
+        },
+        "links": arm.links,
+        "aborts_count": max(worker["aborts_count"] for worker in workers),
+        "weights_digest": _weights_digest(arm),
+        **outcome(
+            estimate, step_seconds=median, busy=arm.busy_seconds, disk_bytes=node.get("disk_bytes")
+        ),
+    }
+    return document
+
+
+def _weights_digest(arm: ArmRun) -> str | None:
+    """Of the weights, wherever this arm keeps them: a node that mirrors has gradients instead."""
+    at_node = None if arm.name == MIRRORED else (arm.node or {}).get("weights_digest")
+    found: str | None = at_node or arm.workers[0]["weights_digest"]
+    return found
+
+
+def job_step_seconds(workers: Sequence[dict[str, Any]]) -> list[float]:
+    """Seconds of each step of the job: from the last worker's end of a step to that of the next.
+
+    The slowest worker's own time would be too much where workers do not wait for each other at the
+    end of a step: whoever is late in one is early in the next (with four workers on two cores, 281
+    ms where 238 ms went by). The first step's end has none before it: there it is that time.
+    """
+    ended_ns = [max(each) for each in zip(*(w["step_ended_ns"] for w in workers), strict=True)]
+    first_s = max(worker["step_seconds"][0] for worker in workers) if ended_ns else 0.0
+    return [first_s, *((later - ns) / 1e9 for ns, later in pairwise(ended_ns))][: len(ended_ns)]
+
+
+def mean_losses(losses: Sequence[Sequence[float]]) -> list[float]:
+    """Mean over ranks before each update."""
+    return [math.fsum(each) / len(losses) for each in zip(*losses, strict=True)]
+
+
+def package_version(name: str) -> str:
+    """Version of an installed distribution."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def cpu_name() -> str:
+    """The processor's name as the kernel tells it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.machine()
+    for line in text.splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _worker_peak(arm: ArmRun, worker: dict[str, Any]) -> int | None:
+    sampled = arm.memory_peaks.get(f"worker-{worker['rank']}")
+    own = worker.get("private_bytes_max")
+    known = [count for count in (sampled, own) if count is not None]
+    return max(known) if known else None
+
+
+def _network_bytes(workers: Sequence[dict[str, Any]], node: dict[str, Any]) -> dict[str, Any]:
+    """What workers pushed and pulled, and what the node's links carried."""
+    said = [worker.get("network_bytes") or {} for worker in workers]
+    links = node["network_bytes"]
+    return {
+        "push": _sum(said, "push"),
+        "pull": _sum(said, "pull"),
+        "into_node": links["into_node"],
+        "out_of_node": links["out_of_node"],
+        "headers": links["headers"] + (_sum(said, "headers") or 0),
+    }
+
+
+def _sum(records: Sequence[dict[str, Any]], key: str) -> int | None:
+    values = [record.get(key) for record in records]
+    return None if any(value is None for value in values) else sum(v for v in values if v)
+
+
+def _largest(workers: Sequence[dict[str, Any]], key: str) -> int | None:
+    values = [worker[key] for worker in workers if worker.get(key) is not None]
+    return max(values) if values else None
+
+
+def _mean(workers: Sequence[dict[str, Any]], key: str) -> float | None:
+    values = [worker[key] for worker in workers if worker.get(key) is not None]
+    return math.fsum(values) / len(values) if values else None
+
+
+def _check_same_job(arms: Sequence[ArmRun]) -> None:
+    first = arms[0]
+    for arm in arms[1:]:
+        for key in ("data_digest", "parameters_count", "seed", "dtype", "steps"):
+            if arm.workers[0][key] != first.workers[0][key]:
+                raise LuwuError(
+                    f"{arm.name} trained with {key}={arm.workers[0][key]}, {first.name} with "
+                    f"{first.workers[0][key]}: the arms cannot be compared"
+                )

@@ -1,0 +1,1 @@
+"""Other programs that place our processes on hosts: Ray."""

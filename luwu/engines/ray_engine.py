@@ -1,0 +1,283 @@
+"""`luwu run --engine ray`: switch, node and workers placed and watched by Ray.
+
+    one actor      `luwu up`: switch and node together, on any host of the cluster
+    one a worker   the script, with RANK and its companions set; as many CPUs as compute threads
+
+The run directory is here: what the processes print and what ends them is brought into it, so
+errors and exit codes are those of the local engine. Actors end with us; what they run, with them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.closing import Closing
+from luwu.base.config import KEYS, Resolved, as_mapping, value_text
+from luwu.base.errors import (
+    ConfigError,
+    ConnectionFailed,
+    DeadlineError,
+    Interrupted,
+    LuwuError,
+    WorkerFailed,
+)
+from luwu.base.own import needs
+from luwu.engines.ray_runner import Runner
+from luwu.join.connection import read_connection
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.failures import error_of_code, worker_failure
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.processes.stopping import SIGNALS
+from luwu.launch.roles import key_environ
+from luwu.launch.serving import STATE_DIRECTORY
+from luwu.launch.worker_loss import worker_restarts
+
+POLL_S: Final = 0.1
+ENDING_S: Final = 60.0
+STOP_S: Final = 10.0
+NOT_OF_UP: Final = ("run_dir", "state", "join", "transport", "bind", "insecure", "key_name")
+"""Keys of `luwu up` that we set ourselves."""
+
+
+@dataclass(slots=True)
+class Placed:
+    """An actor, and how its process is doing."""
+
+    name: str
+    actor: Any
+    code: int | None = None
+    last_lines: list[str] = field(default_factory=list)
+
+
+class RayEngine(Closing):
+    """The processes of one run on a Ray cluster. Use it as a context manager."""
+
+    def __init__(
+        self, run: RunDirectory, resolved: Resolved, console: Console,
+        should_stop: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """Connect to the cluster that RAY_ADDRESS names, or that runs here. Raises ConfigError."""
+        try:
+            import ray
+        except ImportError as exc:
+            text = f"engine: ray is not installed ({exc}); {needs('ray')}"
+            raise ConfigError(text, code="E208") from exc
+        if resolved.config.transport not in ("auto", "tcp"):
+            raise ConfigError(
+                f"transport: {resolved.config.transport} joins processes of one host, and Ray may "
+                "place them on several; leave --transport out"
+            )
+        self._ray = ray
+        self._run, self._resolved, self._console = run, resolved, console
+        self._should_stop = should_stop
+        self._placed: list[Placed] = []
+        self._is_ours = not ray.is_initialized()
+        if self._is_ours:
+            before = {number: signal.getsignal(number) for number in SIGNALS}
+            try:
+                ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False,
+                         logging_level="warning")  # fmt: skip
+                for number, handler in before.items():
+                    signal.signal(number, handler)  # Ray's own for SIGTERM leaves actors running
+            except ConnectionError as exc:
+                raise ConnectionFailed(f"no Ray cluster: {exc}; ray start --head") from exc
+
+    def work(self, script: Sequence[str], on_line: Callable[[str], None]) -> None:
+        """Serve, train and return when all has ended. Raises what went wrong."""
+        config = self._resolved.config
+        serving = self._serve()
+        connect = self._wait_for_connection(serving)
+        restarts_left = worker_restarts(config)
+        while True:
+            workers = self._start_workers(script, connect)
+            try:
+                self._watch([serving, *workers], workers, on_line)
+                break
+            except WorkerFailed as error:
+                if restarts_left == 0:
+                    raise
+                restarts_left -= 1
+                first = str(error).partition("\n")[0]
+                self._console.say(f"{first}; all workers are started again, {restarts_left} left")
+                for worker in workers:
+                    self._stop(worker)
+        self._watch([serving], [serving], on_line, limit_s=ENDING_S)
+        summary = self._ask(serving, serving.actor.read.remote("up/results/node.json"))
+        if summary is not None:
+            self._run.result("node.json").write_text(summary, encoding="utf-8")
+
+    # ---------------------------------------------------------------------- placing
+
+    def _place(self, name: str, cpus: int) -> Placed:
+        """An actor, once Ray has found a host for it. Raises ConnectionFailed."""
+        make = self._ray.remote(num_cpus=cpus, max_restarts=0, scheduling_strategy="SPREAD")(Runner)
+        placed = Placed(name, make.remote(os.getcwd()))
+        self._placed.append(placed)
+        limit_s = self._resolved.config.connect_timeout
+        try:
+            self._ray.get(placed.actor.folder.remote(), timeout=limit_s)
+        except self._ray.exceptions.GetTimeoutError as exc:
+            raise ConnectionFailed(
+                f"Ray placed the {name} nowhere within {limit_s:.0f} s: it asks for {cpus} CPUs, "
+                f"the cluster has {self._ray.cluster_resources().get('CPU', 0):g} in all; give it "
+                "more, or lower OMP_NUM_THREADS"
+            ) from exc
+        except self._ray.exceptions.RayError as exc:
+            raise ConnectionFailed(f"the {name} cannot run where Ray placed it: {exc}") from exc
+        return placed
+
+    def _serve(self) -> Placed:
+        config = self._resolved.config
+        serving = self._place("switch and node", 1)
+        address = self._ask(serving, serving.actor.__ray_call__.remote(_address))
+        state = config.state or STATE_DIRECTORY
+        flags = [
+            f"{KEYS[name].flag}={value_text(name, value)}"
+            for name, value in as_mapping(config).items()
+            if "up" in KEYS[name].verbs and name not in NOT_OF_UP
+            and not self._resolved.is_default(name)
+        ]  # fmt: skip
+        if config.state is not None or config.durability != "none":
+            flags.append(f"--state={state.absolute()}")
+        folder = self._ask(serving, serving.actor.folder.remote())
+        flags.append(f"--bind=tcp://{address}:0")
+        if config.insecure:
+            flags.append("--insecure")
+        arguments = ["up", *flags, "--run-dir", f"{folder}/up"]
+        self._ask(serving, serving.actor.start.remote("up", "luwu", arguments, _environ()))
+        self._console.say(f"switch and node on {address}, by Ray; --state is a path there")
+        return serving
+
+    def _wait_for_connection(self, serving: Placed) -> str:
+        """The URL of the job."""
+        end_ns = SYSTEM_CLOCK.now_ns() + int(self._resolved.config.connect_timeout * 1e9)
+        while True:
+            self._look(serving, [], print)
+            text = self._ask(serving, serving.actor.read.remote("up/connect.json"))
+            if text is not None:
+                self._run.connect_file.write_text(text, encoding="utf-8")
+                connection = read_connection(self._run.connect_file)
+                assert connection is not None
+                return connection.url()
+            if SYSTEM_CLOCK.now_ns() > end_ns:
+                raise ConnectionFailed(
+                    "switch and node did not listen in time; their last words:\n"
+                    + "\n".join(serving.last_lines)
+                )
+            sleep(POLL_S)
+
+    def _start_workers(self, script: Sequence[str], connect: str) -> list[Placed]:
+        config = self._resolved.config
+        count = config.workers
+        threads = int(_environ()["OMP_NUM_THREADS"])
+        self._console.say(f"{count} workers, {threads} compute threads each (OMP_NUM_THREADS)")
+        named = list(script)
+        if named[0] != "-m":
+            named[0] = str(Path(named[0]).absolute())
+        workers = []
+        for rank in range(count):
+            worker = self._place(f"worker {rank}", threads)
+            folder = self._ask(worker, worker.actor.folder.remote())
+            environ = {
+                **_environ(), **key_environ(config), "LUWU_CONNECT": connect,
+                "RANK": str(rank), "WORLD_SIZE": str(count),
+                "LUWU_EVENTS": f"{folder}/events", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            }  # fmt: skip
+            starting = worker.actor.start.remote(
+                f"worker-{rank}", "luwu.launch.entry", [folder, "", *named], environ
+            )
+            self._ask(worker, starting)
+            self._run.error(f"worker-{rank}").unlink(missing_ok=True)
+            workers.append(worker)
+        return workers
+
+    # ---------------------------------------------------------------------- watching
+
+    def _watch(
+        self, watched: Sequence[Placed], awaited: Sequence[Placed],
+        on_line: Callable[[str], None], limit_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """Return when all that are awaited have ended well. Raises what went wrong."""
+        end_ns = None if limit_s is None else SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+        while any(each.code is None for each in awaited):
+            for each in watched:
+                if each.code is None:
+                    self._look(each, awaited, on_line)
+            if end_ns is not None and SYSTEM_CLOCK.now_ns() > end_ns:
+                raise DeadlineError(f"{awaited[0].name} did not end within {limit_s:.0f} s")
+            sleep(POLL_S)
+
+    def _look(
+        self, placed: Placed, workers: Sequence[Placed], on_line: Callable[[str], None]
+    ) -> None:
+        if self._should_stop():
+            raise Interrupted("interrupted; every process of the run is being stopped")
+        placed.code, lines = self._ask(placed, placed.actor.look.remote())
+        if lines:
+            placed.last_lines = [*placed.last_lines, *lines][-20:]
+            with self._run.log(placed.name.replace(" ", "-")).open("a", encoding="utf-8") as log:
+                log.writelines(f"{line}\n" for line in lines)
+            if placed.name == "worker 0":
+                for line in lines:
+                    on_line(line)
+        if placed.code in (None, 0):
+            return
+        if not placed.name.startswith("worker "):
+            text = "\n".join(placed.last_lines).partition("luwu up: ")
+            raise error_of_code(placed.code, f"switch and node: {text[2] or text[0]}")
+        for worker in workers:
+            self._fetch_error(worker)
+        raise worker_failure(self._run, "", placed.code)
+
+    def _fetch_error(self, worker: Placed) -> None:
+        """Bring what ended a worker into our run directory."""
+        process = worker.name.replace(" ", "-")
+        text = self._ask(worker, worker.actor.read.remote(f"errors/{process}.json"))
+        if text is not None:
+            self._run.error(process).write_text(text, encoding="utf-8")
+
+    def _ask(self, placed: Placed, answer: Any) -> Any:
+        """What an actor answers. Raises LuwuError where it is gone."""
+        try:
+            return self._ray.get(answer, timeout=self._resolved.config.connect_timeout)
+        except self._ray.exceptions.RayError as exc:
+            is_worker = placed.name.startswith("worker ")
+            kind: type[LuwuError] = WorkerFailed if is_worker else ConnectionFailed
+            raise kind(
+                f"Ray lost the {placed.name}, or the host it ran on: {exc}\n"
+                "The state is where it was: start the run again with --resume"
+            ) from exc
+
+    def _stop(self, placed: Placed) -> None:
+        try:
+            self._ray.get(placed.actor.stop.remote(), timeout=STOP_S)
+        except self._ray.exceptions.RayError:
+            pass  # it is gone, and what it ran with it
+        self._ray.kill(placed.actor)
+        self._placed.remove(placed)
+
+    def close(self) -> None:
+        """Stop what still runs, everywhere."""
+        for placed in list(reversed(self._placed)):
+            self._stop(placed)
+        if self._is_ours:
+            self._ray.shutdown()
+
+
+def _address(runner: Runner) -> str:
+    """Of the host an actor runs on, as Ray knows it."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def _environ() -> dict[str, str]:
+    """What processes elsewhere take over from our environment."""
+    names = [name for name in os.environ if name == "PYTHONPATH" or name.startswith("OMP_")]
+    return {"OMP_NUM_THREADS": "1", **{name: os.environ[name] for name in names}}

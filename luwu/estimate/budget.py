@@ -1,0 +1,112 @@
+"""Memory of each role, space on disk, and threads: what a job takes while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.estimate.shape import JobShape, Kept
+from switch_emu.node.plan import NodePlan
+from switch_emu.store import StoreConfig
+from switch_emu.store.directory import store_disk_bytes
+
+MIB = 1024 * 1024
+NODE_BASE_BYTES = 170 * MIB
+"""Python and torch in a node, before it allocates anything for a job; where its kernel was checked
+before, torch is not there and it is less."""
+SWITCH_BASE_BYTES = 60 * MIB
+"""Python in a switch; it has no torch."""
+WORKER_BASE_BYTES = 290 * MIB
+"""Python, torch and ZeroMQ in a worker."""
+SLOTS_BYTES_MAX = 256 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Memory of each process of a role, at most."""
+
+    role: str
+    processes_count: int
+    nbytes: int
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreUse:
+    """Threads that work in each process of a role."""
+
+    role: str
+    processes_count: int
+    threads_count: int
+    text: str
+
+
+def memory_uses(job: JobShape, plan: NodePlan, kept: Kept) -> tuple[MemoryUse, ...]:
+    """By role, then what is shared: it is counted there and nowhere else."""
+    unit_bytes = max(job.layout.unit_wire_bytes(i) for i in range(len(job.layout.units)))
+    in_place = kept.places_bytes > 0
+    units = 0 if in_place else min((job.prefetch_units + 2) * unit_bytes, job.wire_bytes)
+    shown = "weights used in place" if in_place else f"up to {job.prefetch_units + 2} units"
+    arenas = job.transport == "shm"
+    gradients = unit_bytes if arenas else 2 * unit_bytes
+    uses = [
+        MemoryUse(
+            role="worker",
+            processes_count=job.workers,
+            nbytes=WORKER_BASE_BYTES + units + gradients,
+            label="assumed",
+            text=f"Python and torch, {shown}, gradients of a unit; activations are not known",
+        ),
+        MemoryUse(
+            role="node",
+            processes_count=1,
+            nbytes=NODE_BASE_BYTES + plan.budget_bytes - (kept.places_bytes if arenas else 0),
+            label="assumed",
+            text="Python and torch, and the whole memory budget",
+        ),
+    ]
+    if job.has_switch:
+        slots = 0 if arenas else max(SLOTS_BYTES_MAX, 4 * job.workers * job.layout.chunk_bytes)
+        slots = min(slots, job.workers * job.pushed_bytes)
+        uses.insert(1, MemoryUse(
+            role="switch", processes_count=1, nbytes=SWITCH_BASE_BYTES + slots, label="assumed",
+            text="Python" + (", slots in the workers' arenas" if arenas else ", slots"),
+        ))  # fmt: skip
+    if arenas:
+        uses.append(MemoryUse(
+            role="arenas", processes_count=job.workers,
+            nbytes=min(job.arena_bytes, 2 * job.pushed_bytes), label="predicted",
+            text="shared memory for gradients, taken as it is used",
+        ))  # fmt: skip
+    if in_place:
+        uses.append(MemoryUse(
+            role="weights in place", processes_count=1, nbytes=kept.places_bytes,
+            label="predicted", text="shared memory, part of the node's budget",
+        ))  # fmt: skip
+    return tuple(uses)
+
+
+def disk_space(job: JobShape, store: StoreConfig, spilled_bytes: int) -> dict[str, int]:
+    """Bytes taken by use."""
+    if job.is_in_ram:
+        return {"spilled sums": spilled_bytes} if spilled_bytes else {}
+    sides = 2 * store.state_bytes
+    space = {"two sides": sides, "manifests": store_disk_bytes(store) - sides}
+    if spilled_bytes:  # the file is made whole when the first sum is spilled
+        space["spilled sums"] = 4 * job.trainable_elems
+    return space
+
+
+def core_uses(job: JobShape, plan: NodePlan) -> tuple[CoreUse, ...]:
+    """Who has which threads."""
+    updates, reads = plan.updates_count, plan.reads_count
+    uses = [
+        CoreUse(role="worker", processes_count=job.workers, threads_count=job.worker_threads,
+                text="compute (OMP_NUM_THREADS), and one thread for messages"),
+        CoreUse(role="node", processes_count=1, threads_count=updates + reads,
+                text=f"{updates} for updates, {reads} for pulls, and one for messages"),
+    ]  # fmt: skip
+    if job.has_switch:
+        uses.append(CoreUse(role="switch", processes_count=1, threads_count=1,
+                            text="messages and sums"))  # fmt: skip
+    return tuple(uses)

@@ -1,0 +1,151 @@
+"""From a configuration to a job, its plan and its estimate: here the machine is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from luwu.base.config import RunConfig
+from luwu.estimate.plan import Estimate, estimate
+from luwu.estimate.shape import JobShape
+from luwu.launch.serving import Sizes, chosen_transport, decide_arena_bytes, own_slots
+from luwu.launch.supervisor import threads_per_worker
+from luwu.layout import Layout, Parameter, Unit
+from luwu.measure.floors import Floors, core_count, measure_floors
+from luwu.measure.timing import Samples
+from switch_emu.node.plan import NodePlan, plan_node
+
+if TYPE_CHECKING:
+    from workers.options import Options
+
+SIDES: Final = 2
+"""A state is measured on a file as large as its two sides at most."""
+MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A job with what was measured for it and what that comes to."""
+
+    job: JobShape
+    plan: NodePlan
+    floors: Floors
+    estimate: Estimate
+
+
+def plan_gpt(
+    config: RunConfig, sizes: Sizes, *, state: Path | None, samples: Samples
+) -> Planned:  # fmt: skip
+    """Plan the built-in GPT as `compare` would train it. Raises ConfigError if it cannot be."""
+    plan = node_plan(config, sizes)
+    job = gpt_job(config, sizes, is_in_ram=state is None)
+    floors = floors_for(job, plan, state=state, samples=samples)
+    if floors.device == "cpu":
+        floors = replace(floors, compute_s=compute_seconds(config, job, samples))
+    return Planned(job=job, plan=plan, floors=floors, estimate=estimate(job, plan, floors))
+
+
+def node_plan(config: RunConfig, sizes: Sizes) -> NodePlan:
+    """How the node divides its budget. Raises ConfigError, with the least that would do."""
+    return plan_node(
+        budget_bytes=sizes.memory_budget_bytes,
+        chunk_bytes=sizes.chunk_bytes,
+        world_size=config.workers,
+        has_switch=not config.no_switch,
+        slot_count=own_slots(config),
+    )
+
+
+def gpt_job(config: RunConfig, sizes: Sizes, *, is_in_ram: bool) -> JobShape:
+    """The job of `compare`. Raises ConfigError."""
+    options = gpt_options(config)
+    transport = chosen_transport(config)
+    layout = gpt_layout(options, config.data, sizes.chunk_bytes)
+    slow_ms = (config.compute_ms or 0.0) * 2 * len(layout.units)
+    return JobShape(
+        layout=layout,
+        workers=config.workers,
+        transport=transport,
+        tokens_per_step=config.workers * options.batch * options.context,
+        has_switch=not config.no_switch,
+        slot_count=own_slots(config),
+        reshard_after_forward=config.reshard_after_forward is not False,
+        update="streaming" if config.max_grad_norm is None else "at_step",
+        durability=config.durability,
+        is_in_ram=is_in_ram,
+        worker_threads=threads_per_worker(config.workers),
+        arena_bytes=decide_arena_bytes(config.workers, sizes.chunk_bytes)
+        if transport == "shm" else 0,
+        compute_seconds_min=slow_ms / 1000,
+    )  # fmt: skip
+
+
+def gpt_options(config: RunConfig) -> Options:
+    """What `workers/train.py` will be asked for."""
+    from workers.options import Options
+
+    asked = {name: getattr(config, name) for name in ("layers", "width", "batch", "context")}
+    return replace(
+        Options(arm="luwu", dtype=config.dtype),
+        **{name: value for name, value in asked.items() if value is not None},
+    )
+
+
+def compute_seconds(config: RunConfig, job: JobShape, samples: Samples) -> float | None:
+    """Of a step of all workers, on all cores; None for a model with large blocks."""
+    from luwu.measure.gpt_floor import gpt_seconds
+    from workers.data import BYTE_VOCAB
+
+    options = gpt_options(config)
+    return gpt_seconds(
+        options.gpt(BYTE_VOCAB), batch=options.batch, workers=job.workers,
+        threads=job.worker_threads, cores=core_count(), samples=samples,
+    )  # fmt: skip
+
+
+def gpt_layout(options: Options, data: Path | None, chunk_bytes: int) -> Layout:
+    """Where every parameter of the built-in GPT lies, as `fully_shard` of its blocks lays it out.
+
+    The model is made without storage, and a text is not read: its vocabulary is bytes.
+    """
+    from workers.data import BYTE_VOCAB, TOKEN_SUFFIX, load_corpus
+    from workers.gpt import without_storage
+
+    is_tokens = data is not None and data.suffix == TOKEN_SUFFIX
+    model = without_storage(options.gpt(load_corpus(data).vocab if is_tokens else BYTE_VOCAB))
+    names = [name for name, _ in model.named_parameters()]
+    units: dict[str, list[int]] = {"root": []}
+    for index, name in enumerate(names):
+        parts = name.split(".")
+        units.setdefault(".".join(parts[:2]) if parts[0] == "blocks" else "root", []).append(index)
+    return Layout(
+        parameters=tuple(
+            Parameter(name=name, shape=tuple(each.shape), wire_dtype=options.dtype)
+            for name, each in model.named_parameters()
+        ),
+        units=tuple(Unit(name=name, parameters=tuple(each)) for name, each in units.items()),
+        chunk_bytes=chunk_bytes,
+    )
+
+
+def floors_for(job: JobShape, plan: NodePlan, *, state: Path | None, samples: Samples) -> Floors:
+    """Measure what this job needs, for no longer than its size is worth."""
+    store = job.store
+    record_bytes = max(kind.record_bytes for kind in store.kinds)
+    worth = max(8 * MIB, SIDES * store.state_bytes)
+    return measure_floors(
+        directory=None if state is None else state.absolute().parent,
+        page_bytes=record_bytes // 4096 * 4096,
+        page_elems=max(chunk.elems for chunk in job.layout.chunks),
+        threads_count=plan.updates_count,
+        pulls_count=plan.reads_count,
+        workers_count=job.workers,
+        dtype=job.layout.chunks[0].wire_dtype,
+        transport=job.transport,
+        samples=Samples(
+            copy_bytes=min(samples.copy_bytes, worth),
+            disk_bytes=min(samples.disk_bytes, worth),
+            seconds=samples.seconds,
+        ),
+    )

@@ -1,0 +1,116 @@
+"""What the steps of `luwu run` took, and what bound them: its model is not known before it runs.
+
+A step lasts from one decision of the node to the next. What is predicted is the time of the disk:
+the bytes that moved, at the rates measured before the run; how far that is off is said of it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+from luwu.base.events import CLOCK
+from luwu.base.json_file import read_json
+from luwu.estimate.outcome import bound_by, busy_seconds, error_ratio
+from luwu.estimate.plan import disk_seconds
+from luwu.estimate.text import seconds_text
+from luwu.estimate.traffic import DiskUse
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.measure.disk_floors import DiskFloors
+from luwu.report.event_files import records
+
+FILE: Final = "steps.json"
+"""Where a run keeps it."""
+BELIEVED_RATIO: Final = 0.25
+"""A prediction that is further off says more of how busy the machine is than of the disk."""
+STEPS_MIN: Final = 2
+"""Fewer have no time between them."""
+
+
+def steps_document(run: RunDirectory, disk: DiskFloors | None) -> dict[str, Any] | None:
+    """What the steps came to; None for fewer than two of them, or without a node of this run."""
+    node = read_json(run.result("node.json"))
+    decided = _decided(run)
+    if node is None or len(decided.all_ns) < STEPS_MIN:
+        return None
+    steps = [(later - earlier) / 1e9 for earlier, later in pairwise(decided.all_ns)]
+    median = statistics.median(steps)
+    moved = node["disk_bytes"]
+    busy = busy_seconds(run.path / "events", len(decided.all_ns)) or {}
+    planned = None
+    if not any(moved.values()):
+        busy.pop("disk", None)  # reads and writes of pages in RAM are no work of a disk
+    elif disk is not None and decided.since_start_count:
+        each = {name: count // decided.since_start_count for name, count in moved.items()}
+        use = DiskUse(name="all", read_bytes=each["read"], written_bytes=each["written"])
+        planned = disk_seconds(disk, use)
+    return {
+        "schema": 1,
+        "label": "measured",
+        "steps": len(decided.all_ns),
+        "step_seconds": steps,
+        "step_seconds_median": median,
+        "busy_seconds": busy,
+        "bound_by": bound_by(busy, median) if busy else None,
+        "disk_seconds_predicted": planned,
+        "disk_error_ratio": error_ratio(busy["disk"], planned) if "disk" in busy else None,
+    }
+
+
+def steps_lines(document: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    count = len(document["step_seconds"])
+    lines = [f"steps   {seconds_text(document['step_seconds_median'])} each (median of {count})"]
+    busy = document["busy_seconds"]
+    if busy:
+        each = ", ".join(
+            f"{name} {seconds_text(seconds)}" for name, seconds in _longest_first(busy) if seconds
+        )
+        lines.append(f"        bound by {document['bound_by']}; busy in a step: {each}")
+    if document["disk_seconds_predicted"] is not None and "disk" in busy:
+        lines += _disk_lines(document, seconds_text(busy["disk"]))
+    return lines
+
+
+def _disk_lines(document: dict[str, Any], measured: str) -> list[str]:
+    """What was predicted of the disk, and what of it may be believed."""
+    ratio = document["disk_error_ratio"]
+    off = "" if ratio is None else f", off by {ratio:.0%}"
+    predicted = seconds_text(document["disk_seconds_predicted"])
+    lines = [
+        f"        disk {predicted} per step at the rates measured before (predicted){off}",
+    ]
+    if ratio is not None and ratio > BELIEVED_RATIO:
+        lines.append(
+            f"        believe the {measured} that were measured in the steps: they contain waiting "
+            "for processors and for others at the disk; the rates are those of an idle machine"
+        )
+    return lines
+
+
+def _longest_first(busy: dict[str, float]) -> Sequence[tuple[str, float]]:
+    return sorted(busy.items(), key=lambda each: -each[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    all_ns: list[int]
+    """When each step was decided, in order; the load before step 0 is none."""
+    since_start_count: int
+    """Those since the node last started: its counts of bytes begin there."""
+
+
+def _decided(run: RunDirectory) -> _Decided:
+    path = run.path / "events" / "node.jsonl"
+    ends: dict[int, int] = {}
+    count = 0
+    for record in records(path) if path.is_file() else ():
+        if record["name"] == CLOCK:
+            count = 0
+        elif record["name"] == "decide" and record["step"] >= 0:
+            ends[record["step"]] = record["end_ns"]
+            count += 1
+    return _Decided(sorted(ends.values()), count)

@@ -1,0 +1,119 @@
+"""The way into a job: from LUWU_CONNECT to a SmartNIC, or to a reader, that is connected."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+from luwu.base.errors import ConfigError
+from luwu.base.events import Recorder
+from luwu.base.keys import check_name, worker_name
+from luwu.join.connection import Connection, join
+from luwu.nic.reader import StateReader
+from luwu.nic.shell import Nic
+from luwu.transport.curve import Security, open_security
+from luwu.transport.opening import open_transport
+
+WAIT_S = 60.0
+"""How long a worker waits for its connection file."""
+
+
+def find_connection() -> Connection:
+    """The connection that LUWU_CONNECT names. Raises ConfigError, ConnectionFailed."""
+    where = os.environ.get("LUWU_CONNECT", "")
+    if not where:
+        raise ConfigError(
+            "LUWU_CONNECT is not set, so there is no job to join; start the script with "
+            "luwu run SCRIPT, or set it to a connection file or URL"
+        )
+    return join(where, timeout_s=WAIT_S)
+
+
+def open_nic(rank: int, world_size: int) -> Nic:
+    """Connect this worker. Raises ConfigError, ConnectionFailed."""
+    connection = find_connection()
+    if world_size != connection.world_size:
+        raise ConfigError(
+            f"this job has {connection.world_size} workers, but {world_size} were started; "
+            f"start luwu up with --workers {world_size}, or that many workers"
+        )
+    endpoint = connection.endpoint_of(rank)
+    security = own_security(endpoint, rank)
+    events = os.environ.get("LUWU_EVENTS", "")
+    path = Path(events) / f"worker-{rank}.jsonl" if events else None
+    nic = Nic(
+        open_transport(
+            endpoint,
+            arena_bytes=connection.arena_bytes,
+            insecure=connection.insecure,
+            security=security,
+            stripes=connection.stripes_of(endpoint),
+        ),
+        make_reader=lambda: make_reader(connection, endpoint, rank),
+        endpoint=endpoint,
+        job=connection.job,
+        rank=rank,
+        world_size=world_size,
+        chunk_bytes=connection.chunk_bytes,
+        reshard_after_forward=connection.reshard_after_forward,
+        prefetch_units=connection.prefetch_units,
+        recorder=Recorder(role="worker", path=path, printed=None),
+        connect_timeout_s=connection.connect_timeout_s,
+        grace_s=connection.grace_s,
+        retry=connection.retry,
+        aggregate=connection.aggregate,
+        node_count=connection.optimizer_nodes,
+        incarnation=_incarnation(),
+    )
+    try:
+        nic.connect()
+    except BaseException:
+        nic.close()
+        raise
+    return nic
+
+
+_joins = itertools.count()
+
+
+def _incarnation() -> int | None:
+    """What the launcher says is the number of our start; a process that joins again adds one."""
+    given = os.environ.get("LUWU_INCARNATION", "")
+    return int(given) + next(_joins) if given.isdecimal() else None
+
+
+def own_security(endpoint: str, rank: int | None = None) -> Security | None:
+    """Our key, as LUWU_KEYS and LUWU_KEY_NAME say; None where no key is used.
+
+    Without a rank this is a reader: its key is called `reader` unless said otherwise. Raises
+    ConfigError.
+    """
+    directory, name = os.environ.get("LUWU_KEYS", ""), os.environ.get("LUWU_KEY_NAME")
+    if not directory or not endpoint.startswith("tcp://"):
+        return None
+    if rank is None:
+        name = check_name(name or "reader")
+    else:
+        local_rank = int(os.environ.get("LOCAL_RANK") or rank)
+        name = worker_name(name, rank=rank, local_rank=local_rank)
+    return open_security(Path(directory).expanduser(), name)
+
+
+def make_reader(
+    connection: Connection, endpoint: str | None = None, rank: int | None = None
+) -> StateReader:
+    """A reader of this job, not open yet; `endpoint`, `rank`: a worker's. Raises ConfigError."""
+    endpoint = endpoint or connection.endpoint
+    return StateReader(
+        open_transport(
+            endpoint,
+            insecure=connection.insecure,
+            security=own_security(endpoint, rank),
+            stripes=connection.stripes_of(endpoint),
+        ),
+        endpoint=endpoint,
+        job=connection.job,
+        connect_timeout_s=connection.connect_timeout_s,
+        grace_s=connection.grace_s,
+    )

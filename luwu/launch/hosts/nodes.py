@@ -1,0 +1,116 @@
+"""Several optimizer nodes of one job: their roles, their directories, and what they came to.
+
+    roles        node, node-1, node-2, ...; node 0 keeps the plain name
+    --state DIR  DIR for one node; DIR/node-0, DIR/node-1, ... for several
+    results      results/node-0.json, ... of each; `fold_nodes` makes results/node.json of them
+
+The memory budget is that of all nodes together, divided evenly: they share one host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from luwu.base.config import RunConfig
+from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.json_file import read_json, write_json
+from luwu.launch.processes.run_directory import RunDirectory
+
+
+def node_role(number: int) -> str:
+    """The name of a node's process."""
+    return "node" if number == 0 else f"node-{number}"
+
+
+def node_result(number: int, count: int) -> str:
+    """The file of a node's account of the run."""
+    return "node.json" if count == 1 else f"node-{number}.json"
+
+
+def is_node(process: str) -> bool:
+    """Whether a process is an optimizer node."""
+    return kind_of(process) == "node"
+
+
+def kind_of(process: str) -> str:
+    """`switch` of `switch-host-a`: a machine of the network has its kind before its name."""
+    return process.partition("-")[0]
+
+
+def check_nodes(config: RunConfig, state: Path | None) -> None:
+    """Whether so many optimizer nodes can serve this job. Raises ConfigError."""
+    from switch_emu.store.striped import node_count_of
+
+    count = config.optimizer_nodes
+    found = None if state is None else node_count_of(state)
+    if found is not None and found != count:
+        raise ConfigError(
+            f"optimizer_nodes: {state} is the state of {found}, asked for {count}; give "
+            f"--optimizer-nodes {found}, or name another directory with --state",
+            code="E203",
+        )
+    if count == 1:
+        return
+    if config.no_switch:
+        raise ConfigError(
+            f"optimizer_nodes: {count} nodes need a switch before them; leave --no-switch out"
+        )
+    if config.state is None and config.durability == "none":
+        raise ConfigError(
+            f"optimizer_nodes: {count} nodes keep their state on disk; give --state, or another "
+            "--durability than none"
+        )
+
+
+def fold_nodes(run: RunDirectory, state: Path | None, count: int) -> None:
+    """Make results/node.json of what each of several nodes wrote, and of their pages.
+
+    All nodes have ended. Raises LuwuError if one wrote nothing; StateError.
+    """
+    if count == 1:
+        return
+    assert state is not None
+    from luwu.wire.description import parse_description
+    from switch_emu.node.pages import weights_digest
+    from switch_emu.store.striped import StripedPages
+
+    nodes = [_summary(run, number, count) for number in range(count)]
+    with StripedPages(state, count) as pages:
+        layout = parse_description(pages.configs[0].description).layout
+        digest = weights_digest(pages, layout)
+    first = nodes[0]
+    folded = {
+        **{key: first[key] for key in ("schema", "steps", "chunk_bytes")},
+        "weights_digest": digest,
+        **{
+            key: sum(node[key] for node in nodes)
+            for key in (
+                "node_state_bytes", "disk_space_bytes", "memory_budget_bytes", "resident_bytes",
+                "spilled_count",
+            )
+        },
+        **{
+            key: {name: sum(node[key][name] for node in nodes) for name in first[key]}
+            for key in ("disk_bytes", "spill_bytes", "network_bytes")
+        },
+        "links": [row for node in nodes for row in node.get("links", [])],
+        "nodes": nodes,
+    }  # fmt: skip
+    write_json(run.result("node.json"), folded)
+
+
+def total_of_nodes(by_role: Mapping[str, int]) -> int | None:
+    """The sum over the nodes of what was measured by process; None if there is none."""
+    found = [value for role, value in by_role.items() if is_node(role)]
+    return sum(found) if found else None
+
+
+def _summary(run: RunDirectory, number: int, count: int) -> dict[str, Any]:
+    path = run.result(node_result(number, count))
+    found = read_json(path)
+    if found is None:
+        log = run.log(node_role(number))
+        raise LuwuError(f"optimizer node {number} ended well but wrote no {path}; see {log}")
+    return found

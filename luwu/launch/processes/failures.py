@@ -1,0 +1,151 @@
+"""What a user is told when a run ends badly: the first failure in full, the others in a line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from luwu.base.errors import (
+    ConfigError,
+    ConnectionFailed,
+    DeadlineError,
+    LuwuError,
+    StateError,
+    WorkerFailed,
+)
+from luwu.base.json_file import read_json
+from luwu.launch.processes.children import exit_text
+from luwu.launch.processes.console import tail
+from luwu.launch.processes.run_directory import RunDirectory
+
+FINAL_CODES = {2: ConfigError, 3: ConnectionFailed, 5: StateError}
+"""Exit codes that starting again would not mend."""
+
+_TORCHRUN_ENDED = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+
+
+def error_of_code(exit_code: int, text: str, code: str | None = None) -> LuwuError:
+    """The error whose exit code this is; a failed worker where it is none of ours.
+
+    `code`: its own, where it said one.
+    """
+    return FINAL_CODES.get(exit_code, WorkerFailed)(text, code=code)
+
+
+def role_failure(
+    run: RunDirectory, role: str, code: int, document: dict[str, Any], advice: str = ""
+) -> LuwuError:
+    """The switch or the node ended for good."""
+    log = run.log(role)
+    if document and document["exit_code"] in FINAL_CODES:
+        text = f"{role}: {document['message']}{advice}"
+        return error_of_code(document["exit_code"], text, document.get("code"))
+    text = document.get("traceback") or tail(log) or "(its log is empty)"
+    text = f"the {role} ended with {exit_text(code)}{advice}; log {log}\n{text}"
+    if code in FINAL_CODES:  # it could not even write down why
+        return error_of_code(code, text)
+    return LuwuError(text, code=document.get("code") or "E105")
+
+
+def worker_failure(
+    run: RunDirectory, prefix: str, code: int, guard: str | None = None,
+    causes: Sequence[str] = (),
+) -> LuwuError:  # fmt: skip
+    """The workers ended with `code`: why, as far as they or torchrun said.
+
+    `guard`: the name of the process whose log has what torchrun said. `causes`: why a wait of
+    theirs was in vain.
+    """
+    found = [read_json(path) for path in run.path.glob(f"errors/{prefix}worker-*.json")]
+    records = sorted((each for each in found if each), key=lambda each: each["unix_ns"])
+    if not records:
+        text = _unexplained(run, prefix, code, guard or f"{prefix}torchrun")
+        return WorkerFailed(text, code="E401")
+    first, *others = records
+    process = f"{prefix}worker-{first['rank']}"
+    log = run.log(process)
+    if causes and first["type"] == DeadlineError.__name__:
+        waits = [
+            f"worker {each['rank']} gave up its wait ({each['type']}); "
+            f"log {run.log(prefix + 'worker-' + str(each['rank']))}"
+            for each in records
+            if each["type"] == first["type"]
+        ]
+        return error_of_code(first["exit_code"], "\n".join([*causes, *waits]), first.get("code"))
+    shown = first["traceback"] or tail(log) or "(its log is empty)"
+    lines = [
+        f"worker {first['rank']} failed with {first['type']} "
+        f"(exit code {first['exit_code']}); log {log}",
+        shown,
+        *(f"worker {each['rank']}: {each['type']}: {_first_line(each)}" for each in others),
+    ]
+    return error_of_code(first["exit_code"], "\n".join(lines), first.get("code"))
+
+
+def lost_worker(run: RunDirectory, rank: int, code: int, where: str) -> LuwuError:
+    """A worker ended and could not say why; `where`: its traceback when it was last seen."""
+    process = f"worker-{rank}"
+    log = run.log(process)
+    pid = (read_json(run.role(f"{process}.json")) or {}).get("pid", "unknown")
+    lines = [f"worker {rank} (pid {pid}) ended with {exit_text(code)}; log {log}"]
+    if code < 0:
+        lines[0] = f"worker {rank} (pid {pid}) was killed by signal {-code} ({exit_text(code)[7:]})"
+        lines[0] += f"; log {log}"
+    if where:
+        lines += ["where it was when it was last seen (most recent call last):", where.rstrip()]
+    shown = tail(log)
+    if shown:
+        lines += ["its last lines:", shown]
+    return WorkerFailed("\n".join(lines), code="E401")
+
+
+def _unexplained(run: RunDirectory, prefix: str, code: int, guard: str) -> str:
+    """No worker could say what happened: torchrun saw how they ended."""
+    log = run.log(guard)
+    ranks = _ranks_by_pid(run, prefix)
+    elsewhere = _elsewhere(run, prefix, [*ranks.values()])
+    ended = [
+        (ranks.get(int(pid), int(local_rank)), int(pid), int(exit_code))
+        for exit_code, local_rank, pid in _TORCHRUN_ENDED.findall(_whole(log))
+    ]
+    if ended:
+        rank, pid, exit_code = ended[0]
+        return (
+            f"worker {rank} (pid {pid}) was lost: {exit_text(exit_code)}; on_worker_loss is stop, "
+            f"so the run ended. Log {run.log(f'{prefix}worker-{rank}')}{elsewhere}"
+        )
+    text = tail(log)
+    text = f"\n{text}" if text else ""
+    return f"the workers ended with {exit_text(code)}; log {log}{elsewhere}{text}"
+
+
+def _ranks_by_pid(run: RunDirectory, prefix: str) -> dict[int, int]:
+    """The workers of this host: torchrun counts ranks of its own host in what it prints."""
+    found = [read_json(path) for path in run.path.glob(f"roles/{prefix}worker-*.json")]
+    return {each["pid"]: each["rank"] for each in found if each}
+
+
+def _elsewhere(run: RunDirectory, prefix: str, here: list[int]) -> str:
+    """Which workers other hosts had, where there are any."""
+    document = read_json(run.role(f"{prefix}workers.json")) or {}
+    others = sorted(set(range(document.get("world_size", 0))) - set(here))
+    if not here or not others:
+        return ""
+    text = ", ".join(map(str, others))
+    return (
+        f"\nthis host had rank {', '.join(map(str, sorted(here)))} and other hosts rank {text}: if "
+        "one of these hosts was lost, start its command on another one, and this one again"
+    )
+
+
+def _first_line(record: dict[str, Any]) -> str:
+    return str(record["message"]).partition("\n")[0]
+
+
+def _whole(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

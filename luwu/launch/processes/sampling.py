@@ -1,0 +1,49 @@
+"""Memory of the run's processes over time, seen from outside: peaks of RssAnon + RssShmem."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+from luwu.launch.processes.children import private_bytes
+
+SAMPLES_PER_S: Final = 10
+
+
+class MemorySampler:
+    """Looks at the processes it was told of ten times a second, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pids: dict[str, int] = {}
+        self._peaks: dict[str, int] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="luwu-memory", daemon=True)
+        self._thread.start()
+
+    def watch(self, processes: Mapping[str, int]) -> None:
+        """Sample these from now on, by name; a name keeps its peak over restarts."""
+        with self._lock:
+            self._pids = dict(processes)
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """The largest sample of each name."""
+        with self._lock:
+            return dict(self._peaks)
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(1 / SAMPLES_PER_S):
+            with self._lock:
+                pids = dict(self._pids)
+            found = {name: private_bytes(pid) for name, pid in pids.items()}
+            with self._lock:
+                for name, count in found.items():
+                    if count is not None:
+                        self._peaks[name] = max(count, self._peaks.get(name, 0))

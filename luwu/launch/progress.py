@@ -1,0 +1,65 @@
+"""How far a run is, read from what its node writes: `events/node.jsonl`.
+
+    node.step     step=41    step 41 is decided (of several nodes the first decides for all)
+    node.opened   version=41   a node that was started again found 41 decided steps
+
+A step that was decided is never decided again, none is left out, and a node that comes back has
+found all of them: whoever reads along can check that (I1, I2). A node that was killed between a
+decision and its record left no line for that one step; `node.opened` tells it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.base.json_file import json_object
+from luwu.launch.processes.console import LogFollower
+from luwu.launch.processes.run_directory import RunDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A step and when it was decided, by the monotonic clock of this host."""
+
+    step: int
+    at_ns: int
+
+
+class Progress:
+    """Follows a run; `look` reads what is new."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.last: int | None = None
+        """The last decided step that is known."""
+        self.violations: list[str] = []
+        self._file = LogFollower(run.events("node"))
+
+    @property
+    def steps_count(self) -> int:
+        """How many steps are decided."""
+        return 0 if self.last is None else self.last + 1
+
+    def look(self) -> list[Decided]:
+        """Steps that were decided since the last call."""
+        found = []
+        for line in self._file.lines():
+            record = json_object(line)  # none if the node was killed in mid-line and went on in it
+            if record.get("name") == "node.opened" and record["version"] is not None:
+                self._opened(record["version"])
+            elif record.get("name") == "node.step":
+                self._decided(record["step"])
+                found.append(Decided(record["step"], record["at_ns"]))
+        return found
+
+    def _opened(self, version: int) -> None:
+        if self.last is not None and version < self.last + 1:
+            self.violations.append(
+                f"step {self.last} was decided, but the node came back with {version} steps"
+            )
+        self.last = version - 1 if version > 0 else None
+
+    def _decided(self, step: int) -> None:
+        if self.last is not None and step != self.last + 1:
+            kind = "again" if step <= self.last else "with steps left out"
+            self.violations.append(f"step {step} was decided after step {self.last}: {kind}")
+        self.last = step

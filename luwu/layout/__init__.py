@@ -1,0 +1,18 @@
+"""Where every parameter lies: `layout.py`; what is laid out: `parameters.py`. Integers only."""
+
+from luwu.layout.layout import Chunk, Layout, Placement, Segment, segment_runs
+from luwu.layout.parameters import COUNT_BYTES, DTYPE_BYTES, SUM_BYTES, Parameter, Unit, padded
+
+__all__ = [
+    "COUNT_BYTES",
+    "DTYPE_BYTES",
+    "SUM_BYTES",
+    "Chunk",
+    "Layout",
+    "Parameter",
+    "Placement",
+    "Segment",
+    "Unit",
+    "padded",
+    "segment_runs",
+]

@@ -1,0 +1,216 @@
+"""Where every parameter lies: parameters -> units -> chunks -> pages -> owning node.
+
+    unit     0                                             1
+             |<------ region: trainable ------>|<-frozen->||<---- trainable ...
+    values   [ wte ....pad][ bias.pad][ w ....]|[ f .. pad]||[ w ...
+    chunks   |   0    |    1    |   2   | 3 |  |  4   | 5 |||  6   | ...
+    pages    one a chunk: page i holds the master weights and optimizer state of chunk i
+
+A unit's values lie in one flat vector, its parameters ordered by (trainable first, dtype, order of
+registration). A run of equal (trainable, dtype) is a *region*; a chunk never crosses a region, so
+frozen bytes are never pushed and page kinds do not mix. Every parameter starts on a multiple of
+64 elements and is padded to it, and chunks hold a multiple of 4,096 elements (the last of a region
+may be shorter): that is what makes results independent of `--chunk`.
+
+Everything here is integer arithmetic on what all ranks agree on; nothing is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TypeVar
+
+from luwu.base.errors import ConfigError
+from luwu.base.limits import (
+    SEGMENTS_MAX,
+)
+from luwu.layout.parameters import (
+    DTYPE_BYTES,
+    SUM_BYTES,
+    Parameter,
+    Unit,
+    check_chunk_bytes,
+    check_model,
+    padded,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one parameter lies in its unit's flat vector."""
+
+    parameter: int
+    unit: int
+    start: int
+    """First element, counted from the unit's start; a multiple of 64."""
+    elems: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What travels and fills one slot; its page is what is stored."""
+
+    index: int
+    unit: int
+    start: int
+    """First element, counted from the unit's start."""
+    elems: int
+    """With padding: a multiple of 64."""
+    trainable: bool
+    wire_dtype: str
+
+    @property
+    def wire_bytes(self) -> int:
+        """Payload of its weights, or of one rank's gradient."""
+        return self.elems * DTYPE_BYTES[self.wire_dtype]
+
+    @property
+    def sum_bytes(self) -> int:
+        """Payload of the sum over ranks."""
+        return self.elems * SUM_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The part of one parameter that lies in one chunk."""
+
+    parameter: int
+    parameter_start: int
+    chunk_start: int
+    elems: int
+    """Without padding."""
+
+
+LabelT = TypeVar("LabelT")
+
+
+def segment_runs(
+    segments: Sequence[Segment], labels: Sequence[LabelT]
+) -> tuple[tuple[int, int, LabelT], ...]:
+    """(start, stop, label) in elements of a chunk, from one label for each of its segments.
+
+    The runs cover the chunk, padding included, and start on multiples of 64; neighbours of one
+    label are one run, since padding is zero and stays zero.
+    """
+    runs: list[tuple[int, int, LabelT]] = []
+    for segment, label in zip(segments, labels, strict=True):
+        stop = segment.chunk_start + padded(segment.elems)
+        start = runs.pop()[0] if runs and runs[-1][2] == label else segment.chunk_start
+        runs.append((start, stop, label))
+    return tuple(runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Geometry of a model, equal on all ranks. Raises ConfigError if it cannot be."""
+
+    parameters: tuple[Parameter, ...]
+    """In the order of registration: the order of the weights digest."""
+    units: tuple[Unit, ...]
+    chunk_bytes: int
+    """Bytes of float32 gradient in a full chunk, whatever travels; a multiple of 16 KiB."""
+    node_count: int = 1
+
+    placements: tuple[Placement, ...] = field(init=False, repr=False, compare=False)
+    """One a parameter, same order."""
+    chunks: tuple[Chunk, ...] = field(init=False, repr=False, compare=False)
+    unit_chunks: tuple[range, ...] = field(init=False, repr=False, compare=False)
+    """Indices of each unit's chunks."""
+    unit_elems: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Length of each unit's flat vector, with padding."""
+
+    def __post_init__(self) -> None:
+        stored_bytes = sum(padded(parameter.elems) for parameter in self.parameters) * SUM_BYTES
+        check_chunk_bytes(self.chunk_bytes, stored_bytes)
+        check_model(self.parameters, self.units, self.node_count, DTYPE_BYTES)
+        chunk_elems = self.chunk_bytes // SUM_BYTES
+        placements: dict[int, Placement] = {}
+        chunks: list[Chunk] = []
+        unit_chunks: list[range] = []
+        unit_elems: list[int] = []
+        for number, unit in enumerate(self.units):
+            chunk_first, cursor = len(chunks), 0
+            for (frozen, _, wire_dtype), members in self._regions(unit):
+                region_start = cursor
+                for i in members:
+                    elems = self.parameters[i].elems
+                    placements[i] = Placement(parameter=i, unit=number, start=cursor, elems=elems)
+                    cursor += padded(elems)
+                for start in range(region_start, cursor, chunk_elems):
+                    elems = min(chunk_elems, cursor - start)
+                    chunk = Chunk(
+                        index=len(chunks), unit=number, start=start, elems=elems,
+                        trainable=not frozen, wire_dtype=wire_dtype,
+                    )  # fmt: skip
+                    chunks.append(chunk)
+            unit_chunks.append(range(chunk_first, len(chunks)))
+            unit_elems.append(cursor)
+        set_once = object.__setattr__
+        set_once(self, "placements", tuple(placements[i] for i in range(len(self.parameters))))
+        set_once(self, "chunks", tuple(chunks))
+        set_once(self, "unit_chunks", tuple(unit_chunks))
+        set_once(self, "unit_elems", tuple(unit_elems))
+        self._check_segments()
+
+    def trainable_chunks(self, unit: int) -> tuple[int, ...]:
+        """Indices of the chunks of `unit` that are pushed."""
+        return tuple(i for i in self.unit_chunks[unit] if self.chunks[i].trainable)
+
+    def unit_wire_bytes(self, unit: int) -> int:
+        """Bytes of the unit's weights on the wire and in a worker's storage."""
+        return sum(self.chunks[i].wire_bytes for i in self.unit_chunks[unit])
+
+    def owner(self, chunk: int) -> int:
+        """The optimizer node that stores the chunk's page."""
+        return chunk % self.node_count
+
+    def page(self, chunk: int) -> int:
+        """The number of the chunk's page in the store of its owner."""
+        return chunk // self.node_count
+
+    def segments(self, chunk: int) -> Iterator[Segment]:
+        """The parts of parameters in a chunk, in order of position; only padding lies between."""
+        box = self.chunks[chunk]
+        members = (self.placements[i] for i in self.units[box.unit].parameters)
+        for place in sorted(members, key=lambda place: place.start):
+            start = max(place.start, box.start)
+            stop = min(place.start + place.elems, box.start + box.elems)
+            if start < stop:
+                yield Segment(
+                    parameter=place.parameter, parameter_start=start - place.start,
+                    chunk_start=start - box.start, elems=stop - start,
+                )  # fmt: skip
+
+    def segments_count(self, chunk: int) -> int:
+        """How many parameters have a part in a chunk."""
+        return sum(1 for _ in self.segments(chunk))
+
+    def group_runs(self, chunk: int) -> tuple[tuple[int, int, int], ...]:
+        """(start, stop, group) in elements of the chunk: what one kernel call may update."""
+        segments = tuple(self.segments(chunk))
+        groups = [self.parameters[segment.parameter].group for segment in segments]
+        return segment_runs(segments, groups)
+
+    def _check_segments(self) -> None:
+        """A push has a bit for each segment of its chunk. Raises ConfigError if they are many."""
+        for number, unit in enumerate(self.units):
+            if len(unit.parameters) <= SEGMENTS_MAX:
+                continue
+            for index in self.unit_chunks[number]:
+                count = self.segments_count(index)
+                if count > SEGMENTS_MAX:
+                    raise ConfigError(
+                        f"chunk: {self.chunk_bytes} bytes hold parts of {count} parameters of unit "
+                        f"{unit.name}, at most {SEGMENTS_MAX} may share a chunk; choose a smaller "
+                        "chunk (1MiB always fits)"
+                    )
+
+    def _regions(self, unit: Unit) -> Iterator[tuple[tuple[bool, str, str], list[int]]]:
+        def region(index: int) -> tuple[bool, str, str]:
+            parameter = self.parameters[index]
+            return (not parameter.trainable, parameter.dtype, parameter.wire_dtype)
+
+        for key, members in groupby(sorted(unit.parameters, key=region), key=region):
+            yield key, list(members)

@@ -1,0 +1,115 @@
+"""Parameters and units as a script registered them, and what is refused of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from luwu.base.errors import ConfigError
+from luwu.base.limits import ALIGN_ELEMS, CHUNK_BYTES_STEP, CHUNK_COUNT_MAX, PAYLOAD_BYTES_MAX
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""What may be computed in and travel; masters and sums are float32."""
+
+COUNT_BYTES = 8
+"""One count of updates: an int64 for each segment of a page."""
+
+SUM_BYTES = 4
+"""One element of a gradient sum: float32, whatever travelled."""
+
+
+def padded(elems: int) -> int:
+    """`elems` rounded up to the alignment of 64 elements."""
+    return -(-elems // ALIGN_ELEMS) * ALIGN_ELEMS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter as the script registered it."""
+
+    name: str
+    """Fully qualified, unique; the first of its names if it is tied."""
+
+    shape: tuple[int, ...]
+
+    dtype: str = "float32"
+    """Dtype the script registered it with."""
+
+    wire_dtype: str = "float32"
+    """Dtype in compute, and so of its weights and gradients on the wire."""
+
+    trainable: bool = True
+
+    group: int = 0
+    """Index of its parameter group: whose hyper-parameters it takes."""
+
+    @property
+    def elems(self) -> int:
+        """Elements without padding."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """The parameters of one `fully_shard` call: pulled and freed together."""
+
+    name: str
+    parameters: tuple[int, ...]
+    """Indices into `Layout.parameters`, in order of registration."""
+
+
+def check_chunk_bytes(chunk_bytes: int, stored_bytes: int) -> None:
+    """Whether chunks of this size can cut a model of this size. Raises ConfigError."""
+    if chunk_bytes < CHUNK_BYTES_STEP or chunk_bytes % CHUNK_BYTES_STEP:
+        nearest = (chunk_bytes + CHUNK_BYTES_STEP // 2) // CHUNK_BYTES_STEP
+        raise ConfigError(
+            f"chunk: {chunk_bytes} bytes is not a multiple of 16KiB; "
+            f"the nearest is {max(1, nearest) * 16}KiB"
+        )
+    if chunk_bytes > PAYLOAD_BYTES_MAX:
+        raise ConfigError(
+            f"chunk: {chunk_bytes} bytes is more than the {PAYLOAD_BYTES_MAX} bytes "
+            "a frame may have; choose a smaller chunk"
+        )
+    if stored_bytes // chunk_bytes > CHUNK_COUNT_MAX:
+        raise ConfigError(
+            f"chunk: {chunk_bytes} bytes cut this model into more than "
+            f"{CHUNK_COUNT_MAX} chunks; choose a larger chunk"
+        )
+
+
+def check_model(
+    parameters: Sequence[Parameter], units: Iterable[Unit], node_count: int, dtypes: Collection[str]
+) -> None:
+    """Whether parameters and units make a model that can be laid out. Raises ConfigError."""
+    if node_count < 1:
+        raise ConfigError(f"node_count must be at least 1, got {node_count}")
+    names = [parameter.name for parameter in parameters]
+    if len(set(names)) != len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise ConfigError(f"two parameters are named {twice!r}; names must be unique")
+    for parameter in parameters:
+        _check_parameter(parameter, dtypes)
+    owned = sorted(index for unit in units for index in unit.parameters)
+    if owned != list(range(len(parameters))):
+        raise ConfigError(
+            "every parameter must belong to exactly one unit; "
+            f"{len(parameters)} parameters, {len(owned)} places in units"
+        )
+
+
+def _check_parameter(parameter: Parameter, dtypes: Collection[str]) -> None:
+    for dtype in (parameter.dtype, parameter.wire_dtype):
+        if dtype not in dtypes:
+            raise ConfigError(
+                f"parameter {parameter.name}: dtype {dtype} cannot be trained here; "
+                f"use one of {', '.join(dtypes)}"
+                + ("" if parameter.trainable else ", or name it in ignored_params: it is frozen")
+            )
+    if parameter.elems < 1 or min(parameter.shape, default=1) < 0:
+        raise ConfigError(
+            f"parameter {parameter.name} has shape {parameter.shape} and so no elements; "
+            "remove it or keep it outside of fully_shard"
+        )

@@ -1,0 +1,1 @@
+"""Floors: what this machine can do at most, measured."""

@@ -1,0 +1,187 @@
+"""What the disk of a directory can do at best, on a temporary file that is always removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from luwu.measure.timing import MIB, Samples, cpu_seconds, run_all, taking_turns, timed
+
+FLUSHES: Final = 5
+CPU_REQUESTS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFloors:
+    """Rates of the directory that holds the state."""
+
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    """Of blocks that were written before, as in every step but the first two."""
+    mixed_bytes_per_s: float
+    """Read plus written, where each thread reads a page and writes one, as an update does."""
+    pull_bytes_per_s: float
+    """Reads of a third of a page, spread over the file, as pulls of weights make them."""
+    flush_s: float
+    page_cpu_s: float
+    """Time of a processor that a page takes to be read and written, and not that of the disk."""
+    pull_cpu_s: float
+    requests_count: int
+    """In flight at once."""
+    request_bytes: int
+    pulls_count: int
+    """Pulls in flight at once."""
+    pull_request_bytes: int
+    file_bytes: int
+    """Size of the temporary file that was measured on."""
+    reason: str
+    """Whether the page cache was passed by."""
+    total_bytes: int
+    """Size of the file system."""
+    free_bytes: int
+
+
+def existing_directory(path: Path) -> Path:
+    """The directory, or the nearest one above it that there is."""
+    path = path.absolute()
+    return next(each for each in (path, *path.parents) if each.is_dir())
+
+
+def disk_floors(
+    directory: Path, *, page_bytes: int, threads_count: int, pulls_count: int, samples: Samples
+) -> DiskFloors | None:
+    """Rates of a directory; None where no file of that size can be made there.
+
+    `threads_count` pages are under way at once, and `pulls_count` pulls.
+    """
+    place = existing_directory(directory)
+    usage = shutil.disk_usage(place)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".luwu-floors-", dir=place) as name:
+            return _measure(Path(name), usage, page_bytes, (threads_count, pulls_count), samples)
+    except OSError:
+        return None
+
+
+def _measure(
+    folder: Path, usage: Any, page_bytes: int, counts: tuple[int, int], samples: Samples
+) -> DiskFloors:
+    from switch_emu.store.direct_io import (
+        BLOCK_BYTES,
+        BlockFile,
+        IoCounter,
+        aligned_buffer,
+        probe_direct_io,
+    )
+
+    threads_count, pulls_count = counts
+    page_bytes = max(BLOCK_BYTES, -(-page_bytes // BLOCK_BYTES) * BLOCK_BYTES)
+    most = samples.disk_bytes // BLOCK_BYTES * BLOCK_BYTES
+    pull_bytes = max(BLOCK_BYTES, min(page_bytes // 3, most) // BLOCK_BYTES * BLOCK_BYTES)
+    most = samples.disk_bytes // (2 * threads_count) // BLOCK_BYTES * BLOCK_BYTES
+    page_bytes = max(BLOCK_BYTES, min(page_bytes, most))
+    pages = max(threads_count, samples.disk_bytes // 2 // page_bytes)
+    side_bytes = pages * page_bytes
+    path = folder / "pages"
+    with path.open("wb") as made:
+        os.posix_fallocate(made.fileno(), 0, 2 * side_bytes)
+    pulls = _pull_offsets(2 * side_bytes, pull_bytes, 3 * max(pages, 2 * pulls_count))
+    direct = probe_direct_io(path)
+    local = threading.local()
+    noise = os.urandom(min(page_bytes, MIB))
+    file = BlockFile(path, direct, IoCounter(), synced=True)
+
+    def buffer() -> memoryview:
+        if not hasattr(local, "buffer"):
+            size = max(page_bytes, pull_bytes)
+            local.buffer = aligned_buffer(size)
+            local.buffer[:] = (noise * (size // len(noise) + 1))[:size]
+        found: memoryview = local.buffer
+        return found[:page_bytes]
+
+    def read(page: int) -> None:
+        file.read(page * page_bytes, buffer())
+
+    def write(page: int) -> None:
+        file.write(page * page_bytes, buffer())
+
+    def pull(offset: int) -> None:
+        buffer()
+        file.read(offset, local.buffer[:pull_bytes])
+
+    def both(page: int) -> None:
+        read(page)
+        write(pages + page)
+
+    with ThreadPoolExecutor(threads_count) as pool, ThreadPoolExecutor(pulls_count) as pullers:
+        try:
+            run_all(pool, write, range(2 * pages))  # from the second time on, blocks are there
+            run_all(pullers, pull, pulls[: 2 * pulls_count])  # makes their buffers
+            file.flush()
+            read_s, write_s, both_s, pull_s = taking_turns(
+                (
+                    partial(run_all, pool, read, range(pages)),
+                    partial(run_all, pool, write, range(pages, 2 * pages)),
+                    partial(run_all, pool, both, range(pages)),
+                    partial(run_all, pullers, pull, pulls),
+                ),
+                samples.seconds,
+            )
+            page_cpu_s = _cpu_seconds(pool, both, range(min(pages, CPU_REQUESTS)))
+            pull_cpu_s = _cpu_seconds(pullers, pull, pulls[:CPU_REQUESTS])
+            flush_s = median(_flush_seconds(file, buffer()[:BLOCK_BYTES]) for _ in range(FLUSHES))
+        finally:
+            file.close()
+    return DiskFloors(
+        read_bytes_per_s=side_bytes / read_s,
+        write_bytes_per_s=side_bytes / write_s,
+        mixed_bytes_per_s=2 * side_bytes / both_s,
+        pull_bytes_per_s=len(pulls) * pull_bytes / pull_s,
+        flush_s=flush_s,
+        page_cpu_s=page_cpu_s,
+        pull_cpu_s=pull_cpu_s,
+        requests_count=threads_count,
+        request_bytes=page_bytes,
+        pulls_count=pulls_count,
+        pull_request_bytes=pull_bytes,
+        file_bytes=2 * side_bytes,
+        reason=direct.reason,
+        total_bytes=usage.total,
+        free_bytes=usage.free,
+    )
+
+
+def _pull_offsets(file_bytes: int, pull_bytes: int, count: int) -> list[int]:
+    """So many, spread over the file, in whole blocks."""
+    from switch_emu.store.direct_io import BLOCK_BYTES
+
+    gaps = max(1, count - 1)
+    blocks = (file_bytes - pull_bytes) // BLOCK_BYTES
+    return [blocks * index // gaps * BLOCK_BYTES for index in range(count)]
+
+
+def _cpu_seconds(
+    pool: ThreadPoolExecutor, work: Callable[[int], None], items: Sequence[int]
+) -> float:
+    """Of an item, in the thread that does it; the median."""
+
+    def measured(item: int) -> float:
+        before = cpu_seconds("thread")
+        work(item)
+        return cpu_seconds("thread") - before
+
+    return median(pool.map(measured, items))
+
+
+def _flush_seconds(file: Any, block: memoryview) -> float:
+    file.write(0, block)
+    return timed(file.flush)

@@ -1,0 +1,319 @@
+"""State dicts of a model in the network, in the shape of torch.distributed.checkpoint.state_dict.
+
+    get_model_state_dict       the newest decided step, and this rank's buffers
+    set_model_state_dict       first weights: before the first forward
+    get_optimizer_state_dict   moments and counts of updates; the groups, by names
+    set_optimizer_state_dict   hyper-parameters; first moments: before the first forward
+
+What is returned is whole and in this process's memory, so it is rank 0's alone unless it is asked
+for everywhere, as torch does it: StateDictOptions(full_state_dict=True). A model that is larger
+than a worker goes through `luwu export` instead. A run that goes on from a state which has weights
+takes no others: what is set is then used for buffers and hyper-parameters only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+from luwu.base.errors import ConfigError, StepOrderError
+from luwu.nic.reader import FieldRead, StateReader
+from luwu.optim.base import NetworkOptimizer
+from luwu.training.module import LuwuModule, class_name, plain_name
+from luwu.training.placeholder import Placeholder
+from luwu.training.session import Session
+from luwu.training.state.first_weights import GivenState
+from luwu.wire.state_names import FIELD_NAMES, STEP, has_step
+
+_NAMES_SHOWN_MAX = 5
+
+
+def get_model_state_dict(
+    model: nn.Module, *, options: StateDictOptions | None = None
+) -> dict[str, Tensor]:
+    """Weights of the newest decided step in the dtypes the model was made with; and buffers.
+
+    On rank 0; on the other ranks empty, unless `options` has full_state_dict and no cpu_offload.
+    """
+    options = _checked(options)
+    session = _session_of(model)
+    if not _returns_here(session, options):
+        return {}
+    mine = {id(tensor) for _, tensor, _ in _entries(model)}
+    wanted = [
+        p.luwu_name for p in _placeholders(session)
+        if id(p) in mine and (p.requires_grad or not options.ignore_frozen_params)
+    ]  # fmt: skip
+    with session.open_reader() as reader:
+        values = _read(reader, "weight", wanted)
+    found: dict[str, Tensor] = {}
+    for name, tensor, _ in _entries(model):
+        if not isinstance(tensor, Placeholder):
+            found[name] = tensor.detach()
+        elif tensor.luwu_name in values:
+            found[name] = values[tensor.luwu_name].to(tensor.dtype)
+    return found
+
+
+def set_model_state_dict(
+    model: nn.Module, model_state_dict: Mapping[str, Any], *,
+    options: StateDictOptions | None = None,
+) -> None:  # fmt: skip
+    """First weights of the model, from rank 0's dict; and buffers, from every rank's own.
+
+    Other ranks may give an empty dict. Raises: StepOrderError after the first forward; ConfigError
+    for names and shapes that do not fit (unless options.strict is False: then they are left out).
+    """
+    options = _checked(options)
+    session = _session_of(model)
+    _check_not_begun(session, "set_model_state_dict")
+    session.first_weights.has_state_dict = True
+    if not model_state_dict and session.rank != 0:
+        return
+    entries = {name: (tensor, put) for name, tensor, put in _entries(model)}
+    problems = [f"{name} is missing" for name in entries.keys() - model_state_dict.keys()]
+    problems += [f"{name} is unexpected" for name in model_state_dict.keys() - entries.keys()]
+    for name in entries.keys() & model_state_dict.keys():
+        expected, found = tuple(entries[name][0].shape), tuple(model_state_dict[name].shape)
+        if expected != found:
+            problems.append(f"{name} has shape {found}, expected {expected}")
+    if problems and (options.strict or any("shape" in problem for problem in problems)):
+        shown = "; ".join(sorted(problems)[:_NAMES_SHOWN_MAX])
+        more = len(problems) - _NAMES_SHOWN_MAX
+        raise ConfigError(
+            f"set_model_state_dict: the dict is not that of this model: {shown}"
+            + (f"; and {more} more" if more > 0 else "")
+        )
+    for name in entries.keys() & model_state_dict.keys():
+        tensor, put = entries[name]
+        value = model_state_dict[name].detach()
+        if not isinstance(tensor, Placeholder):
+            put(value)
+        elif session.rank == 0 and not session.is_resumed:
+            session.first_weights.given[id(tensor)] = value
+
+
+def get_optimizer_state_dict(
+    model: nn.Module, optimizers: NetworkOptimizer, *, options: StateDictOptions | None = None
+) -> dict[str, Any]:
+    """{"state": {name: {"step", "exp_avg", ...}}, "param_groups": [...]}, parameters by names.
+
+    On rank 0; on the other ranks empty, unless `options` has full_state_dict and no cpu_offload.
+    """
+    options = _checked(options)
+    session = _session_of(model)
+    _check_optimizer(session, optimizers)
+    if not _returns_here(session, options):
+        return {}
+    assert session.layout is not None
+    trained = [p.name for p in session.layout.parameters if p.trainable]
+    with session.open_reader() as reader:
+        name_of = FIELD_NAMES.get(reader.description.optimizer, {})
+        fields = {
+            name_of.get(each, each): _read(reader, each, trained)
+            for each in reader.description.state_fields
+        }
+        updates = _updates(reader, trained)
+        counts_steps = has_step(reader.description.optimizer)
+    state: dict[str, dict[str, Tensor]] = {}
+    for name in trained:
+        of_this = {key: values[name] for key, values in fields.items()} if updates[name] else {}
+        if counts_steps and updates[name]:
+            of_this = {STEP: torch.tensor(float(updates[name]))} | of_this
+        if of_this:
+            state[name] = of_this
+    groups = [
+        {**group, "params": [p.luwu_name for p in group["params"]]}
+        for group in optimizers.param_groups
+    ]
+    return {"state": state, "param_groups": groups}
+
+
+def set_optimizer_state_dict(
+    model: nn.Module, optimizers: NetworkOptimizer, optim_state_dict: Mapping[str, Any], *,
+    options: StateDictOptions | None = None,
+) -> None:  # fmt: skip
+    """Hyper-parameters of the groups, on every rank; first state, from rank 0's dict.
+
+    Every rank must give `param_groups`, or an empty dict to keep those it has. Raises:
+    StepOrderError after the first forward; ConfigError for a state that is not of this optimizer.
+    """
+    _checked(options)
+    session = _session_of(model)
+    _check_optimizer(session, optimizers)
+    _check_not_begun(session, "set_optimizer_state_dict")
+    if not optim_state_dict:
+        return
+    given = optim_state_dict["param_groups"]
+    if len(given) != len(optimizers.param_groups):
+        raise ConfigError(
+            f"set_optimizer_state_dict: {len(given)} groups are given, the optimizer has "
+            f"{len(optimizers.param_groups)}; make it with the same groups"
+        )
+    for ours, theirs in zip(optimizers.param_groups, given, strict=True):
+        names = {p.luwu_name for p in ours["params"]}
+        if names != set(theirs["params"]):
+            odd = sorted(names ^ set(theirs["params"]))[:_NAMES_SHOWN_MAX]
+            raise ConfigError(
+                f"set_optimizer_state_dict: the groups have other parameters: {', '.join(odd)}"
+            )
+        ours.update({k: v for k, v in theirs.items() if k in ours and k != "params"})
+    if session.rank == 0 and not session.is_resumed and optim_state_dict["state"]:
+        given_state = _given_state(session, optimizers, optim_state_dict["state"])
+        session.first_weights.state = given_state
+
+
+def _given_state(
+    session: Session, optimizer: NetworkOptimizer, state: Mapping[str, Mapping[str, Any]]
+) -> GivenState:
+    assert session.layout is not None
+    trained = {p.name: p.shape for p in session.layout.parameters if p.trainable}
+    name_of = FIELD_NAMES.get(optimizer.name, {})
+    problems = [f"{name} is not trained here" for name in state.keys() - trained.keys()]
+    fields: list[dict[str, Tensor]] = []
+    for each in optimizer.state_fields():
+        key = name_of.get(each, each)
+        of_all: dict[str, Tensor] = {}
+        for name in trained.keys() & state.keys():
+            value = state[name].get(key)
+            if value is None or tuple(value.shape) != trained[name]:
+                problems.append(f"{name} has no {key} of shape {trained[name]}")
+            else:
+                of_all[name] = value
+        fields.append(of_all)
+    # One without a state was never updated. An optimizer that counts no steps looks at nothing but
+    # whether there was one.
+    updates = dict.fromkeys(trained, 0)
+    updates |= {name: int(each[STEP]) if STEP in each else 1 for name, each in state.items()}
+    if problems:
+        raise ConfigError(
+            "set_optimizer_state_dict: the state is not that of this optimizer: "
+            + "; ".join(sorted(problems)[:_NAMES_SHOWN_MAX])
+        )
+    return GivenState(tuple(fields), updates)
+
+
+def _read(reader: StateReader, field: str, names: list[str]) -> dict[str, Tensor]:
+    """One float32 field of these parameters; one unit's chunks are here besides them."""
+    layout = reader.description.layout
+    index_of = {p.name: index for index, p in enumerate(layout.parameters)}
+    wanted = {index_of[name] for name in names}
+    found = {index: torch.empty(layout.parameters[index].shape) for index in wanted}
+    for unit in range(len(layout.units)):
+        chunks = [
+            index for index in layout.unit_chunks[unit]
+            if any(s.parameter in wanted for s in layout.segments(index))
+        ]  # fmt: skip
+        flats = {index: torch.empty(layout.chunks[index].elems) for index in chunks}
+        reader.read(FieldRead(i, field, _bytes(flat)) for i, flat in flats.items())
+        for index, flat in flats.items():
+            for s in layout.segments(index):
+                if s.parameter in wanted:
+                    into = found[s.parameter].view(-1)[s.parameter_start :][: s.elems]
+                    into.copy_(flat[s.chunk_start : s.chunk_start + s.elems])
+    return {name: found[index_of[name]] for name in names}
+
+
+def _updates(reader: StateReader, names: list[str]) -> dict[str, int]:
+    """How often each parameter was updated."""
+    layout = reader.description.layout
+    counts = {
+        index: torch.zeros(layout.segments_count(index), dtype=torch.int64)
+        for index, chunk in enumerate(layout.chunks)
+        if chunk.trainable
+    }
+    reader.read(FieldRead(index, "updates", _bytes(count)) for index, count in counts.items())
+    found = {
+        layout.parameters[segment.parameter].name: count
+        for index in counts
+        for segment, count in zip(layout.segments(index), counts[index].tolist(), strict=True)
+    }
+    return {name: found.get(name, 0) for name in names}
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    view: memoryview = tensor.view(torch.uint8).numpy().data
+    return view
+
+
+def _entries(model: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[Tensor], None]]]:
+    """(name, parameter or persistent buffer, how to set the buffer), as state_dict() names them."""
+    # What is here now, in the dtype of compute, will be freed: its placeholder stands for it.
+    away = {
+        id(parameter): member.placeholder
+        for unit in _session_of(model).units
+        if unit.is_installed and unit.weights is not None
+        for member, parameter in zip(unit.members, unit.weights.parameters, strict=True)
+    }
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise ConfigError(
+                f"{class_name(module)} has an extra state, which is not a tensor; keep it with "
+                "luwu.attach, or in a file of your own"
+            )
+        named = [*module._parameters.items()]
+        named += [
+            (name, buffer) for name, buffer in module._buffers.items()
+            if name not in module._non_persistent_buffers_set
+        ]  # fmt: skip
+        for name, tensor in named:
+            if tensor is not None:
+                full = f"{prefix}.{name}" if prefix else name
+                yield plain_name(full), away.get(id(tensor), tensor), _setter(module, name)
+
+
+def _setter(module: nn.Module, name: str) -> Callable[[Tensor], None]:
+    def put(value: Tensor) -> None:
+        into = module._buffers.get(name, module._parameters.get(name))
+        assert into is not None
+        if into.is_meta:
+            session = _session_of(module) if isinstance(module, LuwuModule) else None
+            device = "cpu" if session is None else session.device
+            module._buffers[name] = value.to(device=device, dtype=into.dtype, copy=True)
+        else:
+            with torch.no_grad():
+                into.copy_(value)
+
+    return put
+
+
+def _placeholders(session: Session) -> list[Placeholder]:
+    return [member.placeholder for unit in session.units for member in unit.members]
+
+
+def _returns_here(session: Session, options: StateDictOptions) -> bool:
+    return session.rank == 0 or (options.full_state_dict and not options.cpu_offload)
+
+
+def _checked(options: StateDictOptions | None) -> StateDictOptions:
+    options = options or StateDictOptions()
+    if options.flatten_optimizer_state_dict:
+        raise ConfigError(
+            "flatten_optimizer_state_dict: the optimizer's state is returned by parameter here; "
+            "leave it out"
+        )
+    return options
+
+
+def _check_not_begun(session: Session, what: str) -> None:
+    if session.is_begun:
+        raise StepOrderError(
+            f"{what} after the first forward: the weights are in the network and only the "
+            "optimizer changes them. Call it before, or start a new run"
+        )
+
+
+def _check_optimizer(session: Session, optimizer: object) -> None:
+    if not isinstance(optimizer, NetworkOptimizer) or optimizer._session is not session:
+        raise ConfigError("give the luwu.optim optimizer that was made for this model")
+
+
+def _session_of(model: nn.Module) -> Session:
+    found = next((m for m in model.modules() if isinstance(m, LuwuModule)), None)
+    if found is None:
+        raise ConfigError("luwu.fully_shard was not called on this model: use its own state_dict()")
+    return found.luwu_unit.session

@@ -1,0 +1,1 @@
+"""From a question in a file to its answer, swept and compared."""

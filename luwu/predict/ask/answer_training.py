@@ -1,0 +1,140 @@
+"""What is said of a question of training: the step, what it goes to, what binds.
+
+Operations are counted twice and never mixed: MFU without what is computed again, HFU with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from luwu.base.quantities import format_bytes
+from luwu.predict.ask.answer_parts import (
+    SCHEMA,
+    hangs_text,
+    memory_text,
+    parts_text,
+    sources_of,
+    what_it_hangs_on,
+)
+from luwu.predict.ask.question import Question
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.model.job import StepTime, utilisation
+from luwu.predict.model.memory import (
+    activation_bytes,
+    replicated_state_bytes,
+    sharded_state_bytes,
+    state_bytes,
+)
+from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.systems.in_network import OptimizerNodes
+
+MFU_SANE: Final = (0.05, 0.85)
+"""Outside of this, something of the question or of the model is wrong."""
+EXPOSED: Final = ("exchange", "waiting", "tail", "bubble", "offload", "optimizer")
+
+
+def training_answer(question: Question, catalogue: Catalogue) -> dict[str, Any]:
+    """Everything that is predicted of a question, as a document."""
+    job, step = question.job, question.answer()
+    seconds = step.seconds
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "system": question.system,
+        "step_s": seconds,
+        "parts_s": step.parts,
+        "resources_s": step.resources,
+        "binding": step.binding,
+        "tokens": job.tokens,
+        "tokens_per_s": job.tokens / seconds,
+        "tokens_per_s_per_device": job.tokens / seconds / job.devices,
+        **utilisation(job, seconds),
+        "exposed_ratio": _exposed(step) / seconds,
+        "memory_bytes": memory_bytes(question),
+        "memory_bytes_max": job.device.memory_bytes,
+        "micro_batches": step.micro_batches,
+        "extrapolated": step.notes.extrapolated,
+    }
+    document |= what_it_hangs_on(question)
+    document["warnings"] = _warnings(document)
+    document["asked"] = asked(question)
+    places = (f"device.{job.device.name}.", f"network.{job.network.name}.")
+    document["sources"] = sources_of(catalogue, places)
+    return document
+
+
+def _exposed(step: StepTime) -> float:
+    """Seconds in which a device waits for something else."""
+    return sum(
+        seconds for name, seconds in step.parts.items()
+        if any(name.startswith(each) or name.endswith(each) for each in EXPOSED)
+    )  # fmt: skip
+
+
+def memory_bytes(question: Question) -> dict[str, float]:
+    """Of a device, by what takes it."""
+    job = question.job
+    activations = activation_bytes(job)
+    if question.system == "3d":
+        return {"states": state_bytes(job), "activations": activations}
+    if question.system in ("ddp", "atp"):
+        return {"states": replicated_state_bytes(job), "activations": activations}
+    if question.system == "zero3":
+        return {"states": sharded_state_bytes(job), "activations": activations}
+    window = 3 * WIRE_BYTES * 2 * job.model.layer_parameters
+    own = 0.0 if isinstance(question.part, OptimizerNodes) else (
+        WIRE_BYTES * 2 * job.model.parameters / job.devices
+    )  # fmt: skip
+    return {"states": window + own, "activations": activations}
+
+
+def _warnings(document: dict[str, Any]) -> list[str]:
+    found = []
+    low, high = MFU_SANE
+    if not low <= document["mfu"] <= high:
+        found.append(f"an MFU of {document['mfu']:.1%} is not plausible; look at the question")
+    needed = sum(document["memory_bytes"].values())
+    if needed > document["memory_bytes_max"]:
+        found.append(
+            f"a device has {format_bytes(document['memory_bytes_max'])}, and "
+            f"{format_bytes(needed)} are needed: this does not run"
+        )
+    return found
+
+
+def asked(question: Question) -> dict[str, Any]:
+    """The question as it was understood."""
+    job = question.job
+    return {
+        "model": job.model.name, "parameters": job.model.parameters, "device": job.device.name,
+        "network": job.network.name, "software": job.software.name, "devices": job.devices,
+        "data": job.data, "tensor": job.tensor, "pipeline": job.pipeline, "virtual": job.virtual,
+        "context": job.context, "expert": job.expert, "sequence": job.sequence, "batch": job.batch,
+        "micro_batch": job.micro_batch, "recompute": job.recompute, "precision": job.precision,
+        "sequence_parallel": job.sequence_parallel,
+    }  # fmt: skip
+
+
+def training_text(document: dict[str, Any]) -> str:
+    """The document for people."""
+    asked, step_s = document["asked"], document["step_s"]
+    lines = [
+        f"{asked['model']} ({asked['parameters'] / 1e9:.1f} B) by {document['system']} on "
+        f"{asked['devices']} x {asked['device']}, {asked['network']}, {asked['software']}",
+        f"batch {asked['batch']} x {asked['sequence']} tokens in {document['micro_batches']} "
+        f"micro-batches of {asked['micro_batch']}; data {asked['data']}, tensor {asked['tensor']}, "
+        f"pipeline {asked['pipeline']} x {asked['virtual']}, context {asked['context']}; "
+        f"recompute {asked['recompute']}, {asked['precision']}",
+        "",
+        f"step              {step_s:.3f} s",
+        f"tokens            {document['tokens_per_s']:,.0f} a second, "
+        f"{document['tokens_per_s_per_device']:,.0f} of a device",
+        f"utilisation       MFU {document['mfu']:.1%}, HFU {document['hfu']:.1%}",
+        f"binds             {document['binding']}",
+        "",
+    ]
+    lines += parts_text(document["parts_s"], step_s)
+    if document["resources_s"]:
+        lines += ["", "busy in a step:"]
+        lines += [f"  {name:<24} {s:9.3f} s" for name, s in document["resources_s"].items()]
+    lines += ["", memory_text(document), *hangs_text(document, "the step")]
+    return "\n".join(lines)

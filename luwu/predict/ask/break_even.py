@@ -1,0 +1,175 @@
+"""How many tokens a device needs in a step so that compute hides what else the step does.
+
+Compute of T tokens takes o Psi T/F on a device that achieves F operations a second, where o is 8
+with full recomputation and 6 without; an exchange takes so many bytes of each parameter over its
+rate. They are equal at
+
+    B8   pull         F pulls e / (o B_down), of a micro-batch
+    B9   push         F e_g / (o B_up), of a micro-batch
+    B10  drives       12 (1 - cached) F / (o drives B), of a step; to write, and to read
+    B11  ZeRO-3       F (gathers e + e_g) (N - 1) / (o N eta B), of a micro-batch
+
+e and e_g are bytes of a weight and of a gradient on the wire. None depends on Psi, and B8 to B10
+not on the number of devices. Below, tokens a second fall in proportion with T. Of experts, F counts
+all parameters as the bytes do. Source: simulation.md 5.10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.hosts import STATE_BYTES
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.model.layers import compute_time, operators_of
+from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.overlap import eta
+from luwu.predict.networks.rank_groups import port_rate
+from luwu.predict.systems.in_network import OptimizerNodes
+from luwu.predict.systems.zero import GATHERS, sharded_path
+
+OPERATIONS: Final = 6
+"""Of a parameter and token, forward and backward; what is computed again adds 2."""
+_AGAIN: Final = {"full": 2.0, "half": 1.0}
+
+
+def operations_of_a_token(recompute: str) -> float:
+    """Of each parameter."""
+    return OPERATIONS + _AGAIN.get(recompute, 0.0)
+
+
+def exchange_tokens(achieved: float, nbytes: float, rate: float, operations: float = 8.0) -> float:
+    """Tokens that hide so many bytes of a parameter at a rate (B8, B9). Raises ConfigError."""
+    for key, value in (("achieved", achieved), ("rate", rate), ("operations", operations)):
+        if not value > 0:  # also catches NaN
+            raise ConfigError(f"{key}: {value!r} is not above zero")
+    if not nbytes >= 0:
+        raise ConfigError(f"nbytes: {nbytes!r} is below zero; nothing here can be")
+    return achieved * nbytes / (operations * rate)
+
+
+def pull_tokens(achieved: float, rate: float, *, pulls: int = 2, operations: float = 8.0) -> float:
+    """That hide the weights on their way down (B8)."""
+    return exchange_tokens(achieved, pulls * WIRE_BYTES, rate, operations)
+
+
+def push_tokens(
+    achieved: float, rate: float, *, gradient_bytes: float = 2.0, operations: float = 8.0
+) -> float:
+    """That hide the gradients on their way up (B9)."""
+    return exchange_tokens(achieved, gradient_bytes, rate, operations)
+
+
+def drive_tokens(
+    achieved: float, rate: float, *, cached: float = 0.0, operations: float = 8.0
+) -> float:
+    """That hide the state on its way to all drives, or from them (B10)."""
+    return exchange_tokens(achieved, (1 - cached) * STATE_BYTES, rate, operations)
+
+
+def sharded_tokens(
+    achieved: float,
+    rate: float,
+    *,
+    devices: int,
+    interference: float = 1.0,
+    gradient_bytes: float = 2.0,
+    operations: float = 8.0,
+) -> float:
+    """That hide what ZeRO-3 gathers and reduces (B11); `interference` is eta, of V1."""
+    nbytes = (GATHERS * WIRE_BYTES + gradient_bytes) * (devices - 1) / devices
+    return exchange_tokens(achieved, nbytes, interference * rate, operations)
+
+
+# ---------------------------------------------------------------------- of a job
+
+
+def achieved_of(job: TrainingJob) -> float:
+    """Operations a second of a device of a job whose devices have the whole model each: those of
+    B8 to B11 over the seconds of a micro-batch's compute."""
+    seconds = sum(compute_time(job, operators_of(job, Notes())).values())
+    tokens = job.micro_batch * job.sequence
+    return operations_of_a_token(job.recompute) * job.model.parameters * tokens / seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """Of a job on a cluster."""
+
+    achieved: float
+    """Operations a second of a device."""
+    micro_batch_tokens: int
+    """That a device has now in a micro-batch."""
+    step_tokens: int
+    """And in a step."""
+    of_a_micro_batch: dict[str, float]
+    """Tokens needed, by what they hide."""
+    of_a_step: dict[str, float]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "achieved_operations_per_s": self.achieved,
+            "micro_batch_tokens": self.micro_batch_tokens, "step_tokens": self.step_tokens,
+            "of_a_micro_batch": self.of_a_micro_batch, "of_a_step": self.of_a_step,
+        }  # fmt: skip
+
+
+def break_even(job: TrainingJob, nodes: OptimizerNodes | None) -> BreakEven:
+    """Of LuWu with its nodes, of ZeRO-3 without, on the ports that the job has."""
+    achieved, gradient = achieved_of(job), job.software.gradient_bytes
+    operations = operations_of_a_token(job.recompute)
+    if nodes is None:
+        exchanges = {
+            "gathers and reductions": sharded_tokens(
+                achieved, sharded_path(job).rate, devices=job.devices,
+                interference=eta(job.devices), gradient_bytes=gradient, operations=operations,
+            )
+        }  # fmt: skip
+        states: dict[str, float] = {}
+    else:
+        port = min(port_rate(job.network), nodes.nodes * port_rate(nodes.network))
+        up = min(port, nodes.aggregate_rate)
+        exchanges = {
+            "pull": pull_tokens(achieved, port, pulls=nodes.pulls, operations=operations),
+            "push": push_tokens(
+                achieved, up, gradient_bytes=gradient, operations=operations
+            ),
+        }  # fmt: skip
+        states = _drives(achieved, nodes, operations)
+    return BreakEven(
+        achieved=achieved, micro_batch_tokens=job.micro_batch * job.sequence,
+        step_tokens=job.tokens // job.devices, of_a_micro_batch=exchanges, of_a_step=states,
+    )  # fmt: skip
+
+
+def _drives(achieved: float, nodes: OptimizerNodes, operations: float) -> dict[str, float]:
+    disk, cached = nodes.host.disk, nodes.cached
+    if disk is None or cached == 1:
+        return {}
+    drives = nodes.nodes * nodes.host.disks
+    return {
+        "disk read": drive_tokens(
+            achieved, drives * disk.read_rate, cached=cached, operations=operations
+        ),
+        "disk write": drive_tokens(
+            achieved, drives * disk.write_rate, cached=cached, operations=operations
+        ),
+    }
+
+
+def break_even_text(found: dict[str, Any]) -> list[str]:
+    """For people; `found` is a document."""
+    lines = [
+        f"tokens of a device that hide the rest, at {found['achieved_operations_per_s'] / 1e12:.0f}"
+        " TFLOP/s:"
+    ]
+    for what, has in (("micro_batch", "micro_batch_tokens"), ("step", "step_tokens")):
+        lines += [
+            f"  {name:<24} {tokens:9,.0f} of a {what.replace('_', '-')}, which has {found[has]:,}"
+            for name, tokens in found[f"of_a_{what}"].items()
+        ]
+    return lines

@@ -1,0 +1,85 @@
+"""A question as users write it: a TOML file, or a table, made into what is predicted.
+
+    system = "luwu"              one of SYSTEMS
+    model = "GPT-175B"           names of the catalogue
+    device = "A100-40"
+    network = "roce-100g"
+    software = "megatron-2023"
+    devices = 8
+    sequence = 2048
+    batch = 64
+    micro_batch = 8
+    recompute = "full"
+
+Which keys there are depends on the system: of training `question_training.py` says them, of
+inference `question_inference.py` and `question_sockets.py`. `[topology]` and `[cost]` go with all
+of them: `question_topology.py`, `question_cost.py`. A key that nobody knows, that belongs to
+another system, or that is missing is an error.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from luwu.base.errors import ConfigError
+from luwu.base.suggestion import suggestion
+from luwu.predict.ask.question_cost import make_costs
+from luwu.predict.ask.question_inference import (
+    INFERENCE,
+    InferenceQuestion,
+    make_inference_question,
+)
+from luwu.predict.ask.question_sockets import SocketQuestion, make_socket_question
+from luwu.predict.ask.question_training import (
+    ALONE,
+    SECTIONS,
+    TRAINING,
+    Question,
+    make_training_question,
+)
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.keys import SHARED, optional_section_of
+from luwu.predict.networks.choice import make_topology
+
+__all__ = [
+    "ALONE", "SECTIONS", "SYSTEMS", "TRAINING", "AnyQuestion", "InferenceQuestion", "Question",
+    "SocketQuestion", "make_question", "read_question", "read_table",
+]  # fmt: skip
+
+SYSTEMS: Final = {**TRAINING, **INFERENCE}
+AnyQuestion: TypeAlias = Question | InferenceQuestion | SocketQuestion
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """A TOML file of a user. Raises ConfigError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise ConfigError(f"{path}: is no TOML: {exc}") from exc
+
+
+def read_question(path: Path, catalogue: Catalogue) -> AnyQuestion:
+    """A question of a file. Raises ConfigError."""
+    return make_question(read_table(path), catalogue)
+
+
+def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> AnyQuestion:
+    """A question of a table. Raises ConfigError, which names the key."""
+    system = table.get("system")
+    if system not in SYSTEMS:
+        raise ConfigError(
+            f"system: {system!r} is none of {', '.join(SYSTEMS)}{suggestion(str(system), SYSTEMS)}"
+        )
+    own = {key: value for key, value in table.items() if key not in SHARED}
+    network, spent = (optional_section_of(table, key) for key in SHARED)
+    topology = None if network is None else make_topology(network)
+    costs = None if spent is None else make_costs(spent, catalogue)
+    make: Callable[..., AnyQuestion] = {
+        "inference": make_inference_question, "inference-sockets": make_socket_question,
+    }.get(system, make_training_question)  # fmt: skip
+    return make(own, catalogue, topology=topology, costs=costs)

@@ -1,0 +1,275 @@
+"""`[cost]` of a question: what is bought or rented for it, and what that makes of tokens.
+
+    [cost]
+    server = "H100x8"              hosts, names of the catalogue
+    nic = "U50"                    added to each, with `nics`
+    disk = "PM9A3"                 the same with `disks`; of what offloads, [host] says them
+    node_server = "node"           of luwu: optimizer nodes; their drives are those of [node]
+    node_nic = "ConnectX-7"        with `node_nics`
+    switch = "QM9700"              of [topology]
+    link = "400G"
+    life_years = 4                 over which what is bought is written off
+    energy_price = "0.1 USD/kWh"
+    pue = 1.2
+    tariff = "ours"                of the catalogue, instead of those three
+    rented = true                  instead of all that: devices at the server's rental
+
+A price or power that nobody knows is an error that names it, as `server.H100x8.power`, to be given
+in a file of --catalogue; nothing is taken to be free. Power is that at work, all of the time. Only
+a cluster of one host needs no [topology].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware import units
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.hardware import Disk, Link, Nic, Server, Switch, Tariff
+from luwu.predict.hardware.keys import check_keys, flag_of, text_of, wholes_of
+from luwu.predict.hardware.units import Dimension
+from luwu.predict.networks.cost import (
+    Bill,
+    Hosts,
+    Load,
+    cluster_bill,
+    dollars_per_million_tokens,
+    owned_dollars_per_s,
+    rented_dollars_per_s,
+    step_energy,
+    tokens_per_dollar,
+)
+from luwu.predict.networks.rank_groups import Topology
+
+_PLACE: Final = "cost."
+_TARIFF: Final = ("life_years", "energy_price", "pue")
+_COUNTS: Final = ("nics", "disks", "node_nics")
+_KEYS: Final = (
+    "server", "nic", "disk", "node_server", "node_nic", "switch", "link", *_COUNTS, *_TARIFF,
+    "tariff", "rented",
+)  # fmt: skip
+_OF_WHAT_IS_BOUGHT: Final = ("switch", "link", "tariff", *_TARIFF)
+HOUR_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What a question is run on, as it is bought or rented."""
+
+    server: Server
+    nic: Nic | None = None
+    nics: int = 0
+    disk: Disk | None = None
+    disks: int = 0
+    node_server: Server | None = None
+    node_nic: Nic | None = None
+    node_nics: int = 0
+    switch: Switch | None = None
+    link: Link | None = None
+    tariff: Tariff | None = None
+    """None: rented."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a question takes of machines."""
+
+    ranks: int
+    """Devices; of sockets, hosts."""
+    are_hosts: bool = False
+    """Ranks are hosts without devices."""
+    nodes: int = 0
+    node_disk: Disk | None = None
+    node_disks: int = 0
+    host_disk: Disk | None = None
+    """Of hosts that offload."""
+    host_disks: int = 0
+    host_devices: int | None = None
+    """Of a host that offloads, as the question says it."""
+
+
+def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
+    """Costs of a table. Raises ConfigError, which names the key."""
+    check_keys(_PLACE, table, _KEYS, ("server",))
+    rented = flag_of(_PLACE, table, "rented")
+    names = {key: text_of(_PLACE, table, key) for key in _KEYS[:7] if key in table}
+    find = {
+        "server": catalogue.server, "nic": catalogue.nic, "disk": catalogue.disk,
+        "node_server": catalogue.server, "node_nic": catalogue.nic, "switch": catalogue.switch,
+        "link": catalogue.link,
+    }  # fmt: skip
+    values: dict[str, Any] = {key: find[key](name, _PLACE + key) for key, name in names.items()}
+    values |= wholes_of(_PLACE, table, _COUNTS)
+    for part, count in (("nic", "nics"), ("disk", "disks"), ("node_nic", "node_nics")):
+        if (part in values) != (count in values):
+            missing = count if part in values else part
+            raise ConfigError(f"{_PLACE}{missing} is missing: {part} and {count} go together")
+    if rented:
+        for key in _OF_WHAT_IS_BOUGHT:
+            if key in table:
+                raise ConfigError(f"{_PLACE}{key}: what is rented has none; leave it out")
+        return Costs(**values)
+    return Costs(**values, tariff=_tariff(table, catalogue))
+
+
+def _tariff(table: Mapping[str, Any], catalogue: Catalogue) -> Tariff:
+    if "tariff" in table:
+        for key in _TARIFF:
+            if key in table:
+                raise ConfigError(f"{_PLACE}{key}: the tariff has it; leave one of them out")
+        return catalogue.tariff(text_of(_PLACE, table, "tariff"), f"{_PLACE}tariff")
+    for key in _TARIFF:
+        if key not in table:
+            raise ConfigError(
+                f"{_PLACE}{key} is missing: what is bought has life_years, energy_price and pue, "
+                "or a tariff of the catalogue; or write rented = true"
+            )
+    years = table["life_years"]
+    if isinstance(years, bool) or not isinstance(years, int | float):
+        raise ConfigError(f"{_PLACE}life_years: {years!r} is no number of years")
+    place = f"{_PLACE}energy_price"
+    return Tariff(
+        name="cost", life_s=units.to_si(f"{_PLACE}life_years", years, "year", Dimension.SECONDS),
+        pue=units.parse(f"{_PLACE}pue", table["pue"], Dimension.RATIO),
+        energy_price=units.parse(place, table["energy_price"], Dimension.DOLLARS_PER_JOULE),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- hosts
+
+
+def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
+    """Of workers, and of optimizer nodes. Raises ConfigError where they do not come out whole."""
+    each = int(costs.server.devices_count)
+    if place.are_hosts:
+        each = 1
+    elif not each or place.ranks % each:
+        raise ConfigError(
+            f"{_PLACE}server: {place.ranks} devices are no whole number of {costs.server.name}, "
+            f"which has {each}; another server, or another number of devices fits"
+        )
+    if place.host_devices not in (None, each):
+        raise ConfigError(
+            f"{_PLACE}server: {costs.server.name} has {each} devices, but host.devices is "
+            f"{place.host_devices}"
+        )
+    if place.host_disks and costs.disks:
+        raise ConfigError(f"{_PLACE}disk: [host] says the drives of hosts; leave it out")
+    found = [
+        Hosts(
+            server=costs.server, count=place.ranks // each, nic=costs.nic, nics=costs.nics,
+            disk=costs.disk or place.host_disk, disks=costs.disks or place.host_disks, what="hosts",
+        )
+    ]  # fmt: skip
+    if place.nodes:
+        if costs.node_server is None:
+            raise ConfigError(
+                f"{_PLACE}node_server is missing: {place.nodes} optimizer nodes take part"
+            )
+        found.append(
+            Hosts(
+                server=costs.node_server, count=place.nodes, nic=costs.node_nic,
+                nics=costs.node_nics, disk=place.node_disk, disks=place.node_disks,
+                what="optimizer nodes",
+            )
+        )  # fmt: skip
+    elif costs.node_server is not None or costs.node_nic is not None:
+        raise ConfigError(
+            f"{_PLACE}node_server, node_nic: nothing here has an optimizer node; leave them out, "
+            "or in a plan, put them into [cost.luwu]"
+        )
+    return found
+
+
+def bill_of(costs: Costs, hosts: list[Hosts], built: Topology | None) -> Bill:
+    """Of what is bought: hosts and the network between them. Raises ConfigError."""
+    if built is None:
+        if sum(each.count for each in hosts) > 1:
+            raise ConfigError(
+                "[topology] is missing: [cost] needs to know what the network between hosts is "
+                "made of; kind = 'clos' with the radix of its switches would do"
+            )
+        return cluster_bill(hosts)
+    if built.inventory.switches and costs.switch is None:
+        raise ConfigError(f"{_PLACE}switch is missing: {built.inventory.switches} are needed")
+    if costs.link is None:
+        raise ConfigError(f"{_PLACE}link is missing: {built.inventory.links} are needed")
+    return cluster_bill(hosts, built, switch=costs.switch, link=costs.link)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expense:
+    """Of the machines of a question."""
+
+    dollars_per_s: float
+    bill: Bill | None
+    """None: rented."""
+
+
+def expense(costs: Costs, place: Place, built: Topology | None) -> Expense:
+    """What a second costs, and what was bought (B1 to B3). Raises ConfigError."""
+    hosts = hosts_of(costs, place)
+    if costs.tariff is None:
+        return Expense(dollars_per_s=rented_dollars_per_s(hosts), bill=None)
+    bill = bill_of(costs, hosts, built)
+    return Expense(dollars_per_s=owned_dollars_per_s(bill, costs.tariff), bill=bill)
+
+
+# ---------------------------------------------------------------------- what is said of it
+
+
+def document(found: Expense, tokens_per_s: float, step_s: float | None) -> dict[str, Any]:
+    """Dollars, watts and joules; of what is rented dollars alone."""
+    said: dict[str, Any] = {
+        "rented": found.bill is None,
+        "dollars_per_h": HOUR_S * found.dollars_per_s,
+        "dollars_per_million_tokens": dollars_per_million_tokens(tokens_per_s, found.dollars_per_s),
+        "tokens_per_dollar": tokens_per_dollar(tokens_per_s, found.dollars_per_s),
+    }
+    if found.bill is None:
+        return said
+    capex, watts = found.bill.capex_by_item(), found.bill.watts_by_item()
+    said |= {
+        "items": [
+            {"what": each.what, "entry": each.entry, "count": each.count}
+            for each in found.bill.items
+        ],
+        "capex": found.bill.capex, "capex_by_item": capex,
+        "watts": found.bill.watts, "watts_by_item": watts,
+        "joules_per_token": found.bill.watts / tokens_per_s,
+    }  # fmt: skip
+    if step_s is not None:
+        loads = [
+            Load(name=name, count=1, idle_watts=each, active_watts=0.0, busy_s=0.0)
+            for name, each in watts.items()
+        ]
+        joules = step_energy(step_s, loads)
+        said |= {"joules_of_a_step": sum(joules.values()), "joules_by_item": joules}
+    return said
+
+
+def document_text(said: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    how = "rented" if said["rented"] else "bought"
+    lines = [
+        f"{how}: {said['dollars_per_h']:,.2f} USD an hour, "
+        f"{said['dollars_per_million_tokens']:,.3g} USD per million tokens, "
+        f"{said['tokens_per_dollar']:,.0f} tokens per dollar"
+    ]
+    if said["rented"]:
+        return lines
+    lines += [
+        f"to buy {said['capex']:,.0f} USD: "
+        + ", ".join(f"{name} {each:,.0f}" for name, each in said["capex_by_item"].items() if each),
+        f"at work {said['watts'] / 1e3:,.2f} kW: "
+        + ", ".join(
+            f"{name} {each / 1e3:,.2f}" for name, each in said["watts_by_item"].items() if each
+        ),
+    ]
+    joules = [f"{said['joules_per_token']:,.3g} J a token"]
+    if "joules_of_a_step" in said:
+        joules.insert(0, f"{said['joules_of_a_step'] / 1e6:,.3g} MJ a step")
+    return [*lines, f"energy: {', '.join(joules)}, without the site's own"]

@@ -1,0 +1,174 @@
+"""Questions of inference: what answers, on devices. Of sockets: `question_sockets.py`.
+
+    system = "inference"             on devices
+    model = "Llama3-405B"
+    device = "H200-141"
+    network = "ib-ndr"               between devices that share no domain
+    tensor = 8
+    pipeline = 1
+    replicas = 1                     copies of the model that share the requests
+    precision = "fp8"                of weights and products: bf16, fp8, fp4
+    kv_precision = "fp8"             of the cache: bf16, fp8, int8
+    batch = "largest"                or sequences at once, of a copy
+    batching = "continuous"          or static: a batch begins and ends as one
+    budget_tokens = 8192             of a round of continuous batching
+    input_tokens = 2048
+    output_tokens = 128
+
+`[arrivals]` has requests come one by one, and plays them (`question_arrivals.py`).
+
+A largest batch is that which memory holds; of more memory it is larger, which elasticities show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.predict.ask.question_arrivals import Arrivals, make_arrivals
+from luwu.predict.ask.question_cost import Costs, Place
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.keys import (
+    SHARED,
+    check_keys,
+    network_of,
+    optional_section_of,
+    text_of,
+    whole_of,
+    wholes_of,
+)
+from luwu.predict.inference.inference import Inference, predict_inference, with_largest_batch
+from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.networks.choice import Built, TopologyChoice
+from luwu.predict.networks.on_topology import Exchange, connections, inference_exchanges, slowest
+
+INFERENCE: Final = {
+    "inference": "prefill and decode on devices, by tensor and pipeline ranks",
+    "inference-sockets": "the same on processors, whose sockets are tensor ranks",
+}
+LARGEST: Final = "largest"
+_TOKENS: Final = ("input_tokens", "output_tokens")
+_WHOLE: Final = ("tensor", "pipeline", "budget_tokens", *_TOKENS)
+_CHOICES: Final = ("precision", "kv_precision", "batching")
+_NEEDED: Final = ("system", "model", "device", "network", *_TOKENS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What is predicted of a question on devices."""
+
+    job: InferenceJob
+    """With the batch that was taken."""
+    inference: Inference
+    replicas: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """That come out of all devices of all copies."""
+        return self.replicas * self.inference.tokens_per_s
+
+    @property
+    def seconds(self) -> float:
+        """Of a token that comes out, of all of them."""
+        return 1 / self.tokens_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceQuestion:
+    """What answers on devices."""
+
+    job: InferenceJob
+    """Where the batch is to be the largest, with a batch of 1."""
+    is_largest: bool = False
+    replicas: int = 1
+    arrivals: Arrivals | None = None
+    topology: TopologyChoice | None = None
+    costs: Costs | None = None
+
+    @property
+    def system(self) -> str:
+        """As users write it."""
+        return "inference"
+
+    @property
+    def place(self) -> Place:
+        """What it takes of machines."""
+        return Place(ranks=self.devices)
+
+    def build(self) -> Built | None:
+        """The network, for all copies."""
+        if self.topology is None:
+            return None
+        return self.topology.build(self.job.network, self.job.device, self.devices)
+
+    @property
+    def devices(self) -> int:
+        """Of all copies."""
+        return self.replicas * self.job.devices
+
+    def exchanges(self) -> dict[str, Exchange]:
+        """That go over the network in a decode round."""
+        return inference_exchanges(self._asked)
+
+    @property
+    def _asked(self) -> InferenceJob:
+        return with_largest_batch(self.job) if self.is_largest else self.job
+
+    def answer(self) -> Served:
+        """The prediction. Raises ConfigError for what cannot be."""
+        job = self._asked
+        built = self.build()
+        if built is not None:
+            found = connections(built, inference_exchanges(job))
+            job = replace(job, network=slowest(job.network, list(found.values())))
+        return Served(job=job, inference=predict_inference(job), replicas=self.replicas)
+
+
+def make_inference_question(
+    table: Mapping[str, Any],
+    catalogue: Catalogue,
+    *,
+    topology: TopologyChoice | None = None,
+    costs: Costs | None = None,
+) -> InferenceQuestion:
+    """A question of a table without its [topology] and [cost]. Raises ConfigError."""
+    known = [*_NEEDED, *_WHOLE, *_CHOICES, "batch", "replicas", "streams", "arrivals", *SHARED]
+    check_keys("", table, dict.fromkeys(known), _NEEDED)
+    batch = batch_of(table)
+    job = InferenceJob(
+        model=catalogue.model(text_of("", table, "model")),
+        device=catalogue.device(text_of("", table, "device")),
+        network=network_of(table, catalogue),
+        batch=batch or 1,
+        **values_of(table, _WHOLE, _CHOICES),
+    )
+    came = optional_section_of(table, "arrivals")
+    return InferenceQuestion(
+        job=job, is_largest=batch is None, topology=topology, costs=costs,
+        arrivals=None if came is None else make_arrivals(came, job), **copies_of(table),
+    )  # fmt: skip
+
+
+def copies_of(table: Mapping[str, Any]) -> dict[str, int]:
+    """Copies of the model, where they are told."""
+    return wholes_of("", table, ("replicas",))
+
+
+def values_of(
+    table: Mapping[str, Any], wholes: tuple[str, ...], choices: tuple[str, ...]
+) -> dict[str, Any]:
+    """Counts and choices of a job."""
+    found: dict[str, Any] = dict(wholes_of("", table, wholes))
+    return found | {key: text_of("", table, key) for key in choices if key in table}
+
+
+def batch_of(table: Mapping[str, Any]) -> int | None:
+    """Sequences at once; None: as many as memory holds."""
+    batch = table.get("batch", 1)
+    if batch == LARGEST:
+        return None
+    if isinstance(batch, str):
+        raise ConfigError(f"batch: {batch!r} is neither a whole number nor {LARGEST!r}")
+    return whole_of("", {"batch": batch}, "batch")

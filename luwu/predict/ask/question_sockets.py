@@ -1,0 +1,169 @@
+"""Questions of inference on the sockets of hosts.
+
+    system = "inference-sockets"
+    model = "Qwen-72B"
+    processor = "Xeon-8575C"
+    network = "roce-100g"            between hosts
+    inside = "upi"                   between the sockets of a host
+    sockets = 4
+    host_sockets = 2
+    parallel_blocks = false          attention and MLP of a layer run side by side
+    memory_bytes = "256 GiB"         of a socket; without it, nobody asks whether all fits
+    precision = "bf16"               or int8; kv_precision the same
+    batch = 1                        or "largest", which needs memory_bytes
+    input_tokens = 128
+    output_tokens = 128
+
+Prefill is bound by the peak of the processor. Where that is not known, first tokens and tokens a
+second in all are not either, and the answer says so; the time between tokens is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.predict.ask.question_cost import Costs, Place
+from luwu.predict.ask.question_inference import batch_of, copies_of, values_of
+from luwu.predict.hardware import units
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.keys import SHARED, check_keys, flag_of, network_of, text_of
+from luwu.predict.hardware.units import Dimension
+from luwu.predict.inference.inference_sockets import (
+    SocketJob,
+    SocketTime,
+    predict_socket_prefill,
+    predict_socket_token,
+    socket_cache_bytes,
+    socket_weight_bytes,
+)
+from luwu.predict.networks.choice import Built, TopologyChoice
+from luwu.predict.networks.on_topology import Exchange, connections, slowest, socket_exchanges
+
+_WHOLE: Final = ("sockets", "host_sockets", "input_tokens", "output_tokens")
+_NEEDED: Final = ("system", "model", "processor", "network", "input_tokens", "output_tokens")
+_INSIDE: Final = "upi"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedBySockets:
+    """What is predicted of a question on sockets."""
+
+    job: SocketJob
+    """With the batch that was taken."""
+    token: SocketTime
+    prefill: SocketTime | None
+    """None: the processor's peak, which binds it, is not known."""
+    replicas: int
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """That come out of all sockets of all copies (I5); None where prefill is not known."""
+        if self.prefill is None:
+            return None
+        job = self.job
+        whole_s = self.prefill.seconds + (job.output_tokens - 1) * self.token.seconds
+        return self.replicas * job.batch * job.output_tokens / whole_s
+
+    @property
+    def seconds(self) -> float:
+        """Of a token that comes out, of all of them; where prefill is not known, of decode."""
+        rate = self.tokens_per_s
+        return 1 / rate if rate else self.token.seconds / self.job.batch / self.replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketQuestion:
+    """What answers on sockets."""
+
+    job: SocketJob
+    is_largest: bool = False
+    replicas: int = 1
+    topology: TopologyChoice | None = None
+    costs: Costs | None = None
+
+    @property
+    def system(self) -> str:
+        """As users write it."""
+        return "inference-sockets"
+
+    @property
+    def place(self) -> Place:
+        """What it takes of machines."""
+        return Place(ranks=self.replicas * self.job.hosts, are_hosts=True)
+
+    def build(self) -> Built | None:
+        """The network between the hosts of all copies."""
+        if self.topology is None:
+            return None
+        return self.topology.build(self.job.network, None, self.replicas * self.job.hosts)
+
+    def exchanges(self) -> dict[str, Exchange]:
+        """That go over the network in a decode round."""
+        return socket_exchanges(self._asked)
+
+    @property
+    def _asked(self) -> SocketJob:
+        if not self.is_largest:
+            return self.job
+        return replace(self.job, batch=largest_socket_batch(self.job))
+
+    def answer(self) -> ServedBySockets:
+        """The prediction. Raises ConfigError for what cannot be."""
+        job = self._asked
+        built = self.build()
+        if built is not None:
+            found = connections(built, socket_exchanges(job))
+            job = replace(job, network=slowest(job.network, list(found.values())))
+        prefill = None if job.processor.bf16 is None else predict_socket_prefill(job)
+        return ServedBySockets(
+            job=job, token=predict_socket_token(job), prefill=prefill, replicas=self.replicas
+        )
+
+
+def largest_socket_batch(job: SocketJob) -> int:
+    """Sequences that the memory of a socket holds. Raises ConfigError where nobody said it."""
+    if job.memory_bytes is None:
+        raise ConfigError(
+            "memory_bytes is missing: the largest batch is what the memory of a socket holds; give "
+            'it, such as "256 GiB", or a batch'
+        )
+    each = socket_cache_bytes(job, job.input_tokens + job.output_tokens)
+    return max(1, int((job.memory_bytes - socket_weight_bytes(job)) // each))
+
+
+def make_socket_question(
+    table: Mapping[str, Any],
+    catalogue: Catalogue,
+    *,
+    topology: TopologyChoice | None = None,
+    costs: Costs | None = None,
+) -> SocketQuestion:
+    """The same of sockets. Raises ConfigError."""
+    choices = ("precision", "kv_precision")
+    own = ("inside", "parallel_blocks", "memory_bytes", "batch", "replicas", "streams")
+    check_keys(
+        "", table, dict.fromkeys([*_NEEDED, *_WHOLE, *choices, *own, *SHARED]),
+        _NEEDED,
+    )  # fmt: skip
+    key = "memory_bytes"
+    memory = table.get(key)
+    inside = text_of("", table, "inside") if "inside" in table else _INSIDE
+    batch = batch_of(table)
+    job = SocketJob(
+        model=catalogue.model(text_of("", table, "model")),
+        processor=catalogue.processor(text_of("", table, "processor")),
+        network=network_of(table, catalogue),
+        inside=catalogue.network(inside, "inside"),
+        parallel_blocks=flag_of("", table, "parallel_blocks"),
+        batch=batch or 1,
+        memory_bytes=None if memory is None else units.parse(key, memory, Dimension.BYTES),
+        **values_of(table, _WHOLE, choices),
+    )
+    if batch is None:
+        largest_socket_batch(job)
+    return SocketQuestion(
+        job=job, is_largest=batch is None, topology=topology, costs=costs, **copies_of(table)
+    )

@@ -1,0 +1,81 @@
+"""A question once more, by the event core, where that can play it.
+
+LuWu's steps are played unit by unit (`events/in_network.py`), steps of 3-D training task by task
+through their pipeline's schedule (`events/pipeline_training.py`), on a network that is known link
+by link with the ports that each exchange has there. What is not played says why. The work is
+counted in *tasks*, forwards and backwards: of LuWu's m micro-batches, units and steps 2 m units
+steps, of a pipeline's p stages of v parts 2 m p v. A plan that would play more than TASKS_MAX in
+all leaves out what does not fit into the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from luwu.base.errors import ConfigError
+from luwu.predict.ask.question_training import Question
+from luwu.predict.events.in_network import STEPS, play_steps, units_of
+from luwu.predict.events.pipeline_training import (
+    ClosedForm,
+    PlayedTraining,
+    play_training_step,
+)
+from luwu.predict.networks.on_topology import on_topology, three_d_step
+from luwu.predict.systems.training import predict_step
+
+TASKS_MAX: Final = 100_000
+"""Played for one plan in all: some ten seconds, as a task takes 0.05 to 0.1 ms."""
+PLAYED: Final = ("luwu", "3d")
+"""Systems that the event core can play."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What came of it."""
+
+    step_s: float | None
+    """None: it was not played."""
+    tasks: int = 0
+    """Played, or too many to be played."""
+    why: str = ""
+    """It was not: a few words, a colon, and what this one has."""
+
+
+def replay(question: Question, *, tasks_max: int = TASKS_MAX) -> Replay:
+    """Play a step on the ports that the network leaves, if it has so many tasks at most."""
+    if question.system not in PLAYED:
+        return Replay(step_s=None, why=f"no steps of that system are played: {question.system}")
+    on = question.as_on_topology()
+    tasks = tasks_of(on)
+    if tasks > tasks_max:
+        why = f"too many tasks: {tasks:,}, while {tasks_max:,} of {TASKS_MAX:,} were left"
+        return Replay(step_s=None, tasks=tasks, why=why)
+    try:
+        return Replay(step_s=_step_s(question, on), tasks=tasks)
+    except ConfigError as exc:
+        return Replay(step_s=None, why=str(exc))
+
+
+def tasks_of(question: Question) -> int:
+    """Of a replay."""
+    job, nodes = question.job, question.nodes
+    if nodes is not None:
+        return 2 * STEPS * len(units_of(job, nodes)) * job.micro_batches
+    return 2 * job.pipeline * job.virtual * job.micro_batches
+
+
+def _step_s(question: Question, on: Question) -> float:
+    if on.nodes is not None:
+        return play_steps(on.job, on.nodes).step_s
+    return play_three_d(question).step.seconds
+
+
+def play_three_d(question: Question) -> PlayedTraining:
+    """A step of a question of 3-D training, on its network. Raises ConfigError."""
+    predict: ClosedForm = predict_step
+    if question.topology is not None:
+        _, _, found = on_topology(question.topology, question.system, question.job, None)
+        predict = partial(three_d_step, found=found, predict=predict_step)
+    return play_training_step(question.job, predict=predict)

@@ -1,0 +1,276 @@
+"""A question asked again and again, with keys of it replaced by each of several values.
+
+    batch=64,128,256                      a key of the question
+    node.disks=4,8,12                     of one of its tables
+    network.rate=100 Gbit/s,200 Gbit/s    a number of what the question names in the catalogue
+    devices:batch=8:64,16:128             keys that change together
+    system=luwu,zero3                     tables of other systems are then left out
+
+Several of these are asked in all combinations, the first one slowest. A value that the question
+cannot have (a batch that does not divide) is a point without an answer, and says why; where no
+point has one, that is the error. A key whose values all give the same number is named.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+from luwu.base.errors import ConfigError
+from luwu.base.suggestion import suggestion
+from luwu.predict.ask.answer import answer
+from luwu.predict.ask.question import SECTIONS, make_question
+from luwu.predict.hardware import units
+from luwu.predict.hardware.catalogue import Catalogue, Known
+from luwu.predict.hardware.hardware import KINDS, keys_of
+
+Value: TypeAlias = str | int | float | bool
+POINTS_MAX: Final = 1000
+STEP: Final = "step_s"
+_NO_METRIC: Final = ("schema", "asked")
+_ADDING_UP: Final = "parts_s."
+"""Parts of a step: one that is not there takes no time."""
+_GIVEN: Final = Known("given by the sweep", "stated", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Keys that change together, and their values."""
+
+    keys: tuple[str, ...]
+    values: tuple[tuple[Value, ...], ...]
+
+    @property
+    def name(self) -> str:
+        """As it was written."""
+        return ":".join(self.keys)
+
+    @property
+    def labels(self) -> list[str]:
+        """Of each value, as it was written."""
+        return [label(value) for value in self.values]
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the values are numbers, with or without a unit, rather than names."""
+        return all(label(value)[:1].isdigit() for value in self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A question, by one value of each axis; with its answer, or why there is none."""
+
+    values: tuple[tuple[Value, ...], ...]
+    answer: dict[str, Any] | None
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """All points, the last axis fastest."""
+
+    axes: tuple[Axis, ...]
+    points: tuple[Point, ...]
+
+    def numbers(self, of: str = STEP) -> list[float | None]:
+        """A number of each point's answer, None where there is none. Raises ConfigError for one
+        that no answer has."""
+        flat = [None if each.answer is None else flattened(each.answer) for each in self.points]
+        known = list(dict.fromkeys(name for each in flat if each for name in each))
+        if of not in known:
+            said = [name for name in known if not name.startswith("elasticities.")]
+            raise ConfigError(
+                f"of: {of!r} is no number of an answer{suggestion(of, known)}; they are "
+                f"{', '.join(said)}, and elasticities.NAME"
+            )
+        absent = 0.0 if of.startswith(_ADDING_UP) else None
+        return [None if each is None else each.get(of, absent) for each in flat]
+
+    def curves(self, of: str = STEP) -> dict[str, list[float]]:
+        """Over the first axis, a curve for each combination of the others; NaN where there is no
+        number."""
+        found = [math.nan if number is None else number for number in self.numbers(of)]
+        others = [each.values for each in self.axes[1:]]
+        count = math.prod(map(len, others))
+        return {
+            ", ".join(
+                f"{axis.name} {label(value)}"
+                for axis, value in zip(self.axes[1:], values, strict=True)
+            ): found[index::count]
+            for index, values in enumerate(itertools.product(*others))
+        }  # fmt: skip
+
+    def without_effect(self, of: str = STEP) -> list[str]:
+        """Axes along which that number never changes."""
+        numbers = dict(zip([each.values for each in self.points], self.numbers(of), strict=True))
+        found = []
+        for index, axis in enumerate(self.axes):
+            seen: dict[Any, set[float]] = {}
+            for values, number in numbers.items():
+                if number is not None:
+                    rest = values[:index] + values[index + 1 :]
+                    seen.setdefault(rest, set()).add(number)
+            answered = {v[index] for v, number in numbers.items() if number is not None}
+            if len(answered) > 1 and all(len(each) == 1 for each in seen.values()):
+                found.append(axis.name)
+        return found
+
+
+def label(value: tuple[Value, ...]) -> str:
+    """A value of an axis, as it was written."""
+    return ":".join(str(each).lower() if isinstance(each, bool) else str(each) for each in value)
+
+
+def parse_axis(text: str) -> Axis:
+    """`KEY=v1,v2`, or `KEY1:KEY2=a:b,c:d`. Raises ConfigError."""
+    name, equals, rest = text.partition("=")
+    keys = tuple(each.strip() for each in name.split(":"))
+    if not equals or not all(keys):
+        raise ConfigError(f"over: {text!r} is no key with values; write KEY=v1,v2,...")
+    values = tuple(
+        tuple(_value(name, each) for each in value.split(":")) for value in rest.split(",")
+    )
+    for value in values:
+        if len(value) != len(keys):
+            raise ConfigError(
+                f"over: {label(value)!r} has {len(value)} values, but {name} are {len(keys)} keys; "
+                f"write {':'.join(['value'] * len(keys))}"
+            )
+        if values.count(value) > 1:
+            raise ConfigError(f"over: {label(value)!r} stands twice among the values of {name}")
+    return Axis(keys, values)
+
+
+def _value(key: str, text: str) -> Value:
+    text = text.strip()
+    if not text:
+        raise ConfigError(f"over: a value of {key} is empty; write {key}=v1,v2,...")
+    if text in ("true", "false"):
+        return text == "true"
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def sweep(table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue) -> Sweep:
+    """Ask for every combination. Raises ConfigError where none can be answered, or too many are
+    asked for."""
+    keys = [key for axis in axes for key in axis.keys]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ConfigError(f"over: {key} stands twice; a key has one list of values")
+    if not axes:
+        raise ConfigError("over: no key; write --over KEY=v1,v2,...")
+    count = math.prod(len(axis.values) for axis in axes)
+    if count > POINTS_MAX:
+        raise ConfigError(f"over: {count:,} combinations; up to {POINTS_MAX:,} are asked for")
+    points = tuple(_points(table, axes, catalogue))
+    if all(each.answer is None for each in points):
+        raise ConfigError(points[0].refused)
+    return Sweep(tuple(axes), points)
+
+
+def _points(
+    table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue
+) -> Iterator[Point]:
+    for values in itertools.product(*(axis.values for axis in axes)):
+        try:
+            changes = {
+                key: value
+                for axis, chosen in zip(axes, values, strict=True)
+                for key, value in zip(axis.keys, chosen, strict=True)
+            }
+            asked, known = replaced(table, changes, catalogue)
+            yield Point(values, answer(make_question(asked, known), known))
+        except ConfigError as exc:
+            yield Point(values, None, str(exc))
+
+
+def replaced(
+    table: Mapping[str, Any], changes: Mapping[str, Value], catalogue: Catalogue
+) -> tuple[dict[str, Any], Catalogue]:
+    """The question with other values, and the catalogue with what it then names. Raises
+    ConfigError."""
+    copy = {
+        key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()
+    }
+    own = SECTIONS.get(str(changes.get("system", "")))
+    if "system" in changes:
+        copy = {key: v for key, v in copy.items() if key == own or key not in SECTIONS.values()}
+    # Names before their numbers: `network.rate` is that of the network which the point names.
+    for key, value in sorted(changes.items(), key=lambda item: item[0].count(".")):
+        first, dot, rest = key.partition(".")
+        if not dot:
+            copy[key] = value
+        elif isinstance(copy.get(first), dict) and "." not in rest:
+            copy[first][rest] = value
+        else:
+            catalogue = _with_number(copy, key, value, catalogue)
+    return copy, catalogue
+
+
+def _with_number(table: dict[str, Any], key: str, value: Value, catalogue: Catalogue) -> Catalogue:
+    """Name an entry in the table that differs in one number, and add it to the catalogue."""
+    *place, kind, name = key.split(".")
+    owner = table
+    if kind in SECTIONS.values():
+        raise ConfigError(f"{key}: the question has no [{kind}]; {_has(table)}")
+    for each in place:
+        if not isinstance(owner.get(each), dict):
+            raise ConfigError(f"{key}: the question has no [{each}]; {_has(table)}")
+        owner = owner[each]
+    entry_name = owner.get(kind, table.get(kind) if kind == "network" else None)
+    if kind not in KINDS or not isinstance(entry_name, str):
+        names = [each for each, found in owner.items() if each in KINDS and isinstance(found, str)]
+        raise ConfigError(
+            f"{key}: the question names no {kind!r} that has numbers{suggestion(kind, names)}; it "
+            f"names {', '.join(names) or 'none'}, and has keys of its own"
+        )
+    entries = catalogue.entries.get(kind, {})
+    entry = entries.get(entry_name)
+    if entry is None:
+        return catalogue  # the question says what names are known
+    every = keys_of(KINDS[kind])
+    keys = {each.name: each for each in every.values() if len(each.dimensions) == 1}
+    if name not in keys:
+        why = "is a measured curve, no number" if name in every else "is no number"
+        raise ConfigError(
+            f"{key} {why} of a {kind}{suggestion(name, keys)}; they are {', '.join(keys)}"
+        )
+    number = units.parse(key, value, keys[name].dimensions[0])
+    new = f"{entry_name}, {name} {value}"
+    owner[kind] = new
+    before = f"{kind}.{entry_name}."
+    about = {
+        f"{kind}.{new}.{at.removeprefix(before)}": known
+        for at, known in catalogue.known.items()
+        if at.startswith(before)
+    }
+    return Catalogue(
+        {**catalogue.entries, kind: {**entries, new: replace(entry, name=new, **{name: number})}},
+        {**catalogue.known, **about, f"{kind}.{new}.{name}": _GIVEN},
+    )
+
+
+def _has(table: Mapping[str, Any]) -> str:
+    found = [f"[{key}]" for key, value in table.items() if isinstance(value, dict)]
+    return f"its tables are {', '.join(found)}" if found else "it has no table"
+
+
+def flattened(document: Mapping[str, Any], place: str = "") -> dict[str, float]:
+    """All numbers of an answer, by name: `step_s`, `memory_bytes.states`."""
+    found: dict[str, float] = {}
+    for name, value in document.items():
+        if name in _NO_METRIC:
+            continue
+        if isinstance(value, Mapping):
+            found |= flattened(value, f"{place}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"{place}{name}"] = float(value)
+    return found

@@ -1,0 +1,1 @@
+"""The model held against published numbers."""

@@ -1,0 +1,87 @@
+"""Published results beside predictions, all families: signed errors, and what they come to.
+
+Of each family the mean and the maximum of errors, and whether rows of one source in one unit keep
+their order (`rankings.py`).
+"""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import Any
+
+from luwu.predict.check.calibration import ComparedNumber, compare, compare_memory, training_rows
+from luwu.predict.check.inference_calibration import compare_inference, inference_rows
+from luwu.predict.check.offload_calibration import compare_offload
+from luwu.predict.check.rankings import rankings
+from luwu.predict.hardware.catalogue import Catalogue
+
+SCHEMA = 1
+
+
+def document(catalogue: Catalogue) -> dict[str, Any]:
+    """All rows by family, and a summary of each."""
+    families: dict[str, list[dict[str, Any]]] = {
+        "training": [
+            {
+                "group": each.row.group, "model": each.row.job.model.name,
+                "system": each.row.system, "device": each.row.job.device.name,
+                "devices": each.row.job.devices, "precision": each.row.job.precision,
+                "recompute": each.row.job.recompute, "unit": each.row.unit,
+                "published": each.row.published, "predicted": each.predicted,
+                "error": each.error, "source": each.row.source,
+            }
+            for each in map(compare, training_rows(catalogue))
+        ],
+        "memory": [_named(each) for each in compare_memory(catalogue)],
+        "offload": [_named(each) for each in compare_offload(catalogue)],
+        "inference": [
+            {
+                "group": row.group, "name": row.name, "unit": row.unit, "published": row.published,
+                "predicted": each.predicted, "error": each.error, "source": row.source,
+            }
+            for row in inference_rows(catalogue)
+            for each in [compare_inference(row)]
+        ],
+    }  # fmt: skip
+    summary = {}
+    for name, rows in families.items():
+        errors = [abs(row["error"]) for row in rows]
+        summary[name] = {
+            "rows": len(rows), "mean": mean(errors), "max": max(errors),
+            "rankings": rankings(rows),
+        }  # fmt: skip
+    return {"schema": SCHEMA, **families, "summary": summary}
+
+
+def _named(each: ComparedNumber) -> dict[str, Any]:
+    return {
+        "group": each.group, "name": each.name, "unit": each.unit, "published": each.published,
+        "predicted": each.predicted, "error": each.error,
+    }  # fmt: skip
+
+
+def text(found: dict[str, Any]) -> str:
+    """The document for people."""
+    lines = [
+        f"{row['group']:<3} {row['model']:<14} {row['system']:<6} {row['devices']:>5} x "
+        f"{row['device']:<13} {row['precision']} {row['recompute']:<9} {row['published']:>9,.2f} "
+        f"{row['predicted']:>9,.2f} {row['unit']:<8} {row['error']:+7.1%}"
+        for row in found["training"]
+    ]
+    lines += ["", *(f"{row['name']:<34} {row['error']:+7.2%}" for row in found["memory"]), ""]
+    for row in found["offload"]:
+        published, predicted = f"{row['published']:6.2f}", f"{row['predicted']:6.2f}"
+        lines.append(f"{row['name']:<34} {published} {predicted} {row['error']:+7.1%}")
+    lines.append("")
+    for row in found["inference"]:
+        published, predicted = f"{row['published']:9,.2f}", f"{row['predicted']:9,.2f}"
+        lines.append(
+            f"{row['name']:<48} {published} {predicted} {row['unit']} {row['error']:+7.1%}"
+        )
+    lines.append("")
+    for name, each in found["summary"].items():
+        within = f"{each['mean']:.1%} in the mean, {each['max']:.1%} at most"
+        lines.append(f"{name}: {each['rows']} rows, {within}")
+        orders = [f"{one['group']} {one['tau']:+.2f} ({one['rows']})" for one in each["rankings"]]
+        lines.append(f"  rank correlation by group (rows): {', '.join(orders)}")
+    return "\n".join(lines)

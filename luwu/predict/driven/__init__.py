@@ -1,0 +1,1 @@
+"""The cores of LuWu driven in virtual time, with costs in place of work."""

@@ -1,0 +1,210 @@
+"""A worker in virtual time: the project's own `NicCore`, and a script that computes units in order.
+
+One stands for all of a job, as they are equal. Like the training session it asks for weights in the
+order of their use, as many units ahead as there is room for; of the next step where a unit's
+gradient is handed over (`streaming`) or the step is committed (`at_step`). The core says when
+weights may be used, and what of a gradient is under way at once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from luwu.layout import DTYPE_BYTES, Layout
+from luwu.nic.core import NicCore
+from luwu.nic.core import actions as nic
+from luwu.predict.driven.driven_node import JOB, NEVER
+from luwu.predict.driven.links import Token
+from luwu.predict.events.engines import Engine, Fields, Process, Record, Span
+from luwu.predict.events.in_network import Unit
+from luwu.protocol.actions import Drop, Note, Send
+from luwu.wire.description import Description
+from luwu.wire.hyper import StepHyper, encode_hyper, hyper_hash
+from luwu.wire.messages import Message
+
+HYPER = encode_hyper(StepHyper(groups=({},)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What the worker plays."""
+
+    units: Sequence[Unit]
+    steps: int
+    micro_batches: int
+    pulls: int
+    """Of a unit in a micro-batch: 2 where weights are freed between forward and backward."""
+    ahead: int
+    """Units that may be asked for before compute is at them."""
+    gradient_dtype: str
+
+
+class DrivenWorker:
+    """See the module. `send` puts a message on its way to the node."""
+
+    def __init__(
+        self, env: simpy.Environment, record: Record, told: Record, *, script: Script,
+        description: Description, send: Callable[[Message, Any], None],
+    ) -> None:  # fmt: skip
+        self._env, self._told, self._script, self._send = env, told, script, send
+        self._layout: Layout = description.layout
+        self._streaming = description.update == "streaming"
+        self._description = description
+        self._compute = Engine(env, record, "compute")
+        self._core = NicCore(job=JOB, rank=0, world_size=1, incarnation=1, retry=NEVER)
+        self._room = simpy.Container(env, capacity=script.ahead, init=script.ahead)
+        self._joined = env.event()
+        self._done: dict[int, simpy.Event] = {}
+        """Of each handle."""
+        self._asked: dict[tuple[int, int, int], simpy.Event] = defaultdict(env.event)
+        """(step, use, unit): its pull is out; the event's value is the pull's own."""
+        self._over: dict[tuple[int, int], simpy.Event] = defaultdict(env.event)
+        """(step, unit): it has no part in the step any more."""
+        self._settled: dict[int, simpy.Event] = defaultdict(env.event)
+        self.ends_s: list[float] = []
+        """When compute was done with each step."""
+        self.is_finished = False
+        env.process(self._run())
+
+    def received(self, message: Message, payload: Any, payload_bytes: int) -> None:
+        """A message came."""
+        self._do(self._core.received(self._now_ns, message, payload, payload_bytes))
+
+    @property
+    def _now_ns(self) -> int:
+        return round(self._env.now * 1e9)
+
+    def _do(self, actions: Sequence[Any]) -> None:
+        for action in actions:
+            match action:
+                case Send(_, message, payload):
+                    self._send(message, payload)
+                case Drop(payload):
+                    payload.drop()  # type: ignore[attr-defined]
+                case nic.Fill():
+                    action.payload.drop()  # type: ignore[attr-defined]
+                case nic.Done(handle):
+                    self._done[handle].succeed()
+                case nic.Joined():
+                    self._joined.succeed()
+                case nic.Settled(step):
+                    self._settled[step].succeed()
+                case nic.Judged() | Note():
+                    pass
+                case _:
+                    raise AssertionError(f"nothing goes wrong here, but the core says {action}")
+
+    # ---------------------------------------------------------------------- the script
+
+    def _run(self) -> Process:
+        encoded, script = self._description.to_bytes(), self._script
+        self._do(self._core.join(self._now_ns, encoded, self._description.hash))
+        yield self._joined
+        self._env.process(self._pull_all())
+        for step in range(script.steps):
+            pushes: list[simpy.Event] = []
+            for part in range(script.micro_batches):
+                yield from self._forward(step, part)
+                if self._streaming:
+                    hashed = hyper_hash(HYPER)
+                    self._do(self._core.begin(self._now_ns, step, hashed, HYPER))
+                yield from self._backward(step, part, pushes)
+            self.ends_s.append(self._env.now)
+            committed = self._core.commit(
+                self._now_ns, step, hyper_hash(HYPER), script.micro_batches, HYPER
+            )
+            self._do(committed)
+            if not self._streaming:
+                for index in range(len(script.units)):
+                    self._over[step, index].succeed()
+            yield self._env.all_of(pushes)
+        yield self._settled[script.steps - 1]
+        self.is_finished = True
+
+    def _forward(self, step: int, part: int) -> Process:
+        for index, unit in enumerate(self._script.units):
+            yield from self._wait(step, part * self._script.pulls, index)
+            yield from self._work("forward", unit.forward_s, step, unit)
+            yield self._room.put(1)
+
+    def _backward(self, step: int, part: int, pushes: list[simpy.Event]) -> Process:
+        for index, unit in reversed(list(enumerate(self._script.units))):
+            if self._script.pulls == 2:
+                yield from self._wait(step, part * 2 + 1, index)
+            yield from self._work("backward", unit.backward_s, step, unit)
+            if self._script.pulls == 2:
+                yield self._room.put(1)
+            if self._streaming:  # asked for again before the gradient is handed over
+                self._over[step, index].succeed()
+            pushes.append(self._push(step, part, index))
+
+    def _uses(self) -> Iterator[tuple[int, int]]:
+        """(use, unit) in the order in which a step has them."""
+        order = range(len(self._script.units))
+        for part in range(self._script.micro_batches):
+            yield from ((part * self._script.pulls, index) for index in order)
+            if self._script.pulls == 2:
+                yield from ((part * 2 + 1, index) for index in reversed(order))
+
+    def _pull_all(self) -> Process:
+        for step in range(self._script.steps):
+            for use, index in self._uses():
+                yield self._room.get(1)
+                if use == 0 and step:
+                    yield self._over[step - 1, index]
+                number, done = self._open("pull", step, index)
+                chunks = self._layout.unit_chunks[index]
+                self._do(self._core.pull(self._now_ns, number, step, use, list(chunks)))
+                self._asked[step, use, index].succeed(done)
+
+    def _push(self, step: int, part: int, index: int) -> simpy.Event:
+        last = part == self._script.micro_batches - 1
+        dtype = self._script.gradient_dtype
+        gradients = []
+        for chunk in self._layout.trainable_chunks(index):
+            nbytes = self._layout.chunks[chunk].elems * DTYPE_BYTES[dtype]
+            gradients.append(
+                nic.Gradient(chunk=chunk, payload=Token(nbytes), payload_bytes=nbytes, dtype=dtype)
+            )
+        number, done = self._open("push", step, index)
+        said = self._core.push(
+            self._now_ns, number, step, part, gradients,
+            weight=1.0 if last else 0.0, last=last and self._streaming,
+        )  # fmt: skip
+        self._do(said)
+        return done
+
+    # ---------------------------------------------------------------------- helpers
+
+    def _open(self, name: str, step: int, index: int) -> tuple[int, simpy.Event]:
+        """A new handle, and the event of its end; as long as it is open is a span."""
+        number, start_s = len(self._done), self._env.now
+        done = self._done[number] = self._env.event()
+        about = self._about(step, self._script.units[index])
+        done.callbacks.append(lambda _: self._tell(name, start_s, about))
+        return number, done
+
+    def _wait(self, step: int, use: int, index: int) -> Process:
+        start_s = self._env.now
+        done = yield self._asked[step, use, index]
+        yield done
+        if self._env.now > start_s:
+            self._tell("pull_wait", start_s, self._about(step, self._script.units[index]))
+
+    def _work(self, name: str, seconds: float, step: int, unit: Unit) -> Process:
+        start_s, about = self._env.now, self._about(step, unit)
+        yield from self._compute.work(name, seconds, 0.0, about)
+        self._tell(name, start_s, about)
+
+    @staticmethod
+    def _about(step: int, unit: Unit) -> Fields:
+        return (("step", step), ("unit", unit.name))
+
+    def _tell(self, name: str, start_s: float, about: Fields) -> None:
+        """As the worker's own session records it."""
+        self._told.spans.append(Span(name, "", start_s, self._env.now, 0.0, about))

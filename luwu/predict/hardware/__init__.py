@@ -1,0 +1,1 @@
+"""Catalogue of machines, models and software, and how their performance scales."""

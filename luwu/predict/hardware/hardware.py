@@ -1,0 +1,274 @@
+"""What machines are made of, as the catalogue describes them; frozen, in SI.
+
+A field's dimension stands in its type, and the catalogue's reader (`catalogue.py`) refuses any
+other. A field without a default must be given; None where a device does not have something.
+
+    N14  streams    a port carries min(rate, streams * rate of one) * efficiency of long messages
+
+Source of N14: simulation.md 5.6, of virtual machines whose single stream does not fill a port.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeAlias, get_type_hints
+
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware.curves import Curve
+from luwu.predict.hardware.units import Dimension
+
+Rate: TypeAlias = Annotated[float, Dimension.BYTES_PER_S]
+Operations: TypeAlias = Annotated[float, Dimension.OPERATIONS_PER_S]
+Bytes: TypeAlias = Annotated[float, Dimension.BYTES]
+Seconds: TypeAlias = Annotated[float, Dimension.SECONDS]
+Ratio: TypeAlias = Annotated[float, Dimension.RATIO]
+Count: TypeAlias = Annotated[float, Dimension.COUNT]
+Watts: TypeAlias = Annotated[float, Dimension.WATTS]
+Dollars: TypeAlias = Annotated[float, Dimension.DOLLARS]
+DollarsPerS: TypeAlias = Annotated[float, Dimension.DOLLARS_PER_S]
+DollarsPerJoule: TypeAlias = Annotated[float, Dimension.DOLLARS_PER_JOULE]
+ProductCurve: TypeAlias = Annotated[Curve, Dimension.COUNT, Dimension.OPERATIONS_PER_S]
+BusCurve: TypeAlias = Annotated[Curve, Dimension.BYTES, Dimension.BYTES_PER_S]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A number or a curve that an entry has."""
+
+    name: str
+    dimensions: tuple[Dimension, ...]
+    """One of a number, two of a curve: of its sizes and of its rates."""
+    is_required: bool
+
+
+def keys_of(kind: type) -> dict[str, Key]:
+    """What an entry of a kind has, by name, but for its name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        each.name: Key(
+            each.name, _dimensions(hints[each.name]), each.default is dataclasses.MISSING
+        )
+        for each in dataclasses.fields(kind)
+        if each.name != "name"
+    }
+
+
+def _dimensions(hint: Any) -> tuple[Dimension, ...]:
+    options = [hint, *getattr(hint, "__args__", ())]
+    return next(each.__metadata__ for each in options if hasattr(each, "__metadata__"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """An accelerator, or a processor socket that does its work."""
+
+    name: str
+    memory_bytes: Bytes
+    memory_rate: Rate
+    """Peak."""
+    memory_efficiency: Ratio
+    """Of the peak, in a stream of reads and writes."""
+    bf16: Operations
+    """Peak of dense matrix products with 16-bit operands."""
+    fp8: Operations | None = None
+    fp4: Operations | None = None
+    matmul_bf16: ProductCurve | None = None
+    """Achieved rate of a product by its smallest dimension."""
+    matmul_fp8: ProductCurve | None = None
+    all_reduce: BusCurve | None = None
+    """Bus bandwidth among the devices of one domain, by size."""
+    domain_count: Count = 1.0
+    """Devices that share a fast network of their own."""
+    domain_rate: Rate | None = None
+    """Of that network, per device and direction."""
+    host_rate: Rate
+    """To and from the host's memory, each direction."""
+    power: Watts | None = None
+    price: Dollars | None = None
+
+    def peak(self, precision: str) -> float | None:
+        """Peak of dense products in `bf16`, `fp8` or `fp4`."""
+        found: float | None = getattr(self, precision)
+        return found
+
+    def matmul(self, precision: str) -> Curve | None:
+        """The measured curve of a precision."""
+        return {"bf16": self.matmul_bf16, "fp8": self.matmul_fp8}.get(precision)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What one device has of a network between hosts."""
+
+    name: str
+    rate: Rate
+    """Of one device's port, one direction."""
+    efficiency: Ratio
+    """Of the rate, for large messages."""
+    latency_s: Seconds
+    """From one rank to another, of a small message."""
+    stream_rate: Rate | None = None
+    """Of a single stream or thread, where that is less."""
+    streams_count: Count | None = None
+    """At once, of one device; as many as fill the port, unless given."""
+    hop_s: Seconds = 300e-9
+    """Of a switch on the way."""
+
+    def __post_init__(self) -> None:
+        if self.streams_count is None:
+            return
+        place = f"network.{self.name}.streams_count"
+        if self.stream_rate is None:
+            raise ConfigError(
+                f"{place}: has no effect without stream_rate, the rate of one; "
+                "leave it out where one fills the port"
+            )
+        if self.streams_count <= 0:
+            raise ConfigError(f"{place}: {self.streams_count:g} send nothing; 1 or more fits")
+
+    @property
+    def port_rate(self) -> float:
+        """Bytes a second of long messages, of a device and direction, by all its streams (N14)."""
+        if self.stream_rate is None or self.streams_count is None:
+            return self.rate * self.efficiency
+        return min(self.rate, self.streams_count * self.stream_rate) * self.efficiency
+
+    def with_streams(self, count: int) -> Network:
+        """The same, by so many streams. Raises ConfigError where one's rate is not known."""
+        return dataclasses.replace(self, streams_count=float(count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """A drive."""
+
+    name: str
+    read_rate: Rate
+    write_rate: Rate
+    memory_bytes: Bytes | None = None
+    power: Watts | None = None
+    price: Dollars | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor:
+    """A socket of a host."""
+
+    name: str
+    cores_count: Count
+    memory_rate: Rate
+    bf16: Operations | None = None
+    """Peak of dense matrix products with 16-bit operands."""
+    power: Watts | None = None
+    price: Dollars | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """A switch, by its ports."""
+
+    name: str
+    ports_count: Count
+    port_rate: Rate
+    aggregates: Count = 0.0
+    """1: it can sum what passes."""
+    power: Watts | None = None
+    price: Dollars | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A cable between two ports, with what is at its ends."""
+
+    name: str
+    rate: Rate
+    """One direction."""
+    price: Dollars | None = None
+    """Of the cable and both transceivers."""
+    transceiver_power: Watts | None = None
+    """Of one; a link has two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """A network card of a host, or a SmartNIC."""
+
+    name: str
+    rate: Rate
+    """Of all its ports, one direction."""
+    memory_bytes: Bytes | None = None
+    power: Watts | None = None
+    price: Dollars | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A host as it is bought or rented: with its devices, processors and network cards."""
+
+    name: str
+    devices_count: Count
+    """0: an optimizer node."""
+    price: Dollars | None = None
+    power: Watts | None = None
+    """At work, devices included."""
+    device_rental: DollarsPerS | None = None
+    """Of one device with its part of the host and the network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """How much a generation of technology gives: factors of what is to be scaled."""
+
+    name: str
+    logic: Ratio = 1.0
+    """Operations a second."""
+    memory: Ratio = 1.0
+    """Bytes a second of a device's memory."""
+    capacity: Ratio = 1.0
+    """Bytes of it."""
+    network: Ratio = 1.0
+    """Bytes a second of ports, of domains, and to the host."""
+
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if each.name != "name" and not value > 0:
+                raise ConfigError(
+                    f"scaling.{self.name}.{each.name}: {value:g} leaves nothing; a factor above 0 "
+                    "fits"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tariff:
+    """What makes an hour of what was bought."""
+
+    name: str
+    life_s: Seconds
+    """Over which a price is spread."""
+    pue: Ratio
+    """Power of the whole site over that of its machines; from 1 on."""
+    energy_price: DollarsPerJoule
+
+    def __post_init__(self) -> None:
+        for key, value, least in (("life_s", self.life_s, 0.0), ("pue", self.pue, 1.0)):
+            if value < least or value == 0:
+                raise ConfigError(
+                    f"tariff.{self.name}.{key}: {value!r} is too small; "
+                    f"{'1 or more' if least else 'more than 0'} fits"
+                )
+
+
+KINDS: Final[dict[str, type]] = {
+    "device": Device,
+    "network": Network,
+    "disk": Disk,
+    "processor": Processor,
+    "switch": Switch,
+    "link": Link,
+    "nic": Nic,
+    "server": Server,
+    "tariff": Tariff,
+    "scaling": Scaling,
+}

@@ -1,0 +1,67 @@
+"""Hosts with memory and drives that take part in training: the node's, and those that offload.
+
+    H1  Adam on processors    bytes it passes over / (memory rate * efficiency)
+    H2  drives                bytes read and written / their rates, at once or one after the other
+
+Sources: ZeRO-Offload's times of its Adam give the efficiency (fitted); arXiv 2104.07857 (H2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware.hardware import Disk, Processor
+from luwu.predict.hardware.software import fitted
+
+ADAM_BYTES = 28
+"""For a parameter: gradient, master and two moments read, the last three written."""
+STATE_BYTES = 12
+"""Master and two moments."""
+STREAM_SHARE = 0.8
+"""Of a socket's peak that STREAM usually reaches; assumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What serves one or several devices."""
+
+    processor: Processor
+    processors: int = 2
+    memory_bytes: float
+    disk: Disk | None = None
+    disks: int = 0
+
+    def __post_init__(self) -> None:
+        if self.disks and self.disk is None:
+            raise ConfigError(f"disks: {self.disks} of them, but no disk is named")
+
+    @property
+    def memory_rate(self) -> float:
+        """Of all sockets, as a stream of reads and writes reaches it."""
+        return self.processors * self.processor.memory_rate * STREAM_SHARE
+
+    def adam(self, parameters: float) -> float:
+        """Seconds in which DeepSpeed's Adam updates so many parameters in memory (H1)."""
+        rate = self.processors * self.processor.memory_rate * fitted("host_memory_efficiency")
+        return ADAM_BYTES * parameters / rate
+
+    def read(self, nbytes: float) -> float:
+        """Seconds to read so much from all drives."""
+        return nbytes / (self.disks * self._disk().read_rate) if nbytes else 0.0
+
+    def write(self, nbytes: float) -> float:
+        """Seconds to write so much to all drives."""
+        return nbytes / (self.disks * self._disk().write_rate) if nbytes else 0.0
+
+    @property
+    def disk_bytes(self) -> float | None:
+        """Of all drives; None where nobody said."""
+        if self.disk is None or self.disk.memory_bytes is None:
+            return None
+        return self.disks * self.disk.memory_bytes
+
+    def _disk(self) -> Disk:
+        if self.disk is None or not self.disks:
+            raise ConfigError("disks: the state does not fit into memory, and there is no disk")
+        return self.disk

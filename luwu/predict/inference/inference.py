@@ -1,0 +1,335 @@
+"""How long answers take: prefill of the prompt, decode of a token for each sequence, batches.
+
+    I1  product         max(operations / rate, bytes / memory rate); the rate is measured of a cube
+                        with as many operations: what is flat or thin is bound by its bytes
+    I2  attention       of decode: max(cache / memory rate, operations / rate); of prefill:
+                        operations / rate
+    I3  a layer         products + attention + passes over memory + 2 all-reduces + launches
+    I4  a round         all layers, the output layer, the choice of tokens, sends between stages;
+                        with m parts of a batch in p stages no faster than m times the slowest stage
+    I5  static batch    prefill + (output - 1) decodes at the mean length
+    I6  continuous      of b sequences each round decodes one token, and prefills b input / output
+                        tokens for those that take the place of what ended; b is bound by memory and
+                        by the budget of a round
+
+An all-reduce takes what was measured at its size, or NCCL's protocol for small messages (I7)
+where that is faster, as in decode, where sizes are a few KB.
+Sources: LIMINAL's form, max(compute, memory) and exchanges in the open; NCCL's tuning (I7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.hardware import Device
+from luwu.predict.hardware.software import fitted
+from luwu.predict.inference.inference_job import (
+    LOGIT_BYTES,
+    WEIGHT_BYTES,
+    InferenceJob,
+    layer_cache_bytes,
+    maximum_batch,
+)
+from luwu.predict.model.collectives import Path, measured_all_reduce, ring_all_reduce, send
+from luwu.predict.model.operators import WIRE_BYTES
+
+NCCL_BASE_S = 3.6e-6
+"""Of a ring with the LL protocol; NCCL's tuning."""
+NCCL_HOP_S = 0.47e-6
+"""Of each of its 2 (n - 1) steps, over NVLink."""
+NCCL_SMALL_SHARE = 0.25
+"""Of a link's rate that LL reaches, at least."""
+CAUSAL_SHARE = 0.5
+"""Of the scores that kernels compute in prefill: what the mask hides is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one round does in each layer."""
+
+    decodes: float = 0.0
+    """Sequences that get their next token."""
+    context: float = 0.0
+    """Tokens that each of them sees."""
+    prefill_tokens: float = 0.0
+    prompt: float = 1
+    """Length of the prompts that these tokens belong to."""
+
+    @property
+    def tokens(self) -> float:
+        """That pass through the layers."""
+        return self.decodes + self.prefill_tokens
+
+    @property
+    def answers(self) -> float:
+        """Tokens that come out."""
+        return self.decodes + self.prefill_tokens / self.prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTime:
+    """Seconds of a round through all stages, by what they go to; they add up to `seconds`."""
+
+    parts: dict[str, float]
+    notes: Notes = field(default_factory=Notes)
+
+    @property
+    def seconds(self) -> float:
+        """Of the round."""
+        return sum(self.parts.values())
+
+    @property
+    def binding(self) -> str:
+        """What takes most."""
+        return max(self.parts, key=lambda name: self.parts[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inference:
+    """What is predicted of a job."""
+
+    first_token_s: float
+    """From a whole batch's prompts to its first tokens; no queue before it."""
+    token_s: float
+    """Between two tokens of a sequence, on the mean."""
+    tokens_per_s: float
+    """That come out of all devices."""
+    devices: int
+    batch: float
+    """In decode at once; what a round's budget leaves of the job's batch."""
+    maximum_batch: int
+    prefill: RoundTime
+    decode: RoundTime
+    """In continuous batching, with the prefill of its rounds."""
+
+    @property
+    def tokens_per_device_s(self) -> float:
+        return self.tokens_per_s / self.devices
+
+
+def predict_inference(job: InferenceJob) -> Inference:
+    """All that users ask of a job (I5, I6). Raises ConfigError for a device without curves."""
+    prefill = predict_prefill(job)
+    if job.batching == "continuous":
+        batch, decode = predict_continuous(job)
+        rate = batch / decode.seconds
+    else:
+        batch, decode = float(job.batch), predict_decode(job)
+        whole_s = prefill.seconds + (job.output_tokens - 1) * decode.seconds
+        rate = batch * job.output_tokens / whole_s
+    return Inference(
+        first_token_s=prefill.seconds, token_s=decode.seconds, tokens_per_s=rate,
+        devices=job.devices, batch=batch, maximum_batch=maximum_batch(job),
+        prefill=prefill, decode=decode,
+    )  # fmt: skip
+
+
+def predict_prefill(job: InferenceJob) -> RoundTime:
+    """All prompts of a batch at once, a part of them in each stage."""
+    parts = min(job.batch, job.pipeline)
+    tokens = job.batch / parts * job.input_tokens
+    return _round(
+        job, Work(prefill_tokens=tokens, prompt=job.input_tokens), parts,
+        layer_launch_s=fitted("prefill_layer_s"), round_s=0.0,
+    )  # fmt: skip
+
+
+def predict_decode(job: InferenceJob, context: float | None = None) -> RoundTime:
+    """One token for each sequence of a batch, at a length or at the mean one of the answers."""
+    if context is None:
+        context = job.input_tokens + job.output_tokens / 2
+    parts = min(job.batch, job.pipeline)
+    return _round(
+        job, Work(decodes=job.batch / parts, context=context), parts,
+        layer_launch_s=fitted("decode_layer_s"), round_s=0.0,
+    )  # fmt: skip
+
+
+def predict_continuous(job: InferenceJob) -> tuple[float, RoundTime]:
+    """Sequences in decode, and a round that gives each one token (I6)."""
+    prefills = job.input_tokens / job.output_tokens
+    batch = min(job.batch, job.pipeline * job.budget_tokens / (1 + prefills))
+    parts = min(batch, job.pipeline)
+    work = Work(
+        decodes=batch / parts, context=job.input_tokens + job.output_tokens / 2,
+        prefill_tokens=batch / parts * prefills, prompt=job.input_tokens,
+    )  # fmt: skip
+    return batch, predict_round(job, work, parts)
+
+
+def predict_round(job: InferenceJob, work: Work, parts: float = 1.0) -> RoundTime:
+    """Of continuous batching, with as many parts of a batch under way, each of them `work`."""
+    return _round(
+        job, work, parts,
+        layer_launch_s=fitted("decode_layer_s"), round_s=fitted("round_s"),
+    )  # fmt: skip
+
+
+def with_largest_batch(job: InferenceJob) -> InferenceJob:
+    """The same with as many sequences as memory holds."""
+    return replace(job, batch=maximum_batch(job))
+
+
+# ---------------------------------------------------------------------- a round
+
+
+def _round(
+    job: InferenceJob, work: Work, parts: float, *, layer_launch_s: float, round_s: float
+) -> RoundTime:
+    """Of as many parts of a batch as are under way, each of them `work` (I4)."""
+    notes = Notes()
+    layer = {**layer_time(job, work, notes), "launches": layer_launch_s}
+    layer_s = sum(layer.values())
+    head_s = _head_time(job, work.answers, notes)
+    choice_s = work.answers * fitted("sequence_s")
+    send_s = _send(job, work.tokens)
+    layers, stages = job.model.layers, job.pipeline
+    seconds = {name: layers * each for name, each in layer.items()}
+    seconds["output layer"] = head_s
+    seconds["choice of tokens"] = choice_s
+    seconds["stage exchange"] = (stages - 1) * send_s
+    seconds["scheduling"] = stages * round_s
+    last_s = layers // stages * layer_s + head_s + choice_s
+    slowest_s = max(job.stage_layers * layer_s, last_s) + send_s + round_s
+    seconds["waiting for stages"] = max(0.0, parts * slowest_s - sum(seconds.values()))
+    return RoundTime(parts=seconds, notes=notes)
+
+
+def layer_time(job: InferenceJob, work: Work, notes: Notes) -> dict[str, float]:
+    """Seconds of one layer on a rank, by what they go to, without launches (I3)."""
+    exchange = 2 * _all_reduce(job, WIRE_BYTES * work.tokens * job.model.hidden, notes)
+    return {
+        "products": _products(job, work.tokens, notes),
+        "attention": _attention(job, work),
+        "memory": _passes(job, work.tokens) * fitted("pass_share"),
+        "tensor exchange": exchange,
+    }
+
+
+def _products(job: InferenceJob, n: float, notes: Notes) -> float:
+    """The four matrices of a layer; of experts, those that some token uses."""
+    model, tensor = job.model, job.tensor
+    own = model.head_width * model.heads / tensor
+    keys = 2 * model.head_width * job.kv_heads
+    inner = model.ffn / tensor
+    touched = model.experts * (1 - (1 - model.experts_used / model.experts) ** n)
+    rows = n * model.experts_used / touched
+    shapes = [
+        (1.0, n, model.hidden, own + keys),
+        (1.0, n, own, model.hidden),
+        (touched, rows, model.hidden, inner * (model.mlp_matrices - 1)),
+        (touched, rows, inner, model.hidden),
+    ]
+    return sum(times * product(job.device, job.precision, shape, notes) for times, *shape in shapes)
+
+
+def product(device: Device, precision: str, shape: Sequence[float], notes: Notes) -> float:
+    """Seconds of [rows, inner] x [inner, columns], weights on the right (I1)."""
+    rows, inner, columns = shape
+    weights = inner * columns * WEIGHT_BYTES[precision]
+    passed_s = _memory(device, weights + rows * (inner + columns) * WIRE_BYTES)
+    volume = rows * inner * columns
+    size = volume ** (1 / 3)
+    computed_s = 2 * volume / _rate(device, precision, size)
+    if computed_s > passed_s:  # a look-up beyond the curve is told of only where it matters
+        _rate(device, precision, size, notes)
+    return max(computed_s, passed_s)
+
+
+def _rate(device: Device, precision: str, size: float, notes: Notes | None = None) -> float:
+    """Operations a second of a cube's product; without a curve of the precision, as much of its
+    peak as another precision reaches of its own."""
+    curves = {each: device.matmul(each) for each in (precision, "fp8", "bf16")}
+    measured = next((each for each, curve in curves.items() if curve is not None), None)
+    if measured is None:
+        raise ConfigError(
+            f"device.{device.name} has no measured curve of matrix products; give matmul_bf16 or "
+            "matmul_fp8, or take that of another by like"
+        )
+    curve, peak, measured_peak = curves[measured], device.peak(precision), device.peak(measured)
+    assert curve is not None
+    assert peak is not None
+    assert measured_peak is not None
+    return curve.rate(size, notes) * peak / measured_peak
+
+
+def _attention(job: InferenceJob, work: Work) -> float:
+    """Scores and their product with values, of decode and of prefill (I2)."""
+    model, rate = job.model, job.device.bf16 * fitted("attention_efficiency")
+    seen = work.decodes * work.context
+    cached_s = _memory(job.device, seen * layer_cache_bytes(job))
+    decode = model.attention_operations(work.decodes, work.context) / job.tensor
+    prefill = model.attention_operations(work.prefill_tokens, work.prompt, CAUSAL_SHARE)
+    return max(cached_s, decode / rate) + prefill / job.tensor / rate
+
+
+def _passes(job: InferenceJob, n: float) -> float:
+    """What operators between products read and write, as in training's forward."""
+    model = job.model
+    residual = model.hidden * (2 * 2 + 2 * 3)
+    activation = model.ffn * model.experts_used * (3 if model.gated else 2) / job.tensor
+    turned = 2 * model.head_width * (model.heads / job.tensor + 2 * job.kv_heads)
+    return _memory(job.device, n * WIRE_BYTES * (residual + activation + turned))
+
+
+def _head_time(job: InferenceJob, answers: float, notes: Notes) -> float:
+    """The output layer in 16 bits, for tokens that come out alone, and a pass over its logits."""
+    if not answers:  # a part of a prompt, and nothing else
+        return 0.0
+    columns = job.model.vocab / job.tensor
+    logits = 2 * answers * columns * LOGIT_BYTES
+    shape = (answers, job.model.hidden, columns)
+    return product(job.device, "bf16", shape, notes) + _memory(job.device, logits)
+
+
+def _memory(device: Device, nbytes: float) -> float:
+    return nbytes / (device.memory_rate * device.memory_efficiency)
+
+
+# ---------------------------------------------------------------------- exchanges
+
+
+def _all_reduce(job: InferenceJob, nbytes: float, notes: Notes) -> float:
+    """Of a layer's activations among tensor parallel ranks, at the size that they have."""
+    ranks, device = job.tensor, job.device
+    if ranks == 1:
+        return 0.0
+    if ranks > device.domain_count:
+        return ring_all_reduce(ranks, nbytes, _network_path(job))
+    inside = _domain_path(job)
+    if device.all_reduce is None:
+        return ring_all_reduce(ranks, nbytes, inside)
+    small_s = small_all_reduce(ranks, nbytes, inside.rate)
+    measured_s = measured_all_reduce(ranks, nbytes, device.all_reduce)
+    if measured_s < small_s:
+        return measured_all_reduce(ranks, nbytes, device.all_reduce, notes)
+    return small_s
+
+
+def small_all_reduce(ranks: int, nbytes: float, rate: float) -> float:
+    """By NCCL's protocol for small messages, in a domain (I7)."""
+    if ranks == 1:
+        return 0.0
+    latency_s = NCCL_BASE_S + 2 * (ranks - 1) * NCCL_HOP_S
+    return latency_s + 2 * (ranks - 1) / ranks * nbytes / (rate * NCCL_SMALL_SHARE)
+
+
+def _send(job: InferenceJob, tokens: float) -> float:
+    """Activations from one stage to the next."""
+    if job.pipeline == 1:
+        return 0.0
+    inside = job.devices <= job.device.domain_count
+    path = _domain_path(job) if inside else _network_path(job)
+    return send(WIRE_BYTES * tokens * job.model.hidden, path)
+
+
+def _domain_path(job: InferenceJob) -> Path:
+    """To a device of the same domain; without a network of its own, through the host."""
+    return Path(latency_s=NCCL_BASE_S, rate=job.device.domain_rate or job.device.host_rate)
+
+
+def _network_path(job: InferenceJob) -> Path:
+    return Path(latency_s=job.network.latency_s, rate=job.network.port_rate)

@@ -1,0 +1,200 @@
+"""What is served, on what, and what it takes of memory.
+
+    F1  cache of a sequence   2 l/p tokens max(1, g/t) d bytes, on each rank of the stage with most
+    F2  weights of a rank     its share of each matrix; embedding and output layer are in 16 bits
+    F3  largest batch         what weights and the work space of a round leave, over F1
+
+l layers, p stages, t tensor parallel ranks, g heads of keys and values, d the width of a head. With
+fewer such heads than ranks, ranks hold copies.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.suggestion import suggestion
+from luwu.predict.hardware.hardware import Device, Network
+from luwu.predict.hardware.model import Transformer
+from luwu.predict.model.operators import WIRE_BYTES
+
+WEIGHT_BYTES: Final = {"bf16": 2.0, "fp8": 1.0, "fp4": 9 / 16}
+"""Of a weight. fp4: NVFP4, where 16 values share a scale of a byte. Source: NVIDIA's documents."""
+CACHE_PRECISIONS: Final = ("bf16", "fp8", "int8")
+BATCHINGS: Final = ("static", "continuous")
+LOGIT_BYTES: Final = 4
+
+
+def cache_bytes_per_element(precision: str, head_width: int) -> float:
+    """Of keys and values; int8 has a scale for each head, which costs 1/d more."""
+    return {"bf16": 2.0, "fp8": 1.0, "int8": 1.0 + 1.0 / head_width}[precision]
+
+
+def check_choice(key: str, found: str, known: tuple[str, ...]) -> None:
+    """Raises ConfigError for what is none of those known."""
+    if found not in known:
+        raise ConfigError(
+            f"{key}: {found!r} is none of {', '.join(known)}{suggestion(found, known)}"
+        )
+
+
+def check_count(key: str, found: int) -> None:
+    """Raises ConfigError for what is no count of at least one."""
+    if type(found) is not int or found < 1:
+        raise ConfigError(f"{key}: {found!r} is no count of at least 1")
+
+
+def check_tensor(key: str, ranks: int, model: Transformer) -> None:
+    """Raises ConfigError where ranks cannot share a model's heads."""
+    kv_heads = model.kv_heads
+    if model.heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+        fits = [
+            each for each in range(1, model.heads + 1)
+            if model.heads % each == 0 and (kv_heads % each == 0 or each % kv_heads == 0)
+        ]  # fmt: skip
+        raise ConfigError(
+            f"{key}: {ranks} ranks cannot share {model.heads} heads, {kv_heads} of keys and "
+            f"values, of {model.name}; {', '.join(map(str, fits))} fit"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceJob:
+    """What answers, on what, how. Raises ConfigError for what cannot be, and for a batch that
+    memory does not hold."""
+
+    model: Transformer
+    device: Device
+    network: Network
+    """Between devices that share no domain."""
+    tensor: int = 1
+    pipeline: int = 1
+    precision: str = "bf16"
+    """Of weights and products; attention is in 16 bits."""
+    kv_precision: str = "bf16"
+    batch: int = 1
+    """Sequences at once, of all stages."""
+    input_tokens: int
+    output_tokens: int
+    batching: str = "static"
+    """static: a batch begins and ends as one. continuous: a sequence that ends makes place for the
+    next, and each round has prefill and decode."""
+    budget_tokens: int = 8192
+    """Of a round of continuous batching: sequences in decode and tokens of prefill together."""
+
+    def __post_init__(self) -> None:
+        for key in ("tensor", "pipeline", "batch", "input_tokens", "output_tokens",
+                    "budget_tokens"):  # fmt: skip
+            check_count(key, getattr(self, key))
+        check_choice("precision", self.precision, tuple(WEIGHT_BYTES))
+        check_choice("kv_precision", self.kv_precision, CACHE_PRECISIONS)
+        check_choice("batching", self.batching, BATCHINGS)
+        if self.device.peak(self.precision) is None:
+            has = [each for each in WEIGHT_BYTES if self.device.peak(each)]
+            raise ConfigError(
+                f"precision: a {self.device.name} has no {self.precision}; it has {', '.join(has)}"
+            )
+        check_tensor("tensor", self.tensor, self.model)
+        if self.pipeline > self.model.layers:
+            raise ConfigError(
+                f"pipeline: {self.pipeline} stages, but {self.model.name} has "
+                f"{self.model.layers} layers"
+            )
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        has, fits = self.device.memory_bytes, maximum_batch(self)
+        if fits < 1:
+            missing = (weight_bytes(self) + fixed_bytes(self) + sequence_bytes(self) - has) / 1e9
+            raise ConfigError(
+                f"tensor: {self.devices} of {self.device.name} do not hold {self.model.name} in "
+                f"{self.precision} and one sequence; {missing:.3g} GB are missing on each. More "
+                "tensor or pipeline ranks, or a smaller precision, would fit"
+            )
+        if self.batch > fits:
+            missing = (self.batch * sequence_bytes(self) + weight_bytes(self) + fixed_bytes(self)
+                       - has) / 1e9  # fmt: skip
+            raise ConfigError(
+                f"batch: {self.batch} sequences of {self.tokens} tokens are more than "
+                f"{self.devices} of {self.device.name} hold; {missing:.3g} GB are missing on "
+                f"each, a batch of {fits} fits"
+            )
+
+    @property
+    def devices(self) -> int:
+        """In all."""
+        return self.tensor * self.pipeline
+
+    @property
+    def tokens(self) -> int:
+        """Of a sequence at its end."""
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def stage_layers(self) -> int:
+        """Of the stage with most."""
+        return math.ceil(self.model.layers / self.pipeline)
+
+    @property
+    def kv_heads(self) -> int:
+        """Of keys and values, on a rank."""
+        return max(1, self.model.kv_heads // self.tensor)
+
+
+def layer_cache_bytes(job: InferenceJob) -> float:
+    """Of a token in one layer, on a rank."""
+    width = job.model.head_width
+    return 2 * job.kv_heads * width * cache_bytes_per_element(job.kv_precision, width)
+
+
+def cache_bytes(job: InferenceJob, tokens: int) -> float:
+    """Keys and values of one sequence on a rank of the stage with most layers (F1)."""
+    return job.stage_layers * tokens * layer_cache_bytes(job)
+
+
+def layer_weight_bytes(job: InferenceJob) -> float:
+    """Matrices of one layer, all experts, on a rank."""
+    model = job.model
+    attention = model.hidden * model.head_width * 2 * (model.heads / job.tensor + job.kv_heads)
+    mlp = model.experts * model.mlp_parameters / job.tensor
+    return (attention + mlp) * WEIGHT_BYTES[job.precision]
+
+
+def weight_bytes(job: InferenceJob) -> float:
+    """Of a rank of the fullest stage (F2): with the output layer, or with the embedding."""
+    model = job.model
+    ends = 2 if job.pipeline == 1 and not model.tied else 1
+    embeddings = ends * model.embedding_parameters / job.tensor * WIRE_BYTES
+    return job.stage_layers * layer_weight_bytes(job) + embeddings
+
+
+def fixed_bytes(job: InferenceJob) -> float:
+    """Work space that does not depend on the batch: that of a round's budget."""
+    return job.budget_tokens * _work_bytes(job) if job.batching == "continuous" else 0.0
+
+
+def sequence_bytes(job: InferenceJob) -> float:
+    """What one more sequence takes on a rank: its cache at its end, its logits, and where a batch
+    begins as one, work space of its prompt; stages have different parts of a batch at work."""
+    cache = cache_bytes(job, job.tokens)
+    logits = LOGIT_BYTES * job.model.vocab / job.tensor / job.pipeline
+    if job.batching == "continuous":
+        return cache + logits
+    return cache + logits + job.input_tokens * _work_bytes(job) / job.pipeline
+
+
+def _work_bytes(job: InferenceJob) -> float:
+    """Activations of a token that live at once: two of the residual stream and their norms, heads,
+    inner widths of the MLP."""
+    model = job.model
+    heads = model.head_width * (model.heads / job.tensor + 2 * job.kv_heads)
+    inner = (model.mlp_matrices - 1) * model.ffn * model.experts_used / job.tensor
+    return WIRE_BYTES * (4 * model.hidden + heads + inner)
+
+
+def maximum_batch(job: InferenceJob) -> int:
+    """Sequences that memory holds (F3); below 1 where it does not hold the weights."""
+    left = job.device.memory_bytes - weight_bytes(job) - fixed_bytes(job)
+    return math.floor(left / sequence_bytes(job))

@@ -1,0 +1,164 @@
+"""Inference on the sockets of hosts: processors that share a model's layers as tensor ranks.
+
+    K1  a token         max((weights / t + cache) / (memory rate x share), operations / (t peak))
+                        + exchanges
+    K2  exchanges       two all-reduces in each layer, one where attention and MLP run side by side,
+                        in hosts and between them (N11)
+    K3  prefill         the same with the prompt's operations
+
+t sockets. Where the peak of a processor is not known, decode is taken to be bound by memory, which
+holds for batches of a few sequences. Token numbers are broadcast,
+and of the logits only the best few are reduced, so neither takes time that counts.
+Source: xFasterTransformer, arXiv 2407.00029 and 2407.07304.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware.hardware import Network, Processor
+from luwu.predict.hardware.model import Transformer
+from luwu.predict.hardware.software import fitted
+from luwu.predict.inference.inference_job import (
+    cache_bytes_per_element,
+    check_choice,
+    check_count,
+    check_tensor,
+)
+from luwu.predict.model.collectives import Path, hierarchical_all_reduce
+from luwu.predict.model.operators import WIRE_BYTES
+
+SOCKET_WEIGHT_BYTES: Final = {"bf16": 2.0, "int8": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketJob:
+    """What answers on which sockets. Raises ConfigError for what cannot be."""
+
+    model: Transformer
+    processor: Processor
+    network: Network
+    """Between hosts, by what a host has of it."""
+    inside: Network
+    """Between the sockets of a host."""
+    sockets: int = 1
+    host_sockets: int = 2
+    precision: str = "bf16"
+    kv_precision: str = "bf16"
+    batch: int = 1
+    input_tokens: int
+    output_tokens: int
+    parallel_blocks: bool = False
+    """Attention and MLP of a layer run side by side, as some models have them."""
+    memory_bytes: float | None = None
+    """Of a socket; None: whether it holds the batch is not asked."""
+
+    def __post_init__(self) -> None:
+        for key in ("sockets", "host_sockets", "batch", "input_tokens", "output_tokens"):
+            check_count(key, getattr(self, key))
+        check_choice("precision", self.precision, tuple(SOCKET_WEIGHT_BYTES))
+        check_choice("kv_precision", self.kv_precision, ("bf16", "int8"))
+        check_tensor("sockets", self.sockets, self.model)
+        if self.sockets > self.host_sockets and self.sockets % self.host_sockets:
+            raise ConfigError(
+                f"sockets: {self.sockets} are no multiple of host_sockets = {self.host_sockets}"
+            )
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        if self.memory_bytes is None:
+            return
+        each = socket_cache_bytes(self, self.input_tokens + self.output_tokens)
+        fits = int((self.memory_bytes - socket_weight_bytes(self)) // each)
+        if self.batch > fits:
+            needs = socket_weight_bytes(self) + self.batch * each
+            advice = f"a batch of {fits} fits" if fits > 0 else "more sockets would fit"
+            raise ConfigError(
+                f"batch: {self.batch} sequences need {needs / 1e9:.3g} GB on each socket, which "
+                f"has {self.memory_bytes / 1e9:.3g} GB; {advice}"
+            )
+
+    @property
+    def hosts(self) -> int:
+        return max(1, self.sockets // self.host_sockets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketTime:
+    """Seconds of a token, or of a prompt, by what they go to."""
+
+    parts: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+
+def socket_weight_bytes(job: SocketJob) -> float:
+    """Of a socket, embedding and output layer included."""
+    return job.model.parameters * SOCKET_WEIGHT_BYTES[job.precision] / job.sockets
+
+
+def socket_cache_bytes(job: SocketJob, tokens: float) -> float:
+    """Keys and values of one sequence on a socket."""
+    model = job.model
+    heads = max(1, model.kv_heads // job.sockets)
+    element = cache_bytes_per_element(job.kv_precision, model.head_width)
+    return 2 * model.layers * tokens * heads * model.head_width * element
+
+
+def predict_socket_token(job: SocketJob, context: float | None = None) -> SocketTime:
+    """Between two tokens of a sequence, at a length or at the mean one (K1)."""
+    if context is None:
+        context = job.input_tokens + job.output_tokens / 2
+    cache = job.batch * socket_cache_bytes(job, context)
+    attention = job.model.layers * job.model.attention_operations(job.batch, context)
+    return _time(job, job.batch, cache, attention)
+
+
+def predict_socket_prefill(job: SocketJob) -> SocketTime:
+    """The prompts of a batch (K3): at the peak of the processor, so a bound from below; nothing
+    published calibrates it. Raises ConfigError where that peak is not known."""
+    if job.processor.bf16 is None:
+        raise ConfigError(
+            f"processor.{job.processor.name}.bf16 is missing, and prefill is bound by it; give the "
+            "peak of its matrix products, such as 100 TFLOP/s"
+        )
+    tokens = job.batch * job.input_tokens
+    attention = job.model.layers * job.model.attention_operations(tokens, job.input_tokens, 0.5)
+    return _time(job, tokens, 0.0, attention)
+
+
+def _time(job: SocketJob, tokens: float, cache: float, attention: float) -> SocketTime:
+    """Tokens that pass through all layers on all sockets."""
+    model = job.model
+    rate = job.processor.memory_rate * fitted("processor_share")
+    idle = model.embedding_parameters if not model.tied else 0  # a look-up, of a row for a token
+    unread = idle * SOCKET_WEIGHT_BYTES[job.precision] / job.sockets
+    weights_s = (socket_weight_bytes(job) - unread) / rate
+    operations = 2 * model.active_parameters * tokens + attention
+    peak = job.processor.bf16
+    computed_s = operations / job.sockets / peak if peak is not None else 0.0
+    cache_s = cache / rate
+    syncs = model.layers * (1 if job.parallel_blocks else 2)
+    return SocketTime(
+        parts={
+            "weights": weights_s,
+            "cache": cache_s,
+            "products": max(0.0, computed_s - weights_s - cache_s),
+            "exchange": syncs * _all_reduce(job, WIRE_BYTES * tokens * model.hidden),
+        }
+    )
+
+
+def _all_reduce(job: SocketJob, nbytes: float) -> float:
+    """Of a layer's activations among all sockets (K2)."""
+    in_host = min(job.sockets, job.host_sockets)
+    inside, between = _path(job.inside), _path(job.network)
+    return hierarchical_all_reduce(job.hosts, in_host, nbytes, inside, between)
+
+
+def _path(network: Network) -> Path:
+    return Path(latency_s=network.latency_s, rate=network.port_rate)

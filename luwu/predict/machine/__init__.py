@@ -1,0 +1,1 @@
+"""LuWu on this machine, thread by thread."""

@@ -1,0 +1,174 @@
+"""A step of LuWu on this machine: workers, switch and node are processes that share its cores.
+
+Floors are seconds of a core, or of the disk, of one part alone; a job says how often each is
+needed. No run is looked at. With W workers, a chunk of b bytes:
+
+    X5  push     each worker: copy b, an end;  wire b;  switch: W ends, sum of W b, an end;  wire b;
+                 node: an end. And its receipt: an end at the node, 1 + W at the switch, one at each
+                 worker
+    X6  update   a thread of the node: a page of b; out of core the disk reads 3 b besides, where
+                 the page does not stay in memory, and writes 3 b. Two hand-overs
+    X7  pull     each worker: an end; switch: W ends and one; node: an end; where no update hands it
+                 out, a thread reads b, from disk if it is not in memory, and a hand-over; an end;
+                 wire b;  switch: 1 + W ends;  wire W b; each worker: an end, and b copied, unless
+                 weights are used where they lie
+    X8  wire     seconds of the sender's and of the receiver's link thread, by byte; none where
+                 memory is shared
+    X9  compute  units forward in order, then backward, by one thread of a worker
+    X10 a step   as the play of all threads on the cores says (machine_play.py); not shorter than
+                 work / cores, than the disk's time, or than the play on cores without number
+
+    X11 crowding one share of X10, fitted once for all cases: what no part alone shows, as processes
+                 take caches from one another, and wait for the interpreter's lock and to be woken
+
+An *end* is a message that a process sends or receives, with all that its state machine does for it.
+Source: luwu/estimate/messages.py (who says what); derived.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from luwu.base.errors import ConfigError
+
+RECORD = 3
+"""Weights, m and v: so many times the bytes of the weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFloors:
+    """Seconds of a core, and of the disk, measured of each part alone."""
+
+    cores: int
+    forward_s: float
+    """Of one worker's model, forward, by itself."""
+    backward_s: float
+    root_ratio: float
+    """Of both, what is not in blocks, in [0, 1]."""
+    end_s: float
+    """A message at one of its ends."""
+    handed_s: float
+    """Work handed to a thread of the node, and its end heard of."""
+    send_s_per_byte: float
+    """Of a link's thread; 0 where memory is shared."""
+    receive_s_per_byte: float
+    receive_at_node_s_per_byte: float
+    """The node gives memory back, so the kernel clears it anew."""
+    gradient_s_per_byte: float
+    """A copy to where it is sent from."""
+    weights_s_per_byte: float
+    """A copy to the unit's own addresses."""
+    sum_s_per_byte: float
+    """Of the switch, by byte that is added."""
+    update_s_per_byte: float
+    """Of a thread of the node, for a page: the kernel, checksums, requests; by byte of weights."""
+    reading_s_per_byte: float
+    """Of a thread of the node, for weights that are read to be sent."""
+    write_s_per_byte: float = 0.0
+    """Of the disk, for pages that stay in memory."""
+    mixed_s_per_byte: float = 0.0
+    """Of the disk, to read a byte and write one, as updates do."""
+    pull_s_per_byte: float = 0.0
+    """Of the disk, for reads of weights."""
+    crowding: float = 0.0
+    """Of a step, what all parts together take more (X11)."""
+
+    def __post_init__(self) -> None:
+        if self.cores < 1:
+            raise ConfigError(f"cores: {self.cores} cannot work; give at least 1")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not (value >= 0 and math.isfinite(value)):
+                raise ConfigError(f"{each.name}: {value!r} is no floor; give 0 or more")
+        if self.root_ratio > 1:
+            raise ConfigError(f"root_ratio: {self.root_ratio} is no share; give 0 to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineJob:
+    """What a step moves, and who is there."""
+
+    chunks: tuple[tuple[int, ...], ...]
+    """Bytes of the weights of each chunk, by unit; the root first, which is used last."""
+    workers: int
+    in_place: bool = False
+    """Weights are used where the node has them, in shared memory."""
+    out_of_core: bool = False
+    resident: tuple[tuple[bool, ...], ...] = ()
+    """Pages that stay in memory, by unit and chunk; () where all do."""
+    updates_count: int = 4
+    """Threads of the node for updates, and for reads of weights."""
+    reads_count: int = 2
+    ahead: int = 2
+    """Units that are pulled before they are used."""
+    compute_threads: int = 1
+    """Of each worker, which share its compute evenly."""
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "updates_count", "reads_count", "ahead", "compute_threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} cannot work; give at least 1")
+        if not self.chunks or not all(self.chunks):
+            raise ConfigError("chunks: a unit without any; each unit has at least one chunk")
+        if any(size <= 0 for unit in self.chunks for size in unit):
+            raise ConfigError("chunks: a chunk without bytes; each has some")
+        shape = tuple(map(len, self.chunks))
+        if self.resident and tuple(map(len, self.resident)) != shape:
+            raise ConfigError(f"resident: its form is not that of chunks, {shape}; give one each")
+
+    @property
+    def units(self) -> int:
+        """How many there are."""
+        return len(self.chunks)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all weights."""
+        return sum(map(sum, self.chunks))
+
+    def stays(self, unit: int, chunk: int) -> bool:
+        """Whether a page is never read from disk."""
+        return not self.out_of_core or (bool(self.resident) and self.resident[unit][chunk])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineStep:
+    """A predicted step."""
+
+    step_s: float
+    work_s: Mapping[str, float]
+    """Core seconds by kind."""
+    disk_s: float
+    """That the disk is busy."""
+    cores: int
+    crowding_s: float = 0.0
+    """Of the step (X11)."""
+
+    @property
+    def cores_s(self) -> float:
+        """What all work takes if no core ever waits."""
+        return sum(self.work_s.values()) / self.cores
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of the step: work of all cores by kind, and cores that wait."""
+        found = {name: seconds / self.cores for name, seconds in self.work_s.items() if seconds}
+        waiting_s = max(0.0, self.step_s - self.crowding_s - self.cores_s)
+        return {**found, "waiting": waiting_s, "crowding": self.crowding_s}
+
+    @property
+    def binding(self) -> str:
+        """Cores or disk, whichever is busier; `waiting` if both are idle for half of the step."""
+        busy = {"cores": self.cores_s, "disk": self.disk_s}
+        longest = max(busy, key=lambda name: busy[name])
+        return longest if busy[longest] >= self.step_s / 2 else "waiting"
+
+
+def compute_by_unit(job: MachineJob, floors: MachineFloors, seconds: float) -> list[float]:
+    """Seconds of a pass by unit (X9): blocks are equal, the root is the rest."""
+    if job.units == 1:
+        return [seconds]
+    rest = floors.root_ratio * seconds
+    return [rest, *[(seconds - rest) / (job.units - 1)] * (job.units - 1)]

@@ -1,0 +1,1 @@
+"""Layers, operators, exchanges and memory of a training job."""

@@ -1,0 +1,164 @@
+"""How long a device takes for a layer, forward and backward, and for the output layer.
+
+    T1  a layer's forward     products + attention + passes over memory + exchanges
+    T2  a layer's backward    twice products and passes, 2 times the attention (2.5 in one kernel)
+
+Sources: Korthikanti et al. arXiv 2205.05198 (sequence parallel ranks, selective recomputation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.software import fitted, is_fitted
+from luwu.predict.model.collectives import hierarchical_all_reduce, measured_all_reduce
+from luwu.predict.model.experts import gathered_tokens, mlp_products, passed_rows
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.model.operators import WIRE_BYTES, Operators
+from luwu.predict.model.placement import Group, domain_path, network_path, placed, tensor_group
+
+SCORE_PASSES = 7
+"""Over the scores, forward, where attention is not one kernel: written, softmax, dropout, read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """Seconds of one layer and one micro-batch on one device."""
+
+    products: float
+    attention: float
+    passes: float
+    exchange: float
+    """Of tensor parallel ranks, forward, in the open or not."""
+    recompute: float
+
+
+def layer_time(job: TrainingJob, operators: Operators) -> LayerTime:
+    """One layer's forward on one micro-batch (T1), and what of it is computed again."""
+    model, tensor = job.model, job.tensor
+    n = job.micro_batch * job.sequence / job.context
+    own_heads = model.head_width * (model.heads + 2 * model.kv_heads) / tensor
+    products = (
+        operators.matmul(n, model.hidden, own_heads)
+        + operators.matmul(n, model.head_width * model.heads / tensor, model.hidden)
+        + mlp_products(job, operators, n)
+    )
+    attention = _attention(job, operators, n)
+    passes = operators.passes(_passed_bytes(job, n) * fitted("pass_share"))
+    exchange = _tensor_exchange(job, n, operators.notes)
+    forward = products + attention + passes
+    again = {
+        "none": 0.0, "selective": 0.0 if job.software.fused_attention else attention,
+        "half": forward / 2, "full": forward,
+    }  # fmt: skip
+    return LayerTime(
+        products=products, attention=attention, passes=passes, exchange=exchange,
+        recompute=again[job.recompute],
+    )  # fmt: skip
+
+
+def compute_time(job: TrainingJob, operators: Operators) -> dict[str, float]:
+    """Of all layers, forward and backward, of a micro-batch on a device that has them all (T2)."""
+    layer, layers = layer_time(job, operators), job.model.layers
+    return {
+        "products": 3 * layers * layer.products,
+        "attention": (1 + attention_backward(job)) * layers * layer.attention,
+        "memory": 3 * layers * layer.passes,
+        "recomputation": layers * layer.recompute,
+        "output layer": head_time(job, operators),
+    }
+
+
+def attention_backward(job: TrainingJob) -> float:
+    """Of a layer's attention, how many times its forward (T2)."""
+    return 2.5 if job.software.fused_attention else 2.0
+
+
+def operators_of(job: TrainingJob, notes: Notes) -> Operators:
+    """The job's device, as far as it was measured and fitted."""
+    return Operators(
+        device=job.device, precision=job.precision, matmul_scale=fitted(_scale(job)),
+        attention_efficiency=fitted("attention_efficiency"), slowdown=job.slowdown, notes=notes,
+    )  # fmt: skip
+
+
+def _family(job: TrainingJob) -> str:
+    """Devices that were fitted together: those with a measured curve in 16 bits, and later ones."""
+    return "A100" if job.device.matmul("bf16") is not None else "H100"
+
+
+def _scale(job: TrainingJob) -> str:
+    family, kernels = _family(job), job.software.kernels
+    if family == "A100":
+        return "matmul_scale_A100" + ("_deepspeed" if kernels == "deepspeed" else "")
+    kernels = "" if kernels == "vendor" else "_torch"
+    name = f"matmul_scale_{family}_{job.precision}{kernels}"
+    if not is_fitted(name):
+        raise ConfigError(
+            f"precision: {job.precision} by the kernels of {job.software.name} was not measured; "
+            "take bf16, or software with the vendor's kernels, such as nemo-2024, in bf16 or fp8"
+        )
+    return name
+
+
+def _attention(job: TrainingJob, operators: Operators, n: float) -> float:
+    """Scores and their product with values; where they are written, passes over them too."""
+    model = job.model
+    seen = job.software.counts_causal
+    operations = model.attention_operations(n, job.sequence, seen) / job.tensor
+    if job.software.fused_attention:
+        return operators.fused_attention(operations)
+    scores = n * job.sequence * model.heads / job.tensor
+    products = operations / operators.matmul_rate(min(job.sequence, 16 * model.head_width))
+    return products + operators.passes(scores * WIRE_BYTES * SCORE_PASSES * fitted("pass_share"))
+
+
+def _passed_bytes(job: TrainingJob, n: float) -> float:
+    """What a layer's operators read and write, forward, without products and attention: two norms,
+    two additions to the residual stream, the activation, the turn of queries and keys."""
+    model = job.model
+    whole = job.tensor if job.sequence_parallel else 1
+    residual = model.hidden * (2 * 2 + 2 * 3 + (1 if model.dropout else 0)) / whole
+    copies = model.experts_used * job.load
+    residual += model.hidden * passed_rows(job) / whole
+    activation = model.ffn * copies * (3 if model.gated else 2) / job.tensor
+    turned = 2 * model.head_width * (model.heads + 2 * model.kv_heads) / job.tensor
+    nbytes = n * WIRE_BYTES * (residual + activation + turned)
+    if job.precision == "fp8":
+        inner = model.head_width * model.heads + copies * model.ffn
+        cast = (1 + copies) * model.hidden + inner / job.tensor
+        nbytes += n * fitted("fp8_cast_bytes") * cast
+    return nbytes
+
+
+def _tensor_exchange(job: TrainingJob, n: float, notes: Notes) -> float:
+    """One all-reduce of a layer's activations, or the two halves of it: the mean of those around
+    attention and around the MLP, whose experts may be shared otherwise (J4)."""
+    attention = _all_reduce(job, tensor_group(job), n, notes)
+    if not job.spreads_experts:
+        return attention
+    mlp = _all_reduce(job, placed(job, job.expert_width, 1), gathered_tokens(job, n), notes)
+    return (attention + mlp) / 2
+
+
+def _all_reduce(job: TrainingJob, group: Group, tokens: float, notes: Notes) -> float:
+    """Of the activations of so many tokens."""
+    if group.size == 1:
+        return 0.0
+    nbytes = WIRE_BYTES * tokens * job.model.hidden
+    if job.device.all_reduce is not None and group.is_inside:
+        return measured_all_reduce(group.size, nbytes, job.device.all_reduce, notes)
+    return hierarchical_all_reduce(
+        group.domains, group.inside, nbytes, domain_path(job.device), network_path(job.network)
+    )
+
+
+def head_time(job: TrainingJob, operators: Operators) -> float:
+    """Output layer and loss of a micro-batch, forward and backward."""
+    n = job.micro_batch * job.sequence / job.context
+    columns = job.model.vocab / job.tensor
+    return 3 * operators.matmul(n, job.model.hidden, columns) + operators.passes(
+        3 * n * columns * 4
+    )

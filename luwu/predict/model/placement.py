@@ -1,0 +1,113 @@
+"""Where the ranks of a job sit, and so what carries their exchanges: a domain, or the network.
+
+    G1  numbering     tensor ranks are next to each other, then context, data and pipeline: a group
+                      is every stride-th device, the stride being the product of the degrees before
+    G2  in a domain   k of n ranks: the largest divisor of n that is at most domain / stride, or 1
+    G3  a ring        of n ranks in one domain has the domain's rate; through several, the sum of
+                      the k ports that its ranks have in each, but no more than the domain's rate;
+                      a flat one, the fitted share of one port
+    G4  a step        of a ring in which all wait for all, takes as long as its slowest hop
+
+A domain are the devices with a fast network of their own: `domain_count` of the catalogue, 8 in a
+DGX and 72 in an NVL72. Sources: Megatron-LM's order tp-cp-ep-dp-pp (G1); NCCL, which makes a ring
+for each port of a host (G3); derived (G2, G4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.predict.hardware.hardware import Device, Network
+from luwu.predict.hardware.software import fitted
+from luwu.predict.model.collectives import Path
+from luwu.predict.model.job import TrainingJob
+
+DOMAIN_HOP_S = 3.4e-6
+"""Of a message to a device of the same domain. Source: NCCL's tuning table, a hop of a ring over
+NVLink."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Ranks that exchange with each other."""
+
+    size: int
+    inside: int
+    """Of them, how many share a domain (G2)."""
+
+    @property
+    def domains(self) -> int:
+        """That the group is in."""
+        return self.size // self.inside
+
+    @property
+    def is_inside(self) -> bool:
+        """All of it in one domain."""
+        return self.inside == self.size
+
+
+def domain_count(job: TrainingJob) -> int:
+    """Devices of a domain; those of a host, where the software's testbed had fewer."""
+    return job.software.host_devices or int(job.device.domain_count)
+
+
+def placed(job: TrainingJob, size: int, stride: int) -> Group:
+    """A group of every stride-th device (G1, G2)."""
+    most = max(1, domain_count(job) // stride)
+    inside = max(each for each in range(1, min(size, most) + 1) if size % each == 0)
+    return Group(size=size, inside=inside)
+
+
+def tensor_group(job: TrainingJob) -> Group:
+    """Ranks that share each layer."""
+    return placed(job, job.tensor, 1)
+
+
+def context_group(job: TrainingJob) -> Group:
+    """Ranks that share each sequence."""
+    return placed(job, job.context, job.tensor)
+
+
+def gradient_group(job: TrainingJob) -> Group:
+    """Ranks with the same weights: data and context parallel ones."""
+    return placed(job, job.data * job.context, job.tensor)
+
+
+def pipeline_group(job: TrainingJob) -> Group:
+    """Stages of one replica."""
+    return placed(job, job.pipeline, job.tensor * job.context * job.data)
+
+
+# ---------------------------------------------------------------------- paths
+
+
+def domain_path(device: Device) -> Path:
+    """What a device has of its domain; without a network of its own, its way to the host."""
+    rate = device.domain_rate or device.host_rate
+    if device.all_reduce is not None:
+        rate = min(rate, device.all_reduce.rates[-1])
+    return Path(latency_s=DOMAIN_HOP_S, rate=rate)
+
+
+def network_path(network: Network) -> Path:
+    """What a device has of the network: its port."""
+    return Path(latency_s=network.latency_s, rate=network.port_rate)
+
+
+def ring_path(job: TrainingJob, group: Group) -> Path:
+    """What a rank has of a ring through its group (G3)."""
+    inside, port = domain_path(job.device), network_path(job.network)
+    if group.is_inside:
+        return inside
+    ports = group.inside if job.software.ring == "hierarchical" else fitted("flat_ring")
+    return Path(latency_s=port.latency_s, rate=min(inside.rate, ports * port.rate))
+
+
+def step_path(job: TrainingJob, group: Group) -> Path:
+    """What a rank has where each sends to the next and all wait (G4)."""
+    inside, port = domain_path(job.device), network_path(job.network)
+    if group.is_inside or group.inside == 1:
+        return inside if group.is_inside else port
+    return Path(
+        latency_s=max(inside.latency_s, port.latency_s), rate=min(inside.rate, port.rate)
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Topologies, what exchanges have of them, and what they cost."""

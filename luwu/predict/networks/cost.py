@@ -1,0 +1,392 @@
+"""What machines and networks cost: to buy, an hour, a token; and the energy of a step.
+
+    B1  to buy        sum of count * price, at work sum of count * power
+    B2  a network     its switches, its links, and two transceivers a link
+    B3  a second      B1 / life + power * PUE * price of energy; rented: devices * rental
+    B4  tokens        tokens a second / dollars a second; its inverse for a million of them
+    B5  a step        sum of count * (idle * step + active * busy) + bytes * joules a byte
+    B6  rail-only     1 - what it costs / what a full-bisection Clos of as many endpoints costs
+    B7  all-to-all    rail-only takes longer by [(K-1)/K / domain rate] / [(N-K)/N / rate], as what
+                      changes rails is exchanged in the domain of K first
+
+A price or power that nobody knows is an error that names it, not a zero. Dollars, watts, joules,
+seconds. Source: simulation.md 5.13; with P a port's price and c a transceiver's, B2 of a Clos of t
+tiers is n [(2t - 1) P + 2 t c].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware.hardware import Disk, Link, Network, Nic, Server, Switch, Tariff
+from luwu.predict.networks.rank_groups import Topology, port_rate, whole
+from luwu.predict.networks.topologies import AggregationTree, Clos, RailOnly
+
+MILLION = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Of a bill: so many of one entry of the catalogue."""
+
+    what: str
+    """For people, and the same in all bills: `switches`."""
+    entry: str
+    """`switch.QM9700`"""
+    count: float
+    price: float | None
+    power: float | None
+    power_key: str = "power"
+    """Of the entry, where it says the power of a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What is bought (B1)."""
+
+    items: tuple[Item, ...]
+
+    @property
+    def capex(self) -> float:
+        """Dollars. Raises ConfigError where a price is not known."""
+        return sum(self.capex_by_item().values())
+
+    @property
+    def watts(self) -> float:
+        """At work. Raises ConfigError where a power is not known."""
+        return sum(self.watts_by_item().values())
+
+    def capex_by_item(self) -> dict[str, float]:
+        """Dollars of each kind of item; they add up to `capex`."""
+        return self._sums([(each, each.price, "price") for each in self.items])
+
+    def watts_by_item(self) -> dict[str, float]:
+        """Of each kind of item; they add up to `watts`."""
+        return self._sums([(each, each.power, each.power_key) for each in self.items])
+
+    def count(self, what: str) -> float:
+        """Of all items of a kind."""
+        return sum(each.count for each in self.items if each.what == what)
+
+    def plus(self, other: Bill) -> Bill:
+        """Both."""
+        return Bill(self.items + other.items)
+
+    def _sums(self, numbers: list[tuple[Item, float | None, str]]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for item, value, key in numbers:
+            if item.count and value is None:
+                raise ConfigError(
+                    f"{item.entry}.{key} is not known, but {item.count:g} {item.what} are needed; "
+                    "give it in a file of --catalogue"
+                )
+            found[item.what] = found.get(item.what, 0.0) + item.count * (value or 0.0)
+        return found
+
+
+# ---------------------------------------------------------------------- bills
+
+
+def network_bill(topology: Topology, *, switch: Switch | None, link: Link) -> Bill:
+    """Switches, links and transceivers of a network (B2); without the hosts' own ports.
+
+    Raises: ConfigError for switches with too few ports, or ports and links that are too slow.
+    """
+    parts, rate = topology.inventory, topology.network.rate
+    items: list[Item] = []
+    if parts.switches:
+        if switch is None:
+            raise ConfigError(f"switch: {parts.switches} are needed, but none is named")
+        if switch.ports_count < topology.radix:
+            raise ConfigError(
+                f"switch.{switch.name}.ports_count: {switch.ports_count:g} ports, but the network "
+                f"needs {topology.radix} of each switch; a smaller radix or a larger switch fits"
+            )
+        _fast_enough(f"switch.{switch.name}.port_rate", switch.port_rate, rate)
+        items.append(
+            Item(
+                what="switches", entry=f"switch.{switch.name}", count=parts.switches,
+                price=switch.price, power=switch.power,
+            )
+        )  # fmt: skip
+    if parts.links:
+        _fast_enough(f"link.{link.name}.rate", link.rate, rate)
+    entry = f"link.{link.name}"
+    items.append(Item(what="links", entry=entry, count=parts.links, price=link.price, power=0.0))
+    items.append(
+        Item(
+            what="transceivers", entry=entry, count=parts.transceivers, price=0.0,
+            power=link.transceiver_power, power_key="transceiver_power",
+        )
+    )  # fmt: skip
+    return Bill(tuple(items))
+
+
+def _fast_enough(key: str, found: float, needed: float) -> None:
+    if found < needed:
+        raise ConfigError(
+            f"{key}: {found * 8e-9:g} Gbit/s, but the network's ports have {needed * 8e-9:g} "
+            "Gbit/s; as fast a one fits, or a slower network"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """Hosts of one kind, with what is added to each: workers, or optimizer nodes."""
+
+    server: Server
+    count: int
+    nic: Nic | None = None
+    nics: int = 0
+    """Added to each host; those that its price includes do not count."""
+    disk: Disk | None = None
+    disks: int = 0
+    """Added to each host."""
+    what: str = ""
+    """In bills; by default by whether they have devices."""
+
+    def __post_init__(self) -> None:
+        whole("hosts.count", self.count)
+        whole("hosts.nics", self.nics, least=0)
+        whole("hosts.disks", self.disks, least=0)
+        if self.nics and self.nic is None:
+            raise ConfigError(f"hosts.nics: {self.nics} of them, but no nic is named")
+        if self.disks and self.disk is None:
+            raise ConfigError(f"hosts.disks: {self.disks} of them, but no disk is named")
+
+    @property
+    def devices(self) -> int:
+        """Of all hosts."""
+        return self.count * int(self.server.devices_count)
+
+    @property
+    def bill(self) -> Bill:
+        """Without the network."""
+        server = self.server
+        items = [
+            Item(
+                what=self.what or ("hosts" if server.devices_count else "optimizer nodes"),
+                entry=f"server.{server.name}", count=self.count, price=server.price,
+                power=server.power,
+            )
+        ]  # fmt: skip
+        parts: tuple[tuple[str, str, int, Nic | Disk | None], ...] = (
+            ("network cards", "nic", self.nics, self.nic),
+            ("disks", "disk", self.disks, self.disk),
+        )
+        for what, kind, each, part in parts:
+            if part is not None and each:
+                items.append(
+                    Item(
+                        what=what, entry=f"{kind}.{part.name}", count=each * self.count,
+                        price=part.price, power=part.power,
+                    )
+                )  # fmt: skip
+        return Bill(tuple(items))
+
+
+def cluster_bill(
+    hosts: Sequence[Hosts],
+    topology: Topology | None = None,
+    *,
+    switch: Switch | None = None,
+    link: Link | None = None,
+) -> Bill:
+    """Hosts of all kinds and the network between them. Raises ConfigError."""
+    bill = Bill(())
+    for each in hosts:
+        bill = bill.plus(each.bill)
+    if topology is None:
+        return bill
+    if link is None:
+        raise ConfigError("link: none is named, but there is a network")
+    places = topology.endpoints
+    if isinstance(topology, AggregationTree):
+        places += topology.optimizer_nodes
+    count = sum(each.count for each in hosts)
+    if count > places:
+        raise ConfigError(
+            f"topology.endpoints: the network has {places}, but there are {count} hosts; each "
+            "takes at least one"
+        )
+    return bill.plus(network_bill(topology, switch=switch, link=link))
+
+
+# ---------------------------------------------------------------------- an hour, a token
+
+
+def owned_dollars_per_s(bill: Bill, tariff: Tariff) -> float:
+    """Of what was bought, and the power that it takes (B3)."""
+    return bill.capex / tariff.life_s + bill.watts * tariff.pue * tariff.energy_price
+
+
+def rented_dollars_per_s(hosts: Iterable[Hosts]) -> float:
+    """Of devices with their part of host and network (B3). Raises ConfigError where nobody rents
+    such a host out."""
+    total = 0.0
+    for each in hosts:
+        server = each.server
+        if server.device_rental is None or not each.devices:
+            raise ConfigError(
+                f"server.{server.name}.device_rental is not known, or it has no devices to rent; "
+                "give it in a file of --catalogue, or a tariff for what is bought"
+            )
+        total += each.devices * server.device_rental
+    return total
+
+
+def tokens_per_dollar(tokens_per_s: float, dollars_per_s: float) -> float:
+    """B4. Raises ConfigError where either is nothing."""
+    _positive("tokens_per_s", tokens_per_s)
+    _positive("dollars_per_s", dollars_per_s)
+    return tokens_per_s / dollars_per_s
+
+
+def dollars_per_million_tokens(tokens_per_s: float, dollars_per_s: float) -> float:
+    """B4. Raises ConfigError where either is nothing."""
+    return MILLION / tokens_per_dollar(tokens_per_s, dollars_per_s)
+
+
+def _positive(key: str, value: float) -> None:
+    if not value > 0:  # also catches NaN
+        raise ConfigError(f"{key}: {value!r} is not above zero")
+
+
+# ---------------------------------------------------------------------- energy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What machines of one kind take during a step."""
+
+    name: str
+    count: float
+    idle_watts: float
+    """All the time."""
+    active_watts: float
+    """While busy, beside the former."""
+    busy_s: float
+
+
+def step_energy(
+    step_s: float, loads: Iterable[Load], *, nbytes: float = 0.0, joules_per_byte: float = 0.0
+) -> dict[str, float]:
+    """Joules of a step by what takes them (B5), `bytes` among them; without the site's PUE.
+
+    Raises: ConfigError for a load that is busy for longer than the step, or below zero.
+    """
+    _positive("step_s", step_s)
+    found: dict[str, float] = {}
+    for load in loads:
+        if not 0 <= load.busy_s <= step_s:
+            raise ConfigError(
+                f"{load.name}.busy_s: {load.busy_s!r} s do not fit a step of {step_s:g} s"
+            )
+        if not (load.count >= 0 and load.idle_watts >= 0 and load.active_watts >= 0):
+            raise ConfigError(f"{load.name}: a count or power is below zero; nothing here can be")
+        joules = load.count * (load.idle_watts * step_s + load.active_watts * load.busy_s)
+        found[load.name] = found.get(load.name, 0.0) + joules
+    if not (nbytes >= 0 and joules_per_byte >= 0):
+        raise ConfigError("nbytes, joules_per_byte: one is below zero; nothing here can be")
+    found["bytes"] = nbytes * joules_per_byte
+    return found
+
+
+# ---------------------------------------------------------------------- rail-only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RailOnlySaving:
+    """Rail-only beside a full-bisection Clos network of as many endpoints."""
+
+    endpoints: int
+    radix: int
+    domain: int
+    tiers_full: int
+    tiers_rail: int
+    full: Bill
+    rail: Bill
+    all_to_all_overhead: float
+    """Of the time that an all-to-all among all endpoints takes (B7): 0.1 is a tenth more."""
+
+    @property
+    def capex_saving(self) -> float:
+        """Share of the network's price that is saved (B6)."""
+        return _saved(self.full.capex, self.rail.capex)
+
+    @property
+    def power_saving(self) -> float:
+        """Share of the network's power that is saved (B6)."""
+        return _saved(self.full.watts, self.rail.watts)
+
+
+def _saved(before: float, after: float) -> float:
+    return 1 - after / before if before else 0.0
+
+
+def all_to_all_overhead(ranks: int, domain: int, rate: float, domain_rate: float) -> float:
+    """Of rail-only over full bisection, in an all-to-all among so many ranks (B7).
+
+    Rates are of one rank and direction. Raises ConfigError where domains do not divide the ranks,
+    or one holds all of them: then nothing goes over the network.
+    """
+    whole("domain", domain)
+    if ranks % domain or ranks == domain:
+        raise ConfigError(
+            f"domain: {domain} of {ranks} ranks do not fit; a divisor of {ranks} below it does"
+        )
+    _positive("rate", rate)
+    _positive("domain_rate", domain_rate)
+    return (domain - 1) / domain / domain_rate / ((ranks - domain) / ranks / rate)
+
+
+def rail_only_saving(
+    endpoints: int, domain: int, *, network: Network, switch: Switch, link: Link, domain_rate: float
+) -> RailOnlySaving:
+    """What rail-only saves, and what it costs (B6, B7). Raises ConfigError."""
+    radix = int(switch.ports_count)
+    overhead = all_to_all_overhead(endpoints, domain, port_rate(network), domain_rate)
+    full = Clos(endpoints=endpoints, radix=radix, network=network)
+    rails = RailOnly(
+        endpoints=endpoints, radix=radix, network=network, domain=domain, domain_rate=domain_rate,
+        domain_latency_s=0.0,  # of no account here: parts are counted
+    )  # fmt: skip
+    return RailOnlySaving(
+        endpoints=endpoints, radix=radix, domain=domain, tiers_full=full.tier_count,
+        tiers_rail=rails.rail.tier_count, full=network_bill(full, switch=switch, link=link),
+        rail=network_bill(rails, switch=switch, link=link), all_to_all_overhead=overhead,
+    )  # fmt: skip
+
+
+def switch_of_radix(switch: Switch, radix: int) -> Switch:
+    """A switch with another number of ports, at the same price and power of a port."""
+    whole("radix", radix, least=2)
+    share = radix / switch.ports_count
+    return replace(
+        switch, name=f"{switch.name}, {radix} ports", ports_count=float(radix),
+        price=None if switch.price is None else switch.price * share,
+        power=None if switch.power is None else switch.power * share,
+    )  # fmt: skip
+
+
+def rail_only_savings(
+    endpoints: int,
+    *,
+    radices: Iterable[int],
+    domains: Sequence[int],
+    network: Network,
+    switch: Switch,
+    link: Link,
+    domain_rate: float,
+) -> list[RailOnlySaving]:
+    """Over radices, at the price and power of a port of `switch`, and sizes of domains."""
+    return [
+        rail_only_saving(
+            endpoints, domain, network=network, switch=switch_of_radix(switch, radix), link=link,
+            domain_rate=domain_rate,
+        )
+        for radix in radices
+        for domain in domains
+    ]  # fmt: skip

@@ -1,0 +1,301 @@
+"""A job on a network that is known link by link: what its exchanges have of it, and put on it.
+
+    S11  ranks         as placement.py has them (G1, G2): what is in one domain is not here; of k
+                       ranks in each, a ring through their ports is k rings, domain after domain
+    S12  a port        an exchange has min(1, what the topology leaves) of it (S5, D6), and the
+                       latency of the switches on its longest way
+    S13  sharded       m (gathers 2 + gradient) Psi (N - 1)/N over the rings; DDP 2 gradient Psi
+                       (N - 1)/N once a step
+    S14  3-D           gradients: (gradient + back) Psi/(t p) (n - 1)/n over the rings of n data and
+                       context ranks; a stage: 2 m v of 2 n h bytes, to the next and to the one
+                       before; tensor ranks: 2 (D - 1)/D of each all-reduce over k, of D domains;
+                       context ranks: X2 and X3; ranks of experts: J2, but for what stays inside
+    S15  LuWu          up m gradient Psi, down m pulls 2 Psi: on each link once
+    S16  busiest link  what a port sends / its share (S12): where flows meet
+
+Bytes are of one step, or of one decode round, and of one direction. A topology never makes a port
+faster than it is; what it slows down is told by the step's parts.
+Sources: S5 to S8, D5, D6; Z1; Narayanan et al. SC'21 (S14); derived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from luwu.predict.hardware.hardware import Network
+from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.inference.inference_sockets import SocketJob
+from luwu.predict.model.context import sent_bytes
+from luwu.predict.model.experts import all_to_alls, dispatched_bytes, expert_group
+from luwu.predict.model.job import StepTime, TrainingJob
+from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.placement import (
+    context_group,
+    domain_count,
+    pipeline_group,
+    placed,
+    tensor_group,
+)
+from luwu.predict.networks.choice import Built, TopologyChoice
+from luwu.predict.networks.direct_topologies import Torus
+from luwu.predict.networks.rank_groups import Connection, RankGroup, port_rate
+from luwu.predict.networks.topologies import AggregationTree
+from luwu.predict.systems.in_network import OptimizerNodes
+from luwu.predict.systems.zero import GATHERS
+
+AnyJob = TrainingJob | InferenceJob | SocketJob
+_PARTS = {
+    "tensor": "tensor exchange", "context": "context exchange", "data": "data exchange",
+    "pipeline": "pipeline exchange", "expert": "expert exchange",
+}  # fmt: skip
+"""Of a 3-D step, the part that each group's exchange is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Of one kind, in a step or in a decode round."""
+
+    group: RankGroup
+    collective: str
+    port_bytes: float
+    """That each rank's port sends, or receives of a pull."""
+    whole: RankGroup | None = None
+    """All ranks of a ring that is several through domains: a torus has no domains."""
+
+    def connection(self, built: Built) -> Connection:
+        """What it has of a network. Raises ConfigError where that cannot do it."""
+        group = self.whole if isinstance(built, Torus) and self.whole else self.group
+        return built.connection(group, self.collective)
+
+
+# ---------------------------------------------------------------------- what is exchanged
+
+
+def training_exchanges(
+    system: str, job: TrainingJob, nodes: OptimizerNodes | None
+) -> dict[str, Exchange]:
+    """Those that go over the network (S11, S13 to S15)."""
+    everyone = RankGroup(size=job.devices)
+    gradients = job.software.gradient_bytes * job.model.parameters
+    if nodes is not None:
+        m = job.micro_batches
+        down = m * nodes.pulls * WIRE_BYTES * float(job.model.parameters)
+        return {
+            "push": Exchange(group=everyone, collective="push", port_bytes=m * gradients),
+            "pull": Exchange(group=everyone, collective="pull", port_bytes=down),
+        }
+    if system == "atp":
+        return {
+            "sum": Exchange(
+                group=everyone, collective="in_network_all_reduce", port_bytes=gradients
+            )
+        }
+    return _three_d(job) if system == "3d" else _rings(system, job, gradients)
+
+
+def _rings(system: str, job: TrainingJob, gradients: float) -> dict[str, Exchange]:
+    """Through all devices."""
+    if system == "ddp":
+        return _ring("gradients", job, job.devices, 1, 2 * gradients, "all_reduce")
+    both = gradients + GATHERS * WIRE_BYTES * job.model.parameters
+    return _ring("states", job, job.devices, 1, job.micro_batches * both)
+
+
+def _ring(
+    name: str, job: TrainingJob, size: int, stride: int, nbytes: float,
+    collective: str = "all_gather",
+) -> dict[str, Exchange]:  # fmt: skip
+    """Of every stride-th device, where they are in several domains: through all ports that its
+    ranks have in each, or through one of them (S11)."""
+    group = placed(job, size, stride)
+    if group.is_inside:
+        return {}
+    ports = group.inside if job.software.ring == "hierarchical" else 1
+    ranks = RankGroup(size=size // ports, stride=stride * ports)
+    port_bytes = nbytes * (size - 1) / size / ports
+    whole = RankGroup(size=size, stride=stride)
+    return {name: Exchange(group=ranks, collective=collective, port_bytes=port_bytes, whole=whole)}
+
+
+def _three_d(job: TrainingJob) -> dict[str, Exchange]:
+    m, found = job.micro_batches, {}
+    layer = WIRE_BYTES * job.micro_batch * job.sequence / job.context * job.model.hidden
+    tensor, stages = tensor_group(job), pipeline_group(job)
+    if not tensor.is_inside:
+        count = {"full": 6.0, "half": 5.0}.get(job.recompute, 4.0)
+        count += 0.5 if job.sequence_parallel else 0.0
+        between = 2 * (tensor.domains - 1) / tensor.domains * layer / tensor.inside
+        found["tensor"] = Exchange(
+            group=RankGroup(size=tensor.domains, stride=tensor.inside), collective="all_reduce",
+            port_bytes=m * count * job.stage_layers * between,
+        )  # fmt: skip
+    if not context_group(job).is_inside:
+        found["context"] = Exchange(
+            group=RankGroup(size=job.context, stride=job.tensor), collective="send",
+            port_bytes=m * job.stage_layers * sum(sent_bytes(job)),
+        )  # fmt: skip
+    experts = expert_group(job)
+    if not experts.is_inside:
+        leaving = dispatched_bytes(job) * (experts.size - experts.inside) / experts.size
+        found["expert"] = Exchange(
+            group=RankGroup(size=experts.size, stride=job.expert_width), collective="all_to_all",
+            port_bytes=m * job.stage_layers * all_to_alls(job) * leaving,
+        )  # fmt: skip
+    inner = job.tensor * job.context
+    own = job.model.parameters / (job.tensor * job.pipeline)
+    back = WIRE_BYTES if job.software.shards_optimizer else job.software.gradient_bytes
+    both = own * (job.software.gradient_bytes + back)
+    found |= _ring("data", job, job.data * job.context, job.tensor, both)
+    if not stages.is_inside:
+        shared = job.tensor if job.sequence_parallel else 1
+        found["pipeline"] = Exchange(
+            group=RankGroup(size=stages.domains, stride=inner * job.data * stages.inside),
+            collective="send", port_bytes=2 * m * job.virtual * layer / shared,
+        )  # fmt: skip
+    return found
+
+
+def inference_exchanges(job: InferenceJob) -> dict[str, Exchange]:
+    """Those of a decode round that leave a domain."""
+    rounds = job.input_tokens / job.output_tokens if job.batching == "continuous" else 0.0
+    layer = WIRE_BYTES * job.batch * (1 + rounds) * job.model.hidden
+    found = {}
+    if job.tensor > job.device.domain_count:
+        found["tensor"] = Exchange(
+            group=RankGroup(size=job.tensor), collective="all_reduce",
+            port_bytes=2 * job.stage_layers * 2 * (job.tensor - 1) / job.tensor * layer,
+        )  # fmt: skip
+    if job.pipeline > 1 and job.devices > job.device.domain_count:
+        found["pipeline"] = Exchange(
+            group=RankGroup(size=job.pipeline, stride=job.tensor), collective="send",
+            port_bytes=layer,
+        )  # fmt: skip
+    return found
+
+
+def socket_exchanges(job: SocketJob) -> dict[str, Exchange]:
+    """Those of a decode round between hosts, by what a host sends."""
+    if job.hosts == 1:
+        return {}
+    syncs = job.model.layers * (1 if job.parallel_blocks else 2)
+    nbytes = WIRE_BYTES * job.batch * job.model.hidden
+    return {
+        "layers": Exchange(
+            group=RankGroup(size=job.hosts), collective="all_reduce",
+            port_bytes=syncs * 2 * (job.hosts - 1) / job.hosts * nbytes,
+        )
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------- what they have of it
+
+
+def slowed(network: Network, connection: Connection) -> Network:
+    """A network as one exchange has it (S12)."""
+    rate = min(connection.rate, port_rate(network)) / network.efficiency
+    return replace(
+        network, rate=rate, latency_s=connection.latency_s, stream_rate=None, streams_count=None
+    )
+
+
+def slowest(network: Network, connections: list[Connection]) -> Network:
+    """As an exchange has it that is none of those known: the least of all."""
+    if not connections:
+        return network
+    each = [slowed(network, connection) for connection in connections]
+    latency_s = max(one.latency_s for one in each)
+    return replace(min(each, key=lambda one: one.rate), latency_s=latency_s)
+
+
+def connections(built: Built, exchanges: dict[str, Exchange]) -> dict[str, Connection]:
+    """Of each exchange. Raises ConfigError where the network cannot do it."""
+    return {name: each.connection(built) for name, each in exchanges.items()}
+
+
+def build_for_training(
+    choice: TopologyChoice, job: TrainingJob, nodes: OptimizerNodes | None
+) -> Built:
+    """With a place for every device, and for the nodes. Raises ConfigError."""
+    count = 0 if nodes is None else nodes.nodes
+    return choice.build(job.network, job.device, job.devices, count, domain=domain_count(job))
+
+
+def on_topology(
+    choice: TopologyChoice, system: str, job: TrainingJob, nodes: OptimizerNodes | None
+) -> tuple[TrainingJob, OptimizerNodes | None, dict[str, Connection]]:
+    """The job and its nodes as the network leaves their ports. Raises ConfigError."""
+    built = build_for_training(choice, job, nodes)
+    found = connections(built, training_exchanges(system, job, nodes))
+    network = slowest(job.network, list(found.values()))
+    if nodes is None:
+        return replace(job, network=network), None, found
+    tiers = built.tier_count if isinstance(built, AggregationTree) else found["pull"].hops
+    network = replace(network, latency_s=job.network.latency_s)  # the model counts its tiers
+    return replace(job, network=network), replace(nodes, tiers=tiers), found
+
+
+def three_d_step(
+    job: TrainingJob, found: dict[str, Connection], predict: Callable[[TrainingJob], StepTime]
+) -> StepTime:
+    """A 3-D step in which every exchange has what the network leaves to its own group."""
+    base = predict(replace(job, network=slowest(job.network, list(found.values()))))
+    parts = dict(base.parts)
+    straggling = parts.pop("straggling")
+    share = straggling / sum(parts.values())
+    for name, connection in found.items():
+        one = predict(replace(job, network=slowed(job.network, connection)))
+        parts[_PARTS[name]] = one.parts[_PARTS[name]]
+    parts["straggling"] = share * sum(parts.values())
+    return replace(base, parts=parts)
+
+
+# ---------------------------------------------------------------------- what is said of it
+
+
+def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[str, Any]:
+    """A network and what each exchange has of it and puts on it (S16)."""
+    found: dict[str, Any] = {
+        "kind": kind,
+        "endpoints": built.endpoints,
+        "radix": built.radix,
+        "switches": built.inventory.switches,
+        "links": built.inventory.links,
+        "transceivers": built.inventory.transceivers,
+        "exchanges": {},
+    }
+    if hasattr(built, "tier_count"):
+        found["tiers"] = built.tier_count
+    for name, each in exchanges.items():
+        connection = each.connection(built)
+        share = min(1.0, connection.rate / port_rate(built.network))
+        found["exchanges"][name] = {
+            "collective": each.collective, "ranks": each.group.size, "stride": each.group.stride,
+            "port_share": share, "rate": share * port_rate(built.network),
+            "hops": connection.hops, "latency_s": connection.latency_s,
+            "bisection_rate": connection.bisection_rate, "bytes_of_a_port": each.port_bytes,
+            "bytes_of_the_busiest_link": each.port_bytes / share,
+        }  # fmt: skip
+        if isinstance(built, AggregationTree):
+            found["exchanges"][name]["bytes_of_a_link_by_tier"] = built.uplink_bytes(
+                each.port_bytes
+            )
+    return found
+
+
+def document_text(found: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    tiers = f" in {found['tiers']} tiers" if "tiers" in found else ""
+    lines = [
+        f"{found['kind']}: {found['endpoints']} endpoints, {found['switches']} switches of "
+        f"{found['radix']} ports{tiers}, {found['links']} links, {found['transceivers']} "
+        "transceivers"
+    ]
+    lines += [
+        f"  {name:<10} {each['ranks']} ranks, {each['port_share']:.0%} of a port, {each['hops']} "
+        f"switches, {each['latency_s'] * 1e6:.1f} us; {each['bytes_of_a_port'] / 1e9:,.3g} GB of "
+        f"a port, {each['bytes_of_the_busiest_link'] / 1e9:,.3g} GB of the busiest link"
+        for name, each in found["exchanges"].items()
+    ]
+    return lines

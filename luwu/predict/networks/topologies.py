@@ -1,0 +1,421 @@
+"""Networks between hosts: what a group of ranks has of one, and what it is made of.
+
+An endpoint is the port of one rank. Switches have k ports; below the top tier u of them lead up
+and d down, and the taper of a tier is d/u. n endpoints, t tiers, R rails:
+
+    S1  ports       u = floor(k/(1 + taper)), d = floor(u taper)
+    S2  tiers       smallest t with k d_1 ... d_(t-1) >= n; that is 2 (k/2)^t >= n without tapers
+    S3  switches    N_1 = R ceil(n/(R d_1)), N_i = ceil(N_(i-1) u_(i-1)/d_i), at the top with k for
+                    d_i; in all (2t - 1) n/k where taper is 1 and nothing is left over
+    S4  links       n + sum of N_i u_i, which is t n then; two transceivers each
+    S5  neighbours  a block of tier i (D_i endpoints, U_i uplinks) is left by min(stride, D_i) of
+                    the flows to the next rank; each has min(1, U_i/flows) of a port
+    S6  all-to-all  of what D_i endpoints send, (g - c_i)/(g - 1) leaves the block, where c_i of the
+                    g ranks of a group are in it
+    S7  bisection   g/2 ports, by the tapers of all tiers that the group crosses
+    S8  rail-only   all-to-all is an exchange in the domain of K, then one in the rail:
+                    (K - 1)/K / domain rate + (g - K)/g / rate
+
+Rates are what one rank has while every rank of the network works in a group of the same form.
+Where groups do not fill blocks evenly, they are those of the worst placed one. They count ports, so
+they are reached where blocks have equally many links to all switches above (`Clos.is_even`); other
+sizes come out of S3 with as few switches, and some flows then meet on a link.
+Sources: simulation.md 5.5, 5.13; S5 and S6 count flows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware.hardware import Network
+from luwu.predict.networks.rank_groups import (
+    ALL_TO_ALL,
+    IN_NETWORK,
+    Connection,
+    Inventory,
+    RankGroup,
+    Topology,
+    alone,
+    check_exchange,
+    over_switches,
+    whole,
+)
+
+_ROUNDING: Final = 1e-9
+"""Tapers are floats: 21 ports by 1.1 are not 23.099999."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """Of switches below the top, and of the blocks of endpoints that end there."""
+
+    down: int
+    up: int
+    block: int
+    """Endpoints of a full block."""
+    uplinks: int
+    """Of a full block."""
+    rails: int
+    """Rails that a block has a part of."""
+
+    @property
+    def domains(self) -> int:
+        """Endpoints of a block in one of its rails."""
+        return self.block // self.rails
+
+
+# ---------------------------------------------------------------------- tiers of switches
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the ranks of a group are, if endpoints are in rails: `per_domain` of them in each of
+    `domains`, every `step`-th."""
+
+    per_domain: int
+    step: int
+    domains: int
+
+    @property
+    def extent(self) -> int:
+        """Domains from the start of a group to that of the next one beside it."""
+        return self.step * self.domains
+
+
+def place(group: RankGroup, domain: int) -> Placement:
+    """A group among domains of so many ranks. Raises ConfigError."""
+    if group.stride % domain == 0:
+        return Placement(1, group.stride // domain, group.size)
+    if domain % group.stride:
+        raise ConfigError(
+            f"group.stride: {group.stride} neither divides a domain of {domain} ranks nor is a "
+            "multiple of it"
+        )
+    per_domain = domain // group.stride
+    if per_domain % group.size == 0:
+        return Placement(group.size, 1, 1)
+    if group.size % per_domain:
+        raise ConfigError(
+            f"group.size: {group.size} ranks, every {group.stride}., do not fill domains of "
+            f"{domain}; a multiple of {per_domain}, or what divides it, fits"
+        )
+    return Placement(per_domain, 1, group.size // per_domain)
+
+
+def tiered_connection(
+    topology: Topology, tiers: list[Tier], rails: int, group: RankGroup, collective: str
+) -> Connection:
+    """Of a group in blocks within blocks (S5 to S7)."""
+    if group.size == 1:
+        return alone(topology.network)
+    placed, domains = place(group, rails), topology.endpoints // rails
+    crossed = [tier for tier in tiers if _crosses(tier, rails, domains, placed, collective)]
+    share = min([1.0, *(_share(tier, rails, group, placed, collective) for tier in crossed)])
+    tapered = min([1.0, *(tier.uplinks / tier.block for tier in crossed)])
+    bisection = group.size // 2 * tapered
+    return over_switches(topology.network, 2 * len(crossed) + 1, share, bisection)
+
+
+def _crosses(tier: Tier, rails: int, domains: int, placed: Placement, collective: str) -> bool:
+    """Whether a group leaves a block. Ring traffic changes rails within domains only."""
+    changes = collective == ALL_TO_ALL or placed.domains == 1
+    if changes and placed.per_domain > 1 and tier.rails < rails:
+        return True
+    return domains > tier.domains and tier.domains % placed.extent != 0
+
+
+def _share(tier: Tier, rails: int, group: RankGroup, placed: Placement, collective: str) -> float:
+    """Of a port, that each rank has of a block's uplinks."""
+    fills = placed.extent % tier.domains == 0 or tier.domains % placed.extent == 0
+    cuts = 1 if fills else 2  # a group may be cut at the start of a block, and one at its end
+    if collective == ALL_TO_ALL:
+        leaving = _leaving(tier, rails, group, placed, cuts)
+    elif placed.domains == 1:
+        leaving = tier.block
+    else:
+        streams = tier.rails
+        if collective in IN_NETWORK:  # what the rails of a group bring to one switch leaves as one
+            streams = max(1, tier.rails // placed.per_domain)
+        leaving = streams * min(cuts * placed.step, tier.domains)
+    return tier.uplinks / leaving
+
+
+def _leaving(tier: Tier, rails: int, group: RankGroup, placed: Placement, cuts: int) -> float:
+    """Ports' worth of all-to-all traffic that leaves a block."""
+    size = group.size
+    whole_rails = placed.per_domain == 1 or tier.rails == rails
+    if cuts == 2 and whole_rails and tier.domains > placed.extent:  # only two groups are cut
+        groups = cuts * tier.rails * placed.step / placed.per_domain
+        return min(float(tier.block), groups * size * size / 4 / (size - 1))
+    inside = max(1, placed.per_domain * tier.rails // rails)
+    inside *= max(1, min(placed.domains, tier.domains // (cuts * placed.step)))
+    return tier.block * (size - inside) / (size - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clos:
+    """A folded Clos network, or fat tree, of as many tiers as it needs.
+
+    `rails` above 1: rail-optimised. The ranks of a host, one a rail, are on switches of their own
+    in the first tier; the tiers above are shared.
+    """
+
+    endpoints: int
+    radix: int
+    network: Network
+    tapers: tuple[float, ...] = ()
+    """Of the tiers from the hosts up; 1 where none is given."""
+    rails: int = 1
+    aggregates: bool = False
+    """Its switches sum what passes."""
+
+    def __post_init__(self) -> None:
+        whole("endpoints", self.endpoints)
+        whole("radix", self.radix, least=2)
+        whole("rails", self.rails)
+        if self.endpoints % self.rails:
+            raise ConfigError(
+                f"rails: {self.rails} do not divide {self.endpoints} endpoints; each rail has one "
+                "of every host"
+            )
+        for taper in self.tapers:
+            if not 1 <= taper <= self.radix - 1:
+                raise ConfigError(
+                    f"tapers: {taper!r} does not fit; 1 is full bisection, and {self.radix} ports "
+                    f"allow up to {self.radix - 1}"
+                )
+        if len(self.tapers) > max(0, self.tier_count - 1):
+            raise ConfigError(
+                f"tapers: {len(self.tapers)} are given, but {self.endpoints} endpoints on switches "
+                f"of {self.radix} ports need {self.tier_count} tiers: at most "
+                f"{max(0, self.tier_count - 1)} fit, as the top has no uplinks"
+            )
+
+    def ports(self, tier: int) -> tuple[int, int]:
+        """Down and up, of a switch in a tier below the top, counted from 0 (S1)."""
+        taper = self.tapers[tier] if tier < len(self.tapers) else 1.0
+        up = math.floor(self.radix / (1 + taper) + _ROUNDING)
+        return math.floor(up * taper + _ROUNDING), up
+
+    @property
+    def tier_count(self) -> int:
+        """Tiers of switches (S2). Raises ConfigError where no number of them is enough."""
+        if self.endpoints == 1:
+            return 0
+        if self.endpoints <= self.radix:
+            return 1
+        leaves = self._leaves
+        blocks, tiers = self.radix, 2
+        while blocks < leaves:
+            down = self.ports(tiers - 1)[0]
+            if down < 2:
+                raise ConfigError(
+                    f"radix: {self.radix} ports cannot connect {self.endpoints} endpoints; at "
+                    "least 4 can"
+                )
+            blocks, tiers = blocks * down, tiers + 1
+        return tiers
+
+    @property
+    def _leaves(self) -> int:
+        down = self.ports(0)[0]
+        return self.rails * -(-self.endpoints // (self.rails * down))
+
+    @property
+    def tiers(self) -> list[Tier]:
+        """Those below the top."""
+        found: list[Tier] = []
+        block, uplinks, leaves = 1, 1, 1
+        for each in range(max(0, self.tier_count - 1)):
+            down, up = self.ports(each)
+            block, uplinks = block * down, uplinks * up
+            leaves *= down if each else 1
+            rails = min(self.rails, leaves)
+            found.append(Tier(down=down, up=up, block=block, uplinks=uplinks, rails=rails))
+        return found
+
+    @property
+    def switches_by_tier(self) -> list[int]:
+        """From the hosts up (S3)."""
+        if self.tier_count < 2:
+            return [1] * self.tier_count
+        counts, tiers = [self._leaves], self.tiers
+        for below, tier in pairwise(tiers):
+            counts.append(-(-counts[-1] * below.up // tier.down))
+        counts.append(-(-counts[-1] * tiers[-1].up // self.radix))
+        return counts
+
+    @property
+    def is_even(self) -> bool:
+        """Every block is full and has equally many links to each switch above it, so that flows
+        spread over all shortest paths reach the rates that ports allow."""
+        if self.tier_count < 2:
+            return True
+        top = self.tiers[-1]
+        leaves_per_block = top.block // self.tiers[0].down
+        return self._leaves % leaves_per_block == 0 and top.uplinks % self.switches_by_tier[-1] == 0
+
+    @property
+    def inventory(self) -> Inventory:
+        """Switches and links (S3, S4)."""
+        counts = self.switches_by_tier
+        uplinks = sum(n * tier.up for n, tier in zip(counts, self.tiers, strict=False))
+        return Inventory(sum(counts), uplinks + (self.endpoints if counts else 0))
+
+    def connection(self, group: RankGroup, collective: str) -> Connection:
+        """Of each rank of a group. Raises ConfigError."""
+        check_exchange(self, group, collective, self.aggregates)
+        return tiered_connection(self, self.tiers, self.rails, group, collective)
+
+
+def single_switch(
+    *, endpoints: int, radix: int, network: Network, aggregates: bool = False
+) -> Clos:
+    """All endpoints on one switch. Raises ConfigError if it has too few ports."""
+    if endpoints > radix:
+        raise ConfigError(
+            f"endpoints: {endpoints} do not fit a single switch of {radix} ports; at most {radix} "
+            "fit, or take a Clos network"
+        )
+    return Clos(endpoints=endpoints, radix=radix, network=network, aggregates=aggregates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RailOnly:
+    """A Clos network for each rail, and none between rails: what changes rails is forwarded by a
+    rank in the fast domain of a host. No switch serves two rails, so that short rails leave ports
+    of large switches empty."""
+
+    endpoints: int
+    radix: int
+    network: Network
+    domain: int
+    """Ranks of a fast domain, and so rails."""
+    domain_rate: float
+    """Of the fast domain, bytes a second of one rank and direction."""
+    domain_latency_s: float
+    tapers: tuple[float, ...] = ()
+    """Of each rail's network."""
+
+    def __post_init__(self) -> None:
+        whole("endpoints", self.endpoints)
+        whole("domain", self.domain)
+        if self.endpoints % self.domain:
+            raise ConfigError(
+                f"domain: {self.domain} ranks do not divide {self.endpoints} endpoints; each rail "
+                "has one of every domain"
+            )
+        if not (self.domain_rate > 0 and self.domain_latency_s >= 0):
+            raise ConfigError(
+                f"domain_rate, domain_latency_s: {self.domain_rate!r} B/s and "
+                f"{self.domain_latency_s!r} s do not fit; more than 0, and 0 or more do"
+            )
+        _ = self.rail
+
+    @property
+    def rail(self) -> Clos:
+        """One of them."""
+        return Clos(
+            endpoints=self.endpoints // self.domain, radix=self.radix, network=self.network,
+            tapers=self.tapers,
+        )  # fmt: skip
+
+    @property
+    def inventory(self) -> Inventory:
+        """Of all rails, without the fast domains."""
+        return self.rail.inventory.times(self.domain)
+
+    def connection(self, group: RankGroup, collective: str) -> Connection:
+        """Of each rank of a group (S8). Raises ConfigError."""
+        check_exchange(self, group, collective, sums=False)
+        if group.size == 1:
+            return alone(self.network)
+        placed = place(group, self.domain)
+        if placed.domains == 1:
+            return Connection(
+                rate=self.domain_rate, latency_s=self.domain_latency_s, hops=0,
+                bisection_rate=group.size // 2 * self.domain_rate,
+            )  # fmt: skip
+        in_rail = self.rail.connection(
+            RankGroup(size=placed.domains, stride=placed.step), collective
+        )
+        if placed.per_domain == 1:
+            return in_rail
+        rate = min(in_rail.rate, self.domain_rate)
+        if collective == ALL_TO_ALL:
+            size, own = group.size, placed.per_domain
+            in_domain_s = (own - 1) / own / self.domain_rate
+            rate = (size - 1) / size / (in_domain_s + (size - own) / size / in_rail.rate)
+        return Connection(
+            rate=rate, latency_s=in_rail.latency_s + self.domain_latency_s, hops=in_rail.hops,
+            bisection_rate=placed.per_domain * in_rail.bisection_rate,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregationTree:
+    """A tree of SmartSwitches. Each sums what `fan_in` children bring and has one uplink, which
+    carries the tensor once; on the way down each copies."""
+
+    endpoints: int
+    fan_in: int
+    network: Network
+    optimizer_nodes: int = 0
+    """On the topmost switch."""
+
+    def __post_init__(self) -> None:
+        whole("endpoints", self.endpoints)
+        whole("fan_in", self.fan_in, least=2)
+        whole("optimizer_nodes", self.optimizer_nodes, least=0)
+
+    @property
+    def switches_by_tier(self) -> list[int]:
+        """From the hosts up; the last one is 1."""
+        counts: list[int] = []
+        below = self.endpoints
+        while below > 1:
+            below = -(-below // self.fan_in)
+            counts.append(below)
+        return counts
+
+    @property
+    def tier_count(self) -> int:
+        """Switches from a host up to the topmost one."""
+        return len(self.switches_by_tier)
+
+    @property
+    def tiers(self) -> list[Tier]:
+        """Those below the top."""
+        return [
+            Tier(down=self.fan_in, up=1, block=self.fan_in**tier, uplinks=1, rails=1)
+            for tier in range(1, self.tier_count)
+        ]
+
+    @property
+    def radix(self) -> int:
+        """Ports that a switch needs: its children's, and upwards."""
+        if not self.tier_count:
+            return 0
+        return self.fan_in + max(self.optimizer_nodes, 1 if self.tier_count > 1 else 0)
+
+    @property
+    def inventory(self) -> Inventory:
+        """An endpoint, a switch but for the topmost and an optimizer node have one link each."""
+        counts = self.switches_by_tier
+        links = self.endpoints + sum(counts) - 1 if counts else 0
+        return Inventory(sum(counts), links + self.optimizer_nodes)
+
+    def uplink_bytes(self, nbytes: float, *, aggregates: bool = True) -> list[float]:
+        """That one link carries, from the hosts' up, when every endpoint pushes `nbytes`; without
+        aggregation, for comparison, a link carries what all below it sent."""
+        each = [1, *(tier.block for tier in self.tiers)] if self.tier_count else []
+        return [nbytes * (1 if aggregates else min(n, self.endpoints)) for n in each]
+
+    def connection(self, group: RankGroup, collective: str) -> Connection:
+        """Of each rank of a group. Raises ConfigError."""
+        check_exchange(self, group, collective, sums=True)
+        return tiered_connection(self, self.tiers, 1, group, collective)

@@ -1,0 +1,209 @@
+"""Networks as graphs, switch by switch and link by link, where they are small.
+
+Nodes are ("host", endpoint), ("switch", rail, tier, number) and ("domain", number); an edge goes
+one way and has a `capacity` in bytes a second and `links`, how many cables lie there (none within a
+domain). The closed forms of `topologies.py` count what these graphs have, and their rates are those
+that flows get here: the tests compare them.
+
+    W1  wiring    within a block the uplinks of its switches go to those above one after the other,
+                  in turn; so each has its share, and none more than its ports
+    W2  flows     each is spread over all shortest paths, by the links that lie there
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from typing import Final, TypeAlias
+
+import networkx as nx
+
+from luwu.base.errors import ConfigError
+from luwu.predict.networks.rank_groups import Inventory, RankGroup, port_rate
+from luwu.predict.networks.topologies import AggregationTree, Clos, RailOnly
+
+Node: TypeAlias = tuple[Hashable, ...]
+ENDPOINTS_MAX: Final = 4096
+"""Beyond, a graph takes seconds and more; the closed forms do not."""
+
+
+def host(endpoint: int) -> Node:
+    """The node of an endpoint."""
+    return ("host", endpoint)
+
+
+def graph(topology: Clos | RailOnly | AggregationTree) -> nx.DiGraph:
+    """A network as a graph with directed capacities. Raises ConfigError if it is large."""
+    if topology.endpoints > ENDPOINTS_MAX:
+        raise ConfigError(
+            f"endpoints: a graph of {topology.endpoints} is too large; up to {ENDPOINTS_MAX} fit, "
+            "and the closed forms take any"
+        )
+    made = nx.DiGraph()
+    made.add_nodes_from(host(each) for each in range(topology.endpoints))
+    if isinstance(topology, AggregationTree):
+        _wire_tree(made, topology)
+    elif isinstance(topology, Clos):
+        _wire_clos(made, topology, 0, list(range(topology.endpoints)))
+    else:
+        _wire_rails(made, topology)
+    return made
+
+
+def inventory_of(made: nx.DiGraph) -> Inventory:
+    """What a graph is made of."""
+    switches = sum(node[0] == "switch" for node in made)
+    return Inventory(switches, sum(links for _, _, links in made.edges.data("links")) // 2)
+
+
+def _connect(made: nx.DiGraph, a: Node, b: Node, rate: float, links: int = 1) -> None:
+    """One more link, both directions."""
+    for ends in ((a, b), (b, a)):
+        found = made.get_edge_data(*ends, default={"capacity": 0.0, "links": 0})
+        made.add_edge(*ends, capacity=found["capacity"] + rate, links=found["links"] + links)
+
+
+def _wire_clos(made: nx.DiGraph, clos: Clos, rail: int, endpoints: list[int]) -> None:
+    """The endpoints of a rail, tier by tier (W1)."""
+    rate, tiers = port_rate(clos.network), clos.tiers
+    below = [host(each) for each in endpoints]
+    if not clos.tier_count:
+        return
+    if not tiers:
+        _wire_above(made, [below], [1], rail, 1, rate)
+        return
+    leaves = _leaves(clos, below)
+    above = _wire_above(made, leaves, [1] * len(leaves), rail, 1, rate)
+    switches_in_block = 1
+    for number, tier in enumerate(tiers):
+        last = number == len(tiers) - 1
+        down = clos.radix if last else tiers[number + 1].down
+        size = len(above) if last else down * switches_in_block
+        blocks = [above[at : at + size] for at in range(0, len(above), size)]
+        uplinked = [[each for each in block for _ in range(tier.up)] for block in blocks]
+        counts = [-(-len(block) // down) for block in uplinked]
+        above = _wire_above(made, uplinked, counts, rail, number + 2, rate)
+        switches_in_block *= tier.up
+
+
+def _leaves(clos: Clos, below: list[Node]) -> list[list[Node]]:
+    """Endpoints by the switch that they are on: hosts in units, one switch a rail in each."""
+    down, rails = clos.tiers[0].down, clos.rails
+    units = [below[at : at + down * rails] for at in range(0, len(below), down * rails)]
+    return [unit[rail::rails] for unit in units for rail in range(rails)]
+
+
+def _wire_above(
+    made: nx.DiGraph, blocks: list[list[Node]], counts: list[int], rail: int, tier: int, rate: float
+) -> list[Node]:
+    """Switches above each block, to which its links go in turn; returns them."""
+    found: list[Node] = []
+    for links, count in zip(blocks, counts, strict=True):
+        switches: list[Node] = [("switch", rail, tier, len(found) + each) for each in range(count)]
+        for index, below in enumerate(links):
+            _connect(made, below, switches[index % count], rate)
+        found += switches
+    return found
+
+
+def _wire_rails(made: nx.DiGraph, network: RailOnly) -> None:
+    """Each rail a network of its own; the domains forward between them."""
+    for rail in range(network.domain):
+        _wire_clos(made, network.rail, rail, list(range(rail, network.endpoints, network.domain)))
+    for endpoint in range(network.endpoints):
+        domain: Node = ("domain", endpoint // network.domain)
+        _connect(made, host(endpoint), domain, network.domain_rate, links=0)
+
+
+def _wire_tree(made: nx.DiGraph, tree: AggregationTree) -> None:
+    """Each switch with its children, and the optimizer nodes on the topmost one."""
+    rate = port_rate(tree.network)
+    below = [host(each) for each in range(tree.endpoints)]
+    for tier in range(tree.tier_count):
+        blocks = [below[at : at + tree.fan_in] for at in range(0, len(below), tree.fan_in)]
+        below = _wire_above(made, blocks, [1] * len(blocks), 0, tier + 1, rate)
+    for node in range(tree.optimizer_nodes):
+        _connect(made, below[0], ("optimizer", node), rate)
+
+
+# ---------------------------------------------------------------------- flows
+
+
+def neighbour_flows(group: RankGroup, endpoints: int) -> list[tuple[Node, Node]]:
+    """Of every group of this form, from each rank to its next. Raises ConfigError where groups do
+    not take all endpoints."""
+    return [
+        (host(ranks[index]), host(ranks[(index + 1) % group.size]))
+        for ranks in groups_of(group, endpoints)
+        for index in range(group.size)
+    ]
+
+
+def groups_of(group: RankGroup, endpoints: int) -> list[range]:
+    """All groups of a form. Raises ConfigError where they do not take all endpoints."""
+    extent = group.size * group.stride
+    if endpoints % extent:
+        raise ConfigError(
+            f"group: {group.size} ranks, every {group.stride}., do not divide {endpoints} "
+            f"endpoints; a divisor of {endpoints} for size x stride fits"
+        )
+    return [
+        range(start + first, start + extent, group.stride)
+        for start in range(0, endpoints, extent)
+        for first in range(group.stride)
+    ]
+
+
+def rate_of_flows(
+    made: nx.DiGraph, flows: Iterable[tuple[Node, Node]], weights: Iterable[float] | None = None
+) -> float:
+    """Bytes a second of each flow (times its weight) if all run at once (W2).
+
+    Raises: ConfigError where there is no way, or no flow.
+    """
+    by_target: dict[Node, dict[Node, float]] = defaultdict(lambda: defaultdict(float))
+    pairs = list(flows)
+    for (source, target), weight in zip(pairs, weights or [1.0] * len(pairs), strict=True):
+        by_target[target][source] += weight
+    backward, loads = made.reverse(copy=False), defaultdict[tuple[Node, Node], float](float)
+    for target, sources in by_target.items():
+        distance = nx.single_source_shortest_path_length(backward, target)
+        for source in sources:
+            if source not in distance:
+                raise ConfigError(f"flows: there is no way from {source} to {target}")
+        _load(made, distance, sources, loads)
+    if not loads:
+        raise ConfigError("flows: none goes over a link; give at least one between two nodes")
+    return float(min(made.edges[edge]["capacity"] / load for edge, load in loads.items()))
+
+
+def _load(
+    made: nx.DiGraph,
+    distance: dict[Node, int],
+    sources: dict[Node, float],
+    loads: dict[tuple[Node, Node], float],
+) -> None:
+    """Add what the flows to one target put on each edge, from the furthest node on."""
+    amounts = defaultdict(float, sources)
+    by_distance: dict[int, set[Node]] = defaultdict(set)
+    for source in sources:
+        by_distance[distance[source]].add(source)
+    for left in range(max(by_distance), 0, -1):
+        for node in sorted(by_distance[left], key=str):
+            nearer = [each for each in made.successors(node) if distance.get(each) == left - 1]
+            whole = sum(made.edges[node, each]["capacity"] for each in nearer)
+            for each in nearer:
+                part = amounts[node] * made.edges[node, each]["capacity"] / whole
+                loads[node, each] += part
+                amounts[each] += part
+                by_distance[left - 1].add(each)
+
+
+def bisection_of(made: nx.DiGraph, one_half: Iterable[Node], other: Iterable[Node]) -> float:
+    """Bytes a second that can go from one half to the other: the maximum flow."""
+    joined = made.copy()
+    for node in one_half:
+        joined.add_edge("source", node)  # no capacity: without limit
+    for node in other:
+        joined.add_edge(node, "sink")
+    return float(nx.maximum_flow_value(joined, "source", "sink"))

@@ -1,0 +1,1 @@
+"""Searches for the best configuration within a budget."""

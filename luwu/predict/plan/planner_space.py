@@ -1,0 +1,206 @@
+"""What a plan searches: every configuration as a question's table, and the networks.
+
+A micro-batch is a power of two up to 64, of recomputation there is none, selective and full, and
+those alone count that share devices and batch evenly. Degrees of "3d", each only where it matters:
+
+    tensor           powers of two within a domain
+    pipeline         stages and their parts (virtual) divide the layers; or, with ends_as_layers,
+                     the layers and two more, where the layers alone they do not
+    context          powers of two within a domain, as long as a rank has 4,096 tokens of a
+                     sequence: as many as are a whole sequence elsewhere
+    expert           of models with experts: powers of two that divide these, and all of them
+    expert_tensor    where experts are spread over tensor ranks: all of them share one, or none do
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.suggestion import suggestion
+from luwu.predict.ask.question_cost import Costs, make_costs
+from luwu.predict.ask.question_training import SECTIONS, TRAINING
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.keys import text_of, whole_of
+from luwu.predict.hardware.model import Transformer
+from luwu.predict.networks.choice import TopologyChoice, make_topology
+
+SEARCHED: Final = (
+    "tensor", "pipeline", "virtual", "context", "expert", "expert_tensor", "ends_as_layers",
+    "micro_batch", "recompute", "sequence_parallel", "system",
+)  # fmt: skip
+_MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
+CONTEXT_TOKENS_MIN: Final = 4096
+"""Of a sequence, on each of the ranks that share it."""
+_OF_PLANS: Final = (
+    "systems", "software", "node", "host", "topology", "cost", "batch_per_device", "budget",
+    "budget_per_hour", "goal",
+)  # fmt: skip
+"""Keys that are not handed on as they are."""
+
+
+def topologies(table: Mapping[str, Any]) -> list[TopologyChoice | None]:
+    """Those to choose from; None where the question names none. Raises ConfigError."""
+    found = table.get("topology")
+    if found is None:
+        return [None]
+    several = found if isinstance(found, list) else [found]
+    if not several or not all(isinstance(each, dict) for each in several):
+        raise ConfigError(f"topology: {found!r} is no section; write [topology] or [[topology]]")
+    return [make_topology(each) for each in several]
+
+
+def costs_by_system(
+    table: Mapping[str, Any], catalogue: Catalogue, systems: list[str]
+) -> dict[str, Costs]:
+    """What each system is bought or rented on: [cost], with what [cost.SYSTEM] adds to it; none
+    where the question has no costs. Raises ConfigError."""
+    found = table.get("cost")
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"cost: {found!r} is no section; write [cost] and its keys below")
+    common = {key: value for key, value in found.items() if not isinstance(value, dict)}
+    for key, value in found.items():
+        if isinstance(value, dict) and key not in systems:
+            raise ConfigError(
+                f"cost.{key}: none of the systems searched, {', '.join(systems)}"
+                f"{suggestion(key, systems)}"
+            )
+    costs = {name: make_costs({**common, **found.get(name, {})}, catalogue) for name in systems}
+    if len({each.tariff is None for each in costs.values()}) > 1:
+        raise ConfigError(
+            "cost.rented: of some systems and not of others; what is bought has a price and a "
+            "power, what is rented has none, so all or none of them fit"
+        )
+    return costs
+
+
+def check_table(table: Mapping[str, Any]) -> None:
+    """Raises ConfigError for what a plan searches itself, and for what is missing."""
+    for key in table:
+        if key in SEARCHED:
+            raise ConfigError(f"{key}: is what a plan searches; leave it out")
+    for needed in ("model", "device", "network", "software", "sequence"):
+        if needed not in table:
+            raise ConfigError(f"{needed} is missing")
+
+
+def configurations(table: Mapping[str, Any], catalogue: Catalogue) -> Iterator[dict[str, Any]]:
+    """Every one of a number of devices and a batch, without network and costs. Raises
+    ConfigError."""
+    model, sequence = catalogue.model(text_of("", table, "model")), whole_of("", table, "sequence")
+    domain = int(catalogue.device(text_of("", table, "device")).domain_count)
+    for system in systems_of(table):
+        section = SECTIONS.get(system)
+        base = {key: value for key, value in table.items() if key not in _OF_PLANS}
+        base |= {"system": system, "software": _software(table, system)}
+        if section is not None:
+            base[section] = table[section]
+        for degrees in _degrees(system, table["devices"], model, domain, sequence):
+            for own in _batches(table, degrees):
+                yield {**base, **degrees, **own}
+
+
+def _batches(table: Mapping[str, Any], degrees: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Micro-batches that share the batch, and what is computed again."""
+    inner = degrees["tensor"] * degrees["pipeline"] * degrees.get("context", 1)
+    data = table["devices"] // inner
+    for micro_batch in _MICRO_BATCHES:
+        rounds, rest = divmod(table["batch"], data * micro_batch)
+        if rest or (degrees["virtual"] > 1 and rounds % degrees["pipeline"]):
+            continue
+        for recompute in ("none", "selective", "full"):
+            own: dict[str, Any] = {"micro_batch": micro_batch, "recompute": recompute}
+            if degrees["tensor"] > 1:
+                own["sequence_parallel"] = True
+            yield own
+
+
+def _degrees(
+    system: str, devices: int, model: Transformer, domain: int, sequence: int
+) -> Iterator[dict[str, Any]]:
+    """Of tensor, context, pipeline and expert parallel ranks; those that share the devices."""
+    if system != "3d":
+        yield {"tensor": 1, "pipeline": 1, "virtual": 1}
+        return
+    stages, contexts = list(_stages(model.layers)), _contexts(sequence, domain)
+    for tensor in (each for each in (1, 2, 4, 8, 16, 32) if each <= domain):
+        for context in contexts:
+            shared = {"tensor": tensor} | ({"context": context} if context > 1 else {})
+            for own in stages:
+                if devices % (tensor * context * own["pipeline"]) == 0:
+                    ranks = devices // own["pipeline"]
+                    for experts in _experts(model.experts, tensor, ranks):
+                        yield {**shared, **own, **experts}
+
+
+def _stages(layers: int) -> Iterator[dict[str, Any]]:
+    """Stages and parts that share the layers, or with the ends as layers these alone."""
+    for pipeline in range(1, layers + 1):
+        for virtual in range(1, layers + 3 if pipeline > 1 else 2):
+            parts = pipeline * virtual
+            if layers % parts == 0:
+                yield {"pipeline": pipeline, "virtual": virtual}
+            elif (layers + 2) % parts == 0:
+                yield {"pipeline": pipeline, "virtual": virtual, "ends_as_layers": True}
+
+
+def _contexts(sequence: int, domain: int) -> list[int]:
+    """Ranks that may share a sequence."""
+    found = [1]
+    while 2 * found[-1] <= domain and sequence % (2 * found[-1]) == 0:
+        if sequence // (2 * found[-1]) < CONTEXT_TOKENS_MIN:
+            break
+        found.append(2 * found[-1])
+    return found
+
+
+def _experts(experts: int, tensor: int, ranks: int) -> Iterator[dict[str, int]]:
+    """Of the ranks of a stage, those that have different experts."""
+    yield {}
+    for expert in sorted({1 << k for k in range(1, experts.bit_length())} | {experts}):
+        if expert == 1 or experts % expert:
+            continue
+        if ranks % (expert * tensor) == 0:
+            yield {"expert": expert}
+        if tensor > 1 and ranks % expert == 0:
+            yield {"expert": expert, "expert_tensor": 1}
+
+
+def check_systems(asked: Any) -> None:
+    """Raises ConfigError for what is no list of names."""
+    if asked is None:
+        return
+    if not isinstance(asked, list) or not asked or not all(isinstance(e, str) for e in asked):
+        raise ConfigError(f"systems: {asked!r} is no list of names; one such as ['3d'] fits")
+    for name in asked:
+        if asked.count(name) > 1:
+            raise ConfigError(f"systems: {name!r} is there twice; each once fits")
+
+
+def systems_of(table: Mapping[str, Any]) -> list[str]:
+    """Those asked; by default those that are told enough of. Raises ConfigError."""
+    asked = table.get("systems")
+    check_systems(asked)
+    if asked is None:
+        return [name for name in TRAINING if SECTIONS.get(name) is None or SECTIONS[name] in table]
+    for name in asked:
+        if name not in TRAINING:
+            raise ConfigError(
+                f"systems: {name!r} is none of {', '.join(TRAINING)}"
+                f"{suggestion(str(name), TRAINING)}"
+            )
+        if SECTIONS.get(name) not in (None, *table):
+            raise ConfigError(f"[{SECTIONS[name]}] is missing: {name} needs to know its hosts")
+    return list(asked)
+
+
+def _software(table: Mapping[str, Any], system: str) -> Any:
+    chosen = table["software"]
+    if not isinstance(chosen, dict):
+        return chosen
+    if system not in chosen:
+        raise ConfigError(f"software.{system} is missing")
+    return chosen[system]

@@ -1,0 +1,147 @@
+"""A step of LuWu: weights and optimizer state at the node, sums and copies in the network.
+
+    L1  down      pulls * 2 Psi / min(port of a worker, port of the node): each byte leaves the node
+                  once, the switch copies it
+    L2  up        gradient bytes * Psi / min(port of a worker, switch, port of the node): the switch
+                  sums, so the node takes one gradient
+    L3  read      12 Psi (1 - cached) / drives        L4  write    the same
+    L5  memory    [28 + 24 (1 - cached) dma + m (gradient + pulls * 2)] Psi / memory rate
+    L6  a step    its phases one after the other, each as long as its slowest resource, and the
+                  tail; at least L4, which goes on behind the next step
+        forward   compute, half of the pulls
+        backward  compute, the other half; in the last of a step, read and memory too: a unit is
+                  updated when its gradient is there, and needed again first what came last
+        push      goes on behind the next forward, so it binds over all of them: from the end of
+                  the first forward on, m pushes, the last of them beside read and memory
+    L7  tail      the first unit's gradient is the last to come, and its weights the first to be
+                  needed: its push, read, update and pull, which nothing hides
+
+Up and down are two directions of a link, so they do not compete. Psi is divided by the nodes.
+Source: arXiv 2409.00918 (what is hidden behind what); derived.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.hardware import Network
+from luwu.predict.hardware.hosts import ADAM_BYTES, STATE_BYTES, Host
+from luwu.predict.hardware.software import fitted
+from luwu.predict.model.job import StepTime, TrainingJob
+from luwu.predict.model.layers import compute_time, operators_of
+from luwu.predict.model.operators import WIRE_BYTES
+
+DMA = 1.0
+"""Passes over memory of what a drive reads or writes, besides those of the update: the processor's
+cache takes part (DDIO); 2 where it does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerNodes:
+    """Where the state is."""
+
+    host: Host
+    network: Network
+    """Of one node; of several, each has as much."""
+    nodes: int = 1
+    cached: float = 0.0
+    """Of the state, the share that stays in memory."""
+    aggregate_rate: float = math.inf
+    """Bytes a second that a switch can sum."""
+    tiers: int = 1
+    """Of switches between workers and node."""
+    pulls: int = 2
+    """Of a unit in a step: 2 where weights are freed between forward and backward."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cached <= 1:
+            raise ConfigError(f"cached: {self.cached} is no share; give 0 to 1")
+        if self.nodes < 1 or self.tiers < 0 or self.pulls not in (1, 2):
+            raise ConfigError("nodes is at least 1, tiers at least 0, and pulls are 1 or 2")
+
+
+def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime:
+    """The time of a step (L6)."""
+    notes = Notes()
+    compute = compute_time(job, operators_of(job, notes))
+    m = job.micro_batches
+    parts = {name: m * seconds for name, seconds in compute.items()}
+    resources = node_resources(job, nodes, job.model.parameters)
+    waits: dict[str, float] = {}
+    binds = {"compute": 0.0}
+    phases = _phases(job, compute, resources, nodes.pulls)
+    for phase in phases:
+        longest = max(phase, key=lambda name: phase[name])
+        binds[longest] = binds.get(longest, 0.0) + phase[longest]
+        waits[longest] = waits.get(longest, 0.0) + phase[longest] - phase["compute"]
+    push_s = resources["push"] / m
+    beside_s = max(0.0, max(resources["disk read"], resources["node memory"]) - push_s)
+    pushed_s = max(phases[0].values()) + resources["push"] + beside_s
+    behind_s = pushed_s - sum(max(phase.values()) for phase in phases)
+    if behind_s > 0:
+        longest = "push"
+        waits["push"] = behind_s
+        binds["push"] = resources["push"]
+    parts |= {f"waiting for {name}": seconds for name, seconds in waits.items() if seconds}
+    parts["tail"] = tail(job, nodes, within=longest)
+    left = resources["disk write"] - sum(parts.values())
+    if left > 0:
+        parts["waiting for disk write"] = parts.get("waiting for disk write", 0.0) + left
+        binds["disk write"] = resources["disk write"]
+    parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
+    return StepTime(
+        parts=parts, micro_batches=m, notes=notes, bound_by=max(binds, key=lambda n: binds[n]),
+        resources={"compute": m * sum(compute.values()), **resources},
+    )  # fmt: skip
+
+
+def _phases(
+    job: TrainingJob, compute: dict[str, float], resources: dict[str, float], pulls: int
+) -> list[dict[str, float]]:
+    """Seconds of each resource in each phase of a step: they follow each other (L6)."""
+    m = job.micro_batches
+    again = compute["recomputation"]
+    forward_s = (sum(compute.values()) - again) / 3
+    backward_s = 2 * forward_s + again
+    pull_s = resources["pull"] / m
+    forward = {"compute": forward_s, "pull": pull_s / pulls}
+    backward = {"compute": backward_s, "pull": pull_s * (1 - 1 / pulls)}
+    last = {name: resources[name] for name in ("disk read", "node memory")}
+    return [forward, backward] * (m - 1) + [forward, backward | last]
+
+
+def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -> dict[str, float]:
+    """Seconds that each resource is busy with so many parameters, once pulled and pushed for each
+    micro-batch (L1 to L5)."""
+    own = parameters / nodes.nodes
+    worker, node = _rate(job.network), _rate(nodes.network) * nodes.nodes
+    down = nodes.pulls * WIRE_BYTES * parameters
+    up = job.software.gradient_bytes * parameters
+    host, away = nodes.host, (1 - nodes.cached) * STATE_BYTES * own
+    passed = ADAM_BYTES * own + 2 * DMA * away + job.micro_batches * (up + down) / nodes.nodes
+    return {
+        "pull": job.micro_batches * down / min(worker, node),
+        "push": job.micro_batches * up / min(worker, node, nodes.aggregate_rate),
+        "disk read": host.read(away),
+        "disk write": host.write(away),
+        "node memory": passed / host.memory_rate,
+    }
+
+
+def tail(job: TrainingJob, nodes: OptimizerNodes, *, within: str) -> float:
+    """What the first unit takes at the end of a step (L7), but for the resource that backward waits
+    for already; its write is behind the next step."""
+    resources = node_resources(job, nodes, job.model.layer_parameters)
+    seconds = {name: resources[name] for name in ("disk read", "node memory")}
+    seconds["push"] = resources["push"] / job.micro_batches
+    seconds.pop(within, None)
+    pull = resources["pull"] / (job.micro_batches * nodes.pulls)
+    hops = 2 * (job.network.latency_s + nodes.tiers * job.network.hop_s)
+    return sum(seconds.values()) + pull + hops
+
+
+def _rate(network: Network) -> float:
+    return network.port_rate

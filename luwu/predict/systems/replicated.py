@@ -1,0 +1,54 @@
+"""A step of data parallel training with a whole model on each device: DDP, and sums in the network.
+
+    R1  DDP      compute and an all-reduce of the gradients at once (V1), then Adam
+    R2  ATP      the same, by a switch that sums: each byte goes up and comes down once
+
+What a host's software reaches of the link with in-network sums is fitted: switches of this kind sum
+integers that hosts make of floats. Sources: DisDP's comparison with ATP (C9).
+"""
+
+from __future__ import annotations
+
+import math
+
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.software import fitted
+from luwu.predict.model.collectives import ring_all_reduce, switch_all_reduce
+from luwu.predict.model.job import StepTime, TrainingJob
+from luwu.predict.model.layers import compute_time, operators_of
+from luwu.predict.model.operators import Operators
+from luwu.predict.model.overlap import KAPPA, eta, overlapped
+from luwu.predict.model.placement import network_path
+from luwu.predict.systems.training import OPTIMIZER_BYTES
+from luwu.predict.systems.zero import sharded_path
+
+
+def predict_replicated_step(job: TrainingJob) -> StepTime:
+    """The time of a step of DDP (R1)."""
+    gradients = job.software.gradient_bytes * job.model.parameters
+    exchange = ring_all_reduce(job.devices, gradients, sharded_path(job))
+    return _step(job, exchange, kappa=KAPPA if job.devices > 1 else 0.0, left=eta(job.devices))
+
+
+def predict_switch_summed_step(job: TrainingJob) -> StepTime:
+    """The time of a step whose gradients a switch sums and hands back (R2)."""
+    gradients = job.software.gradient_bytes * job.model.parameters
+    path = network_path(job.network)
+    exchange = 0.0
+    if job.devices > 1:
+        exchange = switch_all_reduce(1, gradients, path, fitted("atp_share") * path.rate)
+    return _step(job, exchange, kappa=0.0, left=1.0)
+
+
+def _step(job: TrainingJob, exchange: float, *, kappa: float, left: float) -> StepTime:
+    """Gradients are reduced once a step, beside the backward of its last micro-batch."""
+    notes = Notes()
+    operators: Operators = operators_of(job, notes)
+    compute = compute_time(job, operators)
+    m = job.micro_batches
+    parts = {name: m * seconds for name, seconds in compute.items()}
+    backward = sum(compute.values()) * 2 / 3
+    parts["exchange"] = overlapped(backward, exchange, kappa=kappa, eta=left).exposed
+    parts["optimizer"] = operators.passes(job.model.parameters * OPTIMIZER_BYTES)
+    parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
+    return StepTime(parts=parts, micro_batches=m, notes=notes)

@@ -1,0 +1,131 @@
+"""A step of 3-D parallel training: tensor and sequence, pipeline, context and data parallel ranks.
+
+    T3  a stage's micro-batch its layers (`layers.py`), forward, backward, what is computed again,
+                              and what its ranks exchange in the open (X4, J3)
+    T4  a step                m stages + (p - 1)/v stages of the bubble + data parallel exchanges
+                              + optimizer, all of it longer by what the slowest of n devices takes
+
+Of slower devices one is in the last stage, which sets the pace: the bubble is that of the others.
+m is the number of micro-batches, p of stages, v of parts of the model that a stage has. The last
+stage also has the output layer, in the place of a layer or besides, and the others wait for it.
+Gradients are reduced over the data and the context parallel ranks, which have the same weights;
+those of experts over their copies (J6).
+What is in a domain and what goes over the network is said by `placement.py`.
+Sources: Narayanan et al. SC'21 (T3, T4, bubble).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.software import fitted
+from luwu.predict.model.collectives import ring_all_gather, send
+from luwu.predict.model.context import context_exchange
+from luwu.predict.model.experts import copies_group, expert_exchange, own_parameters
+from luwu.predict.model.job import StepTime, TrainingJob
+from luwu.predict.model.layers import attention_backward, compute_time, layer_time, operators_of
+from luwu.predict.model.operators import WIRE_BYTES, Operators
+from luwu.predict.model.placement import (
+    Group,
+    domain_path,
+    gradient_group,
+    network_path,
+    pipeline_group,
+    ring_path,
+)
+
+OPTIMIZER_BYTES = 30
+"""That Adam passes over for a parameter: master, two moments, gradient and the 16-bit copy."""
+
+
+def predict_step(job: TrainingJob) -> StepTime:
+    """The time of a step (T4). Raises ConfigError for a device that lacks a precision."""
+    notes = Notes()
+    operators = operators_of(job, notes)
+    m = job.micro_batches
+    stage, head = _stage(job, operators)
+    others = stage
+    if job.slowdown > 1:
+        others, _ = _stage(job, replace(operators, slowdown=1.0))
+    parts = {name: m * seconds for name, seconds in stage.items()}
+    spared = sum(stage.values()) / job.stage_layers if job.ends_as_layers else 0.0
+    parts["output layer"] = m * max(0.0, head - spared)
+    parts["bubble"] = (job.pipeline - 1) / job.virtual * sum(others.values())
+    parts["pipeline exchange"] = _pipeline_exchange(job)
+    parts["data exchange"] = _data_exchange(job) * (1 - job.software.data_overlap)
+    parts["optimizer"] = _optimizer(job, operators)
+    parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
+    return StepTime(parts=parts, micro_batches=m, notes=notes)
+
+
+def _stage(job: TrainingJob, operators: Operators) -> tuple[dict[str, float], float]:
+    """Of a micro-batch (T3): the parts of a stage in the middle, and the output layer."""
+    whole = compute_time(job, operators)
+    head = whole.pop("output layer")
+    share = job.stage_layers / job.model.layers
+    stage = {name: seconds * share for name, seconds in whole.items()}
+    stage["tensor exchange"] = _tensor_exchange(job, operators)
+    stage["context exchange"] = _context_exchange(job, operators)
+    stage["expert exchange"] = job.stage_layers * expert_exchange(job)
+    return stage, head
+
+
+def _tensor_exchange(job: TrainingJob, operators: Operators) -> float:
+    """Of a stage's micro-batch: two all-reduces of a layer forward, two backward, two where forward
+    is computed again; with sequence parallel ranks, an all-gather of what was kept in parts."""
+    count = {"full": 6.0, "half": 5.0}.get(job.recompute, 4.0)
+    count += 0.5 if job.sequence_parallel else 0.0
+    shown = 1 - fitted("tensor_overlap") if job.software.overlaps_tensor else 1.0
+    return job.stage_layers * count * shown * layer_time(job, operators).exchange
+
+
+def _context_exchange(job: TrainingJob, operators: Operators) -> float:
+    """Of a stage's micro-batch: keys and values that attention waits for."""
+    attention = layer_time(job, operators).attention
+    one = context_exchange(job, attention, attention_backward(job) * attention)
+    return job.stage_layers * one
+
+
+def _pipeline_exchange(job: TrainingJob) -> float:
+    """Activations between stages, while the pipeline fills and drains (G2)."""
+    if job.pipeline == 1:
+        return 0.0
+    n = job.micro_batch * job.sequence / job.context
+    shared = job.tensor if job.sequence_parallel else 1
+    nbytes = WIRE_BYTES * n * job.model.hidden / shared
+    stages = pipeline_group(job)
+    crossings, inside = stages.domains - 1, stages.size - stages.domains
+    return 2 * (
+        crossings * send(nbytes, network_path(job.network))
+        + inside * send(nbytes, domain_path(job.device))
+    )
+
+
+def _data_exchange(job: TrainingJob) -> float:
+    """Gradients are reduced, and parameters gathered where the optimizer is sharded."""
+    own = own_parameters(job)
+    return _reduced(job, own.shared, gradient_group(job)) + _reduced(
+        job, own.experts, copies_group(job)
+    )
+
+
+def _reduced(job: TrainingJob, parameters: float, group: Group) -> float:
+    """Gradients of so many, among the ranks that have them too."""
+    path = ring_path(job, group)
+    gradient = job.software.gradient_bytes
+    back = WIRE_BYTES if job.software.shards_optimizer else gradient
+    if not parameters:
+        return 0.0
+    return ring_all_gather(group.size, parameters * gradient, path) + ring_all_gather(
+        group.size, parameters * back, path
+    )
+
+
+def _optimizer(job: TrainingJob, operators: Operators) -> float:
+    own = own_parameters(job)
+    if not job.software.shards_optimizer:
+        return operators.passes((own.shared + own.experts) * OPTIMIZER_BYTES)
+    shards = own.shared / (job.data * job.context) + own.experts / job.expert_copies
+    return operators.passes(shards * OPTIMIZER_BYTES)

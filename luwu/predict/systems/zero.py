@@ -1,0 +1,55 @@
+"""A step of data parallel training whose states are sharded: ZeRO-3 and FSDP.
+
+    Z1  bytes on the wire     (gathers * 2 + gradient) Psi (N - 1)/N for each micro-batch and rank
+    Z2  a micro-batch         compute and exchange at once (V1), and the first gather and the last
+                              reduction, which nothing hides
+    Z3  a step                micro-batches one after the other, then Adam on a share
+
+Weights are gathered for forward and again for backward; where forward is computed again, they are
+there already. What carries it depends on the ring: one that goes through all ports of a host in
+parallel has their sum, a flat one has one of them. Source: Rajbhandari et al. arXiv 1910.02054;
+rows of SC'21, table 2.
+"""
+
+from __future__ import annotations
+
+import math
+
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.software import fitted
+from luwu.predict.model.collectives import Path, ring_all_gather
+from luwu.predict.model.job import StepTime, TrainingJob
+from luwu.predict.model.layers import compute_time, operators_of
+from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.overlap import KAPPA, eta, overlapped
+from luwu.predict.model.placement import placed, ring_path
+from luwu.predict.systems.training import OPTIMIZER_BYTES
+
+GATHERS = 2
+
+
+def predict_sharded_step(job: TrainingJob) -> StepTime:
+    """The time of a step of ZeRO-3 or FSDP (Z3)."""
+    notes = Notes()
+    operators = operators_of(job, notes)
+    model, path = job.model, sharded_path(job)
+    compute = compute_time(job, operators)
+    gradient = job.software.gradient_bytes
+    both = (GATHERS * WIRE_BYTES + gradient) * model.parameters
+    exchange = ring_all_gather(job.devices, both, path)
+    hidden = overlapped(
+        sum(compute.values()), exchange, kappa=KAPPA, eta=eta(job.devices)
+    )  # fmt: skip
+    ends = ring_all_gather(job.devices, (WIRE_BYTES + gradient) * model.layer_parameters, path)
+    m = job.micro_batches
+    parts = {name: m * seconds for name, seconds in compute.items()}
+    exposed = hidden.exposed if job.software.hides_gathers else exchange
+    parts["exchange"] = m * (exposed + ends)
+    parts["optimizer"] = operators.passes(model.parameters * OPTIMIZER_BYTES / job.devices)
+    parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
+    return StepTime(parts=parts, micro_batches=m, notes=notes)
+
+
+def sharded_path(job: TrainingJob) -> Path:
+    """What a rank has of the ring through all devices (G3)."""
+    return ring_path(job, placed(job, job.devices, 1))

@@ -1,0 +1,226 @@
+"""Who a parent's children are: every rank claimed once, all with the same job.
+
+A child is known by the ranks it speaks for and by its incarnation; `peer` is the connection it came
+by, as the transport authenticated it, and changes when it connects again. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from luwu.base.limits import PROTOCOL_VERSION
+from luwu.protocol.lost_steps import refusal_text
+from luwu.wire.description import description_hash, differences
+from luwu.wire.messages import Hello
+
+RANKS_SHOWN_MAX = 16
+"""So that no refusal outgrows its message, however many ranks it is about."""
+
+
+def ranks_text(bitmaps: Iterable[int]) -> str:
+    """Ranks of some bitmaps, for people: `0, 2, 3`; of many, the first few and how many more."""
+    union = 0
+    for bitmap in bitmaps:
+        union |= bitmap
+    ranks = [str(rank) for rank in range(union.bit_length()) if union >> rank & 1]
+    text = ", ".join(ranks[:RANKS_SHOWN_MAX])
+    more = len(ranks) - RANKS_SHOWN_MAX
+    return f"{text} and {more} more" if more > 0 else text
+
+
+class RefusedError(Exception):
+    """This child can never be a member; the text says why and what to do."""
+
+
+class KnowsMoreError(RefusedError):
+    """This child was told of decided steps that the state does not have."""
+
+    def __init__(self, found: int, known: int) -> None:
+        super().__init__(refusal_text(found, known))
+
+
+@dataclass(slots=True)
+class Member:
+    """A child that said Hello."""
+
+    ranks: int
+    peer: str
+    incarnation: int
+    known: tuple[int, int, int]
+    """(generation, attempt, first undecided step) that it knew when it said Hello."""
+    left: bool = False
+    connected: bool = True
+
+
+class Members:
+    """The children of one parent."""
+
+    def __init__(self, *, job: int, children: Sequence[int]) -> None:
+        self._job = job
+        self.children = tuple(sorted(children, key=lambda ranks: ranks & -ranks))
+        self.ranks = 0
+        for ranks in self.children:
+            if ranks == 0 or ranks & self.ranks:
+                raise ValueError(f"children must speak for disjoint ranks, got {children}")
+            self.ranks |= ranks
+        self.active = self.ranks
+        """Of these, the ones that count in this attempt."""
+        self._by_ranks: dict[int, Member] = {}
+        self._by_peer: dict[str, Member] = {}
+        self._expelled: dict[int, tuple[int, str]] = {}
+        """Ranks -> the start of them that is heard no more, and why."""
+        self.first: Hello | None = None
+        """Hello of the first child; the others must agree with it."""
+        self.description = b""
+
+    @property
+    def complete(self) -> bool:
+        """Every expected child is in."""
+        return len(self._by_ranks) == len(self.children)
+
+    @property
+    def joined(self) -> int:
+        """Ranks of the children that are in."""
+        return sum(self._by_ranks)
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """The children any of whose ranks counts, in rank order."""
+        return tuple(ranks for ranks in self.children if ranks & self.active)
+
+    @property
+    def all_left(self) -> bool:
+        """Every child that counts was in and has left."""
+        counted = (self._by_ranks.get(ranks) for ranks in self.counted)
+        return all(member is not None and member.left for member in counted)
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Connections of all members that count, in rank order."""
+        present = (self._by_ranks.get(ranks) for ranks in self.counted)
+        return tuple(member.peer for member in present if member is not None)
+
+    @property
+    def all_members(self) -> tuple[Member, ...]:
+        """All who are in, whether they count or not."""
+        return tuple(self._by_ranks.values())
+
+    @property
+    def everyone(self) -> tuple[str, ...]:
+        """Connections of all members, whether they count or not."""
+        return tuple(member.peer for member in self._by_ranks.values())
+
+    def counts(self, member: Member) -> bool:
+        """Whether any rank of a member counts in this attempt."""
+        return bool(member.ranks & self.active)
+
+    def is_in(self, ranks: int) -> bool:
+        """Whether a child has said Hello."""
+        return ranks in self._by_ranks
+
+    def member_at(self, peer: str) -> Member | None:
+        """The member behind a connection."""
+        return self._by_peer.get(peer)
+
+    def lost(self, peer: str) -> None:
+        """A connection has ended."""
+        member = self._by_peer.get(peer)
+        if member is not None:
+            member.connected = False
+
+    def is_taken(self, peer: str, hello: Hello) -> bool:
+        """Whether the ranks of a Hello are those of another start whose connection is alive."""
+        member = self._by_ranks.get(hello.contributors)
+        return (
+            member is not None and member.connected and member.peer != peer
+            and member.incarnation != hello.incarnation
+        )  # fmt: skip
+
+    def of(self, peer: str, incarnation: int) -> Member | None:
+        """The member behind a connection, if this incarnation of it has joined."""
+        member = self._by_peer.get(peer)
+        return member if member is not None and member.incarnation == incarnation else None
+
+    def name_of(self, peer: str) -> str:
+        """Whom a connection speaks for, for people."""
+        member = self._by_peer.get(peer)
+        return "others" if member is None else f"ranks {ranks_text([member.ranks])}"
+
+    def peer_of(self, ranks: int) -> str | None:
+        """The connection of the member that speaks for these ranks."""
+        for child, member in self._by_ranks.items():
+            if ranks & child:
+                return member.peer
+        return None
+
+    def leave(self, peer: str) -> None:
+        """The child behind a connection is done."""
+        member = self._by_peer.get(peer)
+        if member is not None:
+            member.left = True
+
+    def expel(self, member: Member, text: str) -> None:
+        """This start of a member broke the protocol: it is none any more, and cannot be again."""
+        self._by_peer.pop(member.peer, None)
+        self._expelled[member.ranks] = (member.incarnation, text)
+
+    def missing(self, present: Iterable[int] | None = None) -> str:
+        """Ranks of the children not among `present` (default: not in at all), for people."""
+        there = set(self._by_ranks if present is None else present)
+        return ranks_text(ranks for ranks in self.counted if ranks not in there)
+
+    def join(self, peer: str, hello: Hello, description: bytes) -> bool:
+        """Take a child in; True if a later start of it replaces one. Raises RefusedError."""
+        self.check(hello, description)
+        former = self._by_ranks.get(hello.contributors)
+        if former is not None:
+            if hello.incarnation < former.incarnation:
+                raise RefusedError(
+                    f"a later start of ranks {ranks_text([former.ranks])} has joined already; "
+                    "stop this process (starts are told apart by the clocks of their hosts: set "
+                    "these by NTP, if this one is the later)"
+                )
+            self._by_peer.pop(former.peer, None)
+        known = (hello.generation, hello.attempt, hello.step)
+        member = Member(hello.contributors, peer, hello.incarnation, known)
+        self._by_ranks[hello.contributors] = member
+        self._by_peer[peer] = member
+        if self.first is None:
+            self.first, self.description = hello, description
+        return former is not None and former.incarnation < hello.incarnation
+
+    def check(self, hello: Hello, description: bytes) -> None:
+        """Raise RefusedError if this can be no child of ours."""
+        if hello.protocol != PROTOCOL_VERSION:
+            raise RefusedError(
+                f"protocol version {hello.protocol} is spoken by you, {PROTOCOL_VERSION} here; "
+                "install the same luwu on both sides"
+            )
+        if hello.job != self._job:
+            raise RefusedError("you belong to another run; use the connection file of this run")
+        if hello.contributors not in self.children:
+            raise RefusedError(
+                f"you speak for ranks {ranks_text([hello.contributors])}, expected is one child "
+                f"each for ranks {ranks_text(self.children)}; start as many workers as --workers "
+                "says on both sides"
+            )
+        incarnation, text = self._expelled.get(hello.contributors, (-1, ""))
+        if hello.incarnation <= incarnation:
+            raise RefusedError(f"this start of yours broke the protocol: {text}"[:880])
+        if description_hash(description) != hello.description_hash:
+            raise RefusedError("your job description does not have the hash you state")
+        if self.first is None:
+            return
+        if hello.world_size != self.first.world_size:
+            raise RefusedError(
+                f"your world size is {hello.world_size}, that of the others is "
+                f"{self.first.world_size}; start all workers with the same --workers"
+            )
+        if hello.description_hash != self.first.description_hash:
+            lines = "; ".join(differences(description, self.description))
+            both = [hello.contributors, self.first.contributors]
+            raise RefusedError(
+                f"ranks {ranks_text(both)} do not train the same: {lines}"[:880]
+                + "; run the same script on the same data on every rank"
+            )

@@ -1,0 +1,138 @@
+"""What a child has under way to its parent: repeated until answered, payloads within the window.
+
+Shared by the worker's NIC and the switch. A *request* goes out at once. *Cargo* carries a data
+payload: it waits its turn until the parent's window, a credit in bytes granted by `Welcome`, has
+room, and its payload is dropped when the parent has received it. Cargo larger than the whole window
+travels alone. Pure, like the cores it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from luwu.base.outstanding import Outstanding, RetryPolicy
+from luwu.protocol.actions import PARENT, Drop, Payload, Send
+from luwu.wire.messages import DataMessage, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """A data message and the payload it carries."""
+
+    message: DataMessage
+    payload: Payload | None
+    payload_bytes: int
+    on_way: Callable[[], None] | None = None
+    """Called when it enters the window: from then on the uplink holds it."""
+
+
+class Uplink:
+    """Requests and cargo of one child; `actions` is where what is to be done is appended."""
+
+    def __init__(self, actions: list[Any], retry: RetryPolicy) -> None:
+        self._actions = actions
+        self._asked: Outstanding[Send] = Outstanding(retry)
+        self._queue: deque[tuple[Hashable, Cargo]] = deque()
+        self._under_way: dict[Hashable, Cargo] = {}
+        self._window_used = 0
+        self._largest_bytes = 0
+        """Of all cargo so far: weights that are asked for come in messages of such a size."""
+        self.window_bytes = 0
+        self.repeated_count = 0
+        """Messages that were said again because no answer came in time."""
+
+    def __len__(self) -> int:
+        """Answers awaited."""
+        return len(self._asked)
+
+    def ask(
+        self, now_ns: int, name: Hashable, message: Message, payload: bytes | None = None
+    ) -> None:
+        """Send a request and repeat it until `answered(name)`."""
+        send = Send((PARENT,), message, payload)
+        self._asked.add(name, send, now_ns, self._bytes_before_answer)
+        self._actions.append(send)
+
+    def asks(self, name: Hashable) -> bool:
+        """Whether a request of this name waits for its answer."""
+        return name in self._asked
+
+    def answered(self, name: Hashable) -> bool:
+        """Stop repeating a request; False if none of this name waits."""
+        return self.answer(name) is not None
+
+    def answer(self, name: Hashable) -> Send | None:
+        """The same; what was asked, or None."""
+        return self._asked.pop(name)
+
+    def load(self, now_ns: int, name: Hashable, cargo: Cargo) -> None:
+        """Send cargo as soon as the window has room."""
+        self._largest_bytes = max(self._largest_bytes, cargo.payload_bytes)
+        self._queue.append((name, cargo))
+        self._fill_window(now_ns)
+
+    def holds(self, name: Hashable) -> bool:
+        """Whether this cargo waits or is under way."""
+        return name in self._under_way or any(queued == name for queued, _ in self._queue)
+
+    def arrived(self, now_ns: int, name: Hashable) -> bool:
+        """The parent has received the cargo; False if it was not under way."""
+        cargo = self._under_way.pop(name, None)
+        if cargo is None:
+            return False
+        self._asked.pop(name)
+        self._window_used -= cargo.payload_bytes
+        self._drop(cargo)
+        self._fill_window(now_ns)
+        return True
+
+    def forget(self, keep: Callable[[Hashable], bool] = lambda name: False) -> None:
+        """Drop all cargo and all requests but those to keep: a new attempt begins."""
+        for _, cargo in self._queue:
+            self._drop(cargo)
+        for cargo in self._under_way.values():
+            self._drop(cargo)
+        self._queue.clear()
+        self._under_way.clear()
+        self._window_used = 0
+        self._asked.clear(keep)
+
+    def hurry(self, now_ns: int) -> None:
+        """Repeat everything at the next tick: the connection was lost and is back."""
+        self._asked.hurry(now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Repeat what is due."""
+        due = self._asked.due(now_ns)
+        self.repeated_count += len(due)
+        self._actions.extend(due)
+
+    def next_tick_ns(self) -> int | None:
+        """When `tick` has something to do."""
+        return self._asked.next_due_ns()
+
+    def _fill_window(self, now_ns: int) -> None:
+        while self._queue:
+            name, cargo = self._queue[0]
+            needed = self._window_used + cargo.payload_bytes
+            if needed > self.window_bytes and self._window_used > 0:
+                return
+            self._queue.popleft()
+            self._window_used = needed
+            self._under_way[name] = cargo
+            send = Send((PARENT,), cargo.message, cargo.payload)
+            self._asked.add(name, send, now_ns, self._bytes_before_answer)
+            self._actions.append(send)
+            if cargo.on_way is not None:
+                cargo.on_way()
+
+    @property
+    def _bytes_before_answer(self) -> int:
+        return self._window_used + self._largest_bytes
+
+    def _drop(self, cargo: Cargo) -> None:
+        if cargo.payload is not None:
+            self._actions.append(Drop(cargo.payload))

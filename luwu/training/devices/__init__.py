@@ -1,0 +1,1 @@
+"""What differs between CPU and GPU workers: buffers, streams, copies."""

@@ -1,0 +1,272 @@
+"""Moving bytes between the host's memory, which the network reads and writes, and the device.
+
+    CpuDevice    they are one: weights are used where they come, gradients are written to cells
+    CudaDevice   weights: host memory -> pull stream -> the unit's storage -> compute waits (event)
+                 gradients: compute -> (event) push stream: packed in the wire dtype -> cell,
+                 and handed to the network by another thread when they are there (`turns.py`)
+
+Invariants of `CudaDevice`; tests cite them:
+
+    D1  The compute stream waits for events, the host never does while it queues a step's work:
+        it waits for the network, for room in a bounded ring, and in `step()`.
+    D2  Host memory of a pull is given back, and its place released, after the copy from it.
+    D3  Device memory a unit freed is written again after the compute that read it: the pull stream
+        waits for the event recorded when the memory was freed, and only if it got that memory.
+    D4  A gradient's memory is not reused before it was packed, nor a cell sent before it is full.
+    D5  Buffers are bounded: (window + 2) units of pinned memory for pulls, one chunk on the device
+        and, for cells that cannot be registered, `STAGING_COUNT` chunks of pinned memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from luwu.base.address import address_of
+from luwu.training.devices.gradients import ChunkPlan, write
+from luwu.training.devices.pinning import HostPins
+from luwu.training.devices.ring import Ring
+from luwu.training.devices.streams import CudaStreams, Event, Streams
+from luwu.training.devices.turns import TurnNic
+from luwu.training.interface import Nic, SharedWeights
+
+STAGING_COUNT = 4
+"""Chunks under way to cells that the GPU cannot write."""
+
+
+class Device(ABC):
+    """Where one worker computes. Used by the training thread; `finish` of a write by any."""
+
+    where: torch.device
+
+    @abstractmethod
+    def connect(self, nic: Nic) -> Nic:
+        """The NIC as the training thread is to use it."""
+
+    @abstractmethod
+    def start(self, *, unit_bytes_max: int, window: int) -> None:
+        """The sizes are known."""
+
+    @abstractmethod
+    def take_now(self, nbytes: int) -> Any:
+        """A cell that can be written now, or None if one must be waited for."""
+
+    @abstractmethod
+    def take(self, nbytes: int) -> Any:
+        """A cell; waits for one. What was written is pushed before."""
+
+    @abstractmethod
+    def write(
+        self, plan: ChunkPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
+    ) -> Any:
+        """Write a chunk's gradient; what is to be pushed."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """The attempt is lost: return when nothing of it is under way."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything; the NIC is closed after it."""
+
+
+class CpuDevice(Device):
+    """Nothing to move."""
+
+    where = torch.device("cpu")
+
+    def connect(self, nic: Nic) -> Nic:
+        self._cells = nic.cells
+        return nic
+
+    def start(self, *, unit_bytes_max: int, window: int) -> None:
+        pass
+
+    def take_now(self, nbytes: int) -> Any:
+        return self._cells.take_now(nbytes)
+
+    def take(self, nbytes: int) -> Any:
+        return self._cells.take(nbytes)
+
+    def write(
+        self, plan: ChunkPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
+    ) -> Any:
+        write(plan, flat, torch.frombuffer(cell.data, dtype=dtype))
+        return cell
+
+    def drop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class CudaDevice(Device):
+    """See the module."""
+
+    def __init__(self, where: torch.device, streams: Streams | None = None) -> None:
+        """`streams` is for tests."""
+        self.where = where
+        self.streams: Streams = CudaStreams(where) if streams is None else streams
+        self.may_share = True
+        """Weights may be copied from where their sender has them."""
+        self._freed: deque[tuple[int, int, Event]] = deque()
+        """Device memory from first to last byte that compute may still be reading."""
+        self._lent: deque[tuple[SharedWeights, Event]] = deque()
+        self._packed: torch.Tensor | None = None
+
+    def connect(self, nic: Nic) -> Nic:
+        recorder, rank = nic.recorder, nic.rank
+        self.pins = HostPins(
+            self.streams,
+            lambda why: recorder.event(
+                "worker.not_registered", level="WARNING", rank=rank, reason=why,
+                consequence="copied through pinned buffers, one more pass over host memory",
+            ),
+        )  # fmt: skip
+        self.turns = TurnNic(nic)
+        self._staging = Ring(lambda: self.streams.host_buffer(self._chunk_bytes), STAGING_COUNT)
+        self._chunk_bytes = nic.chunk_bytes
+        nic.cells.watch(self.pins.add, self.pins.drop)
+        return cast(Nic, self.turns)
+
+    def start(self, *, unit_bytes_max: int, window: int) -> None:
+        self.host = Ring(lambda: self.streams.host_buffer(unit_bytes_max), window + 2)
+
+    # ---------------------------------------------------------------------- weights
+
+    def fetch(
+        self, storage: torch.UntypedStorage, flat: torch.Tensor, host: torch.Tensor,
+        shared: SharedWeights | None,
+    ) -> Event:  # fmt: skip
+        """Copy a unit's weights to its storage, which has no bytes; `host` is given back.
+
+        They are in `host`, or where `shared` says.
+        """
+        pull, nbytes = self.streams.pull, flat.nbytes
+        self._collect()
+        source = host[:nbytes]
+        if shared is not None:
+            memory = (ctypes.c_ubyte * nbytes).from_address(shared.address)
+            memory.mapping = shared.mapping  # type: ignore[attr-defined]  # lives as long as views
+            place = torch.frombuffer(memory, dtype=torch.uint8)
+            if self.pins.add_shared(shared.address, nbytes):
+                source = place
+            else:  # from now on the NIC copies them to `host` behind our back
+                self.may_share = False
+                source.copy_(place)
+                shared.release()
+        pull.resize(storage, nbytes)
+        self._wait_for_readers(storage.data_ptr(), nbytes)
+
+        def copy() -> None:
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(flat):
+                flat.copy_(source.view(flat.dtype), non_blocking=True)
+
+        pull.run(copy)
+        event: Event = pull.record()
+        if source.data_ptr() == host.data_ptr():
+            self.host.give(host, event)
+        else:
+            assert shared is not None
+            self.host.give(host)
+            self._lent.append((shared, event))
+        return event
+
+    def free(self, storage: torch.UntypedStorage) -> None:
+        """The compute that was queued so far is the last that reads it."""
+        self._collect()
+        if storage.nbytes():
+            start = storage.data_ptr()
+            event = self.streams.compute().record()
+            self._freed.append((start, start + storage.nbytes(), event))
+            self.streams.pull.resize(storage, 0)
+
+    def _wait_for_readers(self, start: int, nbytes: int) -> None:
+        for low, high, event in self._freed:
+            if low < start + nbytes and start < high:
+                self.streams.pull.wait(event)
+
+    def _collect(self) -> None:
+        while self._freed and self._freed[0][2].query():
+            self._freed.popleft()
+        while self._lent and self._lent[0][1].query():
+            self._lent.popleft()[0].release()
+
+    # ---------------------------------------------------------------------- gradients
+
+    def take_now(self, nbytes: int) -> Any:
+        # Whether the cell needs a buffer is known when it is there.
+        return self.turns.cells.take_now(nbytes) if self._staging.has_free() else None
+
+    def take(self, nbytes: int) -> Any:
+        self.turns.pause_until(self._staging.has_free)
+        return self.turns.cells.take(nbytes)
+
+    def write(
+        self, plan: ChunkPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
+    ) -> Any:
+        push, nbytes = self.streams.push, plan.nbytes
+        if self._packed is None:
+            self._packed = self.streams.device_buffer(self._chunk_bytes)
+        packed = self._packed[:nbytes].view(dtype)  # in the order of the push stream: one will do
+        staging = None
+        if self.pins.has(address_of(cell.data), nbytes):
+            target = torch.frombuffer(cell.data, dtype=dtype)
+        else:
+            staging = self._staging.wait()
+            target = staging[:nbytes].view(dtype)
+        push.wait(self.streams.compute().record())
+        for piece in plan.pieces:
+            gradient = flat[piece.parameter]
+            if gradient is not None:
+                push.keep(gradient)
+
+        def pack_and_copy() -> None:
+            write(plan, flat, packed)
+            with torch.no_grad():
+                target.copy_(packed, non_blocking=True)
+
+        push.run(pack_and_copy)
+        return _Write(cell, target, push.record(), staging, self._staging)
+
+    def drop(self) -> None:
+        self.turns.drop()
+
+    def close(self) -> None:
+        self.turns.stop()
+        for shared, event in self._lent:
+            event.synchronize()
+            shared.release()
+        self._lent.clear()
+        self.pins.close()
+
+
+class _Write:
+    """A gradient on its way to a cell."""
+
+    def __init__(
+        self, cell: Any, target: torch.Tensor, event: Event, staging: torch.Tensor | None,
+        ring: Ring,
+    ) -> None:  # fmt: skip
+        self.cell = cell
+        self._target, self._event, self._staging, self._ring = target, event, staging, ring
+
+    def finish(self) -> None:
+        """Block until it is in the cell."""
+        self._event.synchronize()
+        if self._staging is not None:
+            into = torch.frombuffer(self.cell.data, dtype=torch.uint8)
+            into.copy_(self._staging[: into.numel()])
+            self._ring.give(self._staging)
+            self._staging = None
+
+
+def device_at(where: torch.device) -> Device:
+    """How bytes get there."""
+    return CudaDevice(where) if where.type == "cuda" else CpuDevice()

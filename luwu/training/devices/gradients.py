@@ -1,0 +1,142 @@
+"""A unit's gradient on its way out: written once, chunk by chunk, into memory that is sent from.
+
+Autograd's gradients are private memory of their own shapes. `GradientPlan` knows which parts of
+them make up each chunk; `write` copies these parts, in the wire dtype, to the cell of the chunk.
+The copy is the only pass over a gradient that a worker makes. Cells are taken as long as there are
+some without waiting; what has been written is pushed before a wait, so that it can end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from luwu.layout import Layout, padded
+from luwu.nic.cells import ChunkGradient
+
+if TYPE_CHECKING:
+    from luwu.training.devices.device import Device
+
+
+_MEMCPY_BYTES_MIN = 256 * 1024
+"""Below, torch's own copy has less to do before it begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of one parameter in a chunk, and the padding behind it."""
+
+    parameter: int
+    """Its index among the unit's parameters."""
+    source: int
+    """First element of the parameter."""
+    start: int
+    """First element of the chunk."""
+    stop: int
+    padded_stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """One chunk of a unit's gradient."""
+
+    chunk: int
+    elems: int
+    nbytes: int
+    """In the dtype of the push."""
+    pieces: tuple[_Piece, ...]
+    """One a segment of the chunk, in their order."""
+
+    @property
+    def all_segments(self) -> int:
+        """Bitmap of all segments."""
+        return (1 << len(self.pieces)) - 1
+
+    def absent(self, gradients: Sequence[torch.Tensor | None]) -> int:
+        """Bitmap of the segments whose parameter has no gradient."""
+        return sum(
+            1 << index
+            for index, piece in enumerate(self.pieces)
+            if gradients[piece.parameter] is None
+        )
+
+
+def gradient_plan(layout: Layout, unit: int, dtype: torch.dtype) -> tuple[ChunkPlan, ...]:
+    """The chunks of a unit that are pushed, in this dtype."""
+    order = {parameter: i for i, parameter in enumerate(layout.units[unit].parameters)}
+    plans = []
+    for index in layout.trainable_chunks(unit):
+        chunk = layout.chunks[index]
+        pieces = tuple(
+            _Piece(
+                order[part.parameter],
+                part.parameter_start,
+                part.chunk_start,
+                part.chunk_start + part.elems,
+                min(part.chunk_start + padded(part.elems), chunk.elems),
+            )
+            for part in layout.segments(index)
+        )
+        plans.append(ChunkPlan(index, chunk.elems, chunk.elems * dtype.itemsize, pieces))
+    return tuple(plans)
+
+
+@torch.no_grad()
+def flat_gradients(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Each gradient as a vector; a view of it wherever its memory is in order."""
+    return [
+        None
+        if gradient is None
+        else (gradient.to_dense() if gradient.layout != torch.strided else gradient).reshape(-1)
+        for gradient in gradients
+    ]
+
+
+@torch.no_grad()
+def write(plan: ChunkPlan, flat: Sequence[torch.Tensor | None], into: torch.Tensor) -> None:
+    """Write a chunk to its place: zeros where a parameter has no gradient, and in the padding."""
+    for piece in plan.pieces:
+        gradient = flat[piece.parameter]
+        if gradient is None:
+            into[piece.start : piece.padded_stop].zero_()
+            continue
+        elems = piece.stop - piece.start
+        _copy(into[piece.start : piece.stop], gradient[piece.source : piece.source + elems])
+        if piece.stop < piece.padded_stop:
+            into[piece.stop : piece.padded_stop].zero_()
+
+
+def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy, and cast; bytes that stay as they are by way of memcpy, which can go past the cache."""
+    is_plain = into.dtype == source.dtype and into.device.type == source.device.type == "cpu"
+    if is_plain and into.nbytes >= _MEMCPY_BYTES_MIN:
+        np.copyto(into.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
+    else:
+        into.copy_(source)
+
+
+def push_unit(
+    device: Device, plans: Sequence[ChunkPlan], gradients: Sequence[torch.Tensor | None],
+    dtype: torch.dtype, push: Callable[[list[ChunkGradient]], None],
+) -> None:  # fmt: skip
+    """Write a unit's gradients to cells and hand them to `push`, several at a time."""
+    flat = flat_gradients(gradients)
+    group: list[ChunkGradient] = []
+    for plan in plans:
+        absent = plan.absent(flat)
+        if absent == plan.all_segments:
+            group.append(ChunkGradient(plan.chunk, None))
+            continue
+        cell = device.take_now(plan.nbytes)
+        if cell is None:
+            if group:
+                push(group)
+                group = []
+            cell = device.take(plan.nbytes)
+        group.append(ChunkGradient(plan.chunk, device.write(plan, flat, cell, dtype), absent))
+    if group:
+        push(group)

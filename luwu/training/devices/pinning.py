@@ -1,0 +1,87 @@
+"""Memory of the host that is registered with the GPU: once for each piece, as long as it is there.
+
+A copy between a GPU and memory it does not know is made through a buffer of the driver's, and the
+host waits for it. Registered memory is copied at once, behind the compute.
+
+What may be registered: memory that this process writes, and memory of another process that is
+mapped shared. A *private* mapping of another's memory must never be: to pin its pages the kernel
+gives us copies of them (it breaks copy-on-write), and from then on we see nothing of what the owner
+writes. The weights would stay those of the first step, and nobody would be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from luwu.base.address import address_of
+from luwu.training.devices.streams import Streams
+
+
+class HostPins:
+    """What one worker has registered."""
+
+    def __init__(self, streams: Streams, refused: Callable[[str], None]) -> None:
+        """`refused` is told why, the first time something cannot be registered."""
+        self._streams, self._refused = streams, refused
+        self._ends: dict[int, int] = {}
+        """Of each piece: where it starts, and ends."""
+        self._was_refused = False
+
+    def add(self, memory: memoryview) -> None:
+        """Register memory that this process writes."""
+        self._register(address_of(memory), memory.nbytes, read_only=False)
+
+    def drop(self, memory: memoryview) -> None:
+        """This memory is about to go."""
+        address = address_of(memory)
+        if self._ends.pop(address, None) is not None:
+            self._streams.unregister(address)
+
+    def has(self, address: int, nbytes: int) -> bool:
+        """Whether these bytes start where a registered piece does, and lie in it."""
+        return address + nbytes <= self._ends.get(address, 0)
+
+    def add_shared(self, address: int, nbytes: int) -> bool:
+        """Register the mapping around another process's memory, if that is safe; once."""
+        if any(start <= address and address + nbytes <= end for start, end in self._ends.items()):
+            return True
+        found = mapping_at(address)
+        if found is None or address + nbytes > found[1] or "s" not in found[2]:
+            self._tell("weights of another process are mapped private")
+            return False
+        start, end, access = found
+        return self._register(start, end - start, read_only="w" not in access)
+
+    def close(self) -> None:
+        """Undo everything."""
+        for address in list(self._ends):
+            self._streams.unregister(address)
+        self._ends.clear()
+
+    def _register(self, address: int, nbytes: int, *, read_only: bool) -> bool:
+        why = self._streams.register(address, nbytes, read_only=read_only)
+        if why is None:
+            self._ends[address] = address + nbytes
+            return True
+        self._tell(why)
+        return False
+
+    def _tell(self, why: str) -> None:
+        if not self._was_refused:
+            self._was_refused = True
+            self._refused(why)
+
+
+def mapping_at(address: int) -> tuple[int, int, str] | None:
+    """(start, end, access such as `rw-s`) of the mapping there; None where nobody can tell."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        bounds, access, *_ = line.split(maxsplit=2)
+        start, end = (int(bound, 16) for bound in bounds.split("-"))
+        if start <= address < end:
+            return start, end, access
+    return None

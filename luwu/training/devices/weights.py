@@ -1,0 +1,164 @@
+"""The storage of a unit's weights: one for the unit's life, at addresses that stay its own.
+
+Autograd saves views of parameters in forward and reads them in backward. They all look at the same
+addresses, so the memory behind these may be used elsewhere between, and the weights put back: the
+views then see the new bytes. (Swapping `.data` instead would leave them with the old ones.) Writing
+through a memoryview does not raise autograd's version counter, which guards against changes that
+the script makes; this change puts back what was there.
+
+Where the sender's memory is shared with this process, the weights are used where they lie, and
+nothing is copied. They have a storage of their own at each such address, and are held until the
+step ends: to free them gives no memory back, and what a graph saved stays as it was. A unit that
+was copied in a step is copied again in the same step, for the graph looks at that storage.
+
+On a GPU it is a storage of the device: `device_weights.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from luwu.base.address_range import AddressRange, Memory
+from luwu.training.devices.storages import WEIGHTS
+from luwu.training.interface import SharedWeights
+
+_ADDRESSES_MAX = 2
+"""Places of a unit's weights in shared memory: one for even and one for odd steps."""
+
+
+class ByteCount:
+    """Bytes of weights in this process, now and at most."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.peak = 0
+
+    def add(self, count: int) -> None:
+        """Count bytes taken, or given back if negative."""
+        self.now += count
+        self.peak = max(self.peak, self.now)
+
+
+class _View:
+    """One place of the flat vector, and the parameters that are views of it."""
+
+    def __init__(self, flat: torch.Tensor, places: Sequence[tuple[int, torch.Size, bool]]) -> None:
+        self.flat = flat
+        WEIGHTS.add(flat)
+        self.parameters = [
+            nn.Parameter(flat[start : start + shape.numel()].view(shape), requires_grad)
+            for start, shape, requires_grad in places
+        ]
+        self._version = flat._version
+
+    def was_written(self) -> bool:
+        """Whether somebody changed a parameter in place since the last look."""
+        before, self._version = self._version, self.flat._version
+        return self._version != before
+
+
+class UnitWeights:
+    """One flat vector in the wire dtype, and the parameters that are views of it."""
+
+    def __init__(
+        self, *, elems: int, dtype: torch.dtype, live_bytes: ByteCount,
+        places: Sequence[tuple[int, torch.Size, bool]], memory: Memory | None = None,
+    ) -> None:  # fmt: skip
+        """`places`: first element, shape and requires_grad of each parameter; `memory`: of all
+        units together."""
+        self._live_bytes = live_bytes
+        self._places = places
+        self._memory = memory or Memory()
+        self._own = _View(self._allocate(elems, dtype), places)
+        self._view = self._own
+        self._mapped: dict[int, _View] = {}
+        """By address."""
+        self._shared: SharedWeights | None = None
+        self._is_open = False
+        self._was_copied = False
+        """In this step."""
+        self.comes_shared = False
+        """The last pull needed no memory."""
+        self.nbytes = elems * dtype.itemsize
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters where the weights are now, or were last."""
+        return self._view.parameters
+
+    @property
+    def is_held(self) -> bool:
+        """The weights of this step are here, and need not be pulled again."""
+        return self._shared is not None
+
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether the next pull may leave the weights where their sender has them."""
+        return not self._was_copied
+
+    @property
+    def may_be_shared_next(self) -> bool:
+        """The same of a pull for the next step, whose graph looks at nothing yet."""
+        return True
+
+    def prepare(self, *, wait: bool) -> bool:
+        """A pull is about to be asked for; False if there is no room for it, unless we `wait`."""
+        return True
+
+    def open(self) -> memoryview:
+        """Take memory; the caller fills it, then `publish` is called."""
+        assert not self._is_open
+        self._is_open = True
+        self._live_bytes.add(self.nbytes)
+        self._memory.fill(self._range)
+        return self._range.view()
+
+    def fetch(self, shared: SharedWeights | None = None) -> None:
+        """The weights came; they are used later, if they are not given up."""
+
+    def publish(self, shared: SharedWeights | None = None) -> None:
+        """The weights are there, in our memory or where `shared` says: they may be read."""
+        self.comes_shared = shared is not None
+        if shared is not None:
+            self._shared = shared
+            self._view = self._mapped_view(shared)
+            return
+        self._was_copied = True
+        self._view = self._own
+
+    def was_written(self) -> bool:
+        """Whether somebody changed a parameter in place since the last look."""
+        return self._view.was_written()
+
+    def free(self) -> None:
+        """Let other units have the memory; the parameters must not be read until they are back."""
+        if self._is_open:
+            self._is_open = False
+            self._live_bytes.add(-self.nbytes)
+            self._memory.spare(self._range)
+
+    def end_step(self) -> None:
+        """Nothing of this step is read any more."""
+        self._was_copied = False
+        if self._shared is not None:
+            self._shared.release()
+            self._shared = None
+
+    def _allocate(self, elems: int, dtype: torch.dtype) -> torch.Tensor:
+        self._range = AddressRange(elems * dtype.itemsize)
+        return torch.frombuffer(self._range.view(), dtype=dtype)
+
+    def _mapped_view(self, shared: SharedWeights) -> _View:
+        view = self._mapped.get(shared.address)
+        if view is None:
+            if len(self._mapped) == _ADDRESSES_MAX:  # the sender was started again
+                del self._mapped[next(iter(self._mapped))]
+            memory = (ctypes.c_ubyte * self.nbytes).from_address(shared.address)
+            memory.mapping = shared.mapping  # type: ignore[attr-defined]  # lives as long as views
+            flat = torch.frombuffer(memory, dtype=self._own.flat.dtype)
+            view = self._mapped[shared.address] = _View(flat, self._places)
+        return view

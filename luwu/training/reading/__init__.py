@@ -1,0 +1,1 @@
+"""Models that read the weights of a job in training (`luwu.read_from`)."""

@@ -1,0 +1,1 @@
+"""Emulated links: rate, delay, loss."""

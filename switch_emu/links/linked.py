@@ -1,0 +1,402 @@
+"""A transport whose links are slow, late or lossy: it wraps any other and holds messages back.
+
+Links are emulated at their upper end, both directions: of the peers that dialled us. What is sent
+to them is held until it has arrived at their end of the link, and only then handed to the inner
+transport; what came from them is held until it has arrived at ours. Peers that we dialled pass
+untouched: their end emulates the link.
+
+    send      -> EmulatedLink (down) -> held -> inner.send
+    receive  <- held <- EmulatedLink (up) <- inner.receive
+
+T1 to T6 hold (`luwu/transport/interface.py`), except that a link that loses, repeats or reorders
+messages does so. What follows for the rest:
+
+    T2  PeerDown passes no held message of its peer; what was held to be sent to it is cut.
+    T3  Held bytes use up the peer's credit.
+    T4  A handle is done when the inner one is, of both copies if there are two, or when the
+        message was dropped. A delivery's buffers go back when all copies were released.
+    T6  `close` hands on what is due within `FLUSH_NS_MAX`; the rest is cut.
+
+No thread is added: what is held moves while somebody is in `receive`, `send` or `close`. A shell
+that is busy elsewhere for a millisecond makes its links as much late.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.links import LinkPair
+from luwu.base.seeds import derive
+from luwu.transport.credits import HEADER_RESERVE_BYTES, exceeded
+from luwu.transport.interface import (
+    Buffer,
+    Counters,
+    CreditExceeded,
+    Delivery,
+    PeerDown,
+    PeerGone,
+    PeerUp,
+    Received,
+    SendHandle,
+    Transport,
+    checked_views,
+)
+from switch_emu.links.link import EmulatedLink, LinkCounters
+
+FLUSH_NS_MAX: Final = 2_000_000_000
+
+_NEAR_NS: Final = 2_000_000
+"""Transports wait in whole milliseconds: what is due within this is waited for in naps."""
+_NAP_NS: Final = 50_000
+
+
+@dataclass(eq=False, slots=True)
+class _Ends:
+    """The link of one peer."""
+
+    peer: str
+    up: EmulatedLink
+    down: EmulatedLink
+    held_bytes: int = 0
+    """To be sent."""
+    last_ns: int = 0
+    """When the last message that came from the peer is due."""
+
+
+class _HeldSend:
+    """Handle of a message that is held, or of both its copies."""
+
+    __slots__ = ("_copies_count", "_handles")
+
+    def __init__(self, copies_count: int) -> None:
+        self._copies_count = copies_count
+        self._handles: list[SendHandle] = []
+
+    @property
+    def done(self) -> bool:
+        """No copy is held, and the inner transport reads none any more."""
+        return self._copies_count == 0 and all(handle.done for handle in self._handles)
+
+    def handed_on(self, handle: SendHandle) -> None:
+        """The inner transport has one more copy."""
+        self._copies_count -= 1
+        self._handles.append(handle)
+
+    def dropped(self) -> None:
+        """A copy will never be sent."""
+        self._copies_count -= 1
+
+
+class _Copies:
+    """Releases a delivery when all its copies were. Any thread may release one."""
+
+    def __init__(self, delivery: Delivery, copies_count: int) -> None:
+        self._delivery = delivery
+        self._left = copies_count
+        self._lock = threading.Lock()
+
+    def release(self) -> None:
+        """One copy is needed no more."""
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        self._delivery.release()
+
+
+@dataclass(order=True, slots=True)
+class _Due:
+    """Something that happens at a time; ties in the order in which they were made."""
+
+    at_ns: int
+    order: int
+    ends: _Ends = field(compare=False)
+    nbytes: int = field(compare=False, default=0)
+    received: Received | None = field(compare=False, default=None)
+    """What `receive` returns then."""
+    send: tuple[_HeldSend, bytes, list[memoryview]] | None = field(compare=False, default=None)
+    """What is handed to the inner transport then."""
+
+
+class LinkedTransport(Transport):
+    """See the module."""
+
+    def __init__(self, inner: Transport, link: LinkPair, *, seed: int) -> None:
+        self._inner = inner
+        self._link = link
+        self._seed = seed
+        self._dialled: set[str] = set()
+        self._ends: dict[str, _Ends] = {}
+        self._all: list[_Ends] = []
+        """Links of peers that have left too, for the counters."""
+        self._arriving: list[_Due] = []
+        self._leaving: list[_Due] = []
+        self._passed: deque[Received] = deque()
+        """What is on no link, and waits for its turn."""
+        self._order = 0
+        self._is_woken = False
+        self._is_closed = False
+
+    # ---------------------------------------------------------------------- Transport
+
+    def listen(self, endpoint: str, *, advertise: str | None = None) -> str:
+        """See `Transport.listen`."""
+        return self._inner.listen(endpoint, advertise=advertise)
+
+    def dial(self, peer: str, endpoint: str) -> None:
+        """See `Transport.dial`; the other end emulates this link."""
+        self._inner.dial(peer, endpoint)
+        self._dialled.add(peer)
+
+    def reserve(self, nbytes: int) -> memoryview:
+        """See `Transport.reserve`."""
+        return self._inner.reserve(nbytes)
+
+    def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
+        """See `Transport.send`; the message is held until it has arrived."""
+        if peer in self._dialled:
+            return self._inner.send(peer, header, buffers)
+        credit_bytes = self._inner.credit(peer)  # raises PeerGone
+        views = checked_views(header, buffers)
+        ends = self._ends_of(peer)
+        nbytes = _size(header, views)
+        limit = credit_bytes if nbytes > len(header) else credit_bytes + HEADER_RESERVE_BYTES
+        if ends.held_bytes + nbytes > limit:
+            raise exceeded(peer, len(header), nbytes - len(header), ends.held_bytes, limit)
+        arrivals_ns = ends.down.offer(SYSTEM_CLOCK.now_ns(), nbytes)
+        held = _HeldSend(len(arrivals_ns))
+        for at_ns in arrivals_ns:
+            ends.held_bytes += nbytes
+            self._plan(self._leaving, at_ns, ends, nbytes, send=(held, bytes(header), views))
+        self.hand_on()
+        return held
+
+    def credit(self, peer: str) -> int:
+        """See `Transport.credit`."""
+        credit_bytes = self._inner.credit(peer)
+        ends = self._ends.get(peer)
+        return credit_bytes if ends is None else max(0, credit_bytes - ends.held_bytes)
+
+    def receive(self, timeout_ns: int | None) -> Received | None:
+        """See `Transport.receive`; also hands on what is due to be sent."""
+        until_ns = None if timeout_ns is None else SYSTEM_CLOCK.now_ns() + timeout_ns
+        while True:
+            has_news = self.hand_on()
+            if self._passed:
+                return self._passed.popleft()
+            if _is_due(self._arriving):
+                # The time of what waits begins now, whatever the caller does meanwhile.
+                while (heard := self._inner.receive(0)) is not None:
+                    self._take(heard)
+                return self._arrived()
+            now_ns = SYSTEM_CLOCK.now_ns()
+            has_ended = until_ns is not None and now_ns >= until_ns
+            if has_news or self._is_woken or has_ended:
+                heard = self._inner.receive(0)
+                if heard is None:
+                    self._is_woken = False
+                    return None
+            else:
+                heard = self._wait(now_ns, until_ns)
+            if heard is not None:
+                self._take(heard)
+
+    def wake(self) -> None:
+        """See `Transport.wake`."""
+        self._is_woken = True
+        self._inner.wake()
+
+    def counters(self, peer: str | None = None) -> Counters:
+        """Bytes on the host, as the inner transport counts them; see `links` for the emulated."""
+        return self._inner.counters(peer)
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        until_ns = SYSTEM_CLOCK.now_ns() + FLUSH_NS_MAX
+        self.hand_on()
+        while self._leaving and self._leaving[0].at_ns < until_ns:
+            self._is_woken = False
+            heard = self._nap(self._leaving[0].at_ns)
+            if isinstance(heard, Delivery):
+                heard.release()
+            elif isinstance(heard, PeerDown) and heard.peer in self._ends:
+                self._cut(self._ends[heard.peer])
+            self.hand_on()
+        for due in self._leaving:
+            self._drop(due)
+        for due in self._arriving:
+            if isinstance(due.received, Delivery):
+                due.ends.up.cut(due.nbytes)
+                due.received.release()
+        self._leaving.clear()
+        self._arriving.clear()
+        self._inner.close()
+
+    # ---------------------------------------------------------------------- what links did
+
+    @property
+    def can_lose(self) -> bool:
+        """Whether a message may never arrive."""
+        return self._link.can_lose
+
+    @property
+    def holds_sends(self) -> bool:
+        """Whether anything is under way to a peer."""
+        return bool(self._leaving)
+
+    def links(self) -> list[tuple[str, LinkCounters, LinkCounters]]:
+        """(peer, up, down) of every connection there was, oldest first."""
+        return [(ends.peer, ends.up.counters, ends.down.counters) for ends in self._all]
+
+    # ---------------------------------------------------------------------- what waits
+
+    def _wait(self, now_ns: int, until_ns: int | None) -> Received | None:
+        """What the inner transport has to say before something is due or the time is over."""
+        next_ns = self._next_due_ns()
+        if next_ns is not None and next_ns - now_ns <= _NEAR_NS:
+            return self._nap(next_ns if until_ns is None else min(next_ns, until_ns))
+        stop_ns = until_ns
+        if next_ns is not None:
+            near_ns = next_ns - _NEAR_NS
+            stop_ns = near_ns if until_ns is None else min(near_ns, until_ns)
+        heard = self._inner.receive(None if stop_ns is None else stop_ns - now_ns)
+        if heard is None and (stop_ns is None or SYSTEM_CLOCK.now_ns() < stop_ns):
+            self._is_woken = True  # or buffers came back: the caller shall have a look
+        return heard
+
+    def _nap(self, stop_ns: int) -> Received | None:
+        """The same before a time that is near."""
+        while True:
+            heard = self._inner.receive(0)
+            left_ns = stop_ns - SYSTEM_CLOCK.now_ns()
+            if heard is not None or left_ns <= 0 or self._is_woken:
+                return heard
+            sleep(min(left_ns, _NAP_NS) / 1e9)
+
+    def _take(self, heard: Received) -> None:
+        """Put what came on its link, and what has no link into the queue of its own."""
+        peer = heard.peer
+        if isinstance(heard, PeerUp) and peer not in self._dialled:
+            self._ends_of(peer)
+        ends = None if isinstance(heard, PeerUp) else self._ends.get(peer)
+        if ends is None:
+            self._passed.append(heard)
+        elif isinstance(heard, Delivery):
+            self._put_on_link(ends, heard)
+        else:
+            if isinstance(heard, PeerDown):
+                self._cut(ends)
+            self._plan(self._arriving, ends.last_ns, ends, received=heard)
+
+    def _put_on_link(self, ends: _Ends, delivery: Delivery) -> None:
+        nbytes = _size(delivery.header, delivery.buffers)
+        arrivals_ns = ends.up.offer(SYSTEM_CLOCK.now_ns(), nbytes)
+        if not arrivals_ns:
+            delivery.release()
+            return
+        copies = _Copies(delivery, len(arrivals_ns))
+        for at_ns in arrivals_ns:
+            copy = Delivery(
+                delivery.peer, delivery.header, list(delivery.buffers), copies.release,
+                is_shared=delivery.is_shared,
+            )  # fmt: skip
+            self._plan(self._arriving, at_ns, ends, nbytes, received=copy)
+            ends.last_ns = max(ends.last_ns, at_ns)
+
+    def _arrived(self) -> Received:
+        """The first of what is due."""
+        due = heapq.heappop(self._arriving)
+        assert due.received is not None
+        if isinstance(due.received, Delivery):
+            due.ends.up.delivered(due.nbytes)
+            if not due.received.buffers:
+                due.received.release()  # nothing to give back
+        elif isinstance(due.received, PeerDown):
+            del self._ends[due.ends.peer]
+        return due.received
+
+    def hand_on(self) -> bool:
+        """Give the inner transport what has arrived at the other end; whether there was any."""
+        handed_on = False
+        while _is_due(self._leaving):
+            due = heapq.heappop(self._leaving)
+            assert due.send is not None
+            held, header, views = due.send
+            try:
+                handle = self._inner.send(due.ends.peer, header, views)
+            except (PeerGone, CreditExceeded):  # gone; or a copy found no credit
+                self._drop(due)
+            else:
+                due.ends.held_bytes -= due.nbytes
+                due.ends.down.delivered(due.nbytes)
+                held.handed_on(handle)
+            handed_on = True
+        return handed_on
+
+    def _cut(self, ends: _Ends) -> None:
+        """The connection has ended: nothing that is held can be sent any more."""
+        for due in self._leaving:
+            if due.ends is ends:
+                self._drop(due)
+        self._leaving = [due for due in self._leaving if due.ends is not ends]
+        heapq.heapify(self._leaving)
+
+    def _drop(self, due: _Due) -> None:
+        assert due.send is not None
+        due.ends.held_bytes -= due.nbytes
+        due.ends.down.cut(due.nbytes)
+        due.send[0].dropped()
+
+    def _plan(
+        self, queue: list[_Due], at_ns: int, ends: _Ends, nbytes: int = 0, **what: Any
+    ) -> None:
+        self._order += 1
+        heapq.heappush(queue, _Due(at_ns, self._order, ends, nbytes, **what))
+
+    def _next_due_ns(self) -> int | None:
+        return min(
+            (queue[0].at_ns for queue in (self._arriving, self._leaving) if queue), default=None
+        )
+
+    def _ends_of(self, peer: str) -> _Ends:
+        ends = self._ends.get(peer)
+        if ends is None:
+            number = len(self._all)
+            ends = _Ends(
+                peer,
+                EmulatedLink(self._link.up, _draws(self._seed, number, "up")),
+                EmulatedLink(self._link.down, _draws(self._seed, number, "down")),
+            )
+            self._ends[peer] = ends
+            self._all.append(ends)
+        return ends
+
+
+def linked(inner: Transport, link: LinkPair | None, *, seed: int) -> Transport:
+    """The transport behind these links; the transport itself where nothing is emulated."""
+    if link is None or link.is_ideal:
+        return inner
+    return LinkedTransport(inner, link, seed=seed)
+
+
+def _draws(seed: int, number: int, way: str) -> Callable[[], float]:
+    """Random numbers of one direction of the link that was the n-th to come up."""
+    return random.Random(derive(seed, "link", number, way)).random
+
+
+def _is_due(queue: list[_Due]) -> bool:
+    return bool(queue) and queue[0].at_ns <= SYSTEM_CLOCK.now_ns()
+
+
+def _size(header: bytes, buffers: Sequence[memoryview]) -> int:
+    return len(header) + sum(view.nbytes for view in buffers)

@@ -1,0 +1,246 @@
+"""What the node's core asks of the pipeline and the store, and what it is told of the store.
+
+Each action is answered by the method of `NodeCore` that its docstring names; those without one
+(`RecordAttempt`, `Discard`, `Spill`) are done before the next action is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.protocol.actions import Payload
+from luwu.protocol.contribution import Contribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLimits:
+    """What a node may hold and have under way."""
+
+    sum_bytes_max: int = 256 * 1024 * 1024
+    """Gradients in RAM; beyond, they are spilled."""
+    raw_bytes_max: int | None = None
+    """Of these, contributions of single ranks, which wait for others; None: no limit of their own.
+
+    Where they lie in memory of the ranks, this keeps a rank that is ahead from using up its own.
+    """
+    updates_max: int = 4
+    reads_max: int = 4
+    push_window_bytes: int = 32 * 1024 * 1024
+    """Credit of the child."""
+    ranks_min: int | None = None
+    """The job goes on without ranks that are lost, as long as so many are left; None: it waits."""
+    redoes: bool = False
+    """Steps that were announced as decided, and that the state lacks, are made again; else the node
+    gives up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlace:
+    """Which of how many optimizer nodes this is; node 0 speaks for all where they must agree."""
+
+    number: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedVersion:
+    """A version that could be decided, after a crash too."""
+
+    version: int
+    attempt: int
+    applied: bool
+    grad_norm: float
+    contributors: int
+    """Bitmap of the ranks whose gradients made it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFacts:
+    """What an open store says of itself."""
+
+    description: bytes
+    generation: int
+    attempt: int
+    """Of node 0 already raised for this opening, durably; of another, as it was recorded."""
+    epoch: int
+    job: int
+    version: int | None
+    """Count of decided steps; None while the initial weights are not complete."""
+    applied: bool = True
+    """Of the last decided step."""
+    grad_norm: float = 0.0
+    """Of the last decided step."""
+    prepared: PreparedVersion | None = None
+    """A version that is not decided here; whether it is, node 0 knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """Make a store for this job; `store_opened` or `store_refused`."""
+
+    description: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPage:
+    """Write initial weights and zero moments to a page; `page_loaded`."""
+
+    chunk: int
+    attempt: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPiece:
+    """Put aside a piece of what a rank keeps beside a step; `piece_kept`."""
+
+    step: int
+    attempt: int
+    ranks: int
+    """Bitmap of the one rank."""
+    piece: int
+    pieces: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class RecordAttempt:
+    """Make the attempt durable before anything is said under it."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Forget all pages written under attempts older than this."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """A held payload is over the budget: move it to the spill file; it stays valid."""
+
+    payload: Payload
+    is_raw: bool
+    """One rank's, which may wait for others: then whoever shares it with us needs it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Combine a part's encoded contributions and see whether they are a sum; `inspected`."""
+
+    chunk: int
+    step: int
+    attempt: int
+    part: int
+    contributions: tuple[Contribution, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Add a part's contributions in this order, in float32, then add that sum to the total.
+
+    Two sums, so that it makes no difference where the part was summed; measure it; `folded`.
+    """
+
+    chunk: int
+    step: int
+    attempt: int
+    part: int
+    total: Contribution | None
+    """Of the parts before; None if there are none."""
+    contributions: tuple[Contribution, ...]
+    absent: int
+    """Segments of the chunk that have a gradient neither in the total nor in this part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """Read the page, add, divide, update, write it to its other side; `updated`, then `written`."""
+
+    chunk: int
+    step: int
+    attempt: int
+    contributions: tuple[Contribution, ...]
+    """Gradients to add in this order, in float32."""
+    absent: int
+    """Bitmap of the chunk's segments for which no rank has a gradient: they stay as they are."""
+    divisor: float
+    """Total weight: the sum is divided by float32(divisor), once."""
+    grad_norm: float | None
+    """Global norm, where the order of work knows it: clipping needs it."""
+    hyper: bytes
+    """Hyper-parameters of the step, as rank 0 sent them."""
+    publish: bool
+    """Somebody waits for the weights: hand them out with `updated`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWeights:
+    """Read a page's weights in the wire dtype; `weights_read`."""
+
+    chunk: int
+    step: int
+    """The step they are for."""
+    version: int | None
+    """The version of the page to read; None: the decided one, whichever that is by then."""
+    attempt: int
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Make a version durable as a whole, with its record; `prepared`."""
+
+    version: int
+    attempt: int
+    epoch: int
+    contributors: int
+    applied: bool
+    """False: no page changes side."""
+    grad_norm: float
+    hyper: bytes
+    kept_attempt: int | None
+    """Under which the pieces of what workers keep beside it were put aside; None: nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Record the decision; `decided`."""
+
+    version: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """This node cannot be one of its job, for good: end with this text and error code."""
+
+    text: str
+    code: str = "E500"
+
+
+@dataclass(frozen=True, slots=True)
+class PinVersion:
+    """Hold the decided version for a reader; `pinned`."""
+
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadField:
+    """Read one field of a page of the version held for a reader; `field_read`."""
+
+    reader: int
+    chunk: int
+    field: str
+    dtype: str
+    """Weights are rounded to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """The reader is gone."""
+
+    reader: int

@@ -1,0 +1,198 @@
+"""One undecided step at the node: its sums, how far its pages are, and its verdict. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from luwu.base.errors import RemoteProtocolError
+from luwu.protocol.contribution import Contribution, common_absent
+from luwu.protocol.members import ranks_text
+from luwu.wire.hyper import decode_hyper
+from luwu.wire.messages import Verdict
+from luwu.wire.squares import Squares
+from switch_emu.node.core.actions import Fold, Update
+from switch_emu.node.core.publisher import Publisher
+from switch_emu.node.core.sums import ChunkSum, StepSums
+
+
+@dataclass(slots=True)
+class Step:
+    """What is known of a step that is not decided yet."""
+
+    number: int
+    attempt: int
+    """In which it began; a skipped step goes on in the next."""
+    sums: StepSums
+    streaming: bool
+    hyper: bytes | None = None
+    """Hyper-parameters: from `Begin` when streaming, else from `Commit`."""
+    parts: int | None = None
+    """Backward passes; known from `Commit`."""
+    skip: bool = False
+    """A rank wants it left out; known from `Commit`."""
+    pulled: dict[int, None] = field(default_factory=dict)
+    """Chunks in the order of their first pull: the forward order."""
+    ready: deque[int] = field(default_factory=deque)
+    """Chunks whose update may start."""
+    updated: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+    unchanged: set[int] = field(default_factory=set)
+    """Also among updated and written: no rank had a gradient, so the page stays as it is."""
+    verdict: Verdict | None = None
+    is_stated: bool = False
+    """Node 0 was told that this node's sums are complete."""
+    preparing: bool = False
+    kept: dict[int, set[int]] = field(default_factory=dict)
+    """Ranks (one each) -> pieces of theirs that are put aside beside this step."""
+    keeping: set[tuple[int, int]] = field(default_factory=set)
+    """(ranks, piece) on their way there."""
+    pieces_count: dict[int, int] = field(default_factory=dict)
+    """Ranks -> how many pieces they are."""
+    measured_count: int = 0
+    """Trainable chunks, from the first on, whose sums are complete and measured: they stay so."""
+
+    def make_ready(self, chunk: int) -> bool:
+        """All of a chunk's gradient is there. False if it is empty: the page stays as it is."""
+        if self._gradient(self.sums.chunks[chunk]):
+            self.ready.append(chunk)
+            return True
+        for chunks in (self.unchanged, self.updated, self.written):
+            chunks.add(chunk)
+        return False
+
+    def take_gradient(self, chunk: int) -> tuple[Contribution, ...]:
+        """Hand a chunk's gradient out; its payloads belong to the caller from now on."""
+        entry = self.sums.chunks[chunk]
+        gradient = self._gradient(entry)
+        entry.total = None
+        for part in entry.parts.values():
+            part.contributions = [replace(c, payload=None) for c in part.contributions]
+        return gradient
+
+    def next_update(self, attempt: int, publisher: Publisher) -> Update:
+        """The update of the next chunk that is ready; it hands out weights somebody waits for."""
+        chunk = self.ready.popleft()
+        assert self.hyper is not None
+        gradient = self.take_gradient(chunk)
+        return Update(
+            chunk=chunk,
+            step=self.number,
+            attempt=attempt,
+            contributions=gradient,
+            absent=common_absent(gradient),
+            divisor=self.sums.chunks[chunk].weight,
+            grad_norm=None if self.verdict is None else self.verdict.grad_norm,
+            hyper=self.hyper,
+            publish=publisher.awaits(self.number + 1, chunk),
+        )
+
+    def next_fold(self, chunk: int, attempt: int) -> Fold | None:
+        """The next part of a chunk to fold, if it is complete and none is being folded."""
+        entry = self.sums.chunks[chunk]
+        while not entry.folding and entry.complete_up_to(entry.folded_count + 1):
+            number, part = entry.folded_count, entry.parts[entry.folded_count]
+            present = tuple(part.payloads())
+            if not present:
+                entry.folded_count += 1
+                continue
+            entry.folding = True
+            part.contributions = [replace(c, payload=None) for c in part.contributions]
+            total, entry.total = entry.total, None
+            absent = common_absent(present if total is None else (total, *present))
+            return Fold(chunk, self.number, attempt, number, total, present, absent)
+        return None
+
+    def folded(self, chunk: int, squares: tuple[float, ...], total: Contribution) -> None:
+        """A part was folded: the chunk's new total, and its squares."""
+        entry = self.sums.chunks[chunk]
+        entry.squares, entry.folding, entry.total = squares, False, total
+        entry.folded_count += 1
+
+    def has_kept(self, ranks: int) -> bool:
+        """Whether everything that is to be kept beside the step is put aside."""
+        return not self.keeps or self.kept_ranks == ranks
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its hyper-parameters say that every rank keeps something beside it."""
+        try:
+            return self.hyper is not None and decode_hyper(self.hyper).keeps
+        except RemoteProtocolError:
+            return False  # whoever updates a page with them will say so
+
+    @property
+    def kept_ranks(self) -> int:
+        """Ranks all of whose pieces are put aside."""
+        complete = 0
+        for rank, pieces in self.kept.items():
+            complete |= rank if len(pieces) == self.pieces_count[rank] else 0
+        return complete
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its verdict is said."""
+        return self.verdict is not None
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether its verdict is said, and does not skip it."""
+        return self.verdict is not None and self.verdict.applied
+
+    def is_measured(self, trainable: Sequence[int]) -> bool:
+        """Whether every sum of the step is complete and its squares are known."""
+        if self.parts is None:
+            return False
+        while self.measured_count < len(trainable):
+            chunk = trainable[self.measured_count]
+            entry = self.sums.chunks.get(chunk)
+            if entry is None or not entry.complete_up_to(self.parts):
+                return False
+            if self.streaming and chunk not in self.updated:
+                return False
+            if not self.streaming and entry.folded_count < self.parts:
+                return False
+            self.measured_count += 1
+        return True
+
+    def squares(self, trainable: Sequence[int]) -> Squares | None:
+        """Block squares of the undivided sums, for the norm; None if a sum is not finite.
+
+        Chunks of equal total weight stand together: they are added, and divided once.
+        """
+        blocks: dict[float, list[float]] = {}
+        for chunk in trainable:
+            entry = self.sums.chunks[chunk]
+            if not entry.weight > 0:
+                return None  # nothing to divide by: no mean gradient
+            blocks.setdefault(entry.weight, []).extend(entry.squares)
+        if not all(math.isfinite(square) for squares in blocks.values() for square in squares):
+            return None
+        return blocks
+
+    def forward_order(self, trainable: Sequence[int]) -> list[int]:
+        """The chunks in the order in which the next forward will want them."""
+        wanted = set(trainable)
+        first = [chunk for chunk in self.pulled if chunk in wanted]
+        return [*first, *(chunk for chunk in trainable if chunk not in self.pulled)]
+
+    def waits_for(self, trainable: Sequence[int]) -> str:
+        """What must happen next, for people."""
+        for chunk in trainable:
+            late = self.sums.missing_ranks(chunk)
+            if late:
+                return f"chunk {chunk} of ranks {ranks_text([late])}"
+        if self.parts is None:
+            return "commit"
+        if self.verdict is not None and self.keeps:
+            missing = self.sums.ranks & ~self.kept_ranks
+            if missing:
+                return f"what ranks {ranks_text([missing])} attached"
+        return f"{len(trainable) - len(self.written)} pages to be written"
+
+    def _gradient(self, entry: ChunkSum) -> tuple[Contribution, ...]:
+        if self.streaming:
+            return tuple(entry.parts[0].payloads())
+        return () if entry.total is None else (entry.total,)

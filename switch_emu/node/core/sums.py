@@ -1,0 +1,108 @@
+"""What has come in for one step: contributions, part by part, chunk by chunk.
+
+A contribution is a sum that a switch made, or raw from one rank when the switch had no slot. A part
+of a chunk is complete when its contributors are all ranks, and then its payloads are added in rank
+order; in a tree, as its switches would have (`tree_order.py`). Pure bookkeeping: payloads are
+opaque and nobody adds here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from luwu.protocol.actions import Payload
+from luwu.protocol.contribution import Contribution, merge, rank_order
+from luwu.protocol.sum_order import tree_weight
+
+
+@dataclass(slots=True)
+class Part:
+    """One backward's gradient of one chunk."""
+
+    contributors: int = 0
+    contributions: list[Contribution] = field(default_factory=list)
+    complete: bool = False
+    fits: bool | None = None
+    """Where sums may overflow: whether the encoded sum is one; None until that is known."""
+
+    def overflow(self) -> None:
+        """The encoded sum is none: every rank must say again what it was."""
+        self.contributors, self.contributions, self.complete = 0, [], False
+        self.fits = False
+
+    def payloads(self) -> list[Contribution]:
+        """What must be added, in rank order."""
+        return [c for c in rank_order(self.contributions) if c.payload is not None]
+
+
+@dataclass(slots=True)
+class ChunkSum:
+    """All that came in for one chunk in one step."""
+
+    groups: Sequence[int] = ()
+    """Bitmaps of the ranks that each switch of a tree sums: weights are added in that order."""
+    parts: dict[int, Part] = field(default_factory=dict)
+    folded_count: int = 0
+    """`at_step`: how many parts are in `total`, from the first on."""
+    folding: bool = False
+    total: Contribution | None = None
+    """`at_step`: the sum over the folded parts; None if none of them had a gradient."""
+    squares: tuple[float, ...] = ()
+    """Sums of squares of the undivided gradient over its blocks of 4,096 elements."""
+
+    def complete_up_to(self, parts_count: int) -> bool:
+        """Whether the first `parts_count` parts are all complete."""
+        return all(i in self.parts and self.parts[i].complete for i in range(parts_count))
+
+    @property
+    def weight(self) -> float:
+        """What the sum is divided by: the contributors' weights, in the order of the sum."""
+        last = self.parts[max(self.parts)]
+        return tree_weight(last.contributions, self.groups)
+
+
+class StepSums:
+    """The sums of one step."""
+
+    def __init__(
+        self, ranks: int, groups: Sequence[int] = (), *, may_overflow: bool = False
+    ) -> None:
+        self.ranks = ranks
+        self._groups = groups
+        self.may_overflow = may_overflow
+        """Encoded contributions of all ranks are a sum only once that was looked at."""
+        self.chunks: dict[int, ChunkSum] = {}
+
+    def add(self, chunk: int, part: int, said: Contribution) -> bool:
+        """Take a contribution in; False if it is a repetition. Raises OverlapError."""
+        entry = self.part(chunk, part)
+        if not merge(entry.contributors, said.contributors):
+            return False
+        entry.contributors |= said.contributors
+        entry.contributions.append(said)
+        entry.complete = entry.contributors == self.ranks and not (
+            self.may_overflow and entry.fits is None
+        )
+        return True
+
+    def part(self, chunk: int, part: int) -> Part:
+        """One backward's gradient of a chunk."""
+        of_chunk = self.chunks.setdefault(chunk, ChunkSum(self._groups))
+        return of_chunk.parts.setdefault(part, Part())
+
+    def missing_ranks(self, chunk: int) -> int:
+        """Ranks that have not said anything of the chunk's first part: for reports."""
+        entry = self.chunks.get(chunk)
+        part = None if entry is None else entry.parts.get(0)
+        return self.ranks if part is None else self.ranks & ~part.contributors
+
+    def payloads(self) -> list[Payload]:
+        """Everything held, to be dropped."""
+        held: list[Payload] = []
+        for entry in self.chunks.values():
+            for part in entry.parts.values():
+                held.extend(c.payload for c in part.contributions if c.payload is not None)
+            if entry.total is not None and entry.total.payload is not None:
+                held.append(entry.total.payload)
+        return held

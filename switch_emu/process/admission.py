@@ -1,0 +1,156 @@
+"""What a key allows: who may speak as whom, and whose rank is whose. Pure.
+
+A transport says whose key a connection has (`PeerUp.identity`); a message says who sent it. This is
+where the two are compared, before a core sees the message:
+
+    role       a worker's key speaks for a worker or a reader, a switch's for a switch and the
+               readers behind it, a node's for a node, a reader's for a reader that only reads
+    rank       is claimed by the Hello that is accepted, for one incarnation. A living connection of
+               another key keeps it: who wants it too is refused. Launchers may give ranks anew, so
+               a later start may claim another rank, and a claim dies with its connection
+    the rest   what a member says later is about the ranks it claimed, whatever the header says
+
+Connections without keys (Unix sockets, shared memory, `--insecure`) are not judged: who can open
+them is this user, or said to be trusted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from luwu.base.keys import Identity
+from luwu.protocol.members import ranks_text
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Role
+
+_SPEAKS_AS: Final = {
+    "worker": (Role.WORKER, Role.READER),
+    "reader": (Role.READER,),
+    "switch": (Role.SWITCH, Role.READER),
+    "node": (Role.NODE,),
+}
+_TEXTS_PER_WINDOW: Final = 80
+_WINDOW_NS: Final = 60 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who speaks for some ranks."""
+
+    name: str
+    """Of its key."""
+    peer: str
+    role: Role
+    ranks: int
+    incarnation: int
+
+
+class Admission:
+    """The connections of one listener that have keys, and what they claimed."""
+
+    def __init__(self) -> None:
+        self._identities: dict[str, Identity] = {}
+        self._by_name: dict[str, Claim] = {}
+        self._by_ranks: dict[tuple[Role, int], Claim] = {}
+
+    def up(self, peer: str, identity: Identity | None) -> None:
+        """A connection is there."""
+        if identity is not None:
+            self._identities[peer] = identity
+
+    def down(self, peer: str) -> None:
+        """It is gone; what it claimed is its key's until another asks for it."""
+        self._identities.pop(peer, None)
+
+    def name_of(self, peer: str) -> str:
+        """Of the key of a connection; empty if it has none."""
+        identity = self._identities.get(peer)
+        return "" if identity is None else identity.name
+
+    def fault(self, peer: str, m: wire.Message) -> str:
+        """Why this connection may not say this; empty if it may."""
+        identity = self._identities.get(peer)
+        if identity is None:
+            return ""
+        is_request = isinstance(m, wire.ReaderRequest)
+        if m.role not in _SPEAKS_AS[identity.role] or is_request != (m.role is Role.READER):
+            return (
+                f"the key of {identity.name!r} is that of a {identity.role}, and it says "
+                f"{type(m).__name__} as a {m.role.name.lower()}"
+            )
+        if is_request:
+            return ""
+        if isinstance(m, wire.Hello):
+            return self._fault_of_hello(identity, m)
+        return self._fault_of_ranks(identity, peer, m)
+
+    def joined(self, peer: str, hello: wire.Hello) -> None:
+        """The core has accepted a Hello: its ranks are claimed."""
+        identity = self._identities.get(peer)
+        if identity is None:
+            return
+        claim = Claim(identity.name, peer, hello.role, hello.contributors, hello.incarnation)
+        former = self._by_name.pop(claim.name, None)
+        if former is not None:
+            del self._by_ranks[former.role, former.ranks]
+        holder = self._by_ranks.pop((claim.role, claim.ranks), None)
+        if holder is not None:
+            del self._by_name[holder.name]
+        self._by_name[claim.name] = self._by_ranks[claim.role, claim.ranks] = claim
+
+    def has_claimed(self, peer: str) -> bool:
+        """Whether this connection speaks for ranks, or has no key that could be asked."""
+        identity = self._identities.get(peer)
+        claim = None if identity is None else self._by_name.get(identity.name)
+        return identity is None or (claim is not None and claim.peer == peer)
+
+    def _fault_of_hello(self, identity: Identity, m: wire.Hello) -> str:
+        ranks = ranks_text([m.contributors])
+        if m.role is Role.WORKER and m.contributors != 1 << m.rank:
+            return f"the key of {identity.name!r} is that of one worker, and it asks for {ranks}"
+        holder = self._by_ranks.get((m.role, m.contributors))
+        if holder is not None and holder.name != identity.name and holder.peer in self._identities:
+            return (
+                f"ranks {ranks} are those of {holder.name!r}, which is connected; the key of "
+                f"{identity.name!r} cannot have them"
+            )
+        former = self._by_name.get(identity.name)
+        is_another = former is not None and (former.role, former.ranks) != (m.role, m.contributors)
+        if former is not None and is_another and m.incarnation <= former.incarnation:
+            return (
+                f"the key of {identity.name!r} speaks for ranks {ranks_text([former.ranks])}, and "
+                f"asks for {ranks} without having been started again; give each worker its own key"
+            )
+        return ""
+
+    def _fault_of_ranks(self, identity: Identity, peer: str, m: wire.Message) -> str:
+        claim = self._by_name.get(identity.name)
+        if claim is None or claim.peer != peer:
+            return ""  # the core answers Rejoin
+        said = getattr(m, "contributors", 0) | getattr(m, "lost", 0)
+        said |= 1 << m.rank if m.role is Role.WORKER else 0
+        if said & ~claim.ranks:
+            return (
+                f"{identity.name!r} speaks for ranks {ranks_text([claim.ranks])}, and says "
+                f"{type(m).__name__} for {ranks_text([said & ~claim.ranks])}"
+            )
+        return ""
+
+
+class RateLimit:
+    """Lets so many texts through in a while, so that a flood does not fill the disk too."""
+
+    def __init__(self, most: int = _TEXTS_PER_WINDOW, window_ns: int = _WINDOW_NS) -> None:
+        self._most, self._window_ns = most, window_ns
+        self._since_ns = 0
+        self._count = 0
+
+    def may_say(self, now_ns: int) -> tuple[bool, int]:
+        """Whether to say one more, and how many were left out before it."""
+        left_out = 0
+        if now_ns - self._since_ns >= self._window_ns:
+            left_out = max(0, self._count - self._most)
+            self._since_ns, self._count = now_ns, 0
+        self._count += 1
+        return self._count <= self._most, left_out

@@ -1,0 +1,450 @@
+"""What the processes of the switch and the node share: a loop between one transport and cores.
+
+The loop receives, gives messages to a core and does what the core says; time comes from the
+monotonic clock. Payloads are counted (`payload.py`), so a buffer goes back to the transport when
+the last core, thread or send that needs it has let go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import ConfigError, ConnectionFailed, LuwuError, RemoteProtocolError
+from luwu.base.events import Recorder
+from luwu.base.limits import (
+    MALFORMED_MESSAGES_MAX,
+    TEXT_CHARS_MAX,
+    TURN_BYTES_MAX,
+    TURN_MESSAGES_MAX,
+    UNJOINED_MESSAGES_MAX,
+)
+from luwu.protocol.actions import PARENT, Drop, End, Expel, Note, Send
+from luwu.transport.interface import (
+    LISTENER,
+    CreditExceeded,
+    Delivery,
+    PeerDown,
+    PeerFailed,
+    PeerGone,
+    PeerUp,
+    SendHandle,
+    Transport,
+)
+from luwu.wire.codec import decode, encode
+from luwu.wire.kinds import Role
+from luwu.wire.messages import Content, Hello, Message, Refuse
+from switch_emu.links.linked import LinkedTransport
+from switch_emu.process.admission import Admission, RateLimit
+from switch_emu.process.counting import CountersFile, Counts, LinkCount, LinkCounts, SlotCounts
+from switch_emu.process.payload import Payload
+
+_RECEIVE_NS_MAX = 200_000_000
+_SEE_OFF_NS_MAX = 10 * 10**9
+_ABOUT_PEERS = ("refused", "misfit", "unexpected")
+"""Last words of the names of a core's notes that a peer can cause as often as it likes."""
+_TOLD_NS_MAX = 5 * 10**9
+"""How long children that were refused may take to leave."""
+
+
+class Shell:
+    """Receives, sends and reports for a core; subclasses do the core's own actions."""
+
+    def __init__(
+        self, transport: Transport, recorder: Recorder, *, grace_s: float,
+        counters: CountersFile | None = None,
+    ) -> None:  # fmt: skip
+        self.transport = transport
+        self.recorder = recorder
+        self.links = LinkCounts()
+        self._counters = counters
+        self._grace_ns = int(grace_s * 1e9)
+        self._sending: deque[tuple[SendHandle, Payload]] = deque()
+        self._progress_ns = SYSTEM_CLOCK.now_ns()
+        self._report_ns = self._progress_ns + 15 * 10**9
+        self._children: set[str] = set()
+        """Connections to us that are up."""
+        self._admission = Admission()
+        self._refusals = RateLimit()
+        self._strange: set[str] = set()
+        """Connections with keys that spoke before they joined: told of once."""
+        self.turn_messages_max = self.turn_bytes_max = 0
+        """Most that was handled between two looks at the timers."""
+        self._malformed: Counter[str] = Counter()
+        """Messages that could not be read, by connection."""
+        self._unjoined: Counter[str] = Counter()
+        """Messages of connections that have not joined."""
+        self._unread: set[str] = set()
+        """Connections that did not read what they were sent: told of once."""
+        self._deaf_to: set[str] = set()
+        """Connections that broke the protocol: what they send is dropped unread."""
+        self._ends_with: tuple[LuwuError, int] | None = None
+        """Why the job cannot be served, and until when children may leave."""
+
+    # ---------------------------------------------------------------------- for subclasses
+
+    def received(
+        self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
+    ) -> Sequence[Any]:
+        """Give a message to the core."""
+        raise NotImplementedError
+
+    def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
+        """A connection is there, or there again."""
+        return ()
+
+    def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
+        """A connection has ended."""
+        return ()
+
+    def do_own(self, action: Any) -> None:
+        """Do an action that only this shell knows."""
+        raise NotImplementedError
+
+    def tick(self, now_ns: int) -> Sequence[Any]:
+        """Let the core repeat what is due."""
+        return ()
+
+    def next_tick_ns(self) -> int | None:
+        """When the core wants a tick."""
+        return None
+
+    def waits_for(self) -> str:
+        """What must happen next, for people."""
+        raise NotImplementedError
+
+    def is_known(self, peer: str) -> bool:
+        """Whether a connection is that of a parent, or of a child that has joined."""
+        raise NotImplementedError
+
+    def link_name(self, peer: str) -> str:
+        """What the core knows a connection as, for people."""
+        raise NotImplementedError
+
+    def core_counts(self) -> Counts:
+        """What the core has counted."""
+        raise NotImplementedError
+
+    def slot_counts(self) -> SlotCounts:
+        """The same of each slot, where there are slots."""
+        return {}
+
+    def duplicates(self) -> Mapping[str, int]:
+        """Gradients that came again, by the name of the link."""
+        return {}
+
+    @property
+    def finished(self) -> bool:
+        """The job is over."""
+        raise NotImplementedError
+
+    def background(self) -> Sequence[Any]:
+        """Actions that follow from work finished in other threads."""
+        return ()
+
+    # ---------------------------------------------------------------------- the loop
+
+    def run(self, should_stop: Callable[[], bool]) -> bool:
+        """Serve until the job is over (True) or somebody wants us to stop (False).
+
+        Raises the error of a job that was refused for good, after its children have left.
+        """
+        while not self.finished:
+            if should_stop():
+                return False
+            self._raise_if_refused()
+            self._take_turn()
+            self.do(self.background())
+            self.do(self.tick(SYSTEM_CLOCK.now_ns()))
+            self._reap()
+            now_ns = SYSTEM_CLOCK.now_ns()
+            self._report_if_stuck(now_ns)
+            if self._counters is not None and self._counters.is_due(now_ns):
+                self.write_counters()
+        self._see_off(should_stop)
+        return True
+
+    def end_with(self, error: LuwuError) -> None:
+        """The job cannot be served: end with this, once the children have been told."""
+        if self._ends_with is None:
+            self._ends_with = error, SYSTEM_CLOCK.now_ns() + _TOLD_NS_MAX
+
+    def _raise_if_refused(self) -> None:
+        if self._ends_with is not None:
+            error, end_ns = self._ends_with
+            if not self._children or SYSTEM_CLOCK.now_ns() > end_ns:
+                raise error
+
+    def _take_turn(self) -> None:
+        """Handle what has come, so much of it that timers and finished work never wait for long.
+
+        What is left over is handled in the next turn. ZeroMQ reads its connections in turn, so one
+        that floods us does not keep the others waiting.
+        """
+        item = self.transport.receive(self._timeout_ns())
+        messages_count = nbytes = 0
+        while item is not None:
+            if isinstance(item, Delivery):
+                messages_count += 1
+                nbytes += sum(buffer.nbytes for buffer in item.buffers)
+            self._handle(item)
+            if messages_count >= TURN_MESSAGES_MAX or nbytes >= TURN_BYTES_MAX:
+                break
+            item = self.transport.receive(0)
+        self.turn_messages_max = max(self.turn_messages_max, messages_count)
+        self.turn_bytes_max = max(self.turn_bytes_max, nbytes)
+
+    def write_counters(self) -> None:
+        """Say what was counted, where somebody asked for it."""
+        if self._counters is not None:
+            self._counters.write(self.link_counts(), self.core_counts(), self.slot_counts())
+
+    def link_counts(self) -> dict[str, LinkCount]:
+        """Each link's messages, and what the core knows of repetitions on it."""
+        links = self.links.by_name(self.link_name)
+        for name, count in self.duplicates().items():
+            links.setdefault(name, LinkCount()).duplicates_received += count
+        if PARENT in links:
+            links[PARENT].repeats_sent += self.core_counts()["repeated_count"]
+        return links
+
+    def do(self, actions: Sequence[Any]) -> None:
+        """Do what a core said, in order."""
+        for action in actions:
+            match action:
+                case Send(peers, message, payload):
+                    self.send(peers, message, payload)
+                case Drop(payload):
+                    payload.drop()  # type: ignore[attr-defined]
+                case Expel(peer):
+                    self._expel(peer)
+                case End(text):
+                    self.end_with(ConfigError(text, code="E207"))
+                case Note(name, fields, level):
+                    if name.rpartition(".")[2] not in _ABOUT_PEERS or self._may_tell():
+                        self.recorder.event(name, level=level, **dict(fields))
+                case _:
+                    self.do_own(action)
+
+    def send(self, peers: Sequence[str], message: Message, payload: Any) -> None:
+        """Send one message to each peer; they share header and payload."""
+        header = encode(message)
+        is_counted = isinstance(payload, Payload)
+        data = payload.view() if isinstance(payload, Payload) else payload
+        buffers = () if data is None else (data,)
+        nbytes = 0 if data is None else len(data)
+        for peer in peers:
+            try:
+                handle = self.transport.send(peer, header, buffers)
+            except PeerGone:
+                continue  # it asks again when it is back
+            except CreditExceeded as exc:
+                self._drop_answer(peer, exc)
+                continue
+            if isinstance(message, Content):
+                self._unjoined.pop(peer, None)  # a reader never joins: what it reads is its way
+            self.links.of(peer).sent(len(header), nbytes)
+            if is_counted and not handle.done:
+                self._sending.append((handle, payload.share()))
+
+    def _drop_answer(self, peer: str, error: CreditExceeded) -> None:
+        """A peer does not read what it is sent: it asks again for what it lacks, if it is alive."""
+        if peer not in self._unread:
+            self._unread.add(peer)
+            self._tell_refused(peer, f"it does not read what it is sent, which is dropped: {error}")
+
+    def drain(self, limit_s: float) -> None:
+        """Wait until what was sent has left, at most so long."""
+        end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+        while self._sending and SYSTEM_CLOCK.now_ns() < end_ns:
+            item = self.transport.receive(10_000_000)
+            if isinstance(item, Delivery):
+                self._handle(item)
+            self._reap()
+
+    def _see_off(self, should_stop: Callable[[], bool]) -> None:
+        """Let our last answers arrive, where links are emulated.
+
+        If a link can lose one, the child asks again, and somebody must be there to answer until it
+        has closed its connection.
+        """
+        links = self.transport
+        if not isinstance(links, LinkedTransport):
+            return
+        end_ns = SYSTEM_CLOCK.now_ns() + _SEE_OFF_NS_MAX
+        while self._children and (links.can_lose or links.holds_sends):
+            if should_stop() or SYSTEM_CLOCK.now_ns() > end_ns:
+                return
+            item = links.receive(_RECEIVE_NS_MAX)
+            if item is not None:
+                self._handle(item)
+            self.do(self.background())
+            self._reap()
+
+    def _timeout_ns(self) -> int:
+        tick_ns = self.next_tick_ns()
+        if tick_ns is None:
+            return _RECEIVE_NS_MAX
+        return max(0, min(_RECEIVE_NS_MAX, tick_ns - SYSTEM_CLOCK.now_ns()))
+
+    def _expel(self, peer: str) -> None:
+        """Hear no more of a connection, as if it had ended."""
+        self._deaf_to.add(peer)
+        self._forget(peer)
+        self._children.discard(peer)
+        self._admission.down(peer)
+        self.do(self.peer_down(SYSTEM_CLOCK.now_ns(), peer))
+
+    def _forget(self, peer: str) -> None:
+        """Count no more what a connection did."""
+        for counts in (self._malformed, self._unjoined):
+            counts.pop(peer, None)
+        self._unread.discard(peer)
+
+    def _end_flood(self, peer: str, text: str) -> None:
+        """A connection went beyond a limit that honest ones never reach."""
+        self._tell_refused(peer, f"{text}; it is heard no more")
+        self._expel(peer)
+
+    def _handle(self, item: Any) -> None:
+        match item:
+            case Delivery() if item.peer in self._deaf_to:
+                item.release()
+            case Delivery():
+                self._delivered(item)
+            case PeerUp(peer, identity):
+                if peer != PARENT:
+                    self._children.add(peer)
+                self._admission.up(peer, identity)
+                self.do(self.peer_up(SYSTEM_CLOCK.now_ns(), peer))
+                key = self._admission.name_of(peer)
+                self.recorder.event("peer.up", level="DEBUG", peer=peer, key=key)
+            case PeerDown(peer, reason):
+                self._children.discard(peer)
+                self._deaf_to.discard(peer)
+                self._forget(peer)
+                self.do(self.peer_down(SYSTEM_CLOCK.now_ns(), peer))
+                self._strange.discard(peer)
+                self._admission.down(peer)
+                self.recorder.event("peer.down", level="DEBUG", peer=peer, reason=reason)
+            case PeerFailed(peer) if peer in self._deaf_to:
+                pass
+            case PeerFailed(peer, RemoteProtocolError() as error, False) if peer in self._children:
+                self._is_malformed(peer, error)
+            case PeerFailed(peer, error, False) if peer == LISTENER:
+                self._tell_refused(peer, str(error), level=_level_of(error))
+            case PeerFailed(peer, error, final):
+                level = "WARNING" if final else "DEBUG"
+                self.recorder.event("peer.failed", level=level, peer=peer, text=str(error))
+
+    def _delivered(self, delivery: Delivery) -> None:
+        peer, buffers = delivery.peer, delivery.buffers
+        payload_bytes = sum(buffer.nbytes for buffer in buffers)
+        self.links.of(peer).received(len(delivery.header), payload_bytes)
+        try:
+            message = decode(delivery.header, len(buffers))
+        except RemoteProtocolError as exc:
+            delivery.release()
+            self._is_malformed(peer, exc)
+            return
+        now_ns = SYSTEM_CLOCK.now_ns()
+        if self.is_known(peer):
+            self._progress_ns = now_ns
+        else:
+            self._unjoined[peer] += 1
+            if self._unjoined[peer] > UNJOINED_MESSAGES_MAX:
+                delivery.release()
+                self._end_flood(
+                    peer, f"it sent {UNJOINED_MESSAGES_MAX} messages and has not joined"
+                )
+                return
+        if not self._may_say(peer, message):
+            delivery.release()
+            return
+        if message.IS_DATA and buffers:
+            payload = Payload(buffers[0], delivery.release, is_shared=delivery.is_shared)
+            self.do(self.received(now_ns, peer, message, payload, payload.nbytes))
+            return
+        data = bytes(buffers[0]) if buffers else None
+        delivery.release()
+        actions = self.received(now_ns, peer, message, data, 0)
+        if isinstance(message, Hello) and not _refuses(actions, peer):
+            self._admission.joined(peer, message)
+        self.do(actions)
+
+    def _is_malformed(self, peer: str, error: RemoteProtocolError) -> None:
+        """A message of a connection cannot be read."""
+        self._malformed[peer] += 1
+        if self._malformed[peer] < MALFORMED_MESSAGES_MAX:
+            self._tell_refused(peer, f"a message cannot be read: {error}")
+        else:
+            self._end_flood(peer, f"{self._malformed[peer]} messages cannot be read: {error}")
+
+    def _may_say(self, peer: str, message: Message) -> bool:
+        """Whether the key of a connection allows this; who may not is told, and it is logged."""
+        fault = self._admission.fault(peer, message)
+        if not fault:
+            is_strange = not isinstance(message, Hello) and not self._admission.has_claimed(peer)
+            if is_strange and message.role is not Role.READER and peer not in self._strange:
+                self._strange.add(peer)
+                said = type(message).__name__
+                self._tell_refused(peer, f"it says {said} and has not joined: asked to join first")
+            return True
+        self._tell_refused(peer, fault)
+        if isinstance(message, Hello):
+            text = f"{fault}; use the key and the rank that this worker was given"
+            self.send((peer,), refusal_of(message, text), None)
+        return False
+
+    def _tell_refused(self, peer: str, text: str, level: str = "WARNING") -> None:
+        """Log a refusal; in a flood of them, the first ones."""
+        if self._may_tell():
+            key = self._admission.name_of(peer)
+            self.recorder.event("peer.refused", level=level, peer=peer, key=key, text=text)
+
+    def _may_tell(self) -> bool:
+        """Whether the log has room for one more line about a peer's mistake."""
+        may_say, left_out = self._refusals.may_say(SYSTEM_CLOCK.now_ns())
+        if left_out:
+            self.recorder.event("peers.refused", level="WARNING", untold_count=left_out)
+        return may_say
+
+    def _reap(self) -> None:
+        for _ in range(len(self._sending)):
+            handle, payload = self._sending.popleft()
+            if handle.done:
+                payload.drop()
+            else:
+                self._sending.append((handle, payload))
+
+    def _report_if_stuck(self, now_ns: int) -> None:
+        if now_ns < self._report_ns or now_ns - self._progress_ns < 10 * 10**9:
+            return
+        self._report_ns = now_ns + 15 * 10**9
+        self.recorder.event(
+            "waits", level="WARNING", what=self.waits_for(),
+            quiet_s=(now_ns - self._progress_ns) / 1e9,
+        )  # fmt: skip
+
+
+def _refuses(actions: Sequence[Any], peer: str) -> bool:
+    """Whether a core's answer to a Hello is that this can be no member."""
+    return any(
+        isinstance(each, Send) and isinstance(each.message, Refuse) and peer in each.peers
+        for each in actions
+    )
+
+
+def _level_of(error: LuwuError) -> str:
+    """Of a connection that ended before it was a peer's: a process of ours may have died."""
+    return "INFO" if isinstance(error, ConnectionFailed) else "WARNING"
+
+
+def refusal_of(m: Message, text: str) -> Refuse:
+    """What to answer to a message whose key does not allow it."""
+    return Refuse(
+        job=m.job, epoch=m.epoch, step=m.step, attempt=m.attempt, role=Role.SWITCH, rank=0,
+        incarnation=0, generation=m.generation, text=text[:TEXT_CHARS_MAX],
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""A payload in a process: bytes that came by the transport, or were made here, and who needs them.
+
+The cores see it as an opaque token. It is counted: `share` for one more holder, `drop` for one
+less; the last one releases the transport's buffer. A payload may be moved to a spill file and stays
+valid; `view` then reads it back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from luwu.aggregate.sum_in_order import F32Array, SumInOrder, sum_in_order
+from luwu.transport.interface import CreditExceeded
+
+
+class SpillFile(Protocol):
+    """Where payloads go that find no room in RAM."""
+
+    def put(self, data: memoryview) -> int:
+        """Keep the bytes; the number of their place."""
+        ...
+
+    def get(self, place: int, nbytes: int) -> memoryview:
+        """The bytes of a place, in a buffer of the caller's own."""
+        ...
+
+    def free(self, place: int) -> None:
+        """The place may be used again."""
+        ...
+
+
+class Payload:
+    """Counted bytes."""
+
+    def __init__(
+        self, data: memoryview | None, release: Callable[[], None] | None = None, *,
+        is_shared: bool = False, nbytes: int | None = None,
+    ) -> None:  # fmt: skip
+        """`is_shared`: the bytes are not in memory of this process's own."""
+        self._data = data
+        self._release = release
+        self.is_shared = is_shared
+        self._holders_count = 1
+        self._lock = threading.Lock()
+        self._spill: tuple[SpillFile, int] | None = None
+        if nbytes is None:
+            assert data is not None
+            nbytes = data.nbytes
+        self.nbytes = nbytes
+
+    def view(self) -> memoryview:
+        """The bytes; read back from the spill file if they are there."""
+        data, spill = self._data, self._spill
+        if data is not None:
+            return data
+        assert spill is not None, "a payload was used after its last holder dropped it"
+        return spill[0].get(spill[1], self.nbytes)
+
+    def share(self) -> Payload:
+        """One more holder."""
+        with self._lock:
+            assert self._holders_count > 0
+            self._holders_count += 1
+        return self
+
+    def drop(self) -> None:
+        """One holder less; the last one lets go of the memory."""
+        with self._lock:
+            assert self._holders_count > 0, "a payload was dropped more often than held"
+            self._holders_count -= 1
+            if self._holders_count > 0:
+                return
+        self._let_go()
+        if self._spill is not None:
+            self._spill[0].free(self._spill[1])
+
+    def spill(self, file: SpillFile) -> None:
+        """Move the bytes out of RAM."""
+        if self._spill is None and self._holders_count > 0:
+            self._spill = (file, file.put(self.view()))
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._data = None
+        if self._release is not None:
+            release, self._release = self._release, None
+            release()
+
+
+class Unsummed(Payload):
+    """A sum that nobody has made yet: whoever needs it adds its terms on the way.
+
+    To the cores it is a float32 payload as any other. It holds its terms until it is dropped.
+    """
+
+    def __init__(self, terms: Sequence[tuple[Payload, str]], nbytes: int) -> None:
+        """`terms`: payloads and their dtypes, in the order in which they are added."""
+        self._terms = tuple((payload.share(), dtype) for payload, dtype in terms)
+        shared = all(payload.is_shared for payload, _ in terms)
+        super().__init__(None, self._drop_terms, is_shared=shared, nbytes=nbytes)
+
+    def terms(self) -> tuple[tuple[memoryview, str], ...]:
+        """The terms and their dtypes; only the sum itself once it was spilled."""
+        if self._spill is not None:
+            return ((super().view(), "float32"),)
+        return tuple((payload.view(), dtype) for payload, dtype in self._terms)
+
+    def view(self) -> memoryview:
+        """The sum, made anew each time."""
+        if self._spill is not None:
+            return super().view()
+        total = np.empty(self.nbytes // 4, np.float32)
+        self.sum_into(total)
+        return total.view(np.uint8).data
+
+    def sum_into(self, total: F32Array, add: SumInOrder = sum_in_order) -> None:
+        """Add the terms up, as `sum_in_order` does."""
+        terms = self.terms()
+        add([data for data, _ in terms], [dtype for _, dtype in terms], total)
+
+    def _drop_terms(self) -> None:
+        terms, self._terms = self._terms, ()
+        for payload, _ in terms:
+            payload.drop()
+
+
+class Buffers:
+    """Memory for what is made here and sent, used again when nobody needs it. For any thread.
+
+    It holds as much as was ever in use at once.
+    """
+
+    def __init__(self, reserve: Callable[[int], memoryview]) -> None:
+        """`reserve`: the transport's, for memory it sends best from."""
+        self._reserve = reserve
+        self._lock = threading.Lock()
+        self._spare: dict[int, list[memoryview]] = {}
+
+    def take(self, nbytes: int) -> tuple[memoryview, Payload]:
+        """Memory to write to, and the payload it makes."""
+        with self._lock:
+            spare = self._spare.get(nbytes)
+            try:
+                memory = spare.pop() if spare else self._reserve(nbytes)
+            except CreditExceeded:  # all of it is in use: this one travels as a copy
+                memory = np.empty(nbytes, np.uint8).data
+                return memory, Payload(memory)
+        return memory, Payload(memory, lambda: self._give_back(memory))
+
+    def _give_back(self, memory: memoryview) -> None:
+        with self._lock:
+            self._spare.setdefault(memory.nbytes, []).append(memory)
+
+
+def terms_of(payload: Payload, dtype: str) -> tuple[tuple[memoryview, str], ...]:
+    """What must be added to get the payload's values: itself, or the terms of its sum."""
+    if isinstance(payload, Unsummed):
+        return payload.terms()
+    return ((payload.view(), dtype),)

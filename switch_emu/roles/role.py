@@ -1,0 +1,148 @@
+"""One job of one role, from what the launcher wrote about it until it is over.
+
+The document (`luwu/launch/roles.py` writes it) holds the role's specification, and the files by
+which it answers: `ready` when it listens, `error` when something ended it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import threading
+import traceback
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from luwu.base.errors import STOPPED_CODE, ConfigError, LuwuError
+from luwu.base.expendable import say_if_possible
+from luwu.base.json_file import read_json, write_json
+from luwu.base.links import LinkPair
+from luwu.base.refusals import DISK_FAULTS, refusal
+from luwu.base.suggestion import suggestion
+from switch_emu.switch.ranges import SlotRanges
+
+
+def read_document(config: Path) -> dict[str, Any]:
+    """What the launcher wrote. Raises ConfigError."""
+    document = read_json(config)
+    if document is None:
+        raise ConfigError(f"--config {config} does not exist; the launcher writes it")
+    return document
+
+
+def attend(
+    role: str, document: dict[str, Any], stopping: threading.Event,
+    ranges: SlotRanges | None = None,
+) -> int:  # fmt: skip
+    """Serve the job until it is over or somebody wants us to stop; the exit code.
+
+    `ranges`: the slots of a process that serves several jobs.
+    """
+    try:
+        return _serve(role, document, stopping, ranges)
+    except LuwuError as error:
+        return failed(role, error, error.exit_code, Path(document["error"]))
+    except OSError as error:
+        if error.errno not in DISK_FAULTS:
+            return failed(role, error, 1, Path(document["error"]))
+        refused = refusal("the system refused to work on a file", error)  # starting again would too
+        return failed(role, refused, refused.exit_code, Path(document["error"]))
+    except Exception as error:
+        return failed(role, error, 1, Path(document["error"]))
+    finally:
+        gc.unfreeze()  # of the job, too, which the next one in this process must not keep
+
+
+def failed(role: str, error: Exception, exit_code: int, error_file: Path | None) -> int:
+    """Say and write down what ended us; the exit code."""
+    text = traceback.format_exc()
+    say_if_possible(text if exit_code == 1 else f"{type(error).__name__}: {error}")
+    if error_file is not None:
+        document = {
+            "schema": 1,
+            "role": role,
+            "pid": os.getpid(),
+            "type": type(error).__name__,
+            "message": str(error),
+            "exit_code": exit_code,
+            "code": error.code if isinstance(error, LuwuError) else None,
+            "traceback": text,
+        }
+        try:
+            write_json(error_file, document)
+        except OSError as unwritten:  # a full disk, say: the launcher has our log and exit code
+            say_if_possible(f"{error_file} cannot be written: {unwritten}")
+    return exit_code
+
+
+def _serve(
+    role: str, document: dict[str, Any], stopping: threading.Event, ranges: SlotRanges | None
+) -> int:
+    lines: list[str] = []
+
+    def on_listening(endpoint: str) -> None:
+        ready = {"pid": os.getpid(), "endpoint": endpoint, "lines": lines}
+        write_json(Path(document["ready"]), ready)
+        _settle()
+
+    if role == "switch":
+        from switch_emu.switch.process import SwitchSpec, serve_switch
+
+        switch = _spec(SwitchSpec, document["spec"])
+        is_finished = serve_switch(
+            switch, on_listening=on_listening, should_stop=stopping.is_set, ranges=ranges
+        )
+        return 0 if is_finished else STOPPED_CODE
+    from switch_emu.node.process import NodeSpec, plan_lines, serve_node
+
+    node = _spec(NodeSpec, document["spec"])
+    lines.extend(plan_lines(node))
+    is_finished = serve_node(
+        node, on_listening=on_listening, should_stop=stopping.is_set, ranges=ranges
+    )
+    return 0 if is_finished else STOPPED_CODE
+
+
+def _settle() -> None:
+    """What is here when a job begins, modules for the most part, the collector leaves alone.
+
+    Without them a full collection takes next to nothing and comes often; with them it comes after
+    minutes, and until then CPython keeps up to 2,000 freed tuples of each length: memory that
+    seems to grow.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _spec(kind: Any, values: dict[str, Any]) -> Any:
+    """A specification from JSON; paths are texts there, links dicts, tuples lists.
+
+    Raises: ConfigError.
+    """
+    hints = typing.get_type_hints(kind)
+    for name in values:
+        if name not in hints:
+            raise ConfigError(f"--config: {kind.__name__} has no {name!r}{suggestion(name, hints)}")
+    found = {name: _as_hinted(hints[name], value) for name, value in values.items()}
+    missing = [
+        each.name
+        for each in dataclasses.fields(kind)
+        if each.name not in found
+        and each.default is dataclasses.MISSING
+        and each.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"--config: {kind.__name__} needs {', '.join(missing)}")
+    return kind(**found)
+
+
+def _as_hinted(hint: Any, value: Any) -> Any:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if LinkPair in kinds and isinstance(value, dict):
+        return LinkPair.from_document(value)
+    if isinstance(value, list):  # JSON has no tuples
+        return tuple(value)
+    return Path(value) if Path in kinds and isinstance(value, str) else value

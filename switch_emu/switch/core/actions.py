@@ -1,0 +1,66 @@
+"""What the switch's core asks of its shell beside `Send`, `Drop`, `Note`, and what it may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.protocol.actions import Drop, Note, Payload, Send
+from switch_emu.switch.core.fixed_slots import PoolRange
+from switch_emu.switch.core.slots import SlotKey
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Add the payloads in this order, in float32, or combine them where they are encoded; answer
+    with `SwitchCore.summed`.
+
+    The payloads may be dropped by any later action: add before the next one is looked at.
+    """
+
+    key: SlotKey
+    attempt: int
+    payloads: tuple[Payload, ...]
+    dtypes: tuple[str, ...]
+
+
+Action = Send | Drop | Note | Sum
+
+
+def patience_ns(seconds: float | None) -> int | None:
+    """How long a child may be away, as `SwitchLimits` has it."""
+    return None if seconds is None else int(seconds * 1e9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchLimits:
+    """What a switch may hold."""
+
+    slot_bytes_max: int = 256 * 1024 * 1024
+    copies_bytes_max: int = 256 * 1024 * 1024
+    """Weights kept for children that have not asked yet."""
+    push_window_bytes: int = 16 * 1024 * 1024
+    """Credit of each child."""
+    slots: PoolRange | None = None
+    """The fixed slots of protocol fidelity; None: functional, as many as the bytes allow."""
+    patience_ns: int | None = None
+    """How long a child may be away, or later than anybody usually is, before the job goes on
+    without it; None: it is waited for."""
+    only_forwards: bool = False
+    """Nothing is summed here and no copy shared, as where a parameter server does it all."""
+
+    def window(self, window_bytes: int) -> int:
+        """A window of pushes, to us or to the parent: no more than the slots take at once."""
+        return window_bytes if self.slots is None else min(window_bytes, self.slots.window_bytes)
+
+    @classmethod
+    def in_arenas(cls, arena_bytes: int, children_count: int, chunk_bytes: int) -> SwitchLimits:
+        """Limits where what children push lies in shared memory of theirs, so much of each.
+
+        Half of an arena may wait in slots and an eighth be under way; a quarter may wait at the
+        node, raw (`NodeLimits.raw_bytes_max`). So a child that is ahead of all others always finds
+        room for its next gradient.
+        """
+        return cls(
+            slot_bytes_max=arena_bytes // 2 * children_count,
+            push_window_bytes=max(chunk_bytes, arena_bytes // 8),
+        )

@@ -1,0 +1,200 @@
+"""Aggregation slots: a bounded pool in which the contributions to a chunk meet.
+
+This is the pool of functional fidelity, a budget of bytes; `fixed_slots.py` has that of protocol
+fidelity. `pool.py` says what the switch's core asks of either.
+
+A slot holds what each child contributed to one (step, part, chunk) until all are in; then they are
+summed in rank order, in one pass, and leave as one. Nothing is added before all are there: the sum
+does not depend on arrival, and an incomplete slot can still be handed on raw. Pure: payloads are
+opaque and nobody adds here.
+
+    absent  -> FILLING  `contribute`  first contribution, if the pool has room for the whole slot
+    FILLING -> FULL     `contribute`  the last missing child
+    FULL    -> absent   `arrived`     the parent has received the sum
+    FILLING -> absent   `give_up`     handed on raw; `forget`: the attempt was aborted
+
+Invariants; the tests cite them by number:
+
+    S1  A rank counts once in a slot, however often its message arrives.
+    S2  Contributions of different (step, part, chunk) never meet.
+    S3  What a full slot hands out is in rank order, whatever the order of arrival.
+    S4  The bytes of all open slots, each counted as if every child contributed as much as the
+        largest contribution to it, stay within the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from luwu.protocol.actions import Payload
+from luwu.protocol.contribution import Contribution, merge, total_weight
+from luwu.wire.description import Description
+
+SlotKey = tuple[int, int, int]
+"""(step, part, chunk)."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """One chunk on its way to a sum."""
+
+    reserved_bytes: int
+    contributors: int = 0
+    contributions: list[Contribution] = field(default_factory=list)
+    full: bool = False
+
+    @property
+    def weight(self) -> float:
+        """Sum of the contributors' weights, in rank order."""
+        return total_weight(self.contributions)
+
+
+def add_to(slot: Slot, contribution: Contribution, ranks: int) -> bool:
+    """Add a child's contribution to a slot that is to hold those of `ranks`.
+
+    False if it was there already (S1). Raises OverlapError.
+    """
+    if not merge(slot.contributors, contribution.contributors):
+        return False
+    slot.contributors |= contribution.contributors
+    slot.contributions.append(contribution)
+    slot.full = slot.contributors == ranks
+    return True
+
+
+def oldest_unfilled(
+    slots: Iterable[tuple[SlotKey, Slot]], missing: Callable[[list[int]], str]
+) -> str:  # fmt: skip
+    """The first slot that is not full and the ranks it misses, for people; or nothing."""
+    for (step, _, chunk), slot in slots:
+        if not slot.full:
+            there = [c.contributors for c in slot.contributions]
+            return f"step {step}: chunk {chunk} of ranks {missing(there)}"
+    return ""
+
+
+class SlotPool:
+    """All open slots of a switch, within a budget of bytes."""
+
+    tells_when_summed = False
+
+    def __init__(self, *, ranks: int, child_count: int, bytes_max: int) -> None:
+        self._ranks = ranks
+        self._child_count = child_count
+        self._bytes_max = bytes_max
+        self._slots: dict[SlotKey, Slot] = {}
+        self._summed: set[SlotKey] = set()
+        """Chunks whose sum was handed out: what still comes for them is a repetition (S1)."""
+        self.bytes_used = 0
+        self.slots_used_peak = 0
+        self.opened_count = 0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[SlotKey]:
+        """All open slots, oldest first; those of this instant, so they may be freed on the way."""
+        return iter(list(self._slots))
+
+    def get(self, key: SlotKey) -> Slot | None:
+        """The open slot of a chunk."""
+        return self._slots.get(key)
+
+    def __getitem__(self, key: SlotKey) -> Slot:
+        return self._slots[key]
+
+    def room(self, key: SlotKey, contribution_bytes: int) -> Slot | None:
+        """The slot of a chunk, opened or grown if it must be; None if the pool has no room (S4)."""
+        slot = self.get(key)
+        if slot is None:
+            return self.open(key, contribution_bytes)
+        return slot if self.grow(slot, contribution_bytes) else None
+
+    def open(self, key: SlotKey, contribution_bytes: int) -> Slot | None:
+        """A new slot with room for all children; None if the pool has none (S4)."""
+        reserved_bytes = contribution_bytes * self._child_count
+        if self.bytes_used + reserved_bytes > self._bytes_max:
+            return None
+        self.bytes_used += reserved_bytes
+        slot = self._slots[key] = Slot(reserved_bytes)
+        self.opened_count += 1
+        self.slots_used_peak = max(self.slots_used_peak, len(self._slots))
+        return slot
+
+    def grow(self, slot: Slot, contribution_bytes: int) -> bool:
+        """Reserve for a contribution larger than the first (which had no gradient); S4 or False."""
+        more_bytes = contribution_bytes * self._child_count - slot.reserved_bytes
+        if more_bytes <= 0:
+            return True
+        if self.bytes_used + more_bytes > self._bytes_max:
+            return False
+        self.bytes_used += more_bytes
+        slot.reserved_bytes += more_bytes
+        return True
+
+    def contribute(self, slot: Slot, contribution: Contribution) -> bool:
+        """Add a child's contribution; False if it was there already (S1). Raises OverlapError."""
+        return add_to(slot, contribution, self._ranks)
+
+    def hand_out(self, key: SlotKey, sum_bytes: int) -> None:
+        """The sum has taken the place of the contributions: only its bytes stay reserved."""
+        slot = self._slots[key]
+        slot.contributions = []
+        self._summed.add(key)
+        self.bytes_used += sum_bytes - slot.reserved_bytes
+        slot.reserved_bytes = sum_bytes
+
+    def free(self, key: SlotKey) -> Slot:
+        """Close a slot and hand out what it held."""
+        slot = self._slots.pop(key)
+        self.bytes_used -= slot.reserved_bytes
+        return slot
+
+    def arrived(self, key: SlotKey) -> None:
+        """The parent has the sum: close the slot, if it is not closed."""
+        if key in self._slots:
+            self.free(key)
+
+    def give_up(self, key: SlotKey) -> list[Contribution]:
+        """Hand out what a chunk holds that goes on raw, and close its slot."""
+        return self.free(key).contributions if key in self._slots else []
+
+    def serve(self, ranks: int) -> None:
+        """A slot is full with these, in the attempt that begins."""
+        self._ranks = ranks
+
+    def learn(self, job: Description) -> None:
+        """Nothing here depends on what is pushed."""
+
+    def passes(self, key: SlotKey, child: int) -> None:
+        """Nothing here depends on what else a child has heard of."""
+
+    def is_summed(self, key: SlotKey) -> bool:
+        """Whether the sum of a chunk was handed out, its slot freed since or not."""
+        return key in self._summed
+
+    def forget(self, step: int | None = None) -> list[Payload | None]:
+        """Forget the sums of a decided step, or close all slots; what they held."""
+        self._summed = {key for key in self._summed if step is not None and key[0] != step}
+        if step is not None:
+            return []
+        return [c.payload for key in self for c in self.free(key).contributions]
+
+    def counts(self) -> dict[str, int]:
+        """What was counted so far, and what is held now."""
+        return {
+            "slots_now": len(self),
+            "slots_peak": self.slots_used_peak,
+            "slots_opened_count": self.opened_count,
+            "slot_bytes_now": self.bytes_used,
+            "slot_bytes_limit": self._bytes_max,
+        }
+
+    def slot_counts(self) -> dict[str, list[int]]:
+        """Nothing: a slot is memory for a chunk, and no place."""
+        return {}
+
+    def waits_for(self, missing: Callable[[list[int]], str]) -> str:
+        """The oldest slot that is not full and the ranks it misses, for people; or nothing."""
+        return oldest_unfilled(self._slots.items(), missing)

@@ -1,0 +1,220 @@
+"""Start a switch process from its specification. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from luwu.base.clock import new_incarnation
+from luwu.base.events import Recorder
+from luwu.base.expendable import Expendable
+from luwu.base.json_file import write_json
+from luwu.base.links import LinkPair, push_window_bytes
+from luwu.base.outstanding import retry_policy
+from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
+from luwu.transport.curve import open_security
+from luwu.transport.interface import Transport
+from luwu.transport.mixed import SHARED_SCHEME
+from luwu.transport.opening import open_transport
+from switch_emu.links.link_report import link_rows
+from switch_emu.links.linked import linked
+from switch_emu.process.counting import CountersFile
+from switch_emu.switch.adding import make_adder
+from switch_emu.switch.capacity import with_slots
+from switch_emu.switch.core.actions import SwitchLimits, patience_ns
+from switch_emu.switch.core.resources import pool_resources, window_of_link
+from switch_emu.switch.ranges import SlotRanges, lent_range
+from switch_emu.switch.recorded import make_switch_core, record_file
+from switch_emu.switch.shell import SwitchShell, parent_names
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchSpec:
+    """What a switch process is started with."""
+
+    job: int
+    children: tuple[int, ...]
+    """A bitmap of ranks for each: a worker's one, or all that are below a switch."""
+    listen: str
+    """Endpoint for its children; `tcp://127.0.0.1:0` and `ipc://auto` let the system choose."""
+    parent: str
+    """Endpoint of the optimizer node, or of another switch."""
+    incarnation: int | None = None
+    """Number of this start, larger than that of the one before; None: the clock says."""
+    more_parents: tuple[str, ...] = ()
+    """Endpoints of further optimizer nodes."""
+    name: str = SWITCH
+    above: str = NODE
+    """Its parent, by the name of its process."""
+    rank: int = 0
+    """Its number in the tree."""
+    workers_at: str | None = None
+    """Endpoint for workers, where `listen` is for switches alone."""
+    summary: Path | None = None
+    """Where its account of the run is written at the end."""
+    advertise: str | None = None
+    insecure: bool = False
+    keys: Path | None = None
+    """Directory of keys, where connections over tcp have keys; `key_name`: which is ours."""
+    key_name: str = ""
+    slot_bytes_max: int = 256 * _MIB
+    copies_bytes_max: int = 256 * _MIB
+    events: Path | None = None
+    counters: Path | None = None
+    """Where what was counted is put, once a second and at the end."""
+    grace_s: float = 600.0
+    drop_after_s: float | None = None
+    """How long a child may be away before the job goes on without it; None: it is waited for."""
+    record: Path | None = None
+    """Where all messages are written down (`recorded.py`)."""
+    arena_bytes: int = 0
+    """Shared memory of each child for what it pushes, and of ours for what we send; 0: none is."""
+    chunk_bytes: int = _MIB
+    stripes: int = 1
+    """Connections to the parent."""
+    link: LinkPair | None = None
+    """Emulated, to each child; None: none is."""
+    link_roles: tuple[str, ...] = ("worker",)
+    """What stands at the lower ends, for the report."""
+    link_seed: int = 0
+    retry_first_ms: int = 0
+    """How patient to be with the parent; 0: as usual."""
+    retry_most_ms: int = 0
+    retry_ps_per_byte: int = 0
+    only_forwards: bool = False
+    """It sums nothing and multicasts nothing: the node is a parameter server."""
+    fidelity: str = "functional"
+    slots: int | None = None
+    """In protocol fidelity; None: as many as there is memory for, up to a default."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Where it listens, and what it dials."""
+        return (self.listen, *((self.workers_at,) if self.workers_at else ()), self.parent)
+
+    @property
+    def lets_in(self) -> tuple[str, ...]:
+        """Roles of the keys that may connect; none where nobody comes over tcp."""
+        comes_by_tcp = any(
+            each.startswith("tcp://") for each in (self.listen, self.workers_at or "")
+        )
+        return (*self.link_roles, "reader") if comes_by_tcp else ()
+
+
+def serve_switch(
+    spec: SwitchSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool],
+    ranges: SlotRanges | None = None,
+) -> bool:  # fmt: skip
+    """Serve one job until it is over (True), or until somebody wants us to stop before (False).
+
+    `on_listening` is told the endpoint that workers dial; `ranges` are the slots of a switch that
+    serves several jobs. Raises ConfigError if there are too few.
+    """
+    with (
+        lent_range(ranges, _limits(spec)) as limits,
+        Recorder(role="switch", path=spec.events) as recorder,
+        linked(_open(spec), spec.link, seed=spec.link_seed) as transport,
+        record_file(spec.record) as file,
+    ):
+        if spec.workers_at is not None:
+            transport.listen(spec.workers_at)
+        on_listening(transport.listen(spec.listen, advertise=spec.advertise))
+        parents = parent_names(1 + len(spec.more_parents))
+        for name, endpoint in zip(parents, (spec.parent, *spec.more_parents), strict=True):
+            transport.dial(name, endpoint)
+        core = make_switch_core(
+            job=spec.job,
+            incarnation=spec.incarnation or new_incarnation(),
+            children=spec.children,
+            rank=spec.rank,
+            limits=limits,
+            retry=retry_policy(spec.retry_first_ms, spec.retry_most_ms, spec.retry_ps_per_byte),
+            file=file,
+        )
+        adder = make_adder()
+        if limits.slots is not None:
+            recorder.event("switch.pool", **pool_resources(limits.slots, len(spec.children)))
+        recorder.event("switch.sums", version=adder.version, reason=adder.reason)
+        shell = SwitchShell(
+            transport,
+            core,
+            recorder,
+            grace_s=spec.grace_s,
+            add=adder.add,
+            parents=parents,
+            counters=None
+            if spec.counters is None
+            else CountersFile(spec.counters, spec.counters.stem, spec.job),
+        )
+        is_finished = shell.run(should_stop)
+        shell.drain(2.0)
+        shell.write_counters()
+        if is_finished and spec.summary is not None:
+            with Expendable().writing(spec.summary):
+                write_json(spec.summary, _summary(spec, limits, shell))
+        counts: dict[str, Any] = {**core.counts()}
+        recorder.event("switch.finished" if is_finished else "switch.stopped", **counts)
+    return is_finished
+
+
+def _open(spec: SwitchSpec) -> Transport:
+    return open_transport(
+        *spec.endpoints,
+        arena_bytes=spec.arena_bytes,
+        insecure=spec.insecure,
+        security=open_security(spec.keys, spec.key_name, *spec.lets_in),
+        stripes=spec.stripes,
+        peers_count=len(spec.children) + 1 + len(spec.more_parents),
+    )
+
+
+def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict[str, Any]:
+    """What passed through; bytes are payload, of this start of the process."""
+    core = shell.core
+    return {
+        "schema": 1,
+        "name": spec.name,
+        "parent": spec.above,
+        "ranks": ranges_text(rank for bits in spec.children for rank in ranks_of(bits)),
+        "children_count": len(spec.children),
+        "network_bytes": shell.bytes.document(),
+        "raw_count": core.raw_count,
+        "fallback_count": core.copies.fallback_count,
+        "pool": {**core.report(), "window": _window(spec, limits)},
+        "links": link_rows(shell.transport, " or ".join(spec.link_roles), shell.link_name),
+    }
+
+
+def _window(spec: SwitchSpec, limits: SwitchLimits) -> dict[str, Any] | None:
+    """The pool's window beside what a child's link carries in a round trip, if both are known."""
+    if limits.slots is None or spec.link is None or spec.link.up.rate_bytes_per_s is None:
+        return None
+    delays_ns = spec.link.up.delay_ns + spec.link.down.delay_ns
+    leaves_ns = spec.link.up.serialise_ns(spec.chunk_bytes)
+    return window_of_link(
+        limits.slots,
+        rate_bytes_per_s=spec.link.up.rate_bytes_per_s,
+        round_trip_s=(delays_ns + leaves_ns) / 1e9,
+    )
+
+
+def _limits(spec: SwitchSpec) -> SwitchLimits:
+    limits = SwitchLimits(
+        slot_bytes_max=spec.slot_bytes_max, copies_bytes_max=spec.copies_bytes_max
+    )
+    shares_below = (spec.workers_at or spec.listen).startswith(SHARED_SCHEME)
+    if spec.arena_bytes and shares_below:
+        limits = SwitchLimits.in_arenas(spec.arena_bytes, len(spec.children), spec.chunk_bytes)
+    window_bytes = push_window_bytes(spec.link, spec.chunk_bytes, limits.push_window_bytes)
+    limits = replace(
+        limits, push_window_bytes=window_bytes, only_forwards=spec.only_forwards,
+        patience_ns=patience_ns(spec.drop_after_s),
+    )  # fmt: skip
+    return with_slots(
+        limits, spec.fidelity, spec.slots, child_count=len(spec.children),
+        chunk_bytes=spec.chunk_bytes,
+    )  # fmt: skip
