@@ -76,7 +76,7 @@ class Adder:
     Contributions that are larger together may all have been spilled: they are added one by one into
     one array, by one thread at a time. The order is the kernel's, so are the bits. Encoded ones are
     decoded into that array too. What a switch of a tree would have added is added first
-    (`tree_order.py`), in an array more for each level.
+    (`protocol/sum_order.py`), in an array more for each level.
     """
 
     def __init__(

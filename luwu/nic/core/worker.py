@@ -41,7 +41,7 @@ from luwu.wire.kinds import Role, Verb
 
 
 class NicCore(NicMember):
-    """See the module; joining, leaving, and what a new attempt voids are in `member.py`."""
+    """See the module; joining, leaving, and what a new attempt voids are in `membership.py`."""
 
     def __init__(
         self, *, job: int, rank: int, world_size: int, incarnation: int,

@@ -13,7 +13,7 @@
 
 Which keys there are depends on the system: of training `question_training.py` says them, of
 inference `question_inference.py` and `question_sockets.py`. `[topology]` and `[cost]` go with all
-of them: `question_topology.py`, `question_cost.py`. A key that nobody knows, that belongs to
+of them: `networks/choice.py`, `question_cost.py`. A key that nobody knows, that belongs to
 another system, or that is missing is an error.
 """
 

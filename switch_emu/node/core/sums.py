@@ -2,8 +2,8 @@
 
 A contribution is a sum that a switch made, or raw from one rank when the switch had no slot. A part
 of a chunk is complete when its contributors are all ranks, and then its payloads are added in rank
-order; in a tree, as its switches would have (`tree_order.py`). Pure bookkeeping: payloads are
-opaque and nobody adds here.
+order; in a tree, as its switches would have (`sum_order.py`). Pure bookkeeping: payloads are opaque
+and nobody adds here.
 """
 
 from __future__ import annotations
