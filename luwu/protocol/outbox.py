@@ -1,68 +1,92 @@
-"""What the three cores share: who they are, which attempt counts, and the actions they collect."""
+"""The outbox of a core: who it is, where it stands, and the actions it has collected.
+
+Every core has one, and hands it to its parts. Messages are stamped here, so that all parts send
+under the same identity and the same attempt. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from luwu.protocol.actions import Drop, Note, Payload, Send
-from luwu.wire.kinds import Role
-from luwu.wire.messages import Message
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Role, Verb
 
-MessageT = TypeVar("MessageT", bound=Message)
+MessageT = TypeVar("MessageT", bound=wire.Message)
 
 
-class Speaker:
-    """A member that stamps what it says with its identity and the attempt that counts."""
+class Outbox:
+    """Identity, position and collected actions of one member of a job."""
 
     def __init__(self, *, job: int, role: Role, rank: int, incarnation: int) -> None:
-        self._me = {"job": job, "role": role, "rank": rank, "incarnation": incarnation}
-        self._epoch = self._generation = self._attempt = 0
-        self._step = 0
+        self.job, self.role, self.rank, self.incarnation = job, role, rank, incarnation
+        self.epoch = self.generation = self.attempt = 0
+        self.step = 0
         """The first undecided step."""
-        self._actions: list[Any] = []
+        self.now_ns = 0
+        """The time of the event that is handled."""
+        self.actions: list[Any] = []
 
-    def _ours(self, kind: type[MessageT], **fields: Any) -> MessageT:
-        """A message of ours; `fields` are its own, and those of the stamp that differ."""
+    def stamped(self, kind: type[MessageT], **fields: Any) -> MessageT:
+        """A message of this member; `fields` are its own, and those of the stamp that differ."""
         return kind(
             **{
-                **self._me,
-                "epoch": self._epoch,
-                "step": self._step,
-                "attempt": self._attempt,
-                "generation": self._generation,
+                "job": self.job,
+                "role": self.role,
+                "rank": self.rank,
+                "incarnation": self.incarnation,
+                "epoch": self.epoch,
+                "step": self.step,
+                "attempt": self.attempt,
+                "generation": self.generation,
                 **fields,
             }
         )
 
-    def _tell(self, peer: str, message: Message) -> None:
-        """Say something to one peer; what was first said under an older attempt is stamped anew."""
-        if message.attempt != self._attempt or message.generation != self._generation:
+    def receipt(self, m: wire.Message, verb: Verb, contributors: int = 0) -> wire.Received:
+        """The receipt of a message."""
+        chunk, part = (m.chunk, m.part) if isinstance(m, wire.DataMessage) else (0, 0)
+        return self.stamped(
+            wire.Received, step=m.step, chunk=chunk, part=part, verb=verb, contributors=contributors
+        )
+
+    def send(self, peer: str, message: wire.Message) -> None:
+        """Send to one peer; a message that was made under an older attempt is stamped again."""
+        if message.attempt != self.attempt or message.generation != self.generation:
             message = replace(
-                message, attempt=self._attempt, generation=self._generation, epoch=self._epoch
+                message, attempt=self.attempt, generation=self.generation, epoch=self.epoch
             )
-        self._actions.append(Send((peer,), message))
+        self.actions.append(Send((peer,), message))
 
-    def _announce(
-        self, peers: Sequence[str], message: Message, payload: Payload | None = None
+    def send_all(
+        self, peers: Sequence[str], message: wire.Message, payload: Payload | bytes | None = None
     ) -> None:
-        """Say something to several peers."""
-        self._actions.append(Send(tuple(peers), message, payload))
+        """Send to several peers, as it is."""
+        self.actions.append(Send(tuple(peers), message, payload))
 
-    def _drop(self, payload: Payload | None) -> None:
+    def drop(self, payload: Payload | None) -> None:
+        """Release a data payload, if there is one."""
         if payload is not None:
-            self._actions.append(Drop(payload))
+            self.actions.append(Drop(payload))
 
-    def _refuse(self, m: Message, payload: Any) -> None:
-        """Do nothing with a message; let go of its data payload."""
+    def drop_all(self, payloads: Iterable[Payload | None]) -> None:
+        """Release several."""
+        for payload in payloads:
+            self.drop(payload)
+
+    def ignore(self, m: wire.Message, payload: Any) -> None:
+        """Do nothing with a message but release its data payload."""
         if m.IS_DATA:
-            self._drop(payload)
+            self.drop(payload)
 
-    def _note(self, name: str, level: str = "INFO", **fields: object) -> None:
-        self._actions.append(Note(name, tuple(fields.items()), level))
+    def note(self, name: str, level: str = "INFO", **fields: object) -> None:
+        """A line of the log."""
+        self.actions.append(Note(name, tuple(fields.items()), level))
 
-    def _take(self) -> list[Any]:
-        taken = self._actions[:]
-        self._actions.clear()
+    def take(self) -> list[Any]:
+        """All actions since the last call, in order."""
+        taken = self.actions[:]
+        self.actions.clear()
         return taken

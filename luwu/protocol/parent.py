@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.protocol.members import KnowsMoreError, Members, RefusedError
-from luwu.protocol.outbox import Speaker
 from luwu.protocol.outcomes import Outcomes
+from luwu.protocol.speaker import Speaker
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role, Verb
 

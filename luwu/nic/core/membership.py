@@ -19,7 +19,7 @@ from luwu.nic.core.encoding import Encodings
 from luwu.nic.core.requests import Handles
 from luwu.nic.core.steps import Statements
 from luwu.protocol.lost_steps import lost_steps_text, refusal_text
-from luwu.protocol.outbox import Speaker
+from luwu.protocol.speaker import Speaker
 from luwu.protocol.uplink import Cargo, Uplink
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role

@@ -16,7 +16,7 @@ from typing import Any
 
 from luwu.base.outstanding import RetryPolicy
 from luwu.protocol.actions import Drop, Payload, Send
-from luwu.protocol.outbox import Speaker
+from luwu.protocol.speaker import Speaker
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role

@@ -1,0 +1,81 @@
+"""The children of a switch or a node, and what a child that is behind is answered.
+
+    an unknown child               Rejoin
+    a child of an older attempt    Abort; or how its step came out, if it asks for that; or the
+                                   verdict that skipped a step, if that opened the new attempt
+    a child that cannot be one     Refuse
+
+`members.py` knows who the children are, `outcomes.py` how the last steps came out. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from luwu.base.limits import TEXT_CHARS_MAX
+from luwu.protocol.actions import Payload
+from luwu.protocol.members import KnowsMoreError, Members, RefusedError
+from luwu.protocol.outbox import Outbox
+from luwu.protocol.outcomes import Outcomes
+from luwu.wire import messages as wire
+
+
+class Children:
+    """The children of one parent; `children` are bitmaps of the ranks each speaks for."""
+
+    def __init__(self, outbox: Outbox, children: Sequence[int]) -> None:
+        self._outbox = outbox
+        self.members = Members(job=outbox.job, children=children)
+        self.outcomes = Outcomes()
+        self.loaded = False
+        """The state has weights."""
+        self.redoes = False
+        """The operator lets the job make steps again that were decided and are lost."""
+
+    def send_all(self, message: wire.Message, payload: Payload | bytes | None = None) -> None:
+        """Send to all children that count and are connected."""
+        self._outbox.send_all(self.members.peers, message, payload)
+
+    def welcome(self, push_window_bytes: int) -> wire.Welcome:
+        """What admits a child to the attempt that counts."""
+        skip = self.outcomes.skip_into(self._outbox.attempt)
+        return self._outbox.stamped(
+            wire.Welcome, loaded=self.loaded, push_window_bytes=push_window_bytes,
+            contributors=self.members.active,
+            began_with_skip=skip is not None,
+            skipped_step=0 if skip is None else skip.step,
+            grad_norm=0.0 if skip is None else skip.grad_norm,
+            redoes=self.redoes,
+        )  # fmt: skip
+
+    def abort(self, text: str) -> wire.Abort:
+        """What ends all attempts before the one that counts."""
+        return self._outbox.stamped(
+            wire.Abort, loaded=self.loaded, contributors=self.members.active,
+            text=text[:TEXT_CHARS_MAX], redoes=self.redoes,
+        )  # fmt: skip
+
+    def refuse(self, peer: str, error: RefusedError) -> None:
+        """Refuse a child for good."""
+        name = self._outbox.role.name.lower()
+        self._outbox.note(f"{name}.refused", level="WARNING", peer=peer, text=str(error))
+        is_older = isinstance(error, KnowsMoreError)
+        self._outbox.send(
+            peer, self._outbox.stamped(wire.Refuse, text=str(error), is_older=is_older)
+        )
+
+    def answer_stale(self, peer: str, m: wire.Message) -> None:
+        """Send a child what it does not know yet: the attempt that counts."""
+        skip = self.outcomes.skip
+        if m.attempt == self.outcomes.skipped_attempt and skip is not None:
+            self._outbox.send(peer, skip)
+        elif not (isinstance(m, wire.Commit) and self.answer_commit(peer, m.step)):
+            text = f"attempt {m.attempt} is over, {self._outbox.attempt} counts"
+            self._outbox.send(peer, self.abort(text))
+
+    def answer_commit(self, peer: str, step: int) -> bool:
+        """Send again how a step came out; False if it is not known yet."""
+        known = self.outcomes.of(step)
+        for message in known:
+            self._outbox.send(peer, message)
+        return bool(known)
