@@ -75,7 +75,7 @@ def run(parsed: Parsed) -> int:
     console.say(f"run directory {run_directory.path}")
     script = _own_script(script, console)
     if config.engine == "ray":
-        return _run_by_ray(run_directory, resolved, script, console)
+        return _run_by_ray(run_directory, resolved, parsed, script, console)
     with stop_requests() as should_stop:
         supervisor = Supervisor(
             run_directory,
@@ -116,12 +116,7 @@ def run(parsed: Parsed) -> int:
                     state = state_directory(config, STATE_DIRECTORY)
                     fold_nodes(run_directory, state, config.optimizer_nodes)
         except LuwuError as cause:
-            error = cause
-            if isinstance(cause, Interrupted) and config.join is None:
-                state = state_directory(config, STATE_DIRECTORY)
-                flags = {**parsed.keys, **parsed.flags}
-                error = Interrupted(stopped(run_directory, state, flags, script))
-            write_outcome(run_directory, error.exit_code, str(error), error.code)
+            error = _written(cause, run_directory, config, parsed, script)
             if error is cause:
                 raise
             raise error from cause
@@ -137,8 +132,9 @@ def run(parsed: Parsed) -> int:
 
 
 def _run_by_ray(
-    run_directory: RunDirectory, resolved: Resolved, script: list[str], console: Console
-) -> int:
+    run_directory: RunDirectory, resolved: Resolved, parsed: Parsed, script: list[str],
+    console: Console,
+) -> int:  # fmt: skip
     """Let Ray place and watch the processes; the exit code."""
     from luwu.engines.ray_engine import RayEngine
 
@@ -148,14 +144,29 @@ def _run_by_ray(
             RayEngine(run_directory, resolved, console, should_stop) as engine,
         ):
             run_directory.begin()
-            engine.work(script, _print)
-    except LuwuError as error:
-        write_outcome(run_directory, error.exit_code, str(error), error.code)
-        raise
+            engine.work(script)
+    except LuwuError as cause:
+        error = _written(cause, run_directory, resolved.config, parsed, script)
+        if error is cause:
+            raise
+        raise error from cause
     finally:
         run_directory.connect_file.unlink(missing_ok=True)
     write_outcome(run_directory, 0, "finished")
     return 0
+
+
+def _written(
+    cause: LuwuError, run_directory: RunDirectory, config: RunConfig, parsed: Parsed,
+    script: list[str],
+) -> LuwuError:  # fmt: skip
+    """What ended a run, written as its outcome; of one that was stopped, with how it goes on."""
+    error = cause
+    if isinstance(cause, Interrupted) and config.join is None:
+        state = state_directory(config, STATE_DIRECTORY)
+        error = Interrupted(stopped(run_directory, state, {**parsed.keys, **parsed.flags}, script))
+    write_outcome(run_directory, error.exit_code, str(error), error.code)
+    return error
 
 
 def _plan(
@@ -303,7 +314,3 @@ def _own_script(script: list[str], console: Console) -> list[str]:
         return script
     console.say(f"-m {module} is LuWu's own: {path} has no such module")
     return [*own_module(module), *script[2:]]
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)

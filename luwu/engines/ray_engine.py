@@ -31,7 +31,7 @@ from luwu.base.own import needs
 from luwu.engines.ray_runner import Runner
 from luwu.join.connection import read_connection
 from luwu.launch.processes.console import Console
-from luwu.launch.processes.failures import error_of_code, worker_failure
+from luwu.launch.processes.failures import error_of_code, lost_worker, worker_failure
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import SIGNALS
 from luwu.launch.roles import key_environ
@@ -41,6 +41,11 @@ from luwu.launch.worker_loss import worker_restarts
 POLL_S: Final = 0.1
 ENDING_S: Final = 60.0
 STOP_S: Final = 10.0
+LAST_LINES_COUNT: Final = 20
+BEGINNINGS: Final = ("no state in ", "resuming at ")
+"""How the line of `luwu up --resume` begins that says where it begins."""
+SIGNALLED: Final = 128
+"""The guard of a process that signal N ended exits with this and N."""
 NOT_OF_UP: Final = ("run_dir", "state", "join", "transport", "bind", "insecure", "key_name")
 """Keys of `luwu up` that we set ourselves."""
 
@@ -53,6 +58,11 @@ class Placed:
     actor: Any
     code: int | None = None
     last_lines: list[str] = field(default_factory=list)
+
+    @property
+    def process(self) -> str:
+        """The name of its files in a run directory."""
+        return self.name.replace(" ", "-")
 
 
 class RayEngine(Closing):
@@ -88,18 +98,29 @@ class RayEngine(Closing):
             except ConnectionError as exc:
                 raise ConnectionFailed(f"no Ray cluster: {exc}; ray start --head") from exc
 
-    def work(self, script: Sequence[str], on_line: Callable[[str], None]) -> None:
+    def work(self, script: Sequence[str]) -> None:
         """Serve, train and return when all has ended. Raises what went wrong."""
-        config = self._resolved.config
-        serving = self._serve()
+        [serving] = self._place(["switch and node"], 1)
+        self._serve(serving)
+        try:
+            self._train(serving, script)
+        except Interrupted:  # how far it came, for the message
+            self._fetch(serving, "up/events/node.jsonl", self._run.events("node"))
+            raise
+        self._fetch(serving, "up/results/node.json", self._run.result("node.json"))
+
+    def _train(self, serving: Placed, script: Sequence[str]) -> None:
         connect = self._wait_for_connection(serving)
-        restarts_left = worker_restarts(config)
+        restarts_left = worker_restarts(self._resolved.config)
         while True:
             workers = self._start_workers(script, connect)
             try:
-                self._watch([serving, *workers], workers, on_line)
+                self._watch([serving, *workers], workers)
                 break
             except WorkerFailed as error:
+                self._look(serving, [])
+                if serving.code == 0:  # its workers have left: nothing of the job is missing
+                    break
                 if restarts_left == 0:
                     raise
                 restarts_left -= 1
@@ -107,34 +128,44 @@ class RayEngine(Closing):
                 self._console.say(f"{first}; all workers are started again, {restarts_left} left")
                 for worker in workers:
                     self._stop(worker)
-        self._watch([serving], [serving], on_line, limit_s=ENDING_S)
-        summary = self._ask(serving, serving.actor.read.remote("up/results/node.json"))
-        if summary is not None:
-            self._run.result("node.json").write_text(summary, encoding="utf-8")
+        self._watch([serving], [serving], limit_s=ENDING_S)
 
     # ---------------------------------------------------------------------- placing
 
-    def _place(self, name: str, cpus: int) -> Placed:
-        """An actor, once Ray has found a host for it. Raises ConnectionFailed."""
+    def _place(self, names: Sequence[str], cpus: int) -> list[Placed]:
+        """Actors, once Ray has found a host for each. Raises ConnectionFailed."""
         make = self._ray.remote(num_cpus=cpus, max_restarts=0, scheduling_strategy="SPREAD")(Runner)
-        placed = Placed(name, make.remote(os.getcwd()))
-        self._placed.append(placed)
+        placed = [Placed(name, make.remote(os.getcwd())) for name in names]
+        self._placed += placed
         limit_s = self._resolved.config.connect_timeout
+        answers = {each.actor.folder.remote(): each for each in placed}
+        there, missing = self._ray.wait([*answers], num_returns=len(answers), timeout=limit_s)
+        if missing:
+            raise ConnectionFailed(self._missing_text(answers[missing[0]].name, cpus))
         try:
-            self._ray.get(placed.actor.folder.remote(), timeout=limit_s)
-        except self._ray.exceptions.GetTimeoutError as exc:
-            raise ConnectionFailed(
-                f"Ray placed the {name} nowhere within {limit_s:.0f} s: it asks for {cpus} CPUs, "
-                f"the cluster has {self._ray.cluster_resources().get('CPU', 0):g} in all; give it "
-                "more, or lower OMP_NUM_THREADS"
-            ) from exc
+            self._ray.get(there)
         except self._ray.exceptions.RayError as exc:
-            raise ConnectionFailed(f"the {name} cannot run where Ray placed it: {exc}") from exc
+            text = f"{' or '.join(names)} cannot run where Ray placed it: {exc}"
+            raise ConnectionFailed(text) from exc
         return placed
 
-    def _serve(self) -> Placed:
+    def _missing_text(self, name: str, cpus: int) -> str:
+        """Why Ray has not started an actor in time."""
+        limit_s = self._resolved.config.connect_timeout
+        free = self._ray.available_resources().get("CPU", 0)
+        if free >= cpus:
+            return (
+                f"the {name} has not started within {limit_s:.0f} s, though {free:g} CPUs are "
+                "free: its host starts processes slowly; raise --connect-timeout"
+            )
+        return (
+            f"Ray placed the {name} nowhere within {limit_s:.0f} s: it asks for {cpus} CPUs, "
+            f"the cluster has {self._ray.cluster_resources().get('CPU', 0):g} in all, {free:g} of "
+            "them free; give it more, or lower OMP_NUM_THREADS"
+        )
+
+    def _serve(self, serving: Placed) -> None:
         config = self._resolved.config
-        serving = self._place("switch and node", 1)
         address = self._ask(serving, serving.actor.__ray_call__.remote(_address))
         state = config.state or STATE_DIRECTORY
         flags = [
@@ -152,13 +183,12 @@ class RayEngine(Closing):
         arguments = ["up", *flags, "--run-dir", f"{folder}/up"]
         self._ask(serving, serving.actor.start.remote("up", "luwu", arguments, _environ()))
         self._console.say(f"switch and node on {address}, by Ray; --state is a path there")
-        return serving
 
     def _wait_for_connection(self, serving: Placed) -> str:
         """The URL of the job."""
         end_ns = SYSTEM_CLOCK.now_ns() + int(self._resolved.config.connect_timeout * 1e9)
         while True:
-            self._look(serving, [], print)
+            self._look(serving, [])
             text = self._ask(serving, serving.actor.read.remote("up/connect.json"))
             if text is not None:
                 self._run.connect_file.write_text(text, encoding="utf-8")
@@ -180,9 +210,8 @@ class RayEngine(Closing):
         named = list(script)
         if named[0] != "-m":
             named[0] = str(Path(named[0]).absolute())
-        workers = []
-        for rank in range(count):
-            worker = self._place(f"worker {rank}", threads)
+        workers = self._place([f"worker {rank}" for rank in range(count)], threads)
+        for rank, worker in enumerate(workers):
             folder = self._ask(worker, worker.actor.folder.remote())
             environ = {
                 **_environ(), **key_environ(config), "LUWU_CONNECT": connect,
@@ -190,57 +219,63 @@ class RayEngine(Closing):
                 "LUWU_EVENTS": f"{folder}/events", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             }  # fmt: skip
             starting = worker.actor.start.remote(
-                f"worker-{rank}", "luwu.launch.entry", [folder, "", *named], environ
-            )
+                worker.process, "luwu.launch.entry", [folder, "", *named], environ,
+                with_streams=rank == 0,
+            )  # fmt: skip
             self._ask(worker, starting)
-            self._run.error(f"worker-{rank}").unlink(missing_ok=True)
-            workers.append(worker)
+            self._run.error(worker.process).unlink(missing_ok=True)
         return workers
 
     # ---------------------------------------------------------------------- watching
 
     def _watch(
-        self, watched: Sequence[Placed], awaited: Sequence[Placed],
-        on_line: Callable[[str], None], limit_s: float | None = None,
-    ) -> None:  # fmt: skip
+        self, watched: Sequence[Placed], awaited: Sequence[Placed], limit_s: float | None = None
+    ) -> None:
         """Return when all that are awaited have ended well. Raises what went wrong."""
         end_ns = None if limit_s is None else SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
         while any(each.code is None for each in awaited):
             for each in watched:
                 if each.code is None:
-                    self._look(each, awaited, on_line)
+                    self._look(each, awaited)
             if end_ns is not None and SYSTEM_CLOCK.now_ns() > end_ns:
                 raise DeadlineError(f"{awaited[0].name} did not end within {limit_s:.0f} s")
             sleep(POLL_S)
 
-    def _look(
-        self, placed: Placed, workers: Sequence[Placed], on_line: Callable[[str], None]
-    ) -> None:
+    def _look(self, placed: Placed, workers: Sequence[Placed]) -> None:
         if self._should_stop():
             raise Interrupted("interrupted; every process of the run is being stopped")
-        placed.code, lines = self._ask(placed, placed.actor.look.remote())
-        if lines:
-            placed.last_lines = [*placed.last_lines, *lines][-20:]
-            with self._run.log(placed.name.replace(" ", "-")).open("a", encoding="utf-8") as log:
-                log.writelines(f"{line}\n" for line in lines)
-            if placed.name == "worker 0":
-                for line in lines:
-                    on_line(line)
+        is_worker = placed.process.startswith("worker-")
+        placed.code, new, streams = self._ask(placed, placed.actor.look.remote())
+        for data, is_error in streams:
+            self._console.pass_on(data, is_error)
+        if new:
+            lines = new.decode(errors="replace").splitlines()
+            placed.last_lines = [*placed.last_lines, *lines][-LAST_LINES_COUNT:]
+            for line in lines:
+                if not is_worker and line.startswith(BEGINNINGS):
+                    self._console.say(line)
+            with self._run.log(placed.process).open("ab") as log:
+                log.write(new)
         if placed.code in (None, 0):
             return
-        if not placed.name.startswith("worker "):
+        if not is_worker:
             text = "\n".join(placed.last_lines).partition("luwu up: ")
             raise error_of_code(placed.code, f"switch and node: {text[2] or text[0]}")
-        for worker in workers:
-            self._fetch_error(worker)
+        errors = [self._run.error(worker.process) for worker in workers]
+        for worker, error in zip(workers, errors, strict=True):
+            self._fetch(worker, f"errors/{worker.process}.json", error)
+        if not any(error.exists() for error in errors):
+            role = self._run.role(f"{placed.process}.json")
+            self._fetch(placed, f"roles/{placed.process}.json", role)
+            code = placed.code if placed.code <= SIGNALLED else SIGNALLED - placed.code
+            raise lost_worker(self._run, workers.index(placed), code, "")
         raise worker_failure(self._run, "", placed.code)
 
-    def _fetch_error(self, worker: Placed) -> None:
-        """Bring what ended a worker into our run directory."""
-        process = worker.name.replace(" ", "-")
-        text = self._ask(worker, worker.actor.read.remote(f"errors/{process}.json"))
+    def _fetch(self, placed: Placed, name: str, file: Path) -> None:
+        """Bring a file of an actor's run directory into ours, if there is one."""
+        text = self._ask(placed, placed.actor.read.remote(name))
         if text is not None:
-            self._run.error(process).write_text(text, encoding="utf-8")
+            file.write_text(text, encoding="utf-8")
 
     def _ask(self, placed: Placed, answer: Any) -> Any:
         """What an actor answers. Raises LuwuError where it is gone."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.processes.commands import POLL_S, Command, Terminal, terminal
 from tests.processes.jobs import SMALL, text_file
 
 STEPS = 6
+LONG_STEPS = 60
+"""More than are made before Ray notices that a host is gone."""
 WAIT_S = 150.0
 
 cluster_utils: Any = pytest.importorskip(
@@ -56,9 +59,9 @@ def job(directory: Path, *flags: str) -> list[str]:
     return ["-m", "workers.train", "--arm", "luwu", "--log-every", "1", *sizes, *flags]
 
 
-def start(shell: Terminal, cluster: str, *arguments: str) -> Command:
+def start(shell: Terminal, cluster: str, *arguments: str, run_dir: str = "run") -> Command:
     """`--insecure`: the cluster's hosts have an address off loopback."""
-    flags = ["run", "--engine", "ray", "--insecure", "--run-dir", "run", *arguments]
+    flags = ["run", "--engine", "ray", "--insecure", "--run-dir", run_dir, *arguments]
     return shell.start(*flags, RAY_ADDRESS=cluster)
 
 
@@ -78,28 +81,117 @@ def test_ray_gives_the_same_weights(shell: Terminal, cluster: str, tmp_path: Pat
     kill_worker_after(by_ray, shell, " step=2 ")
     assert by_ray.wait(WAIT_S) == 0, by_ray.err
     assert "all workers are started again, 0 left" in by_ray.err
-    assert f"step={STEPS - 1} " in by_ray.out
+    assert f"step={STEPS - 1} " in by_ray.err
     assert digest(tmp_path / "run") == digest(tmp_path / "plain")
 
 
 def kill_worker_after(command: Command, shell: Terminal, text: str) -> None:
     """SIGKILL to worker 1 once the run has said something."""
+    wait_for_text(command, text)
+    os.kill(worker_process(1)[0], signal.SIGKILL)
+
+
+def wait_for_text(command: Command, text: str) -> None:
+    """Wait until worker 0 has logged something."""
     end_ns = SYSTEM_CLOCK.now_ns() + int(WAIT_S * 1e9)
-    while text not in command.out:
+    while text not in command.err:
         assert command.process.poll() is None, command.err
         assert SYSTEM_CLOCK.now_ns() < end_ns, command.err
         sleep(POLL_S)
+
+
+def worker_process(rank: int) -> tuple[int, int]:
+    """The process of a worker, and the process by which Ray serves its host."""
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = environ.read_bytes().split(b"\0")
             line = (environ.parent / "cmdline").read_bytes()
         except OSError:
             continue
-        is_ours = any(each.startswith(b"LUWU_RUN_ID=ray-") for each in variables)
-        if is_ours and b"RANK=1" in variables and line.split(b"\0")[2:3] == [b"luwu.launch.entry"]:
-            os.kill(int(environ.parent.name), signal.SIGKILL)
-            return
-    raise AssertionError("there is no worker 1")
+        found = dict(each.partition(b"=")[::2] for each in variables)
+        is_ours = found.get(b"LUWU_RUN_ID", b"").startswith(b"ray-")
+        is_worker = line.split(b"\0")[2:3] == [b"luwu.launch.entry"]
+        if is_ours and is_worker and found.get(b"RANK") == str(rank).encode():
+            return int(environ.parent.name), int(found[b"RAY_RAYLET_PID"])
+    raise AssertionError(f"there is no worker {rank}")
+
+
+def test_a_killed_worker_is_named(shell: Terminal, cluster: str, tmp_path: Path) -> None:
+    """I6. Goal: a worker that could not say why it ended is named by its rank and its log."""
+    train = job(tmp_path, "--compute-ms", "200")
+    run = start(shell, cluster, "--state", "state", *train)
+    kill_worker_after(run, shell, " step=1 ")
+    assert run.wait(WAIT_S) == 4, run.err
+    assert "worker 1 (pid " in run.err
+    assert "was killed by signal 9" in run.err
+    assert "run/logs/worker-1.log" in run.err
+
+
+def test_a_lost_host_is_replaced(shell: Terminal, tmp_path: Path) -> None:
+    """I1. Goal: with restarts left and a CPU free, the workers begin again on the hosts that are
+    left. Method: four hosts with a CPU each; that of a worker dies."""
+    head = {"num_cpus": 1, "include_dashboard": False}
+    made = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    try:
+        nodes = {raylet_of(node): node for node in [made.add_node(num_cpus=1) for _ in range(3)]}
+        run = start(
+            shell, made.address, "--state", "state", "--worker-restarts", "1",
+            *job(tmp_path, "--compute-ms", "100", "--steps", str(LONG_STEPS)),
+        )  # fmt: skip
+        wait_for_text(run, " step=1 ")
+        raylets = [worker_process(rank)[1] for rank in (0, 1)]
+        lost = next(raylet for raylet in raylets if raylet in nodes)  # not the first host
+        made.remove_node(nodes[lost], allow_graceful=False)
+        assert run.wait(WAIT_S) == 0, run.err
+    finally:
+        made.shutdown()
+    assert "or the host it ran on" in run.err
+    assert "all workers are started again, 0 left" in run.err
+    assert f"step={LONG_STEPS - 1} " in run.err
+
+
+def raylet_of(node: Any) -> int:
+    """The process by which Ray serves a host."""
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def test_streams_stay_apart_and_a_stopped_run_goes_on(
+    shell: Terminal, cluster: str, tmp_path: Path
+) -> None:
+    """Goal: what worker 0 prints comes by its own stream; Ctrl-C says the step and the command
+    that goes on; --resume says where it begins."""
+    script = tmp_path / "streams.py"
+    script.write_text(SCRIPT)
+    run = start(shell, cluster, "--state", "state", str(script), "200")
+    run.wait_for("made 2", of="out")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(WAIT_S) == 130, run.err
+    assert "half a line" in run.err
+    assert "half a line" not in run.out
+    assert re.search(r"Step \d+ is decided and kept in .*; go on with", run.err), run.err
+    assert "--engine ray" in run.err
+    again = start(shell, cluster, "--resume", "--state", "state", str(script), "1", run_dir="again")
+    assert again.wait(WAIT_S) == 0, again.err
+    assert re.search(r"^resuming at step \d+", again.err, re.MULTILINE), again.err
+
+
+SCRIPT = """
+import sys, torch, luwu
+luwu.init()
+torch.manual_seed(1)
+model = torch.nn.Linear(64, 64)
+luwu.fully_shard(model)
+optimizer = luwu.optim.AdamW(model.parameters())
+for count in range(int(sys.argv[1])):
+    model(torch.ones(2, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if luwu.rank() == 0:
+        print("made", count, flush=True)
+        sys.stderr.write("half a line")
+        sys.stderr.flush()
+luwu.finish()
+"""
 
 
 def test_sigterm_ends_everything(shell: Terminal, cluster: str, tmp_path: Path) -> None:
@@ -107,7 +199,7 @@ def test_sigterm_ends_everything(shell: Terminal, cluster: str, tmp_path: Path) 
     be opened again at once."""
     train = job(tmp_path, "--compute-ms", "200")
     run = start(shell, cluster, "--state", "state", *train)
-    run.wait_for(" step=1 ", of="out")
+    run.wait_for(" step=1 ")
     run.process.send_signal(signal.SIGTERM)
     assert run.wait(30) == 130, run.err
     assert [pid for pid in range_of_processes() if is_of_ray(pid)] == []
