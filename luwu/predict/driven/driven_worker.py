@@ -92,7 +92,7 @@ class DrivenWorker:
                     self._done[handle].succeed()
                 case nic.Joined():
                     self._joined.succeed()
-                case nic.Settled(step):
+                case nic.StepDecided(step):
                     self._settled[step].succeed()
                 case nic.Judged() | Note():
                     pass
