@@ -1,1 +1,12 @@
-"""The SmartNIC of a worker: push, pull and wait."""
+"""The worker's SmartNIC: push, pull and wait, on an I/O thread of its own.
+
+shell.py      `Nic`: the training thread's calls, and the I/O thread that runs the core
+core/         the protocol, pure
+mailbox.py    what the I/O thread reports to the training thread
+handles.py    handles that the training thread waits for
+cells.py      memory for gradients on their way out
+encoder.py    encodes gradients for an aggregator, before they leave
+incoming.py   weights on their way in: copied, or used where they are
+flat_push.py  pushes a gradient that is one flat vector
+reader.py     `StateReader`: reads a decided version of a running job
+"""

@@ -1,4 +1,4 @@
-"""The arithmetic of an aggregator at a worker: what its I/O thread does with gradients."""
+"""The arithmetic of an aggregator at a worker, which its I/O thread applies to gradients."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Encoder:
         return description.aggregated_by(self.aggregator.spec)
 
     def measure(self, action: Measure) -> bytes:
-        """What others must know of this gradient."""
+        """The answer to a `Measure`: what all ranks must know of this gradient."""
         return self.aggregator.measure(_values(action.payload, action.push.dtype))
 
     def encode(self, action: Encode) -> Cell:
-        """The gradient as it travels."""
+        """The answer to an `Encode`: the gradient as it travels."""
         push = action.push
         values = _values(action.payload, push.dtype)
         cell = self._cells.take(self.aggregator.encoded_bytes(values.size))

@@ -1,4 +1,4 @@
-"""What the training thread waits for: a push or pull, a step; and what the NIC counts meanwhile."""
+"""Handles the training thread waits for, of a push or pull and of a step; counters of the NIC."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.nic.incoming import Arriving, SharedWeights
+from luwu.nic.incoming import IncomingWeights, SharedWeights
 
 WaitUntil = Callable[[Callable[[], bool], str, int | None], None]
-"""`Nic.wait_until`: block until a condition holds; what that is, for people; the era of it."""
+"""`Mailbox.wait_until`: block until a condition holds; its name, for people; its era."""
 
 
 class Handle:
-    """Something asked for; `done` is a cheap flag, `Nic.wait` blocks until it is set."""
+    """A push, pull or load under way; `done` is a cheap flag, `Nic.wait` blocks until it is set."""
 
-    __slots__ = ("arriving", "asked_ns", "done", "era", "name", "number", "shared", "step", "unit")
+    __slots__ = ("asked_ns", "done", "era", "incoming", "name", "number", "shared", "step", "unit")
 
     def __init__(self, name: str, step: int, unit: int, era: int) -> None:
         self.name, self.step, self.unit, self.era = name, step, unit, era
         self.asked_ns = SYSTEM_CLOCK.now_ns()
         self.done = False
         self.number = 0
-        """By which the core knows it."""
-        self.arriving: Arriving | None = None
+        """The number that the core calls it by."""
+        self.incoming: IncomingWeights | None = None
         """The chunks of a pull, until it is done."""
         self.shared: SharedWeights | None = None
         """Of a pull that is done: the weights, if they are used in place."""
@@ -35,7 +35,7 @@ class StepHandle:
     def __init__(self, wait_until: WaitUntil, step: int, era: int) -> None:
         self._wait_until, self.step, self.era = wait_until, step, era
         self.outcome: tuple[bool, float] | None = None
-        self.is_settled = False
+        self.is_decided = False
 
     def verdict(self) -> tuple[bool, float]:
         """(applied, norm of the mean gradient); blocks. Raises StepAborted if the step is lost."""
@@ -47,7 +47,7 @@ class StepHandle:
 
     def settled(self) -> tuple[bool, float]:
         """The same, once the step is decided; blocks. Raises StepAborted if the step is lost."""
-        self._wait_until(lambda: self.is_settled, f"the decision of step {self.step}", self.era)
+        self._wait_until(lambda: self.is_decided, f"the decision of step {self.step}", self.era)
         assert self.outcome is not None
         return self.outcome
 

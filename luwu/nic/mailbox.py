@@ -1,10 +1,10 @@
-"""What the I/O thread has told the training thread: members, verdicts, aborts, the end.
+"""Mailbox from the I/O thread to the training thread: joined, verdicts, aborts, errors.
 
-    I/O thread         `tell` of the core's actions, `fail`, `notify`
-    training thread    `wait_until`; `raise_if_aborted`, before it asks for anything
+    I/O thread         `post` of the core's actions, `fail`, `notify`
+    training thread    `wait_until`; `raise_if_aborted`, before each request
 
-An abort raises the era. The training thread learns of it by one `StepAborted`; what it asked for
-before it knew belongs to an older era, and is void.
+An abort increments the era. The training thread learns of it by one `StepAborted`; requests it made
+before that belong to an older era, and are void.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from luwu.nic.core import actions as nic
 from luwu.nic.handles import StepHandle
 
 REPORT_EVERY_S = 15.0
-"""A wait that takes longer than this says what it waits for, and again as often."""
+"""A wait that takes longer than this is reported in the log, and again as often."""
 
 
-class Told:
-    """See the module."""
+class Mailbox:
+    """The mailbox of one worker; see the module."""
 
     def __init__(
         self, *, rank: int, grace_s: float, connect_timeout_s: float, recorder: Recorder,
         waits_for: Callable[[], str],
     ) -> None:  # fmt: skip
-        """`waits_for` says what the core waits for, for people."""
+        """`waits_for` returns what the core waits for, for people."""
         self._rank, self._grace_s = rank, grace_s
         self._connect_timeout_s = connect_timeout_s
         self._recorder, self._waits_for = recorder, waits_for
@@ -49,17 +49,18 @@ class Told:
         self._aborted_step = 0
         self._steps: dict[int, StepHandle] = {}
         self.era = 0
-        """Aborts the I/O thread has seen."""
+        """The number of aborts posted."""
         self.known_era = 0
-        """Aborts the training thread was told of."""
+        """The number of aborts posted when the training thread raised the last one."""
         self.joined: nic.Joined | None = None
         self.has_left = False
         self.is_connected = False
         self.trouble = ""
-        """With the connection, for people; nothing while there is none."""
+        """What is wrong with the connection, for people; empty if nothing is."""
         self.down_ns: int | None = None
         """Since when the connection is gone."""
         self._counts = True
+        """False: this rank was left out, and waits to be admitted again."""
 
     # ---------------------------------------------------------------------- training thread
 
@@ -103,7 +104,7 @@ class Told:
         raise (StepsLost if abort.is_older else StepAborted)(abort.step, abort.text)
 
     def _raise_if_over(self) -> None:
-        """A rank that was left out, and whose switch is gone, has nothing to wait for."""
+        """Raise ConnectionFailed if this rank was left out and its switch is gone."""
         if self._counts or self.down_ns is None:
             return
         gone_s = (SYSTEM_CLOCK.now_ns() - self.down_ns) / 1e9
@@ -123,7 +124,7 @@ class Told:
 
     # ---------------------------------------------------------------------- I/O thread
 
-    def tell(self, action: Any) -> None:
+    def post(self, action: Any) -> None:
         """An action of the core that is for the training thread."""
         with self._changed:
             match action:
@@ -132,39 +133,39 @@ class Told:
                 case nic.Judged(step, applied, grad_norm):
                     if step in self._steps:
                         self._steps[step].outcome = (applied, grad_norm)
-                case nic.Settled(step, applied, grad_norm):
-                    settled = self._steps.pop(step, None)
-                    if settled is not None:
-                        settled.outcome, settled.is_settled = (applied, grad_norm), True
+                case nic.StepDecided(step, applied, grad_norm):
+                    decided = self._steps.pop(step, None)
+                    if decided is not None:
+                        decided.outcome, decided.is_decided = (applied, grad_norm), True
                 case nic.Aborted(step, _, loaded, counts, is_older):
                     self.era += 1
                     self._counts = counts
-                    if self._abort is not None:  # not told yet: what it says is not to be missed
+                    if self._abort is not None:  # not raised yet: its loss must not go unnoticed
                         is_older |= self._abort.is_older
                     self._abort, self._aborted_step = replace(action, is_older=is_older), step
                     self.joined = nic.Joined(step, loaded)
-                    # Those before were decided; how they came out is being asked for.
-                    self._steps = {n: kept for n, kept in self._steps.items() if n < step}
-                    for kept in self._steps.values():
-                        kept.era = self.era
+                    # Those before were decided; the core asks the parent for their outcomes.
+                    self._steps = {n: each for n, each in self._steps.items() if n < step}
+                    for each in self._steps.values():
+                        each.era = self.era
                 case nic.Refused(text, is_older):
-                    said = f"worker {self._rank} was refused: {text}"
-                    refused = OlderStateError(said) if is_older else ConfigError(said, code="E207")
+                    text = f"worker {self._rank} was refused: {text}"
+                    refused = OlderStateError(text) if is_older else ConfigError(text, code="E207")
                     self._error = self._error or refused
                 case nic.Left():
                     self.has_left = True
                 case _:
-                    raise AssertionError(f"nobody does {action!r}")
+                    raise AssertionError(f"no case for {action!r}")
             self._changed.notify_all()
 
     def fail(self, error: LuwuError) -> None:
-        """Nothing more will come; the first reason counts."""
+        """The NIC has ended with this error; the first one counts."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     def notify(self) -> None:
-        """Something that a wait looks at has changed."""
+        """Something that a condition depends on has changed."""
         with self._changed:
             self._changed.notify_all()
 

@@ -1,10 +1,11 @@
 """Reads a decided version of a running job, from any process that may connect to it.
 
     with StateReader(transport, endpoint=..., job=...) as reader:
-        reader.open()                                        the newest version, held for us
+        reader.open()                                        the newest version is held
         reader.read([FieldRead(0, "weight", into), ...])     as often as one likes
 
-Training goes on meanwhile; what is read stays that of one step. See `reading.py`.
+Training goes on meanwhile; what is read stays that of one step. The protocol is in
+`luwu/nic/core/reader.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from luwu.base.errors import (
     RemoteProtocolError,
     StateError,
 )
-from luwu.nic.core.reader import FieldCame, ReaderCore, ReaderGone, VersionOpened
+from luwu.nic.core.reader import FieldReceived, ReaderCore, ReaderGone, VersionOpened
 from luwu.protocol.actions import PARENT, Drop, Send
 from luwu.transport.interface import Delivery, PeerDown, PeerFailed, PeerGone, PeerUp, Transport
 from luwu.wire.codec import decode, encode
@@ -31,10 +32,10 @@ from luwu.wire.description import Description
 from luwu.wire.reading import ATTACHED, VersionFacts
 
 WINDOW = 8
-"""Fields asked for ahead of those that have come."""
+"""Fields requested ahead of those received."""
 
 _SHUT_S = 2.0
-"""How long `close` waits to be heard; the node forgets silent readers by itself."""
+"""How long `close` waits for an answer; the node forgets silent readers by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,14 @@ class FieldRead:
     into: memoryview
     """As many bytes as the field has in `dtype`."""
     dtype: str = "float32"
-    """Weights can be had rounded, as they travel to workers."""
+    """Weights may be rounded, as they travel to workers."""
 
 
 class StateReader(Closing):
     """See the module. One thread uses it."""
 
     facts: VersionFacts
-    """What is known of the version, once it is open."""
+    """The facts of the version, once it is open."""
     description: Description
     """The job's."""
 
@@ -67,7 +68,7 @@ class StateReader(Closing):
         self._core = ReaderCore(job=job, reader=secrets.randbits(62))
         self._is_up = self._is_open = self._is_closed = self._is_gone = False
         self._trouble = ""
-        self._came: list[FieldCame] = []
+        self._fields: list[FieldReceived] = []
         transport.dial(PARENT, endpoint)
 
     @property
@@ -99,7 +100,7 @@ class StateReader(Closing):
             self._fill(asked)
 
     def read_attached(self, rank: int) -> bytes | None:
-        """What a rank keeps beside this version (`luwu.attach`); None if it keeps nothing."""
+        """A rank's attachment to this version (`luwu.attach`); None if it has none."""
         sizes = self.facts.attached.get(rank)
         if sizes is None:
             return None
@@ -109,7 +110,7 @@ class StateReader(Closing):
         return b"".join(pieces)
 
     def close(self) -> None:
-        """Let the node know, and let go of the transport; may be repeated."""
+        """Release the version and close the transport; may be repeated."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -120,22 +121,22 @@ class StateReader(Closing):
         except LuwuError:
             pass  # the node is gone, or forgets us by itself
         finally:
-            for came in self._came:
-                came.payload.release()  # type: ignore[attr-defined]
+            for field in self._fields:
+                field.payload.release()  # type: ignore[attr-defined]
             self._transport.close()
 
     def _fill(self, asked: dict[tuple[int, str], FieldRead]) -> None:
-        """Take in what has come; wait if nothing has."""
-        self._wait(lambda: bool(self._came), "what was asked for", self._grace_s)
-        while self._came:
-            came = self._came.pop()
-            delivery: Any = came.payload
-            read = asked.pop((came.chunk, came.field))
+        """Copy the fields received to where they go; wait if there are none."""
+        self._wait(lambda: bool(self._fields), "what was asked for", self._grace_s)
+        while self._fields:
+            found = self._fields.pop()
+            delivery: Any = found.payload
+            read = asked.pop((found.chunk, found.field))
             data = delivery.buffers[0]
             try:
                 if data.nbytes != read.into.nbytes:
                     raise RemoteProtocolError(
-                        f"field {came.field} of chunk {came.chunk}: {data.nbytes} bytes came, "
+                        f"field {found.field} of chunk {found.chunk}: {data.nbytes} bytes came, "
                         f"expected {read.into.nbytes} of {read.dtype}"
                     )
                 read.into.cast("B")[:] = data
@@ -200,8 +201,8 @@ class StateReader(Closing):
                     payload.release()  # type: ignore[attr-defined]
                 case VersionOpened(facts):
                     self.facts, self.description, self._is_open = facts, facts.job, True
-                case FieldCame():
-                    self._came.append(action)
+                case FieldReceived():
+                    self._fields.append(action)
                 case ReaderGone(text):
                     self._is_gone = True
                     if not self._is_closed:

@@ -6,7 +6,7 @@
 
 The training thread never touches a socket and the I/O thread never touches a tensor but to copy
 bytes into it, so push and pull run behind the compute. Every method may raise `StepAborted`, once
-for each abort; what the training thread asked for before it knew is not said under the new attempt.
+for each abort; what the training thread asked for before that is not sent under the new attempt.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from luwu.nic.core import NicCore
 from luwu.nic.core import actions as nic
 from luwu.nic.encoder import PATIENCE_S, Encoder
 from luwu.nic.handles import Handle, NicCounters, StepHandle
-from luwu.nic.incoming import Arriving
-from luwu.nic.mailbox import Told
+from luwu.nic.incoming import IncomingWeights
+from luwu.nic.mailbox import Mailbox
 from luwu.nic.reader import StateReader
 from luwu.protocol.actions import PARENT, Drop, Note, Send
 from luwu.transport.interface import Delivery, PeerDown, PeerFailed, PeerGone, PeerUp, Transport
@@ -94,7 +94,7 @@ class Nic(Closing):
             incarnation=new_incarnation() if incarnation is None else incarnation,
             retry=retry,
         )  # fmt: skip
-        self._told = Told(
+        self._mailbox = Mailbox(
             rank=rank, grace_s=grace_s, connect_timeout_s=connect_timeout_s,
             recorder=self.recorder, waits_for=self._core.waits_for,
         )  # fmt: skip
@@ -105,7 +105,7 @@ class Nic(Closing):
         )  # fmt: skip
         is_plain = self._encoder.aggregator.is_plain
         self.cells = Cells(
-            transport.reserve if is_plain else private_memory, self._told.wait_until,
+            transport.reserve if is_plain else private_memory, self._mailbox.wait_until,
             gradient_bytes, None if is_plain else PATIENCE_S,
         )  # fmt: skip
         self._commands: deque[_Command] = deque()
@@ -120,8 +120,8 @@ class Nic(Closing):
 
     def connect(self) -> None:
         """Wait for the parent to answer. Raises ConnectionFailed after the connect timeout."""
-        self._told.wait_until(
-            lambda: self._told.is_connected,
+        self._mailbox.wait_until(
+            lambda: self._mailbox.is_connected,
             f"{self._endpoint} to answer",
             None,
             limit_s=self._connect_timeout_s,
@@ -137,15 +137,17 @@ class Nic(Closing):
         self._layout = description.layout
         aggregator = self._encoder.aggregator
         self._command(lambda now: self._core.join(now, encoded, description.hash, aggregator))
-        self._told.wait_until(lambda: self._told.joined is not None, "all ranks to join", None)
-        assert self._told.joined is not None
+        self._mailbox.wait_until(
+            lambda: self._mailbox.joined is not None, "all ranks to join", None
+        )
+        assert self._mailbox.joined is not None
         Nic.has_joined = True
-        return self._told.joined
+        return self._mailbox.joined
 
     @property
     def is_loaded(self) -> bool:
         """Whether the network had weights when we joined, or when an attempt was last aborted."""
-        return self._told.joined is not None and self._told.joined.loaded
+        return self._mailbox.joined is not None and self._mailbox.joined.loaded
 
     def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
         """Send initial float32 weights, chunk by chunk; blocks until all are received."""
@@ -177,11 +179,11 @@ class Nic(Closing):
         handle = self._new("pull", step, unit)
         layout = self._units
         chunks = layout.unit_chunks[unit]
-        places = {}
+        ranges = {}
         for index in chunks:
             chunk = layout.chunks[index]
-            places[index] = (chunk.start * DTYPE_BYTES[chunk.wire_dtype], chunk.wire_bytes)
-        handle.arriving = Arriving(memory, places, in_place=in_place)
+            ranges[index] = (chunk.start * DTYPE_BYTES[chunk.wire_dtype], chunk.wire_bytes)
+        handle.incoming = IncomingWeights(memory, ranges, in_place=in_place)
         number = self._register(handle)
         self._command(lambda now: self._core.pull(now, number, step, part, chunks))
         return handle
@@ -242,8 +244,8 @@ class Nic(Closing):
         """Every push of the step is out; returns at once. `skip`: leave it out, on all ranks."""
         failpoint("worker.before_commit")
         self.recorder.flush()
-        self._told.raise_if_aborted()
-        handle = self._told.new_step(step)
+        self._mailbox.raise_if_aborted()
+        handle = self._mailbox.new_step(step)
         self._command(
             lambda now: self._core.commit(now, step, hyper_hash(hyper), parts, hyper, skip=skip)
         )
@@ -258,7 +260,7 @@ class Nic(Closing):
         if handle.done:
             return
         what = f"the {handle.name} of step {handle.step}, unit {handle.unit}"
-        self._told.wait_until(lambda: handle.done, what, handle.era)
+        self._mailbox.wait_until(lambda: handle.done, what, handle.era)
 
     def keep(self, step: int, data: bytes) -> None:
         """Keep these bytes beside the version that a step makes; its hyper-parameters say so."""
@@ -269,8 +271,8 @@ class Nic(Closing):
                 f"{len(data)} bytes are to be kept beside step {step}, at most "
                 f"{KEEP_PIECES_MAX * size} fit; attach less, or use larger chunks (--chunk)"
             )
-        self._told.raise_if_aborted()
-        self._command(lambda now: self._core.keep(now, step, pieces))
+        self._mailbox.raise_if_aborted()
+        self._command(lambda now: self._core.attach(now, step, pieces))
 
     def open_reader(self) -> StateReader:
         """Hold the newest decided version for reading; close what is returned."""
@@ -285,13 +287,13 @@ class Nic(Closing):
 
     def leave(self) -> None:
         """Say goodbye and wait until the parent knows; may be repeated."""
-        if self._told.has_left:
+        if self._mailbox.has_left:
             return
         self._command(self._core.leave)
-        while not self._told.has_left:
+        while not self._mailbox.has_left:
             try:
-                self._told.wait_until(
-                    lambda: self._told.has_left, "the parent to take note that we leave", None
+                self._mailbox.wait_until(
+                    lambda: self._mailbox.has_left, "the parent to take note that we leave", None
                 )
             except StepAborted:
                 continue  # nothing of ours can be lost any more
@@ -315,8 +317,8 @@ class Nic(Closing):
         return self._layout
 
     def _new(self, name: str, step: int, unit: int) -> Handle:
-        self._told.raise_if_aborted()
-        return Handle(name, step, unit, self._told.known_era)
+        self._mailbox.raise_if_aborted()
+        return Handle(name, step, unit, self._mailbox.known_era)
 
     def _register(self, handle: Handle) -> int:
         self._handles_count += 1
@@ -328,9 +330,9 @@ class Nic(Closing):
         self, do: Callable[[int], list[nic.Action]], *, wait: bool = False,
         cells: Sequence[Cell] = (),
     ) -> None:  # fmt: skip
-        self._told.raise_if_aborted()
+        self._mailbox.raise_if_aborted()
         done = threading.Event() if wait else None
-        self._commands.append(_Command(do, self._told.known_era, done, cells))
+        self._commands.append(_Command(do, self._mailbox.known_era, done, cells))
         self._transport.wake()
         while done is not None and not done.wait(timeout=1.0):
             if not self._thread.is_alive():
@@ -344,19 +346,19 @@ class Nic(Closing):
                 self._run_commands()
                 item = self._transport.receive(self._timeout_ns())
                 if item is None:
-                    self._told.notify()  # a receiver may have given cells back
+                    self._mailbox.notify()  # a receiver may have given cells back
                 while item is not None:
                     self._handle(item)
                     item = self._transport.receive(0)
                 self._do(self._core.tick(SYSTEM_CLOCK.now_ns()))
         except LuwuError as exc:
-            self._told.fail(exc)
+            self._mailbox.fail(exc)
         except Exception as exc:
             error = LuwuError(f"the I/O thread of worker {self.rank} failed: {exc!r}")
             error.__cause__ = exc
-            self._told.fail(error)
+            self._mailbox.fail(error)
         finally:
-            self._told.fail(ConnectionFailed(f"the NIC of worker {self.rank} was closed"))
+            self._mailbox.fail(ConnectionFailed(f"the NIC of worker {self.rank} was closed"))
             counters = self._transport.counters()
             self.counters.header_bytes = counters.header_bytes_sent + counters.header_bytes_received
             self._transport.close()
@@ -373,7 +375,7 @@ class Nic(Closing):
     def _run_commands(self) -> None:
         while self._commands:
             command = self._commands.popleft()
-            if command.era == self._told.era:
+            if command.era == self._mailbox.era:
                 self._do(command.do(SYSTEM_CLOCK.now_ns()))
             else:
                 _give_back(command.cells)
@@ -386,16 +388,16 @@ class Nic(Closing):
                 self._received(item)
             case PeerUp():
                 self._do(self._core.reconnected(SYSTEM_CLOCK.now_ns()))
-                self._told.is_connected, self._told.trouble = True, ""
-                self._told.down_ns = None
-                self._told.notify()
+                self._mailbox.is_connected, self._mailbox.trouble = True, ""
+                self._mailbox.down_ns = None
+                self._mailbox.notify()
             case PeerDown(_, reason):
-                self._told.trouble = f"the connection to {self._endpoint} is gone: {reason}"
-                self._told.down_ns = SYSTEM_CLOCK.now_ns()
+                self._mailbox.trouble = f"the connection to {self._endpoint} is gone: {reason}"
+                self._mailbox.down_ns = SYSTEM_CLOCK.now_ns()
             case PeerFailed(_, error, final):
-                self._told.trouble = str(error)
+                self._mailbox.trouble = str(error)
                 if final:
-                    self._told.fail(ConnectionFailed(f"worker {self.rank}: {error}"))
+                    self._mailbox.fail(ConnectionFailed(f"worker {self.rank}: {error}"))
 
     def _received(self, delivery: Delivery) -> None:
         buffers = delivery.buffers
@@ -439,12 +441,12 @@ class Nic(Closing):
                 case _:
                     if isinstance(action, nic.Aborted):
                         self._lose_attempt(action)
-                    self._told.tell(action)
+                    self._mailbox.post(action)
 
     def _lose_attempt(self, aborted: nic.Aborted) -> None:
         for void in tuple(self._handles.values()):
-            if void.arriving is not None:
-                void.arriving.release()
+            if void.incoming is not None:
+                void.incoming.release()
         self._handles.clear()
         self.counters.aborts_count += 1
         self.recorder.event("worker.aborted", step=aborted.step)
@@ -454,7 +456,7 @@ class Nic(Closing):
             payload.release()
         elif isinstance(payload, Cell):
             payload.is_needed = False
-            self._told.notify()
+            self._mailbox.notify()
 
     def _send(self, message: Any, payload: Any) -> None:
         data = payload.data if isinstance(payload, Cell) else payload
@@ -468,7 +470,7 @@ class Nic(Closing):
     def _fill(self, fill: nic.Fill) -> None:
         handle = self._handles[fill.handle]
         assert isinstance(fill.payload, Delivery)
-        assert handle.arriving is not None
+        assert handle.incoming is not None
         chunk = self._units.chunks[fill.chunk]
         nbytes = fill.payload.buffers[0].nbytes
         if nbytes != chunk.wire_bytes:
@@ -476,12 +478,12 @@ class Nic(Closing):
                 f"weights of chunk {fill.chunk}: {nbytes} bytes came, expected "
                 f"{chunk.wire_bytes}; the parent has another layout"
             )
-        handle.arriving.came(fill.chunk, fill.payload, in_place=fill.in_place)
+        handle.incoming.add(fill.chunk, fill.payload, in_place=fill.in_place)
 
     def _forget(self, number: int) -> list[nic.Action]:
         handle = self._handles.pop(number, None)
-        if handle is not None and handle.arriving is not None:
-            handle.arriving.release()
+        if handle is not None and handle.incoming is not None:
+            handle.incoming.release()
         return self._core.forget(number)
 
     def _finish(self, number: int) -> None:
@@ -490,11 +492,11 @@ class Nic(Closing):
             handle.name, handle.asked_ns, SYSTEM_CLOCK.now_ns(), step=handle.step,
             unit=self._unit_name(handle), rank=self.rank,
         )  # fmt: skip
-        if handle.arriving is not None:
-            handle.shared = handle.arriving.finish()
-            handle.arriving = None
+        if handle.incoming is not None:
+            handle.shared = handle.incoming.finish()
+            handle.incoming = None
         handle.done = True
-        self._told.notify()
+        self._mailbox.notify()
 
     def _unit_name(self, handle: Handle) -> str | int:
         """As the rest of the worker calls it; of a load, its chunk."""

@@ -64,16 +64,16 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """What a core is told, and answers with actions, by kind of process."""
 
-RENAMED_EVENTS: Final[dict[tuple[str, str], str]] = {}
+RENAMED_EVENTS: Final[dict[tuple[str, str], str]] = {("worker", "keep"): "attach"}
 RENAMED_PARAMETERS: Final[dict[tuple[str, str, str], str]] = {}
 
 _TYPES: Final[tuple[type[Any], ...]] = (
     RetryPolicy, PoolRange, VersionFacts, slots.Contribution,
     wire_actions.Send, wire_actions.Drop, wire_actions.Expel, wire_actions.End, wire_actions.Note,
     nic_actions.Joined, nic_actions.Fill, nic_actions.Done, nic_actions.Judged,
-    nic_actions.Settled, nic_actions.Aborted, nic_actions.Refused, nic_actions.Left,
+    nic_actions.StepDecided, nic_actions.Aborted, nic_actions.Refused, nic_actions.Left,
     nic_actions.Measure, nic_actions.Encode, nic_actions.Gradient,
-    reader_actions.VersionOpened, reader_actions.FieldCame, reader_actions.ReaderGone,
+    reader_actions.VersionOpened, reader_actions.FieldReceived, reader_actions.ReaderGone,
     switch_actions.Sum, switch_actions.SwitchLimits,
     node_actions.NodeLimits, node_actions.NodePlace, node_actions.PreparedVersion,
     node_actions.StoreFacts, node_actions.OpenStore, node_actions.LoadPage,
@@ -84,7 +84,10 @@ _TYPES: Final[tuple[type[Any], ...]] = (
 )  # fmt: skip
 """Actions, and values that events and constructors are given."""
 
-RENAMED_TYPES: Final[dict[type[Any], str]] = {}
+RENAMED_TYPES: Final[dict[type[Any], str]] = {
+    nic_actions.StepDecided: "Settled",
+    reader_actions.FieldReceived: "FieldCame",
+}
 RENAMED_FIELDS: Final[dict[tuple[str, str], str]] = {}
 
 NAME_OF_TYPE: Final = {each: RENAMED_TYPES.get(each, each.__name__) for each in _TYPES}

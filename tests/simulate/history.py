@@ -268,8 +268,9 @@ class Simulation(Cluster):
         """Decided steps of which anybody knows who must be heard before a step is made."""
         if self.job.node_limits.ranks_min is not None:
             return 0  # whoever knows may be left out
-        members = (*self.workers, *self.switches.values())
-        return max((each.core._step for each in members if each.alive), default=0)
+        known = [each.core.out.step for each in self.workers if each.alive]
+        known += [each.core._step for each in self.switches.values() if each.alive]
+        return max(known, default=0)
 
     def _put_back(self, copies: Sequence[Copy]) -> None:
         is_done = any(disk.version == self.job.steps for disk in self.disks)

@@ -108,7 +108,7 @@ class Oracles(Watch):
     def pushed(self, worker: Worker, step: int) -> None:
         self._pushed[step, worker.rank].add(worker.start)
 
-    def settled(self, worker: Worker, told: nic.Settled) -> None:
+    def settled(self, worker: Worker, told: nic.StepDecided) -> None:
         decided = self._disks[0].version
         if self._is_of_before(told.step + 1):
             self.told = max(self.told, -1 if self._redoes else told.step)
@@ -125,7 +125,7 @@ class Oracles(Watch):
         self.told = max(self.told, told.step)
 
     def used(self, worker: Worker, step: int, weights: dict[int, Any]) -> None:
-        attempt = worker.core._attempt
+        attempt = worker.core.out.attempt
         if self._is_of_before(step - 1):
             return
         decided = self._disks[0].decided_attempt.get(step, attempt)

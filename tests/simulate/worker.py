@@ -25,7 +25,7 @@ class Watch:
     def used(self, worker: Worker, step: int, weights: dict[int, Any]) -> None:
         """It computes with these weights, which it was told it may."""
 
-    def settled(self, worker: Worker, told: nic.Settled) -> None:
+    def settled(self, worker: Worker, told: nic.StepDecided) -> None:
         """It was told that a step is decided."""
 
 
@@ -52,7 +52,7 @@ class Worker(Process):
         self._filled: dict[int, dict[int, Any]] = {}
         self.versions: dict[int, dict[int, Any]] = {}
         """Weights this worker computed with, by step; the last computation counts."""
-        self.settled: dict[int, nic.Settled] = {}
+        self.settled: dict[int, nic.StepDecided] = {}
         self._facts: nic.Joined | nic.Aborted | None = None
         self._left = False
         self.aborts_count = 0
@@ -119,7 +119,7 @@ class Worker(Process):
                     self._done.add(handle)
                 case nic.Joined():
                     self._facts = action
-                case nic.Settled(step):
+                case nic.StepDecided(step):
                     self.settled[step] = action
                     self._watch.settled(self, action)
                 case nic.Aborted():
@@ -212,7 +212,7 @@ class Worker(Process):
     def _keep(self, step: int) -> None:
         """As the next step begins, or the last is waited for."""
         if self._job.keeps and step >= 0:
-            self._do(self.core.keep(self._world.now_ns, step, kept(self._rank, step)))
+            self._do(self.core.attach(self._world.now_ns, step, kept(self._rank, step)))
 
     def _load(self) -> int:
         handle = self._new()

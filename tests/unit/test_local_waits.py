@@ -74,7 +74,7 @@ def test_nobody_at_the_other_end(tmp_path: Path) -> None:
         transport, endpoint="inproc://nowhere", job=1, rank=3, world_size=4, chunk_bytes=16 * KIB,
         connect_timeout_s=0.1,
     ) as nic:  # fmt: skip
-        assert is_soon(lambda: bool(nic._told.trouble))
+        assert is_soon(lambda: bool(nic._mailbox.trouble))
         with pytest.raises(DeadlineError) as caught:
             nic.connect()
         text = str(caught.value)

@@ -1,4 +1,4 @@
-"""What the worker's core tells its shell beside `Send`, `Drop` and `Note`, and what it is given."""
+"""Actions of the worker's core beside `Send`, `Drop` and `Note`, and the gradients it is given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from luwu.wire.messages import Push
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """We are a member. `loaded`: the state has weights; else rank 0 must load them."""
+    """The worker is a member. `loaded`: the state has weights; else rank 0 must load them."""
 
     step: int
     loaded: bool
@@ -18,13 +18,13 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """These weights have come for a place in the unit; the payload is the shell's from now on."""
+    """Weights of a chunk were received for a pull; the payload is the shell's from now on."""
 
     handle: int
     chunk: int
     payload: Payload
     in_place: bool
-    """They may be held where they are, if that is memory shared with us."""
+    """The weights may be used where they are, if that is memory shared with the sender."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """The step is decided."""
+class StepDecided:
+    """The step is durable as a whole."""
 
     step: int
     applied: bool
@@ -60,30 +60,30 @@ class Aborted:
     text: str
     loaded: bool
     counts: bool = True
-    """False: the job goes on without this rank, which waits to be let in again."""
+    """False: the job goes on without this rank, which waits to be admitted again."""
     is_older: bool = False
-    """Steps from `step` on that were announced as decided are lost, and are made again."""
+    """Steps from `step` on that were announced as decided are lost, and are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The parent will never have us."""
+    """The parent refuses this worker for good."""
 
     text: str
     is_older: bool = False
-    """Because the state lacks steps that were announced as decided."""
+    """The reason: the state lacks steps that were announced as decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The parent knows that we are done."""
+    """The parent has received that this worker leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """State what all must know of this gradient before it is encoded; `NicCore.measured`.
+    """Compute what all ranks must know of a gradient before it is encoded; `NicCore.measured`.
 
-    Here and in `Encode` the payload is the core's, and may be dropped by any later action.
+    The payload here and in `Encode` belongs to the core, and may be dropped by any later action.
     """
 
     push: Push
@@ -100,7 +100,7 @@ class Encode:
 
 
 Action = (
-    Send | Drop | Note | Joined | Fill | Done | Judged | Settled | Aborted | Refused | Left
+    Send | Drop | Note | Joined | Fill | Done | Judged | StepDecided | Aborted | Refused | Left
     | Measure | Encode
 )  # fmt: skip
 

@@ -1,28 +1,27 @@
-"""Gradients on their way from a push to what travels, where an aggregator encodes them. Pure.
+"""Gradients between a push and what travels, where an aggregator encodes them. Pure.
 
-    pushed     `Encodings.push`       asks first: Measure; else Encode at once
-    measured   `Encodings.measured`   Propose goes to the parent, beside values of earlier chunks
+    pushed     `Encodings.push`       Measure, if the aggregator asks all ranks first; else Encode
+    measured   `Encodings.measured`   Propose is sent, while earlier chunks travel
     agreed     `Encodings.agreed`     Encode
     encoded    `Encodings.encoded`    cargo of the uplink, as any push
     received   `Encodings.received`   the gradient is dropped; where sums may overflow: Confirm
-    confirmed  `Encodings.confirmed`  it is dropped; or it was no sum, and is pushed as it was, raw
+    confirmed  `Encodings.confirmed`  it is dropped; or, if the sum overflowed, pushed again, raw
 
-The gradient as it was is held until the push is received (or confirmed), so what a worker has
-under way stays bounded by what it may write. A rank without a gradient says so at each stage. The
+The gradient itself is stored until the push is received (or confirmed), so what a worker has under
+way stays bounded by what it may write. A rank without a gradient takes part in each stage. The
 verdict of a step confirms all that was pushed in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from luwu.aggregate import Aggregator, Float32
 from luwu.aggregate.interface import ENCODED
 from luwu.base.errors import RemoteProtocolError
 from luwu.nic.core.actions import Encode, Gradient, Measure
 from luwu.protocol.actions import Drop, Payload
+from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Cargo, Uplink
 from luwu.wire import messages as wire
 
@@ -31,126 +30,122 @@ Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Pending:
     push: wire.Push
-    """As it would be said of the gradient as it is."""
-    entry: Gradient
+    """The push of the gradient as it is, not encoded."""
+    gradient: Gradient
 
 
 def key_of(m: wire.DataMessage) -> Key:
-    """Which push a message is about."""
+    """The push that a message is about."""
     return m.step, m.part, m.chunk
 
 
 class Encodings:
-    """The encoded pushes of one worker; `actions` is where what is to be done is appended."""
+    """The encoded pushes of one worker."""
 
-    def __init__(
-        self, actions: list[Any], uplink: Uplink, stamped: Callable[..., Any], contributors: int
-    ) -> None:
-        self._actions, self._uplink, self._stamped = actions, uplink, stamped
-        self._contributors = contributors
+    def __init__(self, outbox: Outbox, uplink: Uplink) -> None:
+        self._out, self._uplink = outbox, uplink
+        self._contributors = 1 << outbox.rank
         self.aggregator: Aggregator = Float32(1)
-        """The job's, known from the description; a plain one has nothing to do here."""
-        self._held: dict[Key, _Held] = {}
+        """The job's, set when the worker joins; a plain one has nothing to do here."""
+        self._pending: dict[Key, _Pending] = {}
         self.resent_count = 0
-        """Chunks that were pushed again as they were."""
+        """Chunks that were pushed again, raw, because their encoded sum overflowed."""
 
-    def push(self, now_ns: int, push: wire.Push, entry: Gradient) -> None:
-        """A gradient is to be pushed."""
-        self._held[key_of(push)] = _Held(push, entry)
+    def push(self, push: wire.Push, gradient: Gradient) -> None:
+        """Encode a gradient and send it."""
+        self._pending[key_of(push)] = _Pending(push, gradient)
         if self.aggregator.asks_first:
-            if entry.payload is None:
-                self._propose(now_ns, push, b"")
+            if gradient.payload is None:
+                self._propose(push, b"")
             else:
-                self._actions.append(Measure(push, entry.payload))
+                self._out.actions.append(Measure(push, gradient.payload))
         else:
-            self._encode(now_ns, push, entry, b"")
+            self._encode(push, gradient, b"")
 
-    def measured(self, now_ns: int, done: Measure, statement: bytes) -> None:
-        """What `done` asked for."""
-        if self._has(done.push):
-            self._propose(now_ns, done.push, statement)
+    def measured(self, done: Measure, statement: bytes) -> None:
+        """The answer to a `Measure`."""
+        if self._is_pending(done.push):
+            self._propose(done.push, statement)
 
-    def agreed(self, now_ns: int, m: wire.Agreed, agreed: bytes) -> None:
-        """All have proposed. Raises RemoteProtocolError if this is no answer to what we said."""
+    def agreed(self, m: wire.Agreed, agreed: bytes) -> None:
+        """All ranks have proposed. Raises RemoteProtocolError if the answer does not fit."""
         asked = self._uplink.answer(("propose", *key_of(m)))
         if asked is None:
             return
-        held = self._held[key_of(m)]
-        if held.entry.payload is not None and len(agreed) != len(asked.payload):  # type: ignore[arg-type]
+        pending = self._pending[key_of(m)]
+        if pending.gradient.payload is not None and len(agreed) != len(asked.payload):  # type: ignore[arg-type]
             raise RemoteProtocolError(
                 f"chunk {m.chunk}: {len(agreed)} bytes were agreed on, proposed were "
                 f"{len(asked.payload)}; the parent has another layout"  # type: ignore[arg-type]
             )
-        self._encode(now_ns, held.push, held.entry, agreed)
+        self._encode(pending.push, pending.gradient, agreed)
 
-    def encoded(self, now_ns: int, done: Encode, payload: Payload, payload_bytes: int) -> None:
-        """What `done` asked for; the payload belongs to us from now on."""
-        if self._has(done.push):
+    def encoded(self, done: Encode, payload: Payload, payload_bytes: int) -> None:
+        """The answer to an `Encode`; the payload belongs to the core from now on."""
+        if self._is_pending(done.push):
             push = replace(done.push, dtype=ENCODED)
-            self._load(now_ns, push, payload, payload_bytes)
+            self._load(push, payload, payload_bytes)
         else:
-            self._actions.append(Drop(payload))  # the attempt was given up meanwhile
+            self._out.actions.append(Drop(payload))  # the attempt was given up meanwhile
 
-    def received(self, now_ns: int, m: wire.Received) -> None:
+    def received(self, m: wire.Received) -> None:
         """The parent has the encoded push."""
-        held = self._held.get(key_of(m))
-        if held is None:
+        if key_of(m) not in self._pending:
             return
         if not self.aggregator.may_overflow:
-            self._let_go(key_of(m))
+            self._release(key_of(m))
             return
-        confirm = self._stamped(wire.Confirm, step=m.step, part=m.part, chunk=m.chunk)
-        self._uplink.ask(now_ns, ("confirm", *key_of(m)), confirm)
+        confirm = self._out.stamped(wire.Confirm, step=m.step, part=m.part, chunk=m.chunk)
+        self._uplink.ask(self._out.now_ns, ("confirm", *key_of(m)), confirm)
 
-    def confirmed(self, now_ns: int, m: wire.Confirmed) -> None:
-        """The sum over all ranks is complete, or it is none."""
+    def confirmed(self, m: wire.Confirmed) -> None:
+        """The sum over all ranks is complete; if it overflowed, the gradient is pushed raw."""
         key = key_of(m)
         self._uplink.answered(("confirm", *key))
-        held = self._held.get(key)
-        if held is None or m.fits:
-            self._let_go(key)
+        pending = self._pending.get(key)
+        if pending is None or m.fits:
+            self._release(key)
             return
-        del self._held[key]
+        del self._pending[key]
         self.resent_count += 1
-        push = replace(held.push, part=m.part + wire.RESENT_PART, raw=True)
-        self._load(now_ns, push, held.entry.payload, held.entry.payload_bytes)
+        push = replace(pending.push, part=m.part + wire.RESENT_PART, raw=True)
+        self._load(push, pending.gradient.payload, pending.gradient.payload_bytes)
 
     def judged(self, step: int) -> None:
-        """A verdict is said only when all sums of its step are complete."""
-        for key in [key for key in self._held if key[0] <= step]:
+        """The verdict of a step is known, so all its sums are complete."""
+        for key in [key for key in self._pending if key[0] <= step]:
             self._uplink.answered(("confirm", *key))
-            self._let_go(key)
+            self._release(key)
 
-    def forget(self) -> None:
-        """A new attempt: nothing of the older is pushed any more; the uplink forgets its own."""
-        for key in list(self._held):
-            self._let_go(key)
+    def clear(self) -> None:
+        """A new attempt: nothing of the older one is pushed; the uplink clears its own."""
+        for key in list(self._pending):
+            self._release(key)
 
-    def _has(self, push: wire.Push) -> bool:
-        held = self._held.get(key_of(push))
-        return held is not None and held.push is push
+    def _is_pending(self, push: wire.Push) -> bool:
+        pending = self._pending.get(key_of(push))
+        return pending is not None and pending.push is push
 
-    def _let_go(self, key: Key) -> None:
-        held = self._held.pop(key, None)
-        if held is not None and held.entry.payload is not None:
-            self._actions.append(Drop(held.entry.payload))
+    def _release(self, key: Key) -> None:
+        pending = self._pending.pop(key, None)
+        if pending is not None:
+            self._out.drop(pending.gradient.payload)
 
-    def _propose(self, now_ns: int, push: wire.Push, statement: bytes) -> None:
+    def _propose(self, push: wire.Push, statement: bytes) -> None:
         step, part, chunk = key_of(push)
-        propose = self._stamped(
+        propose = self._out.stamped(
             wire.Propose, step=step, part=part, chunk=chunk, contributors=self._contributors
         )
-        self._uplink.ask(now_ns, ("propose", step, part, chunk), propose, statement)
+        self._uplink.ask(self._out.now_ns, ("propose", step, part, chunk), propose, statement)
 
-    def _encode(self, now_ns: int, push: wire.Push, entry: Gradient, agreed: bytes) -> None:
-        if entry.payload is None:
-            self._load(now_ns, push, None, 0)
+    def _encode(self, push: wire.Push, gradient: Gradient, agreed: bytes) -> None:
+        if gradient.payload is None:
+            self._load(push, None, 0)
         else:
-            self._actions.append(Encode(push, entry.payload, agreed))
+            self._out.actions.append(Encode(push, gradient.payload, agreed))
 
-    def _load(
-        self, now_ns: int, push: wire.Push, payload: Payload | None, payload_bytes: int
-    ) -> None:
-        self._uplink.load(now_ns, ("push", *key_of(push)), Cargo(push, payload, payload_bytes))
+    def _load(self, push: wire.Push, payload: Payload | None, payload_bytes: int) -> None:
+        cargo = Cargo(push, payload, payload_bytes)
+        self._uplink.load(self._out.now_ns, ("push", *key_of(push)), cargo)

@@ -1,259 +1,178 @@
-"""The worker as a member of its job: joining, loading, aborts, cancelling and leaving. Pure.
+"""The worker as a member of its job: joining, new attempts, cancelling and leaving. Pure.
 
-What a first reader may skip: `core.py` shows the course of a step. Here stands which attempt counts
-and what brings a new one. `NicMember` keeps the requests that belong to no step, and repeats them.
+    `Membership.welcomed`   a `Welcome` was received: what follows from it is a `Welcomed`
+    `Membership.restarted`  a new attempt began: whether the worker goes back, is left out or ends
+
+It sends and repeats the messages that belong to no step. What a new attempt means for steps and
+handles is up to `NicCore`, which acts upon what these two return.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from enum import Enum
 
-from luwu.aggregate import Aggregator
 from luwu.base.limits import PROTOCOL_VERSION
-from luwu.base.outstanding import RetryPolicy
 from luwu.base.tree import ranges_text, ranks_of
-from luwu.nic.core.actions import Aborted, Action, Gradient, Joined, Left, Refused
-from luwu.nic.core.attachments import Keepsakes
-from luwu.nic.core.encoding import Encodings
-from luwu.nic.core.requests import Handles
-from luwu.nic.core.steps import Statements
+from luwu.nic.core.actions import Aborted, Joined, Left, Refused
 from luwu.protocol.lost_steps import lost_steps_text, refusal_text
-from luwu.protocol.speaker import Speaker
-from luwu.protocol.uplink import Cargo, Uplink
+from luwu.protocol.outbox import Outbox
+from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role
+
+CANCEL_CHARS_MAX = 900
+"""The reason of a `Cancel` is cut to this length."""
 
 
-class NicMember(Speaker):
-    """See the module."""
+class Welcomed(Enum):
+    """What a `Welcome` means to a worker; of a new attempt, the reason for it."""
 
-    _handles: Handles
-    _statements: Statements
-    _keepsakes: Keepsakes
-    _encodings: Encodings
+    NOTHING = "it is not meant for this start of the worker"
+    ADMITTED = "the worker is a member for the first time"
+    RECONNECTED = "the attempt goes on, only the connection was lost"
+    OLDER_COPY = "the node was started again on an older copy of its state"
+    PEER_RESTARTED = "a peer was started again"
+    COUNTS_AGAIN = "this rank counts again"
 
-    def __init__(
-        self, job: int, rank: int, world_size: int, incarnation: int, role: Role,
-        retry: RetryPolicy | None,
-    ) -> None:  # fmt: skip
-        super().__init__(job=job, role=role, rank=rank, incarnation=incarnation)
-        self._contributors, self._world_size = 1 << rank, world_size
-        self._uplink = Uplink(self._actions, retry or RetryPolicy())
+
+class Membership:
+    """The membership of one worker."""
+
+    def __init__(self, outbox: Outbox, uplink: Uplink, world_size: int) -> None:
+        self._out, self._uplink = outbox, uplink
+        self._contributors, self._world_size = 1 << outbox.rank, world_size
         self._hello: tuple[bytes, str] | None = None
-        self._joined = False
+        """The job's description and its hash, once the worker wants to join."""
+        self.has_joined = False
         self._missing = 0
-        """Ranks that have not joined, as far as the parent said."""
+        """Ranks that have not joined, as the parent reported last."""
         self.is_left_out = False
-        """The job goes on without us, and we wait to be let in again."""
-        self._leaving = False
+        """The job goes on without this worker, which waits to be admitted again."""
+        self._is_leaving = False
         self._cancelling: str | None = None
-        """Why we asked for the attempt to be given up, until it is."""
-        self.stale_count = 0
+        """Why the worker asked for the attempt to be given up, until it is."""
 
-    def _ask_for_weights(self, now_ns: int, handle: int) -> None:
-        raise NotImplementedError
+    # ---------------------------------------------------------------------- the script
 
-    def _verdict(self, now_ns: int, m: wire.Verdict) -> None:
-        """How the step that was committed came out."""
-        raise NotImplementedError
-
-    # ---------------------------------------------------------------------- what the script asks
-
-    def join(
-        self, now_ns: int, description: bytes, description_hash: str,
-        aggregator: Aggregator | None = None,
-    ) -> list[Action]:  # fmt: skip
-        """Become a member with this job description; the aggregator is the one it names."""
-        if aggregator is not None:
-            self._encodings.aggregator = aggregator
+    def join(self, description: bytes, description_hash: str) -> None:
+        """Become a member with this job description."""
         self._hello = (description, description_hash)
-        self._say_hello(now_ns)
-        return self._take()
+        self._send_hello()
 
-    def load(self, now_ns: int, handle: int, chunks: Sequence[Gradient]) -> list[Action]:
-        """Send initial float32 weights: rank 0, before step 0."""
-        self._handles.open(handle, [entry.chunk for entry in chunks])
-        for entry in chunks:
-            load = self._ours(wire.Load, step=0, part=0, chunk=entry.chunk)
-            self._send(now_ns, handle, "load", load, entry)
-        self._handles.close_if_done(handle)
-        return self._take()
+    def cancel(self, text: str) -> None:
+        """Ask for the attempt to be given up."""
+        self._cancelling = text[:CANCEL_CHARS_MAX]
+        self._send_cancel()
 
-    def cancel(self, now_ns: int, text: str) -> list[Action]:
-        """Give up what was pushed in this step, on all ranks."""
-        self._cancelling = text[:900]
-        self._say_cancel(now_ns)
-        return self._take()
-
-    def leave(self, now_ns: int) -> list[Action]:
-        """Say goodbye."""
-        self._leaving = True
-        self._say_leave(now_ns)
-        return self._take()
-
-    def forget(self, handle: int) -> list[Action]:
-        """A pull nobody needs any more: its answers will be dropped."""
-        for name in self._handles.forget(handle):
-            self._uplink.answered(name)
-        return self._take()
+    def leave(self) -> None:
+        """Announce that this worker is done."""
+        self._is_leaving = True
+        self._send_leave()
 
     def waits_for(self) -> str:
-        """What must happen next, for people."""
-        if not self._joined and self._missing:
+        """What must happen before the worker has joined, for people; empty once it has."""
+        if self.has_joined:
+            return ""
+        if self._missing:
             return f"ranks {ranges_text(ranks_of(self._missing))} have not joined"
-        if not self._joined:
-            return "Welcome: the parent waits for all ranks"
-        step = self._statements.committed
-        decision = "the script" if step is None else f"the decision of step {step}"
-        return self._handles.waits_for() or decision
+        return "Welcome: the parent waits for all ranks"
 
-    # ---------------------------------------------------------------------- events
+    # ---------------------------------------------------------------------- the parent
 
-    def reconnected(self, now_ns: int) -> list[Action]:
+    def reconnected(self) -> None:
         """The connection to the parent, or to its successor, is back."""
         if self._hello is not None:
-            self._say_hello(now_ns)
-        return self._take()
+            self._send_hello()
 
-    def tick(self, now_ns: int) -> list[Action]:
-        """Repeat what is due."""
-        self._uplink.tick(now_ns)
-        return self._take()
-
-    def next_tick_ns(self) -> int | None:
-        """When `tick` has something to do; None while nothing waits."""
-        return self._uplink.next_tick_ns()
-
-    def _asked_to_rejoin(self, now_ns: int) -> None:
+    def rejoin(self, m: wire.Rejoin) -> None:
+        """The parent was started again, and does not know this worker."""
         if self._hello is not None and not self._uplink.asks("hello"):
-            self._say_hello(now_ns)
+            self._send_hello()
 
-    def _heard_joined(self, m: wire.Received) -> None:
-        """Others have not joined yet: a person may want to look after them."""
-        if not self._joined:
+    def missing(self, m: wire.Received) -> None:
+        """Other ranks have not joined yet: a person may want to look after them."""
+        if not self.has_joined:
             self._missing = ((1 << self._world_size) - 1) & ~m.contributors
-            self._note("worker.misses", "WARNING", rank=self._me["rank"], text=self.waits_for())
+            self._out.note("worker.misses", "WARNING", rank=self._out.rank, text=self.waits_for())
 
-    def _welcomed(self, now_ns: int, m: wire.Welcome) -> None:
+    def refused(self, m: wire.Refuse) -> None:
+        """The parent refuses this worker for good."""
+        self._out.actions.append(Refused(m.text, m.is_older))
+
+    def welcomed(self, m: wire.Welcome) -> Welcomed:
+        """The parent knows this worker; the caller acts upon what is returned."""
         asked = self._uplink.answered("hello")
         self._uplink.window_bytes = m.push_window_bytes
-        if self._joined and m.attempt <= self._attempt and m.generation > self._generation:
-            self._abort(now_ns, m, "the node was started again on an older copy of its state")
-        elif self._joined and m.attempt > self._attempt:
-            skip = m.skip(self._attempt, self._generation)
-            if skip is not None:
-                self._verdict(now_ns, skip)
-            if m.attempt > self._attempt:
-                self._abort(now_ns, m, "a peer was started again")
-            else:
-                self._uplink.hurry(now_ns)
-        elif self._joined:
-            self._uplink.hurry(now_ns)
-        elif self.is_left_out and m.attempt > self._attempt:
-            self._joined, self.is_left_out = True, False
-            self._abort(now_ns, m, "this rank counts again")
-        elif asked:
-            self._joined = True
-            self._adopt(m)
-            self._actions.append(Joined(m.step, m.loaded))
+        is_newer = m.attempt > self._out.attempt
+        if self.has_joined:
+            if is_newer:
+                return Welcomed.PEER_RESTARTED
+            is_older_copy = m.generation > self._out.generation
+            return Welcomed.OLDER_COPY if is_older_copy else Welcomed.RECONNECTED
+        if self.is_left_out and is_newer:
+            self.has_joined, self.is_left_out = True, False
+            return Welcomed.COUNTS_AGAIN
+        if not asked:
+            return Welcomed.NOTHING
+        self.has_joined = True
+        self._adopt(m)
+        self._out.actions.append(Joined(m.step, m.loaded))
+        return Welcomed.ADMITTED
 
-    def _abort(self, now_ns: int, m: wire.Abort | wire.Welcome, text: str) -> None:
-        """A new attempt that voids all that is open."""
+    def restarted(
+        self, m: wire.Abort | wire.Welcome, text: str, committed: int | None
+    ) -> Aborted | Refused:
+        """A new attempt began, which voids all that is open; the action that reports it.
+
+        `committed` is the step whose decision is awaited. If this worker is left out, it stays in
+        the attempt that is over: how its open steps come out does not concern it any more.
+        """
         if not m.contributors & self._contributors:
-            self._leave_out(now_ns, m, text)
-            return
-        known, is_older = self._step, m.step < self._step
+            self.has_joined, self.is_left_out = False, True
+            self._cancelling = None
+            first = m.step if committed is None else min(committed, m.step)
+            text = f"the job goes on without this rank: {text}"
+            return Aborted(first, text, m.loaded, counts=False)
+        known, is_older = self._out.step, m.step < self._out.step
         if is_older and not (m.redoes and m.loaded):
-            self._actions.append(Refused(refusal_text(m.step, known), is_older=True))
-            return
+            return Refused(refusal_text(m.step, known), is_older=True)
         if is_older:
             text = lost_steps_text(m.step, known)
         self._adopt(m)
         self._cancelling = None
-        self._uplink.forget()
-        self._encodings.forget()
-        self._keepsakes.clear()
-        self._actions.append(Aborted(m.step, text, m.loaded, is_older=is_older))
-        self._say_again(now_ns)
-        self._statements.restart(now_ns, m.step)
+        return Aborted(m.step, text, m.loaded, is_older=is_older)
 
-    def _leave_out(self, now_ns: int, m: wire.Abort | wire.Welcome, text: str) -> None:
-        """The job goes on without us: stay in the attempt that is over, and ask to be let in again.
+    def repeat(self) -> None:
+        """Send under a new attempt what belongs to no step; if left out, ask to be admitted."""
+        if self._cancelling is not None:
+            self._send_cancel()
+        if self._is_leaving:
+            self._send_leave()
+        if not self.has_joined:
+            self._send_hello()
 
-        How our open steps come out, if they do, is no business of ours any more.
-        """
-        committed = self._statements.committed
-        first = m.step if committed is None else min(committed, m.step)
-        self._joined, self.is_left_out = False, True
-        self._cancelling = None
-        self._uplink.forget()
-        self._encodings.forget()
-        self._keepsakes.clear()
-        self._handles.clear(judged=first - 1)
-        self._statements.restart(now_ns, first)
-        text = f"the job goes on without this rank: {text}"
-        self._actions.append(Aborted(first, text, m.loaded, counts=False))
-        self._say_again(now_ns)
-        self._say_hello(now_ns)
-
-    def _skip(self, now_ns: int, attempt: int) -> None:
-        """A new attempt that voids weights alone: ask for them again under it."""
-        self._attempt = attempt
-        self._uplink.forget()
-        self._encodings.forget()
-        for handle in self._handles.pulls():
-            self._handles.void(handle)
-            self._ask_for_weights(now_ns, handle)
-        self._statements.ask(now_ns)
-        self._keepsakes.ask(now_ns)
-        self._say_again(now_ns)
+    def left(self, m: wire.Received) -> None:
+        """The parent has received that this worker leaves."""
+        if self._uplink.answered("leave"):
+            self._out.actions.append(Left())
 
     def _adopt(self, m: wire.Welcome | wire.Abort) -> None:
-        self._epoch, self._generation = m.epoch, m.generation
-        self._attempt, self._step = m.attempt, m.step
-        self._handles.clear(judged=m.step - 1)
+        self._out.epoch, self._out.generation = m.epoch, m.generation
+        self._out.attempt, self._out.step = m.attempt, m.step
 
-    # ---------------------------------------------------------------------- what we say
-
-    def _say_again(self, now_ns: int) -> None:
-        """A new attempt began: what belongs to no step must be said under it."""
-        if self._cancelling is not None:
-            self._say_cancel(now_ns)
-        if self._leaving:
-            self._say_leave(now_ns)
-
-    def _send(
-        self, now_ns: int, handle: int, verb: str, message: wire.DataMessage, entry: Gradient
-    ) -> None:
-        """Cargo waits its turn until the parent's window has room."""
-        name = (verb, message.step, message.part, message.chunk)
-        self._handles.expect(handle, name)
-        self._uplink.load(now_ns, name, Cargo(message, entry.payload, entry.payload_bytes))
-
-    def _say_hello(self, now_ns: int) -> None:
+    def _send_hello(self) -> None:
         assert self._hello is not None
         description, description_hash = self._hello
-        hello = self._ours(
+        hello = self._out.stamped(
             wire.Hello, protocol=PROTOCOL_VERSION, world_size=self._world_size,
             contributors=self._contributors, present=self._contributors, roll=0,
             description_hash=description_hash,
         )  # fmt: skip
-        self._uplink.ask(now_ns, "hello", hello, description)
+        self._uplink.ask(self._out.now_ns, "hello", hello, description)
 
-    def _say_cancel(self, now_ns: int) -> None:
-        self._uplink.ask(
-            now_ns, "cancel", self._ours(wire.Cancel, text=self._cancelling or "", lost=0)
-        )
+    def _send_cancel(self) -> None:
+        cancel = self._out.stamped(wire.Cancel, text=self._cancelling or "", lost=0)
+        self._uplink.ask(self._out.now_ns, "cancel", cancel)
 
-    def _say_leave(self, now_ns: int) -> None:
-        leave = self._ours(wire.Leave, contributors=self._contributors)
-        self._uplink.ask(now_ns, "leave", leave)
-
-    def _heard_leave(self) -> None:
-        if self._uplink.answered("leave"):
-            self._actions.append(Left())
-
-    def _stale(self, m: wire.Message, payload: Any) -> None:
-        self.stale_count += 1
-        self._refuse(m, payload)
+    def _send_leave(self) -> None:
+        leave = self._out.stamped(wire.Leave, contributors=self._contributors)
+        self._uplink.ask(self._out.now_ns, "leave", leave)

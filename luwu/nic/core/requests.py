@@ -1,107 +1,148 @@
-"""Handles that are not done: which chunks each still misses, and whose answer is whose.
+"""Loads, pulls and pushes of a worker: the chunks each still misses, and whose answer is whose.
 
-    opened   `Handles.open`    it misses every chunk
-    asked    `Handles.expect`  the answer of this name will be for this handle
-    came     `Handles.came`    one chunk less; with the last the handle is done, and is forgotten
-    judged   `Handles.judge`   a pull is done only after the verdict of the step before its own
+    opened      `Requests.open`      every chunk is missing
+    sent        `Requests.send`      cargo of a load or push; its receipt is for this handle
+                `Requests.pull`      weights are requested; they are for this handle
+    answered    `Requests.received`  one chunk less; with the last one the handle is done
+                `Requests.weights`   the same, of a pull
+    judged      `Requests.judged`    a pull is done only after the verdict of the step before
+    skipped     `Requests.repeat`    weights that came are void, and are requested again
+    aborted     `Requests.clear`     every handle is void
 
 Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from luwu.nic.core.actions import Done
+from luwu.nic.core.actions import Done, Fill, Gradient
+from luwu.protocol.actions import Payload
+from luwu.protocol.outbox import Outbox
+from luwu.protocol.uplink import Cargo, Uplink
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Verb
 
 Name = tuple[str, int, int, int]
 """(verb, step, part, chunk) of a request, and so of its answer."""
 
 
 @dataclass(slots=True)
-class _Open:
+class _Request:
     missing: set[int]
     chunks: tuple[int, ...]
     pull: tuple[int, int] | None
     """(step, part) of a pull."""
 
     def pull_names(self) -> list[Name]:
-        """What a pull asks for; nothing if it is none."""
+        """The names of a pull's messages; none of a load or push."""
         return [("pull", *self.pull, chunk) for chunk in self.chunks] if self.pull else []
 
 
-class Handles:
-    """Open handles of one worker; `actions` is where `Done` is appended."""
+class Requests:
+    """The open handles of one worker."""
 
-    def __init__(self, actions: list[Any]) -> None:
-        self._actions = actions
-        self._open: dict[int, _Open] = {}
+    def __init__(self, outbox: Outbox, uplink: Uplink) -> None:
+        self._out, self._uplink = outbox, uplink
+        self._open: dict[int, _Request] = {}
         self._handle_of: dict[Name, int] = {}
-        self.judged = -1
-        """Weights up to this step plus one may be used."""
+        self.judged_step = -1
+        """The last step whose verdict is known: weights for the next may be used."""
+
+    def load(self, handle: int, chunks: Sequence[Gradient]) -> None:
+        """Send initial float32 weights."""
+        self.open(handle, [entry.chunk for entry in chunks])
+        for entry in chunks:
+            load = self._out.stamped(wire.Load, step=0, part=0, chunk=entry.chunk)
+            self.send(handle, "load", load, entry)
+        self.close_if_done(handle)
+
+    def pull(self, handle: int, step: int, part: int, chunks: Iterable[int]) -> None:
+        """Request weights of chunks."""
+        self.open(handle, chunks, pull=(step, part))
+        self._ask(handle)
+        self.close_if_done(handle)
 
     def open(self, handle: int, chunks: Iterable[int], pull: tuple[int, int] | None = None) -> None:
-        """Something was asked for; of a pull, its (step, part)."""
+        """A new handle that misses these chunks; of a pull, its (step, part)."""
         chunks = tuple(chunks)
-        self._open[handle] = _Open(set(chunks), chunks, pull)
+        self._open[handle] = _Request(set(chunks), chunks, pull)
+
+    def send(self, handle: int, verb: str, message: wire.DataMessage, entry: Gradient) -> None:
+        """Send a chunk as soon as the parent's window has room."""
+        name = (verb, message.step, message.part, message.chunk)
+        self.expect(handle, name)
+        cargo = Cargo(message, entry.payload, entry.payload_bytes)
+        self._uplink.load(self._out.now_ns, name, cargo)
 
     def expect(self, handle: int, name: Name) -> None:
-        """A request was said: its answer is for this handle."""
+        """The answer of this name is for this handle."""
         self._handle_of[name] = handle
 
-    def answered(self, name: Name) -> int | None:
-        """The handle an answer is for, once; None if nobody waits for it."""
+    def weights(self, m: wire.Weights, payload: Payload) -> None:
+        """Weights of a chunk were received; ignored if no pull waits for them."""
+        name = ("pull", m.step, m.part, m.chunk)
+        handle = self._handle_of.pop(name, None)
+        if not self._uplink.answered(name) or handle is None:
+            self._out.ignore(m, payload)
+            return
+        self._out.actions.append(Fill(handle, m.chunk, payload, m.in_place))
+        self.received(handle, m.chunk)
+
+    def receipt(self, m: wire.Received) -> int | None:
+        """The parent has a chunk of a load or push; the handle it belongs to.
+
+        None if there is none, or if the chunk was not sent yet: then the receipt is for a former
+        start of this rank, which loaded or pushed the same chunk.
+        """
+        name = ("push" if m.verb is Verb.PUSH else "load", m.step, m.part, m.chunk)
+        if not self._uplink.arrived(self._out.now_ns, name):
+            return None
         return self._handle_of.pop(name, None)
 
-    def came(self, handle: int, chunk: int) -> None:
-        """What a chunk was asked for is there."""
+    def received(self, handle: int, chunk: int) -> None:
+        """A chunk of a handle is answered."""
         self._open[handle].missing.discard(chunk)
         self.close_if_done(handle)
 
     def close_if_done(self, handle: int) -> None:
-        """Say `Done` of a handle that misses nothing and may be used."""
+        """Report `Done` of a handle that misses nothing and may be used."""
         entry = self._open[handle]
-        if entry.missing or (entry.pull is not None and entry.pull[0] > self.judged + 1):
+        if entry.missing or (entry.pull is not None and entry.pull[0] > self.judged_step + 1):
             return
         del self._open[handle]
-        self._actions.append(Done(handle))
+        self._out.actions.append(Done(handle))
 
-    def judge(self, step: int) -> None:
+    def judged(self, step: int) -> None:
         """The verdict of a step is known: weights for the next may be used."""
-        self.judged = step
+        self.judged_step = step
         for handle in list(self._open):
             self.close_if_done(handle)
 
-    def pulls(self, step: int | None = None) -> Iterator[int]:
-        """Open pulls, or those for one step."""
+    def decided(self) -> None:
+        """A step is decided: request weights of pulls that were too early before."""
         for handle, entry in self._open.items():
-            if entry.pull is not None and step in (None, entry.pull[0]):
-                yield handle
+            if entry.pull is not None and entry.pull[0] == self._out.step + 1:
+                self._ask(handle)
 
-    def pull_names(self, handle: int, step_max: int) -> list[Name]:
-        """What a pull asks for; nothing if it is for a later step than `step_max`."""
-        entry = self._open[handle]
-        assert entry.pull is not None
-        return entry.pull_names() if entry.pull[0] <= step_max else []
+    def repeat(self) -> None:
+        """Request all weights again under a new attempt; those that came must not be used."""
+        for handle, entry in self._open.items():
+            if entry.pull is not None:
+                entry.missing = set(entry.chunks)
+                self._ask(handle)
 
-    def void(self, handle: int) -> None:
-        """What came for a pull must not be used: it misses every chunk again."""
-        entry = self._open[handle]
-        entry.missing = set(entry.chunks)
-
-    def forget(self, handle: int) -> list[Name]:
-        """Nobody waits for this handle any more; what it asked for, of a pull."""
+    def forget(self, handle: int) -> None:
+        """Close a pull that is not needed any more: its answers will be dropped."""
         entry = self._open.pop(handle, None)
-        names = [] if entry is None else entry.pull_names()
-        for name in names:
+        for name in () if entry is None else entry.pull_names():
             self._handle_of.pop(name, None)
-        return names
+            self._uplink.answered(name)
 
-    def clear(self, judged: int) -> None:
-        """A new attempt: every open handle is void; `judged` is the last step that counts."""
-        self.judged = judged
+    def clear(self, judged_step: int) -> None:
+        """A new attempt: every open handle is void; `judged_step` is the last step that counts."""
+        self.judged_step = judged_step
         self._open.clear()
         self._handle_of.clear()
 
@@ -111,3 +152,15 @@ class Handles:
             answer = "weights" if verb == "pull" else "a receipt"
             return f"{answer} for the {verb} of step {step}, chunk {chunk}, part {part}"
         return ""
+
+    def _ask(self, handle: int) -> None:
+        """Not before the step before the last is decided: the parent could not serve it."""
+        entry = self._open[handle]
+        assert entry.pull is not None
+        step, part = entry.pull
+        if step > self._out.step + 1:
+            return
+        for name in entry.pull_names():
+            self._handle_of[name] = handle
+            pull = self._out.stamped(wire.Pull, step=step, part=part, chunk=name[3])
+            self._uplink.ask(self._out.now_ns, name, pull)

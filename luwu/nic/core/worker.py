@@ -1,10 +1,10 @@
 """The worker's side of the protocol as a state machine: push, pull and wait.
 
 `NicCore` turns "give me unit 3 for step 7" into chunk messages, repeats them until answered, and
-says when it is done. It never computes and never waits: an event and a time in, actions out; its
+reports when it is done. It never computes and never waits: an event and a time in, actions out; its
 shell (`shell.py`) connects it to the transport and to the training thread.
 
-    the script         the core asks the parent        done when
+    the script         sent to the parent              done when
     join               Hello                           Welcome                 -> Joined
     load (rank 0)      Load, every chunk               Received, every chunk   -> Done
     pull               Pull, every chunk               Weights, every chunk    -> Fill each, and the
@@ -12,212 +12,331 @@ shell (`shell.py`) connects it to the transport and to the training thread.
     begin              Begin                           Received
     push               Push, every chunk               Received, every chunk   -> Done
                        (encoded: see `encoding.py`)
-    commit             Commit                          Verdict -> Judged, Decided -> Settled
-    keep               Keep, every piece               Received, every piece
+    commit             Commit                          Verdict -> Judged, Decided -> StepDecided
+    attach             Keep, every piece               Received, every piece
     cancel             Cancel                          Abort                   -> Aborted
     leave              Leave                           Received                -> Left
 
-Only one attempt counts. What arrives under an older one is dropped; when a newer one is announced,
-every open handle is void, `Aborted` says at which step to go on, and nothing of the old attempt is
-ever said again. A skipped step is a new attempt too, but only its weights are void: open pulls are
-asked for again and nobody has to go back.
+Only one attempt counts. Messages of an older one are ignored; when a newer one is announced, every
+open handle is void, `Aborted` names the step to go on with, and nothing of the old attempt is sent
+again. A skipped step is a new attempt too, but only its weights are void: open pulls are requested
+again and no worker has to go back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, ClassVar
 
+from luwu.aggregate import Aggregator
 from luwu.base.outstanding import RetryPolicy
-from luwu.nic.core.actions import Action, Encode, Fill, Gradient, Judged, Measure, Refused, Settled
-from luwu.nic.core.attachments import Keepsakes
+from luwu.nic.core.actions import Action, Encode, Gradient, Judged, Measure, Refused, StepDecided
+from luwu.nic.core.attachments import Attachments
 from luwu.nic.core.encoding import Encodings
-from luwu.nic.core.membership import NicMember
-from luwu.nic.core.requests import Handles
-from luwu.nic.core.steps import Statements
+from luwu.nic.core.membership import Membership, Welcomed
+from luwu.nic.core.requests import Requests
+from luwu.nic.core.steps import Steps
 from luwu.protocol.actions import Payload
+from luwu.protocol.outbox import Outbox
+from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role, Verb
+from luwu.wire.kinds import PayloadRule, Role, Verb
+
+Kind = type[wire.Message] | Verb
+"""A kind of message that a parent sends: its class; of a `Received`, the verb it answers."""
 
 
-class NicCore(NicMember):
-    """See the module; joining, leaving, and what a new attempt voids are in `membership.py`."""
+class NicCore:
+    """One worker; see the module."""
+
+    FROM_PARENT: ClassVar[Mapping[Kind, str]] = {
+        wire.Welcome: "_welcome",
+        wire.Refuse: "membership.refused",
+        wire.Rejoin: "membership.rejoin",
+        Verb.HELLO: "membership.missing",
+        wire.Abort: "_abort",
+        wire.Verdict: "_verdict",
+        wire.Decided: "_decided",
+        wire.Weights: "requests.weights",
+        Verb.LOAD: "_chunk_received",
+        Verb.PUSH: "_chunk_received",
+        wire.Agreed: "encodings.agreed",
+        wire.Confirmed: "encodings.confirmed",
+        Verb.BEGIN: "steps.begun",
+        Verb.KEEP: "attachments.received",
+        Verb.LEAVE: "membership.left",
+    }
+    """The method for each kind of message; one that carries a payload is given that too.
+
+    Any other message is ignored: its payload is dropped.
+    """
+    OF_ANY_ATTEMPT: ClassVar[frozenset[Kind]] = frozenset(
+        {wire.Welcome, wire.Refuse, wire.Rejoin, Verb.HELLO}
+    )
+    """Taken before the worker has joined too. All others are ignored then, or if they are older."""
+    OF_A_NEWER_ATTEMPT: ClassVar[frozenset[Kind]] = frozenset(
+        {wire.Abort, wire.Verdict, wire.Decided}
+    )
+    """Taken of a newer attempt too. All others are ignored until that is announced: what the worker
+    sends next will be answered."""
 
     def __init__(
         self, *, job: int, rank: int, world_size: int, incarnation: int,
         role: Role = Role.WORKER, retry: RetryPolicy | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(job, rank, world_size, incarnation, role, retry)
-        self._handles = Handles(self._actions)
-        """What was asked for and is not there yet; up to which step weights may be used."""
-        self._statements = Statements(self._uplink, self._ours, self._contributors)
-        """Begins and commits, each said when the step before allows it."""
-        self._keepsakes = Keepsakes(self._uplink, self._ours, self._contributors)
-        """What goes beside the versions that are made."""
-        self._encodings = Encodings(self._actions, self._uplink, self._ours, self._contributors)
-        """Gradients that are encoded before they travel."""
+        self.out = Outbox(job=job, role=role, rank=rank, incarnation=incarnation)
+        self.uplink = Uplink(self.out.actions, retry or RetryPolicy())
+        self.membership = Membership(self.out, self.uplink, world_size)
+        self.requests = Requests(self.out, self.uplink)
+        self.encodings = Encodings(self.out, self.uplink)
+        self.steps = Steps(self.out, self.uplink)
+        self.attachments = Attachments(self.out, self.uplink)
+        self._handlers: dict[Kind, Callable[..., None]] = {
+            kind: attrgetter(name)(self) for kind, name in self.FROM_PARENT.items()
+        }
 
-    # ---------------------------------------------------------------------- what the script asks
+    @property
+    def is_left_out(self) -> bool:
+        """The job goes on without this worker, which waits to be admitted again."""
+        return self.membership.is_left_out
+
+    @property
+    def resent_count(self) -> int:
+        """Chunks that were pushed again, raw, because their encoded sum overflowed."""
+        return self.encodings.resent_count
+
+    # ---------------------------------------------------------------------- the script
+
+    def join(
+        self, now_ns: int, description: bytes, description_hash: str,
+        aggregator: Aggregator | None = None,
+    ) -> list[Action]:  # fmt: skip
+        """Become a member with this job description; the aggregator is the one it names."""
+        self.out.now_ns = now_ns
+        if aggregator is not None:
+            self.encodings.aggregator = aggregator
+        self.membership.join(description, description_hash)
+        return self.out.take()
+
+    def load(self, now_ns: int, handle: int, chunks: Sequence[Gradient]) -> list[Action]:
+        """Send initial float32 weights: rank 0, before step 0."""
+        self.out.now_ns = now_ns
+        self.requests.load(handle, chunks)
+        return self.out.take()
 
     def pull(
         self, now_ns: int, handle: int, step: int, part: int, chunks: Sequence[int]
     ) -> list[Action]:
-        """Ask for weights of chunks; `part` counts this rank's uses of them within the step."""
-        self._handles.open(handle, chunks, pull=(step, part))
-        self._ask_for_weights(now_ns, handle)
-        self._handles.close_if_done(handle)
-        return self._take()
+        """Request weights of chunks; `part` counts this rank's uses of them within the step."""
+        self.out.now_ns = now_ns
+        self.requests.pull(handle, step, part, chunks)
+        return self.out.take()
 
     def push(
         self, now_ns: int, handle: int, step: int, part: int, chunks: Sequence[Gradient],
         *, weight: float = 1.0, last: bool,
     ) -> list[Action]:  # fmt: skip
         """Send gradients; every push carries its rank's weight in its last part."""
-        self._handles.open(handle, [entry.chunk for entry in chunks])
+        self.out.now_ns = now_ns
+        self.requests.open(handle, [entry.chunk for entry in chunks])
         for entry in chunks:
-            push = self._ours(
+            push = self.out.stamped(
                 wire.Push, step=step, part=part, chunk=entry.chunk, weight=weight, last=last,
-                contributors=self._contributors, absent=entry.absent, raw=False, dtype=entry.dtype,
+                contributors=1 << self.out.rank, absent=entry.absent, raw=False, dtype=entry.dtype,
             )  # fmt: skip
-            if self._encodings.aggregator.is_plain:
-                self._send(now_ns, handle, "push", push, entry)
+            if self.encodings.aggregator.is_plain:
+                self.requests.send(handle, "push", push, entry)
             else:
-                self._handles.expect(handle, ("push", step, part, entry.chunk))
-                self._encodings.push(now_ns, push, entry)
-        self._handles.close_if_done(handle)
-        return self._take()
+                self.requests.expect(handle, ("push", step, part, entry.chunk))
+                self.encodings.push(push, entry)
+        self.requests.close_if_done(handle)
+        return self.out.take()
 
     def measured(self, now_ns: int, done: Measure, statement: bytes) -> list[Action]:
-        """What `done` asked for."""
-        self._encodings.measured(now_ns, done, statement)
-        return self._take()
+        """The answer to a `Measure`."""
+        self.out.now_ns = now_ns
+        self.encodings.measured(done, statement)
+        return self.out.take()
 
     def encoded(
         self, now_ns: int, done: Encode, payload: Payload, payload_bytes: int
     ) -> list[Action]:
-        """What `done` asked for."""
-        self._encodings.encoded(now_ns, done, payload, payload_bytes)
-        return self._take()
-
-    @property
-    def resent_count(self) -> int:
-        """Chunks that were pushed again as they were, because their encoded sum was none."""
-        return self._encodings.resent_count
+        """The answer to an `Encode`."""
+        self.out.now_ns = now_ns
+        self.encodings.encoded(done, payload, payload_bytes)
+        return self.out.take()
 
     def begin(self, now_ns: int, step: int, hyper_hash: str, hyper: bytes) -> list[Action]:
-        """State the hyper-parameters of a step before its first gradient."""
-        self._statements.begin(now_ns, self._handles.judged, step, hyper_hash, hyper)
-        return self._take()
+        """Send the hyper-parameters of a step before its first gradient."""
+        self.out.now_ns = now_ns
+        self.steps.begin(step, hyper_hash, hyper, judged=self.requests.judged_step)
+        return self.out.take()
 
     def commit(
         self, now_ns: int, step: int, hyper_hash: str, parts: int, hyper: bytes, *,
         skip: bool = False,
     ) -> list[Action]:  # fmt: skip
         """Every push of the step is out; with `skip` it is left out, on all ranks."""
-        self._statements.commit(now_ns, step, hyper_hash, parts, hyper, skip=skip)
-        return self._take()
+        self.out.now_ns = now_ns
+        self.steps.commit(step, hyper_hash, parts, hyper, skip=skip)
+        return self.out.take()
 
-    def keep(self, now_ns: int, step: int, pieces: Sequence[bytes]) -> list[Action]:
-        """Keep these beside the version that a step makes."""
-        self._keepsakes.keep(now_ns, step, pieces)
-        return self._take()
+    def attach(self, now_ns: int, step: int, pieces: Sequence[bytes]) -> list[Action]:
+        """Store these pieces beside the version that a step makes."""
+        self.out.now_ns = now_ns
+        self.attachments.attach(step, pieces)
+        return self.out.take()
 
-    def _ask_for_weights(self, now_ns: int, handle: int) -> None:
-        """Not before the step before the last is decided: the parent could not serve it."""
-        for name in self._handles.pull_names(handle, step_max=self._step + 1):
-            _, step, part, chunk = name
-            self._handles.expect(handle, name)
-            pull = self._ours(wire.Pull, step=step, part=part, chunk=chunk)
-            self._uplink.ask(now_ns, name, pull)
+    def cancel(self, now_ns: int, text: str) -> list[Action]:
+        """Give up what was pushed in this step, on all ranks."""
+        self.out.now_ns = now_ns
+        self.membership.cancel(text)
+        return self.out.take()
 
-    # ---------------------------------------------------------------------- what the parent says
+    def leave(self, now_ns: int) -> list[Action]:
+        """Announce that this worker is done."""
+        self.out.now_ns = now_ns
+        self.membership.leave()
+        return self.out.take()
+
+    def forget(self, handle: int) -> list[Action]:
+        """Close a pull that is not needed any more: its answers will be dropped."""
+        self.requests.forget(handle)
+        return self.out.take()
+
+    def waits_for(self) -> str:
+        """What must happen next, for people."""
+        awaited = self.membership.waits_for() or self.requests.waits_for()
+        step = self.steps.committed
+        return awaited or ("the script" if step is None else f"the decision of step {step}")
+
+    # ---------------------------------------------------------------------- time, the connection
+
+    def tick(self, now_ns: int) -> list[Action]:
+        """Repeat what is due."""
+        self.uplink.tick(now_ns)
+        return self.out.take()
+
+    def next_tick_ns(self) -> int | None:
+        """When `tick` has something to do; None while nothing waits."""
+        return self.uplink.next_tick_ns()
+
+    def reconnected(self, now_ns: int) -> list[Action]:
+        """The connection to the parent, or to its successor, is back."""
+        self.out.now_ns = now_ns
+        self.membership.reconnected()
+        return self.out.take()
+
+    # ---------------------------------------------------------------------- the parent
 
     def received(
         self, now_ns: int, message: wire.Message, payload: Any = None, payload_bytes: int = 0
     ) -> list[Action]:
-        """A message of the parent came."""
-        m = message
-        if isinstance(m, wire.Rejoin):
-            self._asked_to_rejoin(now_ns)
-        elif isinstance(m, wire.Refuse):
-            self._actions.append(Refused(m.text, m.is_older))
-        elif isinstance(m, wire.Welcome):
-            self._welcomed(now_ns, m)
-        elif isinstance(m, wire.Received) and m.verb is Verb.HELLO:
-            self._heard_joined(m)
-        elif not self._joined or m.generation < self._generation or m.attempt < self._attempt:
-            self._stale(m, payload)
-        elif isinstance(m, wire.Abort):
-            if m.attempt > self._attempt:
-                self._abort(now_ns, m, m.text)
-        elif isinstance(m, wire.Verdict):
-            self._verdict(now_ns, m)
-        elif isinstance(m, wire.Decided):
-            self._decided(now_ns, m)
-        elif m.attempt > self._attempt:
-            self._stale(m, payload)  # we were not told yet; what we ask next will be answered
-        elif isinstance(m, wire.Weights):
-            self._weights(m, payload)
-        elif isinstance(m, wire.Received):
-            self._received(now_ns, m)
-        elif isinstance(m, wire.Agreed):
-            self._encodings.agreed(now_ns, m, payload)
-        elif isinstance(m, wire.Confirmed):
-            self._encodings.confirmed(now_ns, m)
+        """A message of the parent was received."""
+        self.out.now_ns = now_ns
+        kind = message.verb if isinstance(message, wire.Received) else type(message)
+        handler = self._handlers.get(kind)
+        if handler is None or not self._takes(kind, message):
+            self.out.ignore(message, payload)
+        elif message.PAYLOAD is PayloadRule.NONE:
+            handler(message)
         else:
-            self._stale(m, payload)
-        return self._take()
+            handler(message, payload)
+        return self.out.take()
 
-    def _weights(self, m: wire.Weights, payload: Payload) -> None:
-        name = ("pull", m.step, m.part, m.chunk)
-        handle = self._handles.answered(name)
-        if not self._uplink.answered(name) or handle is None:
-            self._stale(m, payload)
+    def _takes(self, kind: Kind, m: wire.Message) -> bool:
+        """Whether a message is of an attempt that counts."""
+        if kind in self.OF_ANY_ATTEMPT:
+            return True
+        if not self.membership.has_joined or m.generation < self.out.generation:
+            return False
+        attempt = self.out.attempt
+        return m.attempt == attempt or (m.attempt > attempt and kind in self.OF_A_NEWER_ATTEMPT)
+
+    def _welcome(self, m: wire.Welcome) -> None:
+        welcomed = self.membership.welcomed(m)
+        if welcomed is Welcomed.ADMITTED:
+            self.requests.clear(m.step - 1)
+        elif welcomed is Welcomed.RECONNECTED:
+            self.uplink.hurry(self.out.now_ns)
+        elif welcomed is Welcomed.PEER_RESTARTED:
+            skip = m.skip(self.out.attempt, self.out.generation)
+            if skip is not None:
+                self._verdict(skip)
+            if m.attempt > self.out.attempt:
+                self._restart(m, welcomed.value)
+            else:
+                self.uplink.hurry(self.out.now_ns)
+        elif welcomed is not Welcomed.NOTHING:
+            self._restart(m, welcomed.value)
+
+    def _abort(self, m: wire.Abort) -> None:
+        if m.attempt > self.out.attempt:
+            self._restart(m, m.text)
+
+    def _verdict(self, m: wire.Verdict) -> None:
+        if m.applied and m.attempt > self.out.attempt:
+            return  # of an attempt that was not announced yet; what is sent next is answered
+        if m.step == self.steps.committed and m.step > self.requests.judged_step:
+            self._judge(m, is_void=m.attempt > self.out.attempt)
+
+    def _decided(self, m: wire.Decided) -> None:
+        if m.step != self.steps.committed:
             return
-        self._actions.append(Fill(handle, m.chunk, payload, m.in_place))
-        self._handles.came(handle, m.chunk)
+        if m.step > self.requests.judged_step:  # the verdict was lost
+            self._judge(m, is_void=m.attempt > self.out.attempt and not m.applied)
+        is_new = m.step >= self.out.step  # else an Abort has announced it, and reset all pulls
+        self.out.step = m.step + 1
+        self.out.actions.append(StepDecided(m.step, m.applied, m.grad_norm))
+        self.steps.decided()
+        self.attachments.decided(m.step)
+        if is_new:
+            self.requests.decided()
 
-    def _received(self, now_ns: int, m: wire.Received) -> None:
-        if m.verb in (Verb.PUSH, Verb.LOAD):
-            name = ("push" if m.verb is Verb.PUSH else "load", m.step, m.part, m.chunk)
-            if not self._uplink.arrived(now_ns, name):
-                return  # of what was not sent yet: a former start of this rank pushed or loaded it
-            handle = self._handles.answered(name)
-            if handle is not None:
-                if m.verb is Verb.PUSH:
-                    self._encodings.received(now_ns, m)
-                self._handles.came(handle, m.chunk)
-        elif m.verb is Verb.BEGIN:
-            self._uplink.answered(("begin", m.step))
-        elif m.verb is Verb.KEEP:
-            self._keepsakes.arrived(now_ns, m)
-        else:
-            self._heard_leave()
+    def _chunk_received(self, m: wire.Received) -> None:
+        handle = self.requests.receipt(m)
+        if handle is not None:
+            if m.verb is Verb.PUSH:
+                self.encodings.received(m)
+            self.requests.received(handle, m.chunk)
 
-    def _verdict(self, now_ns: int, m: wire.Verdict) -> None:
-        if m.applied and m.attempt > self._attempt:
-            self.stale_count += 1  # of an attempt we were not told of; what we ask is answered
-        elif m.step == self._statements.committed and m.step > self._handles.judged:
-            self._judge(now_ns, m, is_void=m.attempt > self._attempt)
+    # ---------------------------------------------------------------------- all parts together
 
-    def _decided(self, now_ns: int, m: wire.Decided) -> None:
-        if m.step != self._statements.committed:
-            return
-        if m.step > self._handles.judged:  # the verdict was lost
-            self._judge(now_ns, m, is_void=m.attempt > self._attempt and not m.applied)
-        is_new = m.step >= self._step  # else an Abort has said so, and what waited is asked for
-        self._step = m.step + 1
-        self._actions.append(Settled(m.step, m.applied, m.grad_norm))
-        self._statements.decided(now_ns)
-        self._keepsakes.decided(m.step)
-        for handle in self._handles.pulls(step=self._step + 1) if is_new else ():
-            self._ask_for_weights(now_ns, handle)
-
-    def _judge(self, now_ns: int, m: wire.Verdict | wire.Decided, *, is_void: bool) -> None:
-        """How the step came out; void: the weights that streamed ahead must be asked for again."""
+    def _judge(self, m: wire.Verdict | wire.Decided, *, is_void: bool) -> None:
+        """How the step came out; void: the weights that streamed ahead are requested again."""
         if is_void:
-            self._skip(now_ns, m.attempt)
-        self._encodings.judged(m.step)
-        self._actions.append(Judged(m.step, m.applied, m.grad_norm))
-        self._statements.judged(now_ns, m.step)
-        self._handles.judge(m.step)
+            self._skip(m.attempt)
+        self.encodings.judged(m.step)
+        self.out.actions.append(Judged(m.step, m.applied, m.grad_norm))
+        self.steps.judged(m.step)
+        self.requests.judged(m.step)
+
+    def _skip(self, attempt: int) -> None:
+        """A new attempt that voids weights alone: send everything again under it."""
+        self.out.attempt = attempt
+        self.uplink.forget()
+        self.encodings.clear()
+        self.requests.repeat()
+        self.steps.repeat()
+        self.attachments.repeat()
+        self.membership.repeat()
+
+    def _restart(self, m: wire.Abort | wire.Welcome, text: str) -> None:
+        """A new attempt that voids all that is open; or the end, if it cannot be joined."""
+        action = self.membership.restarted(m, text, self.steps.committed)
+        if isinstance(action, Refused):
+            self.out.actions.append(action)
+            return
+        self.uplink.forget()
+        self.encodings.clear()
+        self.attachments.clear()
+        self.requests.clear(action.step - 1)
+        if action.counts:
+            self.out.actions.append(action)
+            self.membership.repeat()
+            self.steps.restart(action.step)
+        else:
+            self.steps.restart(action.step)
+            self.out.actions.append(action)
+            self.membership.repeat()

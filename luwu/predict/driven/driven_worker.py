@@ -1,9 +1,9 @@
 """A worker in virtual time: the project's own `NicCore`, and a script that computes units in order.
 
-One stands for all of a job, as they are equal. Like the training session it asks for weights in the
+One stands for all of a job, as they are equal. Like the training session it requests weights in the
 order of their use, as many units ahead as there is room for; of the next step where a unit's
-gradient is handed over (`streaming`) or the step is committed (`at_step`). The core says when
-weights may be used, and what of a gradient is under way at once.
+gradient is pushed (`streaming`) or the step is committed (`at_step`). The core decides when weights
+may be used, and how much of a gradient is under way at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HYPER = encode_hyper(StepHyper(groups=({},)))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What the worker plays."""
+    """The job, as the worker plays it."""
 
     units: Sequence[Unit]
     steps: int
@@ -40,12 +40,12 @@ class Script:
     pulls: int
     """Of a unit in a micro-batch: 2 where weights are freed between forward and backward."""
     ahead: int
-    """Units that may be asked for before compute is at them."""
+    """Units that may be requested before compute is at them."""
     gradient_dtype: str
 
 
 class DrivenWorker:
-    """See the module. `send` puts a message on its way to the node."""
+    """One worker, for all of a job; `send` sends a message to the node."""
 
     def __init__(
         self, env: simpy.Environment, record: Record, told: Record, *, script: Script,
@@ -65,14 +65,14 @@ class DrivenWorker:
         """(step, use, unit): its pull is out; the event's value is the pull's own."""
         self._over: dict[tuple[int, int], simpy.Event] = defaultdict(env.event)
         """(step, unit): it has no part in the step any more."""
-        self._settled: dict[int, simpy.Event] = defaultdict(env.event)
+        self._decided: dict[int, simpy.Event] = defaultdict(env.event)
         self.ends_s: list[float] = []
-        """When compute was done with each step."""
+        """The end of each step's compute."""
         self.is_finished = False
         env.process(self._run())
 
     def received(self, message: Message, payload: Any, payload_bytes: int) -> None:
-        """A message came."""
+        """A message of the node was received."""
         self._do(self._core.received(self._now_ns, message, payload, payload_bytes))
 
     @property
@@ -92,8 +92,8 @@ class DrivenWorker:
                     self._done[handle].succeed()
                 case nic.Joined():
                     self._joined.succeed()
-                case nic.Settled(step):
-                    self._settled[step].succeed()
+                case nic.StepDecided(step):
+                    self._decided[step].succeed()
                 case nic.Judged() | Note():
                     pass
                 case _:
@@ -123,7 +123,7 @@ class DrivenWorker:
                 for index in range(len(script.units)):
                     self._over[step, index].succeed()
             yield self._env.all_of(pushes)
-        yield self._settled[script.steps - 1]
+        yield self._decided[script.steps - 1]
         self.is_finished = True
 
     def _forward(self, step: int, part: int) -> Process:
@@ -139,7 +139,7 @@ class DrivenWorker:
             yield from self._work("backward", unit.backward_s, step, unit)
             if self._script.pulls == 2:
                 yield self._room.put(1)
-            if self._streaming:  # asked for again before the gradient is handed over
+            if self._streaming:  # requested again before the gradient is pushed
                 self._over[step, index].succeed()
             pushes.append(self._push(step, part, index))
 
@@ -172,11 +172,11 @@ class DrivenWorker:
                 nic.Gradient(chunk=chunk, payload=Token(nbytes), payload_bytes=nbytes, dtype=dtype)
             )
         number, done = self._open("push", step, index)
-        said = self._core.push(
+        actions = self._core.push(
             self._now_ns, number, step, part, gradients,
             weight=1.0 if last else 0.0, last=last and self._streaming,
         )  # fmt: skip
-        self._do(said)
+        self._do(actions)
         return done
 
     # ---------------------------------------------------------------------- helpers

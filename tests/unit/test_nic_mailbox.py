@@ -1,0 +1,103 @@
+"""The mailbox between a worker's I/O thread and its training thread, posted to by the tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from luwu.base.errors import (
+    ConfigError,
+    ConnectionFailed,
+    DeadlineError,
+    OlderStateError,
+    StepAborted,
+    StepsLost,
+)
+from luwu.base.events import Recorder
+from luwu.nic.core.actions import Aborted, Joined, Judged, Left, Refused, StepDecided
+from luwu.nic.mailbox import Mailbox
+
+ANY_ERA = None
+
+
+@pytest.fixture
+def mailbox() -> Mailbox:
+    """No wait in it ever lasts: a condition that does not hold ends at the deadline."""
+    return Mailbox(
+        rank=1, grace_s=-1.0, connect_timeout_s=-1.0,
+        recorder=Recorder(role="worker", printed=None), waits_for=lambda: "the script",
+    )  # fmt: skip
+
+
+def test_a_step_has_a_verdict_before_it_is_decided(mailbox: Mailbox) -> None:
+    """Goal: each wait ends with its own action; steps that were not committed here are ignored."""
+    handle = mailbox.new_step(3)
+    mailbox.post(Judged(2, applied=True, grad_norm=9.0))
+    mailbox.post(Judged(3, applied=True, grad_norm=1.5))
+    assert handle.verdict() == (True, 1.5)
+    with pytest.raises(DeadlineError, match=r"the decision of step 3 \(the script\)"):
+        handle.settled()
+    mailbox.post(StepDecided(3, applied=False, grad_norm=2.0))
+    mailbox.post(StepDecided(4, applied=True, grad_norm=2.0))
+    assert handle.settled() == (False, 2.0)
+
+
+def test_an_abort_is_raised_once(mailbox: Mailbox) -> None:
+    """Goal: a new era begins; what was asked for in the older one is void, and the steps before the
+    one to go back to are still decided."""
+    decided, lost = mailbox.new_step(3), mailbox.new_step(4)
+    mailbox.post(Aborted(4, "a peer was started again", loaded=True))
+    with pytest.raises(StepAborted, match="a peer was started again") as caught:
+        mailbox.raise_if_aborted()
+    assert caught.value.step == 4
+    mailbox.raise_if_aborted()
+    assert (mailbox.era, mailbox.known_era) == (1, 1)
+    assert mailbox.joined == Joined(4, loaded=True)
+    with pytest.raises(StepAborted, match="the verdict of step 4 was lost with its attempt"):
+        lost.verdict()
+    mailbox.post(StepDecided(3, applied=True, grad_norm=1.0))
+    assert decided.settled() == (True, 1.0)
+
+
+def test_lost_steps_are_not_hidden_by_a_later_abort(mailbox: Mailbox) -> None:
+    """Goal: of two aborts that were not raised yet, the newer one is, with the older one's loss."""
+    mailbox.post(Aborted(2, "older", loaded=True, is_older=True))
+    mailbox.post(Aborted(3, "newer", loaded=True))
+    with pytest.raises(StepsLost, match="newer"):
+        mailbox.raise_if_aborted()
+
+
+def test_the_first_error_counts(mailbox: Mailbox) -> None:
+    """Goal: every later call raises it; a refusal is a fault of the configuration or the state."""
+    for refused, kind in [(Refused("no"), ConfigError), (Refused("no", True), OlderStateError)]:
+        each = Mailbox(
+            rank=1, grace_s=-1.0, connect_timeout_s=-1.0,
+            recorder=Recorder(role="worker", printed=None), waits_for=str,
+        )  # fmt: skip
+        each.post(refused)
+        each.fail(ConnectionFailed("closed"))
+        with pytest.raises(kind, match="worker 1 was refused: no"):
+            each.raise_if_aborted()
+    mailbox.fail(ConnectionFailed("closed"))
+    with pytest.raises(ConnectionFailed, match="closed"):
+        mailbox.wait_until(lambda: False, "anything", ANY_ERA)
+
+
+def test_a_condition_that_holds_does_not_wait(mailbox: Mailbox) -> None:
+    """Goal: not even for an error, so that what was received is not lost."""
+    mailbox.post(Left())
+    mailbox.fail(ConnectionFailed("closed"))
+    mailbox.wait_until(lambda: mailbox.has_left, "the parent", ANY_ERA)
+
+
+def test_a_rank_that_was_left_out_does_not_wait_for_a_job_that_is_gone() -> None:
+    """Goal: it ends when the connection has been gone for as long as it takes to connect."""
+    mailbox = Mailbox(
+        rank=1, grace_s=60.0, connect_timeout_s=-1.0,
+        recorder=Recorder(role="worker", printed=None), waits_for=str,
+    )  # fmt: skip
+    mailbox.post(Aborted(4, "late", loaded=True, counts=False))
+    with pytest.raises(StepAborted):
+        mailbox.raise_if_aborted()
+    mailbox.down_ns, mailbox.trouble = 0, "refused"
+    with pytest.raises(ConnectionFailed, match="worker 1 was left out"):
+        mailbox.wait_until(lambda: False, "anything", ANY_ERA)
