@@ -364,10 +364,15 @@ class Simulation(Cluster):
             sender, message, payload = said
             if kind != "stale":
                 self.world.send(sender, process.name, message, payload)
-            elif (
-                process.alive and process.core._members.complete
-            ):  # at once: its successor knows nobody
+            elif process.alive and self._knows_all(process):  # at once: its successor knows nobody
                 process.enter(functools.partial(process._received, sender, message, payload))
+
+    @staticmethod
+    def _knows_all(process: Switch | Node) -> bool:
+        """Whether all its children have joined."""
+        if isinstance(process, Node):
+            return process.core.children.members.complete
+        return process.core._members.complete
 
     # ---------------------------------------------------------------------- successors
 
