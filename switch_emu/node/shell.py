@@ -2,8 +2,8 @@
 
     workers or switch --- transport --- [own SwitchCore] --- NodeCore --- pipeline --- store
 
-With `--no-switch` the node is its own switch: the same `SwitchCore`, connected to the node's core
-by function calls, so both ways of working have one code path and one arithmetic.
+With `--no-switch` the node is its own switch: the same `SwitchCore`, and `core/with_switch.py`
+between it and the node's core, so both ways of working have one code path and one arithmetic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from luwu.aggregate import make_aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StateError
 from luwu.base.events import Recorder
-from luwu.protocol.actions import PARENT, Send
+from luwu.protocol.actions import PARENT
 from luwu.transport.interface import PeerDown, PeerUp, Transport
 from luwu.wire.description import Description, parse_description
 from luwu.wire.messages import Message, Push, Weights
@@ -37,6 +37,7 @@ from switch_emu.node.core.actions import (
     StoreFacts,
     Unpin,
 )
+from switch_emu.node.core.with_switch import NodeWithSwitch
 from switch_emu.node.kernels import Made
 from switch_emu.node.pipeline import Pipeline
 from switch_emu.node.places import WeightsPlaces
@@ -57,9 +58,6 @@ MakeStore = Callable[[Description], PageStore]
 
 _LOOK_AGAIN_NS = 500_000
 _SHARED_BYTES_MIN = 64 * 1024
-
-_OWN_SWITCH = "own-switch"
-"""The peer name of the node's own switch."""
 
 
 class NodeShell(Shell):
@@ -99,10 +97,10 @@ class NodeShell(Shell):
         self._held_visits: deque[ReadField] = deque()
         self._down: set[str] = set()
         """Connections that are lost."""
-        self._to_node: deque[Send] = deque()
-        """Between the own switch and the node's core, so that neither calls into itself."""
-        self.payload_bytes_in = self.payload_bytes_out = 0
-        """Gradients into the node and weights out of it, as one switch or worker sees them."""
+        self._pair = None if own_switch is None else NodeWithSwitch(core, own_switch)
+        self._front = self._pair or core
+        """The core that has the connections."""
+        self._bytes_in = self._bytes_out = 0
 
     def open_existing(self) -> None:
         """Open the store that is there already, if there is one."""
@@ -228,16 +226,21 @@ class NodeShell(Shell):
     def received(
         self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
     ) -> Sequence[Any]:
-        if self.own_switch is not None:
-            return self.own_switch.received(now_ns, peer, message, payload, payload_bytes)
-        return self._to_core(now_ns, peer, message, payload, payload_bytes)
+        if isinstance(message, Push):
+            self._bytes_in += payload_bytes
+        return self._front.received(now_ns, peer, message, payload, payload_bytes)
 
     def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
         return self.core.reconnected(now_ns) if peer == PARENT else ()
 
     def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
+        if self._pair is not None:
+            return self._pair.lost(now_ns, peer)
         self.core.lost(peer)
-        return () if self.own_switch is None else self.own_switch.lost(now_ns, peer)
+        return ()
+
+    def do(self, actions: Sequence[Any]) -> None:
+        super().do(actions if self._pair is None else self._pair.outward(actions))
 
     def do_own(self, action: Any) -> None:
         match action:
@@ -276,16 +279,9 @@ class NodeShell(Shell):
                 self._pipeline.start(action)
 
     def send(self, peers: Sequence[str], message: Message, payload: Any) -> None:
-        own = (_OWN_SWITCH, PARENT) if self.own_switch is not None else ()
-        inward = [peer for peer in peers if peer in own]
-        outward = [peer for peer in peers if peer not in own]
-        if inward:
-            held = payload.share() if isinstance(payload, Payload) else payload
-            self._to_node.append(Send(tuple(inward), message, held))
-        if outward:
-            if self.own_switch is None and isinstance(message, Weights):
-                self.payload_bytes_out += payload.nbytes
-            super().send(outward, message, payload)
+        if isinstance(message, Weights):
+            self._bytes_out += payload.nbytes
+        super().send(peers, message, payload)
 
     def background(self) -> Sequence[Any]:
         if self._pipeline is not None:
@@ -299,43 +295,44 @@ class NodeShell(Shell):
         return ()
 
     def tick(self, now_ns: int) -> Sequence[Any]:
-        self.do(self.core.tick(now_ns))
-        if self.own_switch is not None:
-            self.do(self.own_switch.tick(now_ns))
-            self._carry()
+        self.do(self._front.tick(now_ns))
+        self._carry()
         return ()
 
     def next_tick_ns(self) -> int | None:
         if (self._held_reads or self._held_visits) and self._sending:
             # The transport does not tell when what was sent has left; look again soon.
             return SYSTEM_CLOCK.now_ns() + _LOOK_AGAIN_NS
-        due = [self.core.next_tick_ns()]
-        if self.own_switch is not None:
-            due.append(self.own_switch.next_tick_ns())
-        return min((at_ns for at_ns in due if at_ns is not None), default=None)
+        return self._front.next_tick_ns()
 
     def is_known(self, peer: str) -> bool:
-        is_child = self.own_switch is not None and self.own_switch.is_member(peer)
-        return is_child or self.core.is_member(peer)
+        return self._front.is_member(peer)
 
     def link_name(self, peer: str) -> str:
-        return (self.own_switch or self.core).name_of(peer)
+        return self._front.name_of(peer)
 
     def duplicates(self) -> Mapping[str, int]:
         return self.core.duplicates
 
     def core_counts(self) -> Counts:
-        own = {} if self.own_switch is None else self.own_switch.counts()
-        return {**own, **self.core.counts()}
+        return self._front.counts()
 
     def waits_for(self) -> str:
-        if self.own_switch is not None and not self.own_switch.is_joined:
-            return self.own_switch.waits_for()
-        return self.core.waits_for()
+        return self._front.waits_for()
 
     @property
     def finished(self) -> bool:
-        return self.core.finished and (self.own_switch is None or self.own_switch.finished)
+        return self._front.finished
+
+    @property
+    def payload_bytes_in(self) -> int:
+        """Gradients into the node, as one switch or worker sees them."""
+        return self._bytes_in if self._pair is None else self._pair.payload_bytes_in
+
+    @property
+    def payload_bytes_out(self) -> int:
+        """Weights out of the node, as one switch or worker sees them."""
+        return self._bytes_out if self._pair is None else self._pair.payload_bytes_out
 
     # ---------------------------------------------------------------------- helpers
 
@@ -351,28 +348,10 @@ class NodeShell(Shell):
             return
         self._open(store)
 
-    def _to_core(
-        self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
-    ) -> Sequence[Any]:
-        if isinstance(message, Push):
-            self.payload_bytes_in += payload_bytes
-        return self.core.received(now_ns, peer, message, payload, payload_bytes)
-
     def _carry(self) -> None:
         """Pass messages between the own switch and the node's core."""
-        while self._to_node:
-            send = self._to_node.popleft()
-            payload = send.payload
-            nbytes = payload.nbytes if isinstance(payload, Payload) else 0
-            now_ns = SYSTEM_CLOCK.now_ns()
-            if send.peers == (PARENT,):
-                self.do(self._to_core(now_ns, _OWN_SWITCH, send.message, payload, nbytes))
-            else:
-                assert self.own_switch is not None
-                if isinstance(send.message, Weights):
-                    self.payload_bytes_out += nbytes
-                received = self.own_switch.received(now_ns, PARENT, send.message, payload, nbytes)
-                self.do(received)
+        while self._pair is not None and self._pair.is_waiting:
+            self.do(self._pair.carry(SYSTEM_CLOCK.now_ns()))
 
     def _start_reads(self) -> None:
         """Start reads of weights while what has not left yet is within its budget."""
