@@ -126,7 +126,9 @@ class Simulation(Cluster):
             return
         self.oracles.at_the_end()
         self._let_disks_finish()
-        for process in (*self.workers, *self.nodes):
+        # A worker that is refused, as the job was over without it, ends with all that it holds.
+        workers = [worker for worker in self.workers if worker.refused is None]
+        for process in (*workers, *self.nodes):
             if process.alive and not self._is_only_goodbye:
                 held = process.account.count_now
                 if isinstance(process, NodeOfWorkers):  # its switch may have copies of weights
