@@ -26,7 +26,7 @@ from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
     Discard,
     GiveUp,
-    NodePlace,
+    NodeNumber,
     OpenStore,
     PinVersion,
     PreparedVersion,
@@ -42,7 +42,7 @@ from switch_emu.node.kernels import Made
 from switch_emu.node.pipeline import Pipeline
 from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.plan import NodePlan
-from switch_emu.node.readers import Visits
+from switch_emu.node.readers import ReaderThread
 from switch_emu.process.counting import CountersFile, Counts
 from switch_emu.process.loop import Shell
 from switch_emu.process.payload import Buffers, Payload
@@ -65,7 +65,7 @@ class NodeShell(Shell):
 
     def __init__(
         self, transport: Transport, core: NodeCore, recorder: Recorder, *, job: int,
-        place: NodePlace | None = None, plan: NodePlan,
+        node: NodeNumber | None = None, plan: NodePlan,
         open_store: Callable[[], PageStore | None], make_store: MakeStore,
         make_spill: Callable[[Description], SpillFile],
         make_kernel: Callable[[Description], Made],
@@ -78,7 +78,7 @@ class NodeShell(Shell):
         super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
         self.core = core
         self._where, self._claim = where, claim
-        self._job, self._plan, self._place = job, plan, place or NodePlace()
+        self._job, self._plan, self._node = job, plan, node or NodeNumber()
         self._open_store = open_store
         self._make_store, self._make_spill = make_store, make_spill
         self._make_kernel, self._make_places = make_kernel, make_places
@@ -92,9 +92,9 @@ class NodeShell(Shell):
         self.spill: SpillFile | None = None
         self._pipeline: Pipeline | None = None
         self._places: WeightsPlaces | None = None
-        self._visits: Visits | None = None
-        self._held_reads: deque[ReadWeights] = deque()
-        self._held_visits: deque[ReadField] = deque()
+        self._reader_thread: ReaderThread | None = None
+        self._waiting_reads: deque[ReadWeights] = deque()
+        self._waiting_fields: deque[ReadField] = deque()
         self._down: set[str] = set()
         """Connections that are lost."""
         self._pair = None if own_switch is None else NodeWithSwitch(core, own_switch)
@@ -111,7 +111,7 @@ class NodeShell(Shell):
     def _open(self, store: PageStore) -> None:
         self.store = store
         self.description = parse_description(store.config.description)
-        prepared = self._settle_prepared(store)
+        prepared = self._resolve_prepared(store)
         made = self._make_kernel(self.description)
         self._places = self._make_places(self.description)
         self._kept = self._make_kept(store.decided)
@@ -130,7 +130,7 @@ class NodeShell(Shell):
             recorder=self.recorder,
             wake=self.transport.wake,
         )
-        self._visits = Visits(
+        self._reader_thread = ReaderThread(
             self.core,
             store,
             self.description.layout,
@@ -160,15 +160,15 @@ class NodeShell(Shell):
         )  # fmt: skip
         for note in store.notes:
             self.recorder.event("node.survived", level="WARNING", text=note)
-        self.do(self.core.tick(SYSTEM_CLOCK.now_ns()))  # so that it knows what time it is
+        self.do(self.core.tick(SYSTEM_CLOCK.now_ns()))  # so that it knows the time
         self.do(self.core.store_opened(facts))
 
-    def _settle_prepared(self, store: PageStore) -> PreparedVersion | None:
-        """What a crash left prepared: decided if this is the only node; if it is the first of
-        several, not; otherwise the first will say.
+    def _resolve_prepared(self, store: PageStore) -> PreparedVersion | None:
+        """The version that a crash left prepared: the only node decides it, the first of several
+        does not, and another asks the first (it is returned).
         """
         prepared = store.prepared
-        if self._place.number:
+        if self._node.number:
             return (
                 None
                 if prepared is None
@@ -180,7 +180,7 @@ class NodeShell(Shell):
                     sum(1 << each.rank for each in prepared.contributors),
                 )
             )
-        if prepared is not None and self._place.count == 1:
+        if prepared is not None and self._node.count == 1:
             store.decide(prepared.version, prepared.attempt)
         store.record_attempt(store.attempt + 1)
         if store.prepared is not None:
@@ -188,11 +188,11 @@ class NodeShell(Shell):
         return None
 
     def close(self) -> None:
-        """Stop the pipeline; close store and spill file; let go of a place that was not used."""
+        """Stop the pipeline; close store and spill file; release a claim that was not used."""
         if self._pipeline is not None:
             self._pipeline.close()
-        if self._visits is not None:
-            self._visits.close()
+        if self._reader_thread is not None:
+            self._reader_thread.close()
         if self.spill is not None:
             self.spill.close()
         if self._kept is not None:
@@ -206,7 +206,7 @@ class NodeShell(Shell):
 
     def drain(self, limit_s: float) -> None:
         """Wait until what was sent has left; at node 0 also until the others have ended, which
-        they do when they have heard its answer to their goodbye.
+        they do when they have received its answer to their Leave.
         """
         super().drain(limit_s)
         end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
@@ -265,15 +265,15 @@ class NodeShell(Shell):
             case Spill(payload, is_raw):
                 self._spill(payload, is_raw=is_raw)
             case ReadWeights():
-                self._held_reads.append(action)  # started by `background`
+                self._waiting_reads.append(action)  # started by `background`
             case ReadField():
-                self._held_visits.append(action)  # so is this
+                self._waiting_fields.append(action)  # so is this
             case PinVersion(reader):
-                assert self._visits is not None
-                self.do(self._visits.pin(reader))
+                assert self._reader_thread is not None
+                self.do(self._reader_thread.pin(reader))
             case Unpin(reader):
-                assert self._visits is not None
-                self._visits.unpin(reader)
+                assert self._reader_thread is not None
+                self._reader_thread.unpin(reader)
             case _:
                 assert self._pipeline is not None
                 self._pipeline.start(action)
@@ -287,8 +287,8 @@ class NodeShell(Shell):
         if self._pipeline is not None:
             for finished in self._pipeline.take_finished():
                 self.do(finished())
-        if self._visits is not None:
-            for finished in self._visits.take_finished():
+        if self._reader_thread is not None:
+            for finished in self._reader_thread.take_finished():
                 self.do(finished())
         self._start_reads()
         self._carry()
@@ -300,8 +300,8 @@ class NodeShell(Shell):
         return ()
 
     def next_tick_ns(self) -> int | None:
-        if (self._held_reads or self._held_visits) and self._sending:
-            # The transport does not tell when what was sent has left; look again soon.
+        if (self._waiting_reads or self._waiting_fields) and self._sending:
+            # The transport does not report when what was sent has left; look again soon.
             return SYSTEM_CLOCK.now_ns() + _LOOK_AGAIN_NS
         return self._front.next_tick_ns()
 
@@ -355,8 +355,8 @@ class NodeShell(Shell):
 
     def _start_reads(self) -> None:
         """Start reads of weights while what has not left yet is within its budget."""
-        for _ in range(len(self._held_reads)):
-            read = self._held_reads.popleft()
+        for _ in range(len(self._waiting_reads)):
+            read = self._waiting_reads.popleft()
             placed = None
             if self._places is not None:
                 placed = self._places.get(read.chunk, read.step, read.attempt)
@@ -366,10 +366,10 @@ class NodeShell(Shell):
                 assert self._pipeline is not None
                 self._pipeline.start(read)
             else:
-                self._held_reads.append(read)
-        while self._held_visits and self._waiting_bytes() < self._plan.outgoing_bytes:
-            assert self._visits is not None
-            self.do(self._visits.start(self._held_visits.popleft()))
+                self._waiting_reads.append(read)
+        while self._waiting_fields and self._waiting_bytes() < self._plan.outgoing_bytes:
+            assert self._reader_thread is not None
+            self.do(self._reader_thread.start(self._waiting_fields.popleft()))
 
     def _reserve_outgoing(self, nbytes: int) -> memoryview:
         """Memory for weights that are sent as a copy. Small ones leave at once, as a frame.

@@ -174,7 +174,7 @@ class Node(Process):
             job=JOB,
             incarnation=self.disk.starts,
             ranks=(1 << self._job.world_size) - 1,
-            place=node_actions.NodePlace(number=self._number, count=len(self._disks)),
+            node=node_actions.NodeNumber(number=self._number, count=len(self._disks)),
             limits=self._job.node_limits,
             groups=self._job.tree.groups,
             retry=self._job.retry,

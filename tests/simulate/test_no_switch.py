@@ -24,7 +24,7 @@ from tests.simulate.job import JOB, Job, make_layout
 from tests.simulate.plan import make_history
 from tests.simulate.world import Faults, Payload
 
-HUNDREDS = 3
+HUNDREDS = 2
 
 
 @pytest.mark.parametrize("seed", range(HUNDREDS))

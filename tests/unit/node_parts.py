@@ -24,7 +24,7 @@ from luwu.protocol.contribution import Contribution
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role
-from switch_emu.node.core.actions import NodePlace, StoreFacts
+from switch_emu.node.core.actions import NodeNumber, StoreFacts
 from switch_emu.node.core.budget import GradientBudget
 from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
@@ -51,7 +51,7 @@ class Parts:
         layout = make_layout(units=1, frozen=False, node_count=count)
         self.job = Job(layout, world_size=2, **job)
         self.description = self.job.description.to_bytes()
-        node = NodePlace(number=number, count=count)
+        node = NodeNumber(number=number, count=count)
         self.outbox = Outbox(job=JOB, role=Role.NODE, rank=number, incarnation=9)
         self.children = Children(self.outbox, [RANKS])
         self.children.members.join(CHILD, self.hello(), self.description)

@@ -535,7 +535,7 @@ NOT_FOR_NODES = {
 @pytest.mark.parametrize("number", [0, 1])
 def test_every_message_has_a_place(number: int) -> None:
     """Goal: no message is forgotten, and each entry is a documented method."""
-    core = NodeCore(job=JOB, incarnation=1, ranks=RANKS, place=do.NodePlace(number=number, count=2))
+    core = NodeCore(job=JOB, incarnation=1, ranks=RANKS, node=do.NodeNumber(number=number, count=2))
     first = [tables.FROM_NODES] if number == 0 else [tables.FROM_FIRST, tables.FROM_FIRST_CURRENT]
     for table in (tables.FROM_ANYONE, tables.FROM_MEMBER, tables.FROM_CHILD, *first):
         for path in table.values():

@@ -35,7 +35,7 @@ class NodeLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodePlace:
+class NodeNumber:
     """Which of how many optimizer nodes this is; node 0 speaks for all where they must agree."""
 
     number: int = 0

@@ -60,7 +60,7 @@ class Gathering:
         step = self._steps.at(m.step)
         is_resent, number = m.part >= wire.RESENT_PART, m.part % wire.RESENT_PART
         fits = step.sums.part(m.chunk, number).fits
-        if is_resent != (fits is False):  # integers of what overflowed; or floats nobody asked for
+        if is_resent != (fits is False):  # integers of what overflowed; or floats unasked for
             outbox.drop(payload)
             if not is_resent:
                 children.send_all(receipt)

@@ -44,7 +44,7 @@ class Joint:
     is_enlisted = True
     """It knows which attempt counts."""
     may_leave = False
-    """It must tell no other node that its child has left."""
+    """It reports to no other node that its child has left."""
     repeated_count = 0
     """Messages that were repeated because no answer came in time."""
 

@@ -19,7 +19,7 @@ from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.description import differences
 from luwu.wire.kinds import Verb
-from switch_emu.node.core.actions import GiveUp, NodePlace, OpenStore
+from switch_emu.node.core.actions import GiveUp, NodeNumber, OpenStore
 from switch_emu.node.core.results import AbortRequest, Joined
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.steps import Steps
@@ -36,7 +36,7 @@ class Membership:
     """The child, from its Hello to its Leave."""
 
     def __init__(
-        self, outbox: Outbox, children: Children, node: NodePlace, shard: Shard, steps: Steps
+        self, outbox: Outbox, children: Children, node: NodeNumber, shard: Shard, steps: Steps
     ) -> None:
         self._outbox, self._children = outbox, children
         self._node, self._shard, self._steps = node, shard, steps

@@ -109,7 +109,7 @@ class NodeCore:
     """All parts of the node, and the course of a step."""
 
     def __init__(
-        self, *, job: int, incarnation: int, ranks: int, place: do.NodePlace | None = None,
+        self, *, job: int, incarnation: int, ranks: int, node: do.NodeNumber | None = None,
         limits: do.NodeLimits | None = None, retry: RetryPolicy | None = None,
         groups: Sequence[int] = (),
     ) -> None:  # fmt: skip
@@ -117,7 +117,7 @@ class NodeCore:
 
         `groups`: bitmaps of the ranks that each switch of a tree sums, the smaller ones first.
         """
-        self._node, self._limits = place or do.NodePlace(), limits or do.NodeLimits()
+        self._node, self._limits = node or do.NodeNumber(), limits or do.NodeLimits()
         self.groups, self.world_size = tuple(groups), ranks.bit_count()
         node, limits = self._node, self._limits
         outbox = Outbox(job=job, role=Role.NODE, rank=node.number, incarnation=incarnation)
@@ -177,7 +177,7 @@ class NodeCore:
         elif kind in self._from_member:
             self._from_member[kind](peer, m)
         elif m.attempt > out.attempt:
-            out.ignore(m, payload)  # nobody can know of it before this node does
+            out.ignore(m, payload)  # it cannot be known before this node knows it
         elif m.attempt < out.attempt or m.generation != out.generation:
             out.ignore(m, payload)
             self.children.answer_stale(peer, m)
@@ -389,7 +389,7 @@ class NodeCore:
     def field_read(
         self, read: do.ReadField, payload: Payload | None, text: str = ""
     ) -> list[Action]:
-        """What a reader asked for; None: it cannot be had, and `text` says why."""
+        """What a reader asked for; None: it cannot be read, and `text` is the reason."""
         self.readers.field_read(read, payload, text)
         return self.out.take()
 

@@ -1,4 +1,4 @@
-"""The ranks that can be heard, and those that count: the job goes on without ranks that are lost.
+"""The ranks that are present, and those that count: the job goes on without ranks that are lost.
 
 A change is an abort: the next attempt counts other ranks. Only node 0 decides it. Pure.
 """

@@ -79,7 +79,7 @@ class Readers:
             self._send_gone(reader.peer, number, text)
 
     def field_read(self, read: ReadField, payload: Payload | None, text: str = "") -> None:
-        """What `ReadField` asked for; None: it cannot be had, and `text` says why."""
+        """What `ReadField` asked for; None: it cannot be read, and `text` is the reason."""
         reader = self._readers.get(read.reader)
         if reader is not None:
             reader.under_way.discard(read)

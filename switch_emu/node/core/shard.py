@@ -1,4 +1,4 @@
-"""The chunks of a job that one node owns, and what the job's description says of them. Pure."""
+"""The chunks of a job that one node owns, from the job's description. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from luwu.aggregate import Aggregator, Float32, make_aggregator
 from luwu.layout import Layout
 from luwu.protocol.push_form import PushForm
 from luwu.wire.description import Description, parse_description
-from switch_emu.node.core.actions import NodePlace
+from switch_emu.node.core.actions import NodeNumber
 
 
 class Shard:
     """The node's share of the job; known once the store is open."""
 
-    def __init__(self, node: NodePlace, world_size: int) -> None:
+    def __init__(self, node: NodeNumber, world_size: int) -> None:
         self.node, self.world_size = node, world_size
         self.description: Description | None = None
         self.description_bytes = b""

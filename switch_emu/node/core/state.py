@@ -39,7 +39,7 @@ class State:
         return self._outbox.step if self._children.loaded else None
 
     def opened(self, facts: StoreFacts) -> None:
-        """Go on from what the open store says of itself."""
+        """Go on from what is in the open store."""
         outbox = self._outbox
         self.prepared = facts.prepared
         outbox.generation, outbox.attempt = facts.generation, facts.attempt

@@ -116,7 +116,7 @@ class Step:
 
     @property
     def keeps(self) -> bool:
-        """Whether its hyper-parameters say that every rank keeps something beside it."""
+        """Whether, by its hyper-parameters, every rank attaches something to it."""
         try:
             return self.hyper is not None and decode_hyper(self.hyper).keeps
         except RemoteProtocolError:

@@ -17,7 +17,7 @@ from luwu.protocol.sum_order import tree_weight
 
 
 @dataclass(slots=True)
-class Part:
+class PartSum:
     """One backward's gradient of one chunk."""
 
     contributors: int = 0
@@ -42,7 +42,7 @@ class ChunkSum:
 
     groups: Sequence[int] = ()
     """Bitmaps of the ranks that each switch of a tree sums: weights are added in that order."""
-    parts: dict[int, Part] = field(default_factory=dict)
+    parts: dict[int, PartSum] = field(default_factory=dict)
     folded_count: int = 0
     """`at_step`: how many parts are in `total`, from the first on."""
     folding: bool = False
@@ -86,10 +86,10 @@ class StepSums:
         )
         return True
 
-    def part(self, chunk: int, part: int) -> Part:
+    def part(self, chunk: int, part: int) -> PartSum:
         """One backward's gradient of a chunk."""
         of_chunk = self.chunks.setdefault(chunk, ChunkSum(self._groups))
-        return of_chunk.parts.setdefault(part, Part())
+        return of_chunk.parts.setdefault(part, PartSum())
 
     def missing_ranks(self, chunk: int) -> int:
         """Ranks of which nothing came for the chunk's first part, for reports."""
