@@ -148,7 +148,7 @@ BUGS = (
     Bug(
         "sum in arrival order",
         "contributions are added as they came, not by rank",
-        "switch_emu/switch/core/slots.py",
+        "luwu/protocol/contribution.py",
         (
             (
                 "return sorted(contributions, key=lambda c: c.contributors & -c.contributors)\n",
@@ -184,15 +184,15 @@ BUGS = (
     Bug(
         "ack before decide",
         "workers are told that a step is decided when its decision is being written",
-        "switch_emu/node/core/joint.py",
+        "switch_emu/node/core/state.py",
         (
             (
-                "        self._actions.append("
-                "Decide(self._prepared.version, self._prepared.attempt))\n",
-                "        self._actions.append("
-                "Decide(self._prepared.version, self._prepared.attempt))\n"
-                "        if self._prepared.version > 0:\n"
-                "            self._announce_decided(self._prepared)\n",
+                "        self._outbox.actions.append("
+                "Decide(self.prepared.version, self.prepared.attempt))\n",
+                "        self._outbox.actions.append("
+                "Decide(self.prepared.version, self.prepared.attempt))\n"
+                "        if self.prepared.version > 0:\n"
+                "            self._announce_decided(self.prepared)\n",
             ),
         ),
         HISTORIES,

@@ -26,7 +26,7 @@ from luwu.wire.description import Description, parse_description
 from switch_emu.links.link_report import link_rows
 from switch_emu.links.linked import linked
 from switch_emu.node.core import NodeCore
-from switch_emu.node.core.actions import NodeLimits, NodePlace
+from switch_emu.node.core.actions import NodeLimits, NodeNumber
 from switch_emu.node.kernels.make import check_known, make_kernel
 from switch_emu.node.pages import node_layout_hash, store_config, weights_digest
 from switch_emu.node.places import WeightsPlaces, places_bytes
@@ -125,9 +125,9 @@ class NodeSpec:
         return (*children, "node") if self.count > 1 else children
 
     @property
-    def place(self) -> NodePlace:
+    def node(self) -> NodeNumber:
         """Which node this is."""
-        return NodePlace(number=self.number, count=self.count)
+        return NodeNumber(number=self.number, count=self.count)
 
     def plan(self) -> NodePlan:
         """The memory plan. Raises ConfigError if the budget cannot work."""
@@ -223,7 +223,7 @@ def make_node_shell(
         incarnation=incarnation,
         ranks=ranks,
         groups=spec.groups,
-        place=spec.place,
+        node=spec.node,
         retry=retry_policy(spec.retry_first_ms, spec.retry_most_ms, spec.retry_ps_per_byte),
         limits=NodeLimits(
             sum_bytes_max=plan.sums_bytes,
@@ -269,7 +269,7 @@ def make_node_shell(
         core,
         recorder,
         job=spec.job,
-        place=spec.place,
+        node=spec.node,
         plan=plan,
         open_store=lambda: _open_existing(spec, plan, claim),
         make_store=lambda description: _make_store(spec, plan, description, claim),
@@ -442,7 +442,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         "memory_budget_bytes": spec.memory_budget_bytes,
         "resident_bytes": plan.resident_bytes,
         "chunk_bytes": spec.chunk_bytes,
-        "spilled_count": shell.core.held.spilled_count,
+        "spilled_count": shell.core.budget.spilled_count,
         "overflow_count": shell.core.overflow_count,
         "links": link_rows(
             shell.transport, "node" if spec.has_switch else "worker", shell.link_name

@@ -1,4 +1,4 @@
-"""Readers at the node's process: the versions held for them, and one thread that reads.
+"""Readers at the node's process: the versions pinned for them, and one thread that reads.
 
 Training comes first: readers have one thread between them, and what it reads waits, as other
 weights do, until what was sent before has left.
@@ -28,14 +28,14 @@ from switch_emu.store import PageStore, Pin
 from switch_emu.store.kept import RECORD_KEY, KeptFiles, KeptVersion
 
 Finished = Callable[[], Sequence[Any]]
-"""To be called by the shell's loop: tells the core, returns its actions."""
+"""To be called by the shell's loop: gives the core an event, returns its actions."""
 
 
 Cast = Callable[[F32Array, str, memoryview], None]
 """`UpdateKernel.cast`."""
 
 
-class Held(NamedTuple):
+class Pinned(NamedTuple):
     """What one reader sees."""
 
     pin: Pin
@@ -44,8 +44,8 @@ class Held(NamedTuple):
     """Statistics, if a step was measured."""
 
 
-class Visits:
-    """See the module."""
+class ReaderThread:
+    """Reads fields of pinned versions, one after the other."""
 
     def __init__(
         self, core: NodeCore, store: PageStore, layout: Layout, *, kept: KeptFiles,
@@ -55,15 +55,15 @@ class Visits:
         self._cast = cast
         self._kept, self._statistics = kept, statistics
         self._buffers, self._wake = buffers, wake
-        self._held: dict[int, Held] = {}
+        self._pinned: dict[int, Pinned] = {}
         """By reader."""
-        self._reads: queue.SimpleQueue[tuple[ReadField, Held] | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[tuple[ReadField, Pinned] | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def pin(self, reader: int) -> Sequence[Any]:
-        """Hold the decided version for a reader."""
+        """Pin the decided version for a reader."""
         pin, measured = self._store.pin(), self._statistics.latest
         step = pin.step
         try:
@@ -71,7 +71,7 @@ class Visits:
         except LuwuError as exc:
             pin.close()
             return self._core.pin_failed(reader, str(exc))
-        self._held[reader] = Held(pin, kept, measured)
+        self._pinned[reader] = Pinned(pin, kept, measured)
         facts = VersionFacts(
             version=step.version,
             description=self._store.config.description,
@@ -86,21 +86,21 @@ class Visits:
         return self._core.pinned(reader, step.version, facts.to_bytes())
 
     def unpin(self, reader: int) -> None:
-        """Let go of it."""
-        held = self._held.pop(reader, None)
-        if held is not None:
-            held.pin.close()
-            held.kept.close()
+        """Release it."""
+        pinned = self._pinned.pop(reader, None)
+        if pinned is not None:
+            pinned.pin.close()
+            pinned.kept.close()
 
     def start(self, read: ReadField) -> Sequence[Any]:
         """Read in the thread."""
-        held = self._held.get(read.reader)
-        if held is None:
+        pinned = self._pinned.get(read.reader)
+        if pinned is None:
             return self._core.field_read(read, None, "the reader was shut")
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="luwu-visits", daemon=True)
             self._thread.start()
-        self._reads.put((read, held))
+        self._reads.put((read, pinned))
         return ()
 
     def take_finished(self) -> list[Finished]:
@@ -114,37 +114,37 @@ class Visits:
         if self._thread is not None:
             self._reads.put(None)
             self._thread.join()
-        for reader in list(self._held):
+        for reader in list(self._pinned):
             self.unpin(reader)
 
     def _serve(self) -> None:
         while (item := self._reads.get()) is not None:
-            read, held = item
+            read, pinned = item
             try:
-                self._finished.put(self._answer(read, held))
+                self._finished.put(self._answer(read, pinned))
             except BaseException as exc:
                 self._error = exc
             self._wake()
             if self._error is not None:
                 return
 
-    def _answer(self, read: ReadField, held: Held) -> Finished:
+    def _answer(self, read: ReadField, pinned: Pinned) -> Finished:
         try:
             if read.field.startswith(ATTACHED):
-                payload = self._attached(read, held.kept)
+                payload = self._attached(read, pinned.kept)
             else:
-                payload = self._content(read, held)
+                payload = self._content(read, pinned)
         except LuwuError as exc:  # a damaged page too: training will find it by itself
             text = str(exc)
             return lambda: self._core.field_read(read, None, text)
         return lambda: self._core.field_read(read, payload)
 
-    def _content(self, read: ReadField, held: Held) -> Payload:
+    def _content(self, read: ReadField, pinned: Pinned) -> Payload:
         if read.chunk >= len(self._layout.chunks):
             raise ConfigError(f"there is no chunk {read.chunk}: the job's layout has fewer")
         if read.field == STATS:
-            return self._stats(read.chunk, held)
-        pin, page = held.pin, self._layout.page(read.chunk)
+            return self._stats(read.chunk, pinned)
+        pin, page = pinned.pin, self._layout.page(read.chunk)
         kind = self._store.config.kind(page)
         nbytes = kind.fields[kind.index(read.field)].field_bytes
         is_cast = read.field == WEIGHT and read.dtype != "float32"
@@ -178,9 +178,9 @@ class Visits:
         memory[:] = data
         return payload
 
-    def _stats(self, chunk: int, held: Held) -> Payload:
-        if held.measured is None:
+    def _stats(self, chunk: int, pinned: Pinned) -> Payload:
+        if pinned.measured is None:
             raise ConfigError(
                 "no step was measured since the node was started; give the optimizer stats_every="
             )
-        return Payload(memoryview(self._statistics.of_chunk(held.measured, chunk)))
+        return Payload(memoryview(self._statistics.of_chunk(pinned.measured, chunk)))

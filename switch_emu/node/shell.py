@@ -2,8 +2,8 @@
 
     workers or switch --- transport --- [own SwitchCore] --- NodeCore --- pipeline --- store
 
-With `--no-switch` the node is its own switch: the same `SwitchCore`, connected to the node's core
-by function calls, so both ways of working have one code path and one arithmetic.
+With `--no-switch` the node is its own switch: the same `SwitchCore`, and `core/with_switch.py`
+between it and the node's core, so both ways of working have one code path and one arithmetic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from luwu.aggregate import make_aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StateError
 from luwu.base.events import Recorder
-from luwu.protocol.actions import PARENT, Send
+from luwu.protocol.actions import PARENT
 from luwu.transport.interface import PeerDown, PeerUp, Transport
 from luwu.wire.description import Description, parse_description
 from luwu.wire.messages import Message, Push, Weights
@@ -26,7 +26,7 @@ from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
     Discard,
     GiveUp,
-    NodePlace,
+    NodeNumber,
     OpenStore,
     PinVersion,
     PreparedVersion,
@@ -37,11 +37,12 @@ from switch_emu.node.core.actions import (
     StoreFacts,
     Unpin,
 )
+from switch_emu.node.core.with_switch import NodeWithSwitch
 from switch_emu.node.kernels import Made
 from switch_emu.node.pipeline import Pipeline
 from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.plan import NodePlan
-from switch_emu.node.readers import Visits
+from switch_emu.node.readers import ReaderThread
 from switch_emu.process.counting import CountersFile, Counts
 from switch_emu.process.loop import Shell
 from switch_emu.process.payload import Buffers, Payload
@@ -58,16 +59,13 @@ MakeStore = Callable[[Description], PageStore]
 _LOOK_AGAIN_NS = 500_000
 _SHARED_BYTES_MIN = 64 * 1024
 
-_OWN_SWITCH = "own-switch"
-"""The peer name of the node's own switch."""
-
 
 class NodeShell(Shell):
     """Runs one optimizer node."""
 
     def __init__(
         self, transport: Transport, core: NodeCore, recorder: Recorder, *, job: int,
-        place: NodePlace | None = None, plan: NodePlan,
+        node: NodeNumber | None = None, plan: NodePlan,
         open_store: Callable[[], PageStore | None], make_store: MakeStore,
         make_spill: Callable[[Description], SpillFile],
         make_kernel: Callable[[Description], Made],
@@ -80,7 +78,7 @@ class NodeShell(Shell):
         super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
         self.core = core
         self._where, self._claim = where, claim
-        self._job, self._plan, self._place = job, plan, place or NodePlace()
+        self._job, self._plan, self._node = job, plan, node or NodeNumber()
         self._open_store = open_store
         self._make_store, self._make_spill = make_store, make_spill
         self._make_kernel, self._make_places = make_kernel, make_places
@@ -94,15 +92,15 @@ class NodeShell(Shell):
         self.spill: SpillFile | None = None
         self._pipeline: Pipeline | None = None
         self._places: WeightsPlaces | None = None
-        self._visits: Visits | None = None
-        self._held_reads: deque[ReadWeights] = deque()
-        self._held_visits: deque[ReadField] = deque()
+        self._reader_thread: ReaderThread | None = None
+        self._waiting_reads: deque[ReadWeights] = deque()
+        self._waiting_fields: deque[ReadField] = deque()
         self._down: set[str] = set()
         """Connections that are lost."""
-        self._to_node: deque[Send] = deque()
-        """Between the own switch and the node's core, so that neither calls into itself."""
-        self.payload_bytes_in = self.payload_bytes_out = 0
-        """Gradients into the node and weights out of it, as one switch or worker sees them."""
+        self._pair = None if own_switch is None else NodeWithSwitch(core, own_switch)
+        self._front = self._pair or core
+        """The core that has the connections."""
+        self._bytes_in = self._bytes_out = 0
 
     def open_existing(self) -> None:
         """Open the store that is there already, if there is one."""
@@ -113,7 +111,7 @@ class NodeShell(Shell):
     def _open(self, store: PageStore) -> None:
         self.store = store
         self.description = parse_description(store.config.description)
-        prepared = self._settle_prepared(store)
+        prepared = self._resolve_prepared(store)
         made = self._make_kernel(self.description)
         self._places = self._make_places(self.description)
         self._kept = self._make_kept(store.decided)
@@ -132,7 +130,7 @@ class NodeShell(Shell):
             recorder=self.recorder,
             wake=self.transport.wake,
         )
-        self._visits = Visits(
+        self._reader_thread = ReaderThread(
             self.core,
             store,
             self.description.layout,
@@ -162,15 +160,15 @@ class NodeShell(Shell):
         )  # fmt: skip
         for note in store.notes:
             self.recorder.event("node.survived", level="WARNING", text=note)
-        self.do(self.core.tick(SYSTEM_CLOCK.now_ns()))  # so that it knows what time it is
+        self.do(self.core.tick(SYSTEM_CLOCK.now_ns()))  # so that it knows the time
         self.do(self.core.store_opened(facts))
 
-    def _settle_prepared(self, store: PageStore) -> PreparedVersion | None:
-        """What a crash left prepared: decided if this is the only node; if it is the first of
-        several, not; otherwise the first will say.
+    def _resolve_prepared(self, store: PageStore) -> PreparedVersion | None:
+        """The version that a crash left prepared: the only node decides it, the first of several
+        does not, and another asks the first (it is returned).
         """
         prepared = store.prepared
-        if self._place.number:
+        if self._node.number:
             return (
                 None
                 if prepared is None
@@ -182,7 +180,7 @@ class NodeShell(Shell):
                     sum(1 << each.rank for each in prepared.contributors),
                 )
             )
-        if prepared is not None and self._place.count == 1:
+        if prepared is not None and self._node.count == 1:
             store.decide(prepared.version, prepared.attempt)
         store.record_attempt(store.attempt + 1)
         if store.prepared is not None:
@@ -190,11 +188,11 @@ class NodeShell(Shell):
         return None
 
     def close(self) -> None:
-        """Stop the pipeline; close store and spill file; let go of a place that was not used."""
+        """Stop the pipeline; close store and spill file; release a claim that was not used."""
         if self._pipeline is not None:
             self._pipeline.close()
-        if self._visits is not None:
-            self._visits.close()
+        if self._reader_thread is not None:
+            self._reader_thread.close()
         if self.spill is not None:
             self.spill.close()
         if self._kept is not None:
@@ -208,7 +206,7 @@ class NodeShell(Shell):
 
     def drain(self, limit_s: float) -> None:
         """Wait until what was sent has left; at node 0 also until the others have ended, which
-        they do when they have heard its answer to their goodbye.
+        they do when they have received its answer to their Leave.
         """
         super().drain(limit_s)
         end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
@@ -228,16 +226,21 @@ class NodeShell(Shell):
     def received(
         self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
     ) -> Sequence[Any]:
-        if self.own_switch is not None:
-            return self.own_switch.received(now_ns, peer, message, payload, payload_bytes)
-        return self._to_core(now_ns, peer, message, payload, payload_bytes)
+        if isinstance(message, Push):
+            self._bytes_in += payload_bytes
+        return self._front.received(now_ns, peer, message, payload, payload_bytes)
 
     def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
         return self.core.reconnected(now_ns) if peer == PARENT else ()
 
     def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
+        if self._pair is not None:
+            return self._pair.lost(now_ns, peer)
         self.core.lost(peer)
-        return () if self.own_switch is None else self.own_switch.lost(now_ns, peer)
+        return ()
+
+    def do(self, actions: Sequence[Any]) -> None:
+        super().do(actions if self._pair is None else self._pair.outward(actions))
 
     def do_own(self, action: Any) -> None:
         match action:
@@ -262,80 +265,74 @@ class NodeShell(Shell):
             case Spill(payload, is_raw):
                 self._spill(payload, is_raw=is_raw)
             case ReadWeights():
-                self._held_reads.append(action)  # started by `background`
+                self._waiting_reads.append(action)  # started by `background`
             case ReadField():
-                self._held_visits.append(action)  # so is this
+                self._waiting_fields.append(action)  # so is this
             case PinVersion(reader):
-                assert self._visits is not None
-                self.do(self._visits.pin(reader))
+                assert self._reader_thread is not None
+                self.do(self._reader_thread.pin(reader))
             case Unpin(reader):
-                assert self._visits is not None
-                self._visits.unpin(reader)
+                assert self._reader_thread is not None
+                self._reader_thread.unpin(reader)
             case _:
                 assert self._pipeline is not None
                 self._pipeline.start(action)
 
     def send(self, peers: Sequence[str], message: Message, payload: Any) -> None:
-        own = (_OWN_SWITCH, PARENT) if self.own_switch is not None else ()
-        inward = [peer for peer in peers if peer in own]
-        outward = [peer for peer in peers if peer not in own]
-        if inward:
-            held = payload.share() if isinstance(payload, Payload) else payload
-            self._to_node.append(Send(tuple(inward), message, held))
-        if outward:
-            if self.own_switch is None and isinstance(message, Weights):
-                self.payload_bytes_out += payload.nbytes
-            super().send(outward, message, payload)
+        if isinstance(message, Weights):
+            self._bytes_out += payload.nbytes
+        super().send(peers, message, payload)
 
     def background(self) -> Sequence[Any]:
         if self._pipeline is not None:
             for finished in self._pipeline.take_finished():
                 self.do(finished())
-        if self._visits is not None:
-            for finished in self._visits.take_finished():
+        if self._reader_thread is not None:
+            for finished in self._reader_thread.take_finished():
                 self.do(finished())
         self._start_reads()
         self._carry()
         return ()
 
     def tick(self, now_ns: int) -> Sequence[Any]:
-        self.do(self.core.tick(now_ns))
-        if self.own_switch is not None:
-            self.do(self.own_switch.tick(now_ns))
-            self._carry()
+        self.do(self._front.tick(now_ns))
+        self._carry()
         return ()
 
     def next_tick_ns(self) -> int | None:
-        if (self._held_reads or self._held_visits) and self._sending:
-            # The transport does not tell when what was sent has left; look again soon.
+        if (self._waiting_reads or self._waiting_fields) and self._sending:
+            # The transport does not report when what was sent has left; look again soon.
             return SYSTEM_CLOCK.now_ns() + _LOOK_AGAIN_NS
-        due = [self.core.next_tick_ns()]
-        if self.own_switch is not None:
-            due.append(self.own_switch.next_tick_ns())
-        return min((at_ns for at_ns in due if at_ns is not None), default=None)
+        return self._front.next_tick_ns()
 
     def is_known(self, peer: str) -> bool:
-        is_child = self.own_switch is not None and self.own_switch.is_member(peer)
-        return is_child or self.core.is_member(peer)
+        return self._front.is_member(peer)
 
     def link_name(self, peer: str) -> str:
-        return (self.own_switch or self.core).name_of(peer)
+        return self._front.name_of(peer)
 
     def duplicates(self) -> Mapping[str, int]:
         return self.core.duplicates
 
     def core_counts(self) -> Counts:
-        own = {} if self.own_switch is None else self.own_switch.counts()
-        return {**own, **self.core.counts()}
+        return self._front.counts()
 
     def waits_for(self) -> str:
-        if self.own_switch is not None and not self.own_switch.is_joined:
-            return self.own_switch.waits_for()
-        return self.core.waits_for()
+        return self._front.waits_for()
 
     @property
     def finished(self) -> bool:
-        return self.core.finished and (self.own_switch is None or self.own_switch.finished)
+        return self._front.finished
+
+    @property
+    def payload_bytes_in(self) -> int:
+        """Gradients into the node, as one switch or worker sees them."""
+        return self._bytes_in if self._pair is None else self._pair.payload_bytes_in
+
+    @property
+    def payload_bytes_out(self) -> int:
+        """Weights out of the node, as one switch or worker sees them."""
+        return self._bytes_out if self._pair is None else self._pair.payload_bytes_out
 
     # ---------------------------------------------------------------------- helpers
 
@@ -351,33 +348,15 @@ class NodeShell(Shell):
             return
         self._open(store)
 
-    def _to_core(
-        self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
-    ) -> Sequence[Any]:
-        if isinstance(message, Push):
-            self.payload_bytes_in += payload_bytes
-        return self.core.received(now_ns, peer, message, payload, payload_bytes)
-
     def _carry(self) -> None:
         """Pass messages between the own switch and the node's core."""
-        while self._to_node:
-            send = self._to_node.popleft()
-            payload = send.payload
-            nbytes = payload.nbytes if isinstance(payload, Payload) else 0
-            now_ns = SYSTEM_CLOCK.now_ns()
-            if send.peers == (PARENT,):
-                self.do(self._to_core(now_ns, _OWN_SWITCH, send.message, payload, nbytes))
-            else:
-                assert self.own_switch is not None
-                if isinstance(send.message, Weights):
-                    self.payload_bytes_out += nbytes
-                received = self.own_switch.received(now_ns, PARENT, send.message, payload, nbytes)
-                self.do(received)
+        while self._pair is not None and self._pair.is_waiting:
+            self.do(self._pair.carry(SYSTEM_CLOCK.now_ns()))
 
     def _start_reads(self) -> None:
         """Start reads of weights while what has not left yet is within its budget."""
-        for _ in range(len(self._held_reads)):
-            read = self._held_reads.popleft()
+        for _ in range(len(self._waiting_reads)):
+            read = self._waiting_reads.popleft()
             placed = None
             if self._places is not None:
                 placed = self._places.get(read.chunk, read.step, read.attempt)
@@ -387,10 +366,10 @@ class NodeShell(Shell):
                 assert self._pipeline is not None
                 self._pipeline.start(read)
             else:
-                self._held_reads.append(read)
-        while self._held_visits and self._waiting_bytes() < self._plan.outgoing_bytes:
-            assert self._visits is not None
-            self.do(self._visits.start(self._held_visits.popleft()))
+                self._waiting_reads.append(read)
+        while self._waiting_fields and self._waiting_bytes() < self._plan.outgoing_bytes:
+            assert self._reader_thread is not None
+            self.do(self._reader_thread.start(self._waiting_fields.popleft()))
 
     def _reserve_outgoing(self, nbytes: int) -> memoryview:
         """Memory for weights that are sent as a copy. Small ones leave at once, as a frame.

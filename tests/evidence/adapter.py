@@ -65,7 +65,9 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
 """What a core is told, and answers with actions, by kind of process."""
 
 RENAMED_EVENTS: Final[dict[tuple[str, str], str]] = {("worker", "keep"): "attach"}
-RENAMED_PARAMETERS: Final[dict[tuple[str, str, str], str]] = {}
+RENAMED_PARAMETERS: Final[dict[tuple[str, str, str], str]] = {
+    ("node", CONSTRUCTOR, "place"): "node",
+}
 
 _TYPES: Final[tuple[type[Any], ...]] = (
     RetryPolicy, PoolRange, VersionFacts, slots.Contribution,
@@ -75,7 +77,7 @@ _TYPES: Final[tuple[type[Any], ...]] = (
     nic_actions.Measure, nic_actions.Encode, nic_actions.Gradient,
     reader_actions.VersionOpened, reader_actions.FieldReceived, reader_actions.ReaderGone,
     switch_actions.Sum, switch_actions.SwitchLimits,
-    node_actions.NodeLimits, node_actions.NodePlace, node_actions.PreparedVersion,
+    node_actions.NodeLimits, node_actions.NodeNumber, node_actions.PreparedVersion,
     node_actions.StoreFacts, node_actions.OpenStore, node_actions.LoadPage,
     node_actions.KeepPiece, node_actions.RecordAttempt, node_actions.Discard, node_actions.Spill,
     node_actions.Inspect, node_actions.Fold, node_actions.Update, node_actions.ReadWeights,
@@ -86,6 +88,7 @@ _TYPES: Final[tuple[type[Any], ...]] = (
 
 RENAMED_TYPES: Final[dict[type[Any], str]] = {
     nic_actions.StepDecided: "Settled",
+    node_actions.NodeNumber: "NodePlace",
     reader_actions.FieldReceived: "FieldCame",
 }
 RENAMED_FIELDS: Final[dict[tuple[str, str], str]] = {}

@@ -38,13 +38,13 @@ class Outcome:
     virtual_s: float = 0.0
 
 
-def run_one(seed: int, slot_count: int | None, *, is_chaos: bool) -> Outcome:
+def run_one(seed: int, slot_count: int | None, *, is_chaos: bool, own_switch: bool) -> Outcome:
     """Run the history of one seed."""
     try:
         if is_chaos:
             cluster = run_chaos(seed, slot_count)
             return Outcome(seed, virtual_s=cluster.world.now_ns / 1e9)
-        simulation = run_history(make_history(seed, slot_count))
+        simulation = run_history(make_history(seed, slot_count, own_switch=own_switch))
     except Exception:
         return Outcome(seed, traceback.format_exc())
     return Outcome(seed, "", simulation.counts, simulation.world.now_ns / 1e9)
@@ -59,15 +59,18 @@ def fails(history: History) -> bool:
     return False
 
 
-def report(outcome: Outcome, slot_count: int | None, *, is_chaos: bool, shrinks: bool) -> None:
+def report(
+    outcome: Outcome, slot_count: int | None, *, is_chaos: bool, own_switch: bool, shrinks: bool
+) -> None:
     """Say what failed, how to see it again, and what is left of it."""
     more = " --chaos" if is_chaos else ""
     more += "" if slot_count is None else f" --slots {slot_count}"
+    more += " --no-switch" if own_switch else ""
     print(f"{outcome.trace}seed {outcome.seed} failed; to replay it:")
     print(f"    python -m tests.simulate --seeds 1 --first {outcome.seed}{more}", flush=True)
     if is_chaos:
         return
-    history = make_history(outcome.seed, slot_count)
+    history = make_history(outcome.seed, slot_count, own_switch=own_switch)
     print(f"\n{history.text()}\n", flush=True)
     if shrinks:
         smallest = Shrinker(fails).shrink(history)
@@ -82,11 +85,15 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=None, help="default: one a CPU")
     parser.add_argument("--slots", type=int, default=None, help="protocol fidelity, with so many")
     parser.add_argument("--chaos", action="store_true", help="the older histories")
+    parser.add_argument("--no-switch", action="store_true", help="the node is its own switch")
     parser.add_argument("--no-shrink", action="store_true", help="print failing seeds as they are")
     parser.add_argument("--stop-at-first", action="store_true", help="end with the first failure")
     options = parser.parse_args()
+    if options.chaos and options.no_switch:
+        parser.error("--chaos has switches; leave --no-switch out")
     seeds = range(options.first, options.first + options.seeds)
-    one = functools.partial(run_one, slot_count=options.slots, is_chaos=options.chaos)
+    kind = {"is_chaos": options.chaos, "own_switch": options.no_switch}
+    one = functools.partial(run_one, slot_count=options.slots, **kind)
     start_ns = SYSTEM_CLOCK.now_ns()
     failed_count, virtual_s = 0, 0.0
     struck: Counter[str] = Counter()
@@ -97,7 +104,7 @@ def main() -> int:
             if outcome.trace:
                 failed_count += 1
                 report(
-                    outcome, options.slots, is_chaos=options.chaos,
+                    outcome, options.slots, **kind,
                     shrinks=failed_count <= SHRUNK_MAX and not options.no_shrink,
                 )  # fmt: skip
                 if options.stop_at_first:

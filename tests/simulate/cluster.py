@@ -11,9 +11,11 @@ import hashlib
 import numpy as np
 
 from luwu.base.tree import Place
+from switch_emu.switch.core import SwitchCore
 from tests.simulate.disk import Disk
 from tests.simulate.job import Job, kept, reference
-from tests.simulate.machines import Node, Switch
+from tests.simulate.machines import Node, Switch, node_name
+from tests.simulate.no_switch import NodeOfWorkers
 from tests.simulate.worker import Worker
 from tests.simulate.world import Faults, Payload, World
 
@@ -27,7 +29,8 @@ class Cluster:
         self.world = World(seed, faults)
         self.disks = self.make_disks(job, job.layout.node_count)
         self.nodes = [self.make_node(number) for number in range(len(self.disks))]
-        self.switches = {place.name: self.make_switch(place, 1) for place in job.tree}
+        places = () if job.own_switch else job.tree
+        self.switches = {place.name: self.make_switch(place, 1) for place in places}
         self.workers = [self.make_worker(rank) for rank in range(job.world_size)]
         self._ticks()
 
@@ -35,13 +38,24 @@ class Cluster:
         return [Disk(job, number, count) for number in range(count)]
 
     def make_node(self, number: int) -> Node:
-        return Node(self.world, self.job, self.disks, number)
+        kind = NodeOfWorkers if self.job.own_switch else Node
+        return kind(self.world, self.job, self.disks, number)
 
     def make_switch(self, place: Place, incarnation: int) -> Switch:
         return Switch(self.world, self.job, place, incarnation=incarnation)
 
     def make_worker(self, rank: int) -> Worker:
-        return Worker(self.world, self.job, rank, self.job.tree.leaf_of(rank).process)
+        return Worker(self.world, self.job, rank, self.parent_of(rank))
+
+    def parent_of(self, rank: int) -> str:
+        """The process to which a worker is connected."""
+        return node_name(0) if self.job.own_switch else self.job.tree.leaf_of(rank).process
+
+    @property
+    def switch_cores(self) -> list[SwitchCore]:
+        """Of all switches, nodes' own among them."""
+        own = [node.pair.switch for node in self.nodes if isinstance(node, NodeOfWorkers)]
+        return [*(switch.core for switch in self.switches.values()), *own]
 
     def _ticks(self) -> None:
         for process in (*self.workers, *self.switches.values(), *self.nodes):

@@ -22,6 +22,7 @@ from tests.simulate.hostile import Attacker
 from tests.simulate.job import Job
 from tests.simulate.limits import bytes_max
 from tests.simulate.machines import Node, Switch
+from tests.simulate.no_switch import NodeOfWorkers
 from tests.simulate.oracles import Oracles
 from tests.simulate.plan import FINISH_MS, HEALED_MS, History
 from tests.simulate.worker import Worker
@@ -87,7 +88,8 @@ class Simulation(Cluster):
         return StoredDisk(job, number, count, random)
 
     def make_node(self, number: int) -> Node:
-        node = Node(self.world, self.job, self.disks, number, on_failed=self._node_failed)
+        kind = NodeOfWorkers if self.job.own_switch else Node
+        node = kind(self.world, self.job, self.disks, number, on_failed=self._node_failed)
         if node.alive and not node.is_stalled:
             self.oracles.opened(number)
         return self._limited(node)
@@ -96,7 +98,7 @@ class Simulation(Cluster):
         return self._limited(super().make_switch(place, incarnation))
 
     def make_worker(self, rank: int, start: int = 0) -> Worker:
-        parent = self.job.tree.leaf_of(rank).process
+        parent = self.parent_of(rank)
         return self._limited(Worker(self.world, self.job, rank, parent, start, self.oracles))
 
     def _limited(self, process: Any) -> Any:
@@ -124,9 +126,13 @@ class Simulation(Cluster):
             return
         self.oracles.at_the_end()
         self._let_disks_finish()
-        for process in (*self.workers, *self.nodes):
+        # A worker that is refused, as the job was over without it, ends with all that it holds.
+        workers = [worker for worker in self.workers if worker.refused is None]
+        for process in (*workers, *self.nodes):
             if process.alive and not self._is_only_goodbye:
                 held = process.account.count_now
+                if isinstance(process, NodeOfWorkers):  # its switch may have copies of weights
+                    held = process.core.counts()["sum_bytes_now"]
                 assert held == 0, f"O5: {process.name} holds {held} payloads when all is done"
 
     def _let_disks_finish(self) -> None:
@@ -165,7 +171,7 @@ class Simulation(Cluster):
         return (
             all(w.finished or w.only_leaves or self._is_out(w) for w in self.workers)
             and all(disk.version == self.job.steps for disk in self.disks)
-            and not all(switch.core.is_joined for switch in self.switches.values())
+            and not all(core.is_joined for core in self.switch_cores)
         )
 
     def _heal(self) -> None:
@@ -187,7 +193,7 @@ class Simulation(Cluster):
     def _waits_for(self) -> str:
         """Of everybody, for people."""
         lines = [f"{w.name}: {'done' if w.finished else w.core.waits_for()}" for w in self.workers]
-        lines += [f"{s.name}: {s.core.waits_for()}" for s in self.switches.values()]
+        lines += [f"switch: {core.waits_for()}" for core in self.switch_cores]
         lines += [f"{n.name}: {n.core.waits_for() if n.alive else n.failed}" for n in self.nodes]
         return "; ".join(lines)
 
@@ -214,7 +220,8 @@ class Simulation(Cluster):
         """Whom a fault means."""
         role, _, number = who.partition(" ")
         processes: Sequence[Process] = {
-            "worker": self.workers, "switch": list(self.switches.values()), "node": self.nodes,
+            "worker": self.workers, "switch": list(self.switches.values()) or self.nodes,
+            "node": self.nodes,
         }[role]  # fmt: skip
         return processes[int(number) % len(processes)]
 
@@ -246,11 +253,17 @@ class Simulation(Cluster):
             return
         process.kill()
         if isinstance(process, Worker):
-            switch = self.switches[self.job.tree.leaf_of(process.rank).name]
-            switch.enter(lambda: switch.child_lost(process.name))
+            self._lose_child(process)
         if power_cut and isinstance(process, Node):
             process.disk.power_cut()
         self._after(for_ms, lambda: self._start_again(process))
+
+    def _lose_child(self, worker: Worker) -> None:
+        """The connection of a worker has ended."""
+        parent: Any = self.nodes[0]
+        if not self.job.own_switch:
+            parent = self.switches[self.job.tree.leaf_of(worker.rank).name]
+        parent.enter(lambda: parent.child_lost(worker.name))
 
     def blackout(self, for_ms: int) -> None:
         """All at once."""
@@ -365,10 +378,17 @@ class Simulation(Cluster):
             sender, message, payload = said
             if kind != "stale":
                 self.world.send(sender, process.name, message, payload)
-            elif (
-                process.alive and process.core._members.complete
-            ):  # at once: its successor knows nobody
+            elif process.alive and self._knows_all(process):  # at once: its successor knows nobody
                 process.enter(functools.partial(process._received, sender, message, payload))
+
+    @staticmethod
+    def _knows_all(process: Switch | Node) -> bool:
+        """Whether all its children have joined."""
+        if isinstance(process, NodeOfWorkers):
+            return process.pair.switch._members.complete
+        if isinstance(process, Node):
+            return process.core.children.members.complete
+        return process.core._members.complete
 
     # ---------------------------------------------------------------------- successors
 

@@ -135,6 +135,8 @@ class Job:
     """How much longer than other work the flush of a step takes."""
     switches: Tree | None = None
     """None: one switch above all."""
+    own_switch: bool = False
+    """The node has a switch of its own, to which all workers are connected."""
 
     @property
     def tree(self) -> Tree:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.simulate.job import Job
 from tests.simulate.machines import Node, Switch
+from tests.simulate.no_switch import NodeOfWorkers
 from tests.simulate.world import Process
 
 COPIES = 2
@@ -19,16 +20,17 @@ def bytes_max(job: Job, process: Process) -> int:
     model_bytes = sum(chunk.sum_bytes for chunk in job.layout.chunks)
     chunk_bytes = job.layout.chunk_bytes
     if isinstance(process, Switch):
-        return _switch_bytes(job, process, chunk_bytes)
+        return _switch_bytes(job, len(job.tree.children(process.place)))
+    if isinstance(process, NodeOfWorkers):
+        return _node_bytes(job, chunk_bytes) + _switch_bytes(job, job.world_size)
     if isinstance(process, Node):
         return _node_bytes(job, chunk_bytes)
     # Gradients of a backward, encoded beside them, and those of one that was given up meanwhile.
     return COPIES * 2 * model_bytes * job.backwards + chunk_bytes
 
 
-def _switch_bytes(job: Job, switch: Switch, chunk_bytes: int) -> int:
-    limits = switch.core._limits
-    children = len(job.tree.children(switch.place))
+def _switch_bytes(job: Job, children: int) -> int:
+    limits, chunk_bytes = job.limits, job.layout.chunk_bytes
     slots = limits.slot_bytes_max
     if limits.slots is not None:
         slots = COPIES * limits.slots.slot_count * limits.slots.slot_bytes * children

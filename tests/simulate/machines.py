@@ -119,15 +119,20 @@ class Switch(Process):
                     self.later(lambda action=action, values=values: self._sum(action, values))
 
     def _sum(self, action: Sum, values: list[Any]) -> None:
-        if ENCODED in action.dtypes:
-            parts = [memoryview(v).cast("B") for v in values]
-            total = np.empty(self.core.aggregator.combined_bytes(parts), np.uint8)
-            total = total[: self.core.aggregator.combine(parts, total.data)]
-        else:
-            total = np.empty_like(values[0])
-            sum_in_order([memoryview(v) for v in values], action.dtypes, total)
+        total = added_up(self.core, action, values)
         payload = Payload(total, self.account)
         self._do(self._outer.summed(self._world.now_ns, action, payload, total.nbytes))
+
+
+def added_up(core: SwitchCore, action: Sum, values: list[Any]) -> Any:
+    """The sum that a switch's core asks for."""
+    if ENCODED in action.dtypes:
+        parts = [memoryview(v).cast("B") for v in values]
+        total = np.empty(core.aggregator.combined_bytes(parts), np.uint8)
+        return total[: core.aggregator.combine(parts, total.data)]
+    total = np.empty_like(values[0])
+    sum_in_order([memoryview(v) for v in values], action.dtypes, total)
+    return total
 
 
 class Node(Process):
@@ -159,18 +164,21 @@ class Node(Process):
     def _start(self) -> None:
         with self._stopping():
             facts = self.disk.open()
-            self.core = NodeCore(
-                job=JOB,
-                incarnation=self.disk.starts,
-                ranks=(1 << self._job.world_size) - 1,
-                place=node_actions.NodePlace(number=self._number, count=len(self._disks)),
-                limits=self._job.node_limits,
-                groups=self._job.tree.groups,
-                retry=self._job.retry,
-            )
+            self.core = self._make_core()
             self.tick()
             if facts is not None:
                 self._do(self.core.store_opened(facts))
+
+    def _make_core(self) -> NodeCore:
+        return NodeCore(
+            job=JOB,
+            incarnation=self.disk.starts,
+            ranks=(1 << self._job.world_size) - 1,
+            node=node_actions.NodeNumber(number=self._number, count=len(self._disks)),
+            limits=self._job.node_limits,
+            groups=self._job.tree.groups,
+            retry=self._job.retry,
+        )
 
     @contextlib.contextmanager
     def _stopping(self) -> Iterator[None]:
@@ -269,7 +277,10 @@ class Node(Process):
                 case node_actions.Decide():
                     self._later(lambda a=action: self._decide(a))
                 case _:
-                    raise AssertionError(f"{self.name}: unexpected {action}")
+                    self._do_other(action)
+
+    def _do_other(self, action: Any) -> None:
+        raise AssertionError(f"{self.name}: unexpected {action}")
 
     def _disk_at_once(self, action: node_actions.RecordAttempt | node_actions.Discard) -> None:
         if self.is_superseded:

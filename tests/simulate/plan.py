@@ -57,6 +57,8 @@ class Options:
     slot_count: int | None = None
     aggregate: str = "float32"
     tree: str | None = None
+    own_switch: bool = False
+    """As with `--no-switch`."""
     stored: bool = False
     """Nodes run the real page store on simulated devices."""
     drops: bool = False
@@ -93,6 +95,7 @@ class Options:
             slot_count=self.slot_count,
             aggregate=self.aggregate,
             switches=tree,
+            own_switch=self.own_switch,
         )  # fmt: skip
 
 
@@ -124,11 +127,16 @@ class History:
         )
 
 
-def make_history(seed: int, slot_count: int | None = None) -> History:
-    """The history of a seed; with so many slots, in protocol fidelity."""
+def make_history(seed: int, slot_count: int | None = None, *, own_switch: bool = False) -> History:
+    """The history of a seed; with so many slots, in protocol fidelity.
+
+    `own_switch`: as with `--no-switch`, which has one node and no tree.
+    """
     options = make_options(Random(derive(seed, "options")))
     if slot_count is not None:
         options = replace(options, slot_count=slot_count)
+    if own_switch:
+        options = replace(options, own_switch=True, node_count=1, tree=None)
     faults = make_faults(Random(derive(seed, "faults")), options)
     random = Random(derive(seed, "going back"))  # of its own: other histories stay what they were
     if random.random() < GOING_BACK_RATIO:

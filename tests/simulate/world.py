@@ -69,17 +69,32 @@ class Payload:
 
     def __init__(self, array: Any, account: Account | None = None) -> None:
         self.array = array
-        self.dropped = False
+        self._holders_count = 1
         self._account = account
         Payload.live_count += 1
         if account is not None:
             account.add(array.nbytes)
 
+    @property
+    def nbytes(self) -> int:
+        return int(self.array.nbytes)
+
+    @property
+    def dropped(self) -> bool:
+        return self._holders_count == 0
+
+    def share(self) -> Payload:
+        """One more holder."""
+        assert not self.dropped, "a payload was shared after it was dropped"
+        self._holders_count += 1
+        return self
+
     def drop(self) -> None:
         assert not self.dropped, "a payload was dropped twice"
-        self.dropped = True
-        Payload.live_count -= 1
-        self.leave_memory()
+        self._holders_count -= 1
+        if self.dropped:
+            Payload.live_count -= 1
+            self.leave_memory()
 
     def leave_memory(self) -> None:
         """It is dropped, or was spilled to a file: it takes no memory any more."""

@@ -40,7 +40,7 @@ def test_training_gives_the_bits_of_a_plain_loop(
     ) as cluster:  # fmt: skip
         check(cluster, job, cluster.run(Worker(job)))
         if update == "at_step":
-            assert cluster.node.core.held.spilled_count > 0
+            assert cluster.node.core.budget.spilled_count > 0
             assert cluster.node.spill.bytes_read > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]
     assert not list((tmp_path / "state").glob("spill*"))
@@ -53,7 +53,7 @@ def test_a_large_budget_changes_nothing(has_switch: bool, update: str, tmp_path:
     job = Job(update=update)
     with cluster_for(job, tmp_path, has_switch=has_switch, state=tmp_path / "state") as cluster:
         check(cluster, job, cluster.run(Worker(job)))
-        assert cluster.node.core.held.spilled_count == 0
+        assert cluster.node.core.budget.spilled_count == 0
         assert cluster.node.spill is None
         assert cluster.node.store.stats.bytes_read == 0
 

@@ -274,7 +274,7 @@ def test_a_decision_of_the_node_changes_run_and_prediction(
     start = NodeCore._start_updates
 
     def late(self: NodeCore, step: Step) -> None:
-        sums = (step.sums.chunks.get(chunk) for chunk in self._trainable)
+        sums = (step.sums.chunks.get(chunk) for chunk in self.shard.trainable)
         if all(each is not None and each.complete_up_to(1) for each in sums):
             start(self, step)
 

@@ -17,6 +17,7 @@ from luwu.base.limits import READERS_MAX, READERS_OF_CONNECTION_MAX
 from luwu.nic.core.reader import ReaderCore, ReaderGone, VersionOpened
 from luwu.nic.reader import FieldRead, StateReader
 from luwu.protocol.actions import PARENT, Drop, Send
+from luwu.protocol.outbox import Outbox
 from luwu.testing.local import LocalCluster
 from luwu.wire import messages as wire
 from luwu.wire.hyper import decode_hyper
@@ -197,12 +198,8 @@ def said(kind: Any, reader: int = 5, **fields: Any) -> Any:
 
 
 def desk() -> tuple[Readers, list[Any]]:
-    actions: list[Any] = []
-
-    def stamped(kind: Any, **fields: Any) -> Any:
-        return said(kind, **fields)
-
-    return Readers(actions, stamped), actions
+    outbox = Outbox(job=1, role=Role.READER, rank=0, incarnation=5)
+    return Readers(outbox), outbox.actions
 
 
 def taken(actions: list[Any]) -> list[Any]:

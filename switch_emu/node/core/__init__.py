@@ -1,4 +1,26 @@
-"""The optimizer node as a pure state machine: `NodeCore`."""
+"""The optimizer node as a pure state machine: `NodeCore`, which owns these parts.
+
+node.py             NodeCore: events in, actions out; the course of a step; what is sent to whom
+results.py          what a part returns where the core must act on it
+actions.py          what is asked of the pipeline and the store
+
+shard.py            the chunks that this node owns, from the job's description
+state.py            the decided version, the one that is prepared, and the attempt, on disk
+first_weights.py    the initial weights, until version 0 is decided
+membership.py       the child joins and leaves
+presence.py         ranks that are lost or back: others count in the next attempt
+
+steps.py, step.py   the undecided steps; sums.py what has come in for one of them
+budget.py           bytes of gradients in RAM; what is over is spilled
+gathering.py        gradients, Begin and Commit, into the sums
+updates.py          pages that are being updated
+attachments.py      what ranks attach to a step
+serving.py          weights that are pulled; publisher.py their order
+
+joint.py            node 0: two-phase commit of one node or many; ballot.py what they stated
+following.py        the other nodes: what they ask of node 0
+readers.py          readers of a decided version, while training goes on
+"""
 
 from switch_emu.node.core.node import NodeCore
 

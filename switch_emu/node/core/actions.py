@@ -1,4 +1,4 @@
-"""What the node's core asks of the pipeline and the store, and what it is told of the store.
+"""Actions that the node's core asks of the pipeline and the store, and facts about the store.
 
 Each action is answered by the method of `NodeCore` that its docstring names; those without one
 (`RecordAttempt`, `Discard`, `Spill`) are done before the next action is looked at.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from luwu.protocol.actions import Payload
+from luwu.protocol.actions import Drop, Note, Payload, Send
 from luwu.protocol.contribution import Contribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLimits:
-    """What a node may hold and have under way."""
+    """What a node may have in memory and under way."""
 
     sum_bytes_max: int = 256 * 1024 * 1024
     """Gradients in RAM; beyond, they are spilled."""
@@ -35,7 +35,7 @@ class NodeLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodePlace:
+class NodeNumber:
     """Which of how many optimizer nodes this is; node 0 speaks for all where they must agree."""
 
     number: int = 0
@@ -56,7 +56,7 @@ class PreparedVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFacts:
-    """What an open store says of itself."""
+    """An open store, as it describes itself."""
 
     description: bytes
     generation: int
@@ -105,7 +105,7 @@ class KeepPiece:
 
 @dataclass(frozen=True, slots=True)
 class RecordAttempt:
-    """Make the attempt durable before anything is said under it."""
+    """Make the attempt durable before anything is sent under it."""
 
     attempt: int
 
@@ -119,7 +119,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """A held payload is over the budget: move it to the spill file; it stays valid."""
+    """A payload is over the budget: move it to the spill file; it stays valid."""
 
     payload: Payload
     is_raw: bool
@@ -223,14 +223,14 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class PinVersion:
-    """Hold the decided version for a reader; `pinned`."""
+    """Pin the decided version for a reader; `pinned`."""
 
     reader: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadField:
-    """Read one field of a page of the version held for a reader; `field_read`."""
+    """Read one field of a page of the version that is pinned for a reader; `field_read`."""
 
     reader: int
     chunk: int
@@ -244,3 +244,10 @@ class Unpin:
     """The reader is gone."""
 
     reader: int
+
+
+Action = (
+    Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
+    | Inspect | ReadWeights | Prepare | Decide | KeepPiece | PinVersion | ReadField | Unpin
+    | GiveUp
+)  # fmt: skip

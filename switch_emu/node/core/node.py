@@ -1,7 +1,7 @@
 """The optimizer node as a state machine: when a page is read, updated, written, published, decided.
 
 Its child is a switch (or the node's own, with `--no-switch`) that speaks for all ranks. Pure: an
-event and a time in, actions out; the pipeline does what the actions say and reports back.
+event and a time in, actions out; the pipeline does what the actions ask for and reports back.
 
 One step t, and what starts each change:
 
@@ -10,7 +10,7 @@ One step t, and what starts each change:
     at_step            a complete part is folded: Fold -> folded; pages wait for the verdict
     verdict(t)         `Commit` is in and every sum is complete, measured and finite
     at_step            now Update -> updated -> written, in the order of the forward
-    decided(t)         every page is written, and what workers keep beside the version:
+    decided(t)         every page is written, and so is what workers attach to the version:
                        Prepare -> prepared, Decide -> decided
 
 Weights for step t+1 are published as soon as a page is updated, tentative until verdict(t). Pages
@@ -26,43 +26,135 @@ all; a single node is all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final
 
+from luwu.aggregate import Aggregator
 from luwu.base.outstanding import RetryPolicy
 from luwu.protocol.actions import PARENT, Payload
+from luwu.protocol.children import Children
+from luwu.protocol.members import ranks_text
+from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role, Verb
 from switch_emu.node.core import actions as do
-from switch_emu.node.core.gathering import NodeGathering
-from switch_emu.node.core.membership import Action
+from switch_emu.node.core.actions import Action
+from switch_emu.node.core.attachments import Attachments
+from switch_emu.node.core.budget import GradientBudget
+from switch_emu.node.core.first_weights import FirstWeights
+from switch_emu.node.core.following import Announced, Following
+from switch_emu.node.core.gathering import Gathering
+from switch_emu.node.core.joint import Joint
+from switch_emu.node.core.membership import Membership
+from switch_emu.node.core.presence import Presence
 from switch_emu.node.core.readers import Readers
+from switch_emu.node.core.results import AbortRequest, Joined, Judgement, Result
+from switch_emu.node.core.serving import Serving
+from switch_emu.node.core.shard import Shard
+from switch_emu.node.core.state import State
 from switch_emu.node.core.step import Step
+from switch_emu.node.core.steps import Steps
+from switch_emu.node.core.updates import Updates
+
+Table = Mapping[type[wire.Message], str]
+"""Kind of message -> the method of `NodeCore`, or of one of its parts, that it is given to."""
+
+FROM_ANYONE: Final[Table] = {
+    wire.Hello: "_hello",
+    wire.Open: "_reader",
+    wire.Read: "_reader",
+    wire.Shut: "_reader",
+}
+"""From a connection that need not be a member's."""
+FROM_MEMBER: Final[Table] = {wire.Present: "_present"}
+"""From a child that has joined, in whatever attempt."""
+FROM_CHILD: Final[Table] = {
+    wire.Load: "first_weights.load",
+    wire.Pull: "serving.pull",
+    wire.Push: "gathering.push",
+    wire.Propose: "gathering.propose",
+    wire.Confirm: "gathering.confirm",
+    wire.Begin: "gathering.begin",
+    wire.Commit: "gathering.commit",
+    wire.Keep: "attachments.keep",
+    wire.Cancel: "membership.cancel",
+    wire.Leave: "membership.leave",
+}
+"""From a child that has joined, in the attempt that counts."""
+FROM_NODES: Final[Table] = {
+    wire.Measured: "joint.node_measured",
+    wire.Prepared: "joint.node_prepared",
+    wire.Cancel: "joint.node_cancels",
+    wire.Leave: "joint.node_leaves",
+}
+"""At node 0, from another node that has joined, in the attempt that counts."""
+FROM_FIRST: Final[Table] = {
+    wire.Refuse: "joint.refuse",
+    wire.Rejoin: "joint.rejoin",
+    wire.Welcome: "_welcome",
+}
+"""At another node, from node 0: its answers to Hello."""
+FROM_FIRST_CURRENT: Final[Table] = {
+    wire.Abort: "joint.abort",
+    wire.Verdict: "joint.verdict",
+    wire.Resolved: "joint.resolved",
+    wire.Received: "joint.received",
+}
+"""At another node, from node 0, of this opening of its store and of no older attempt."""
 
 
-class NodeCore(NodeGathering):
-    """See the module. `ranks` is the bitmap of all ranks of the job.
-
-    What comes in for a step is held in `gathering.py`, weights go out in `serving.py`; attempts and
-    what several nodes agree on are in `joint.py`; the store, joining and initial weights are in
-    `membership.py`.
-    """
+class NodeCore:
+    """All parts of the node, and the course of a step."""
 
     def __init__(
-        self, *, job: int, incarnation: int, ranks: int, place: do.NodePlace | None = None,
+        self, *, job: int, incarnation: int, ranks: int, node: do.NodeNumber | None = None,
         limits: do.NodeLimits | None = None, retry: RetryPolicy | None = None,
         groups: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """`groups`: the ranks that each switch of a tree sums, the smaller ones first."""
-        super().__init__(
-            job, incarnation, ranks, place or do.NodePlace(), limits or do.NodeLimits(),
-            retry or RetryPolicy(),
-        )  # fmt: skip
-        self.groups = tuple(groups)
-        self._updates: dict[tuple[int, int], do.Update] = {}
-        """Under way, of any attempt: (attempt, chunk)."""
-        self.readers = Readers(self._actions, self._ours)
-        """Who reads a decided version while training goes on."""
+        """`ranks`: bitmap of all ranks of the job.
+
+        `groups`: bitmaps of the ranks that each switch of a tree sums, the smaller ones first.
+        """
+        self._node, self._limits = node or do.NodeNumber(), limits or do.NodeLimits()
+        self.groups, self.world_size = tuple(groups), ranks.bit_count()
+        node, limits = self._node, self._limits
+        outbox = Outbox(job=job, role=Role.NODE, rank=node.number, incarnation=incarnation)
+        children = Children(outbox, [ranks])
+        children.redoes = limits.redoes
+        shard = Shard(node, self.world_size)
+        state = State(outbox, children)
+        budget = GradientBudget(outbox, limits.sum_bytes_max, limits.raw_bytes_max)
+        steps = Steps(outbox, children, shard, budget, self.groups)
+        serving = Serving(outbox, children, shard, steps, limits.reads_max)
+        self.out, self.children, self.shard, self.state = outbox, children, shard, state
+        self.budget, self.steps, self.serving = budget, steps, serving
+        self.first_weights = FirstWeights(outbox, children, shard, state)
+        self.gathering = Gathering(outbox, children, shard, steps, budget, serving)
+        self.attachments = Attachments(outbox, children, steps)
+        self.updates = Updates(outbox, shard, steps, budget, serving, limits.updates_max)
+        self.membership = Membership(outbox, children, node, shard, steps)
+        self.joint: Joint | Following
+        if node.number == 0:
+            ranks_min = limits.ranks_min
+            self.joint = Joint(outbox, children, shard, state, steps)
+        else:
+            ranks_min = None
+            self.joint = Following(outbox, children, shard, state, steps, retry or RetryPolicy())
+        self.presence = Presence(outbox, children, steps, ranks_min)
+        self.readers = Readers(outbox)
+        self._with_attempt = (steps, state, self.first_weights, self.joint, serving)
+        """Parts with something of an attempt, in the order in which they forget it."""
+        self._from_anyone = self._bound(FROM_ANYONE)
+        self._from_member = self._bound(FROM_MEMBER)
+        self._from_child = self._bound(FROM_CHILD)
+        self._from_nodes = self._bound(FROM_NODES if node.number == 0 else {})
+        self._from_first = self._bound(FROM_FIRST if node.number else {})
+        self._from_first_current = self._bound(FROM_FIRST_CURRENT if node.number else {})
+
+    def _bound(self, table: Table) -> dict[type[wire.Message], Callable[..., Any]]:
+        return {kind: attrgetter(path)(self) for kind, path in table.items()}
 
     # ---------------------------------------------------------------------- messages
 
@@ -71,245 +163,424 @@ class NodeCore(NodeGathering):
         payload_bytes: int = 0,
     ) -> list[Action]:  # fmt: skip
         """A message came. Data payloads are opaque, those of control messages are bytes."""
-        m, self._now_ns = message, now_ns
+        m, kind, out = message, type(message), self.out
+        out.now_ns = now_ns
         if peer == PARENT:
-            self._from_first(m)
-        elif m.role is Role.NODE and self._place.count > 1 and not m.IS_DATA:
-            self._from_node(peer, m, payload)
-        elif isinstance(m, wire.ReaderRequest):
-            self.readers.received(now_ns, peer, m, loaded=self._loaded)
-        elif isinstance(m, wire.Hello):
-            self._hello_came(peer, m, payload)
-        elif self._members.of(peer, m.incarnation) is None:
-            self._refuse(m, payload)
-            self._tell(peer, self._ours(wire.Rejoin))
-        elif isinstance(m, wire.Present):
-            self._tell(peer, self._receipt(m, Verb.PRESENT, m.contributors))
-            self._is_heard(m.contributors, (m.incarnation, m.roll))
-        elif m.attempt > self._attempt:
-            self._refuse(m, payload)  # nobody can know of it before we do
-        elif m.attempt < self._attempt or m.generation != self._generation:
-            self._refuse(m, payload)
-            self._answer_stale(peer, m)
-        elif isinstance(m, wire.Push):
-            self._push(m, payload, payload_bytes)
-        elif isinstance(m, wire.Pull):
-            self._pull(m)
-        elif isinstance(m, wire.Load):
-            self._load(m, payload, payload_bytes)
-        elif isinstance(m, wire.Keep):
-            self._keep(m, payload)
-        elif isinstance(m, wire.Begin):
-            self._begin(m, payload)
-        elif isinstance(m, wire.Propose):
-            self._propose(m, payload)
-        elif isinstance(m, wire.Confirm):
-            self._confirm(peer, m)
-        elif isinstance(m, wire.Commit):
-            self._commit(peer, m, payload)
-        elif isinstance(m, wire.Cancel):
-            self._request_abort(m.text, is_lost=self._lacks_pieces_of(m.lost))
-        elif isinstance(m, wire.Leave):
-            self._members.leave(peer)
-            self._tell_all(self._receipt(m, Verb.LEAVE))
-            self._leave_if_done()
+            self._node_0_sends(m)
+        elif m.role is Role.NODE and self._node.count > 1 and not m.IS_DATA:
+            self._node_sends(peer, m, payload)
+        elif kind in self._from_anyone:
+            self._from_anyone[kind](peer, m, payload)
+        elif self.children.members.of(peer, m.incarnation) is None:
+            out.ignore(m, payload)
+            out.send(peer, out.stamped(wire.Rejoin))
+        elif kind in self._from_member:
+            self._from_member[kind](peer, m)
+        elif m.attempt > out.attempt:
+            out.ignore(m, payload)  # it cannot be known before this node knows it
+        elif m.attempt < out.attempt or m.generation != out.generation:
+            out.ignore(m, payload)
+            self.children.answer_stale(peer, m)
+        elif kind in self._from_child:
+            self._act_on(self._from_child[kind](peer, m, payload, payload_bytes))
         else:
-            self._refuse(m, payload)
-        return self._take()
+            out.ignore(m, payload)
+        return out.take()
 
     def lost(self, peer: str) -> None:
-        """The connection to a child has ended: what another says in its name may be true."""
-        self._members.lost(peer)
+        """The connection to a child has ended: what another sends in its name may be true."""
+        self.children.members.lost(peer)
 
-    def _push(self, m: wire.Push, payload: Payload | None, payload_bytes: int) -> None:
-        step = self._gather(m, payload, payload_bytes)
-        if step is not None:
-            self._came(step, m.chunk, m.part % wire.RESENT_PART)
-            self._settle()
+    def _act_on(self, found: Result) -> None:
+        """Do what a part's answer asks for."""
+        if found is True:
+            self._advance()
+        elif isinstance(found, AbortRequest):
+            self._request_abort(found)
+        elif isinstance(found, Judgement):
+            step = self.steps.open
+            assert step is not None
+            self._judge(step, found)
+            self.joint.was_judged()
+            self._advance()
+        elif isinstance(found, wire.Welcome | wire.Abort):
+            self._take_over(found)
 
-    def _came(self, step: Step, chunk: int, number: int) -> None:
-        """A contribution to a part came, or what all of them are together is known."""
-        part = step.sums.part(chunk, number)
-        if part.contributors == self._members.active and not part.complete:
-            self._inspect(step, chunk, number)
-        if part.complete and not self._streaming:
-            self._fold_next(step, chunk)
-        elif part.complete and number == 0 and part.contributions[0].last:
-            self._make_ready(step, chunk)
+    def _hello(self, peer: str, m: wire.Hello, description: bytes) -> None:
+        self.membership.hello(peer, m, description)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Let a child join that waits for the store, or for node 0 to know us."""
+        if self.shard.description is None or not self.joint.is_enlisted:
+            return
+        joined = self.membership.admit()
+        if joined is None:
+            return
+        if joined.lost_text:
+            self._abort(joined.lost_text)
+            self._advance()
+        if joined.is_restarted:
+            self._request_abort(AbortRequest("the switch was started again"))
+        peer, hello = joined.peer, joined.hello
+        self.out.send(peer, self.children.welcome(self._limits.push_window_bytes))
+        self._act_on(self.presence.report(hello.present, (hello.incarnation, hello.roll)))
+
+    def _present(self, peer: str, m: wire.Present) -> None:
+        self.out.send(peer, self.out.receipt(m, Verb.PRESENT, m.contributors))
+        self._act_on(self.presence.report(m.contributors, (m.incarnation, m.roll)))
+
+    def _reader(self, peer: str, m: wire.ReaderRequest, payload: object) -> None:
+        self.readers.received(self.out.now_ns, peer, m, loaded=self.children.loaded)
+
+    # ---------------------------------------------------------------------- several nodes
+
+    def _node_sends(self, peer: str, m: wire.Message, payload: bytes | None) -> None:
+        """Another node asks this one, which should be node 0."""
+        out = self.out
+        node = self.joint.node_at(peer, m.incarnation)
+        if isinstance(m, wire.Hello):
+            self._welcome_node(self.joint.hello(peer, m, payload or b""))
+        elif node is None:
+            out.send(peer, out.stamped(wire.Rejoin))
+        elif m.attempt != out.attempt or m.generation != out.generation:
+            self.children.answer_stale(peer, m)
+        elif type(m) in self._from_nodes:
+            self._act_on(self._from_nodes[type(m)](peer, node, m, payload))
+
+    def _welcome_node(self, joined: Joined | None) -> None:
+        if joined is None:
+            return
+        joint = self.joint
+        assert isinstance(joint, Joint)
+        if joined.is_restarted:
+            node = joined.hello.contributors.bit_length() - 1
+            text = f"optimizer node {node} was started again"
+            self._request_abort(AbortRequest(text, is_lost=True))
+        joint.welcome_node(joined.peer)
+
+    def _node_0_sends(self, m: wire.Message) -> None:
+        joint, kind = self.joint, type(m)
+        if kind in self._from_first:
+            self._act_on(self._from_first[kind](m))
+        elif isinstance(joint, Following) and joint.is_current(m):
+            handler = self._from_first_current.get(kind)
+            if handler is not None:
+                self._act_on(handler(m))
+
+    def _welcome(self, m: wire.Welcome) -> None:
+        """Node 0 knows us, and announces what counts; perhaps with a verdict that we missed."""
+        joint = self.joint
+        assert isinstance(joint, Following)
+        skip = joint.missed_verdict(m)
+        if skip is not None:
+            self._act_on(joint.verdict(skip))
+        self._act_on(joint.welcome(m))
+
+    def reconnected(self, now_ns: int) -> list[Action]:
+        """The connection to node 0, or to its successor, is back."""
+        self.out.now_ns = now_ns
+        self.joint.reconnected()
+        return self.out.take()
 
     # ---------------------------------------------------------------------- what was done
 
+    def store_opened(self, facts: do.StoreFacts) -> list[Action]:
+        """The store is open: at the start, or because `OpenStore` asked for it."""
+        if facts.job == self.out.job and facts.version is not None:
+            self.presence.run_goes_on()
+        self.shard.open(facts.description)
+        self.state.opened(facts)
+        self._admit()
+        for joined in self.joint.opened():
+            self._welcome_node(joined)
+        return self.out.take()
+
+    def store_refused(self, text: str) -> list[Action]:
+        """No store can be made for this job."""
+        self.membership.store_refused(text)
+        return self.out.take()
+
+    def page_loaded(self, load: do.LoadPage) -> list[Action]:
+        """Initial weights are in their page; when all are, version 0 is prepared."""
+        self._act_on(self.first_weights.page_loaded(load))
+        return self.out.take()
+
     def inspected(self, done: do.Inspect, *, fits: bool) -> list[Action]:
-        """Whether the encoded contributions to a part are a sum."""
-        step = self._looked_at(done, fits=fits)
-        if step is not None and fits:
-            self._came(step, done.chunk, done.part)
-        self._settle()
-        return self._take()
+        """Whether the encoded contributions to a part fit in a sum, or it overflows."""
+        self.gathering.inspected(done, fits=fits)
+        self._advance()
+        return self.out.take()
+
+    def folded(
+        self, fold: do.Fold, squares: tuple[float, ...], payload: Payload, payload_bytes: int
+    ) -> list[Action]:
+        """A part was added to a chunk's total; `payload` is the new total."""
+        self.gathering.folded(fold, squares, payload, payload_bytes)
+        self._advance()
+        return self.out.take()
 
     def updated(
         self, update: do.Update, squares: tuple[float, ...], weights: Payload | None,
         *, in_place: bool = False,
     ) -> list[Action]:  # fmt: skip
         """A page has its new values; `weights` are there if `update.publish` asked for them."""
-        for said in update.contributions:
-            self.held.let_go(said.payload)
-        if update.attempt == self._attempt:
-            step = self._steps[update.step]
-            if self._streaming:
-                step.sums.chunks[update.chunk].squares = squares
-            step.updated.add(update.chunk)
-            if weights is not None:
-                self._publish(update, weights, in_place)
-        self._drop(weights)
-        self._settle()
-        return self._take()
+        if self.updates.updated(update, squares) and weights is not None:
+            self.serving.publish(update, weights, in_place=in_place)
+        self.out.drop(weights)
+        self._advance()
+        return self.out.take()
 
     def written(self, update: do.Update) -> list[Action]:
         """The page's new values are on its other side."""
-        del self._updates[update.attempt, update.chunk]
-        if update.attempt == self._attempt:
-            self._steps[update.step].written.add(update.chunk)
-            self._serve(update.step + 1, update.chunk)
-        self._settle()
-        return self._take()
+        self.updates.written(update)
+        self._advance()
+        return self.out.take()
+
+    def weights_read(
+        self, read: do.ReadWeights, payload: Payload | None, *, in_place: bool = False
+    ) -> list[Action]:
+        """The weights that `read` asked for; None if that version has gone meanwhile.
+
+        `in_place`: the payload lies at a place of its own in shared memory.
+        """
+        self.serving.weights_read(read, payload, in_place=in_place)
+        self._advance()
+        return self.out.take()
+
+    def piece_kept(self, piece: do.KeepPiece) -> list[Action]:
+        """A piece that a rank attached to a step is put aside."""
+        self.attachments.piece_kept(piece)
+        self._advance()
+        return self.out.take()
+
+    def prepared(self, prepare: do.Prepare) -> list[Action]:
+        """A version is durable here, not yet announced."""
+        self.state.was_prepared(prepare)
+        self._open_attempt(self.joint.prepared(prepare.version))
+        self._advance()
+        return self.out.take()
 
     def decided(self, decide: do.Decide) -> list[Action]:
         """The step is decided: announce it and go on with the next."""
-        if self._loaded:
-            step = self._steps.pop(self._step, None)
-            self._step += 1
-            if step is not None:  # None: it was prepared before this node was started again
-                self._let_go(step)
-        self._loaded = True
-        self._was_decided()
-        self._go_on()
-        self._go_on_serving()
-        self._settle()
-        return self._take()
+        if self.children.loaded:
+            self.steps.close()
+        version = self.state.was_decided()
+        self.joint.was_decided(version.version)
+        self._open_attempt(self.joint.waiting())
+        self._act_on(self.presence.change())
+        self._leave_if_done()
+        self.serving.was_decided()
+        self._advance()
+        return self.out.take()
 
     # ---------------------------------------------------------------------- readers
 
     def pinned(self, reader: int, version: int, facts: bytes) -> list[Action]:
-        """A version is held for a reader."""
+        """A version is pinned for a reader."""
         self.readers.pinned(reader, version, facts)
-        return self._take()
+        return self.out.take()
 
     def pin_failed(self, reader: int, text: str) -> list[Action]:
-        """No version can be held for a reader."""
+        """No version can be pinned for a reader."""
         self.readers.refused(reader, text)
-        return self._take()
+        return self.out.take()
 
     def field_read(
         self, read: do.ReadField, payload: Payload | None, text: str = ""
     ) -> list[Action]:
-        """What a reader asked for; None: it cannot be had, and `text` says why."""
+        """What a reader asked for; None: it cannot be read, and `text` is the reason."""
         self.readers.field_read(read, payload, text)
-        return self._take()
+        return self.out.take()
+
+    # ---------------------------------------------------------------------- time
 
     def tick(self, now_ns: int) -> list[Action]:
-        """Repeat what is due; forget readers that are not heard of any more."""
-        self._now_ns = now_ns
-        self._uplink.tick(now_ns)
+        """Repeat what is due; forget readers that send nothing any more."""
+        self.out.now_ns = now_ns
+        self.joint.tick()
         self.readers.tick(now_ns)
-        return self._take()
+        return self.out.take()
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do."""
-        due = (self._uplink.next_tick_ns(), self.readers.next_tick_ns())
+        due = (self.joint.next_tick_ns(), self.readers.next_tick_ns())
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     # ---------------------------------------------------------------------- the course of a step
 
-    def _settle(self) -> None:
+    def _advance(self) -> None:
         """Do what has become possible: measure, discard, start updates, prepare."""
-        step = self._steps.get(self._step)
-        if step is not None and not step.is_stated and step.is_measured(self._trainable):
-            self._measured(step)
-        if self._discard and not self._updates and not self._loads_count:
-            self._discard = False
-            self._actions.append(do.Discard(self._attempt))
-            self._start_loads()
+        step, state = self.steps.open, self.state
+        if step is not None and not step.is_stated and step.is_measured(self.shard.trainable):
+            self._measure(step)
+        if state.must_discard and not self.updates and not self.first_weights.under_way_count:
+            state.discard()
+            self.first_weights.start()
         self._leave_if_done()
         if step is None or step.preparing:
             return
         self._start_updates(step)
-        if step.verdict is None or self._updates or self._discard:
+        if step.verdict is None or self.updates or state.must_discard:
             return
-        is_complete = not step.is_applied or len(step.written) == len(self._trainable)
-        keeps = step.keeps and self._place.number == 0  # node 0 keeps it for all
-        if is_complete and (not keeps or step.has_kept(self._members.active)):
+        is_complete = not step.is_applied or len(step.written) == len(self.shard.trainable)
+        keeps = step.keeps and self._node.number == 0  # node 0 keeps it for all
+        if is_complete and (not keeps or step.has_kept(self.children.members.active)):
             step.preparing = True
-            self._prepare(
-                step.number + 1, step.verdict, step.hyper, step.attempt if keeps else None
-            )
+            kept_attempt = step.attempt if keeps else None
+            state.prepare(step.number + 1, step.verdict, step.hyper, kept_attempt)
 
-    def _judge(self, step: Step, norm: float, attempt: int, *, applied: bool) -> None:
+    def _measure(self, step: Step) -> None:
+        """All sums of this node are complete and measured."""
+        step.is_stated = True
+        judgement = self.joint.measured(step.number, step.squares(self.shard.trainable))
+        if judgement is not None:
+            self._judge(step, judgement)
+
+    def _judge(self, step: Step, found: Judgement) -> None:
         """verdict(t): every sum complete, measured and finite; or the step is skipped."""
-        if not applied:
-            self._outcomes.skipped_attempt = self._attempt
-            self._raise_attempt(attempt)
-        verdict = self._ours(wire.Verdict, step=step.number, applied=applied, grad_norm=norm)
-        step.verdict = self._outcomes.verdict = verdict
-        self._tell_all(verdict)
-        self._tell_nodes(verdict)
-        self._note("node.verdict", level="DEBUG", step=step.number, applied=applied)
-        if not applied:
-            self._outcomes.skip = verdict
+        out, outcomes, norm = self.out, self.children.outcomes, found.grad_norm
+        if not found.applied:
+            outcomes.skipped_attempt = out.attempt
+            self.state.raise_attempt(found.attempt)
+        verdict = out.stamped(wire.Verdict, step=step.number, applied=found.applied, grad_norm=norm)
+        step.verdict = outcomes.verdict = verdict
+        self.children.send_all(verdict)
+        self.joint.announce(verdict)
+        out.note("node.verdict", level="DEBUG", step=step.number, applied=found.applied)
+        if not found.applied:
+            outcomes.skip = verdict
             step.ready.clear()
-            self._publisher.clear(waiting=False)
-            self._note("node.skipped", level="WARNING", step=step.number, grad_norm=norm)
-        elif not self._streaming:
-            for chunk in step.forward_order(self._trainable):
-                self._make_ready(step, chunk)
-
-    def _make_ready(self, step: Step, chunk: int) -> None:
-        if not step.make_ready(chunk):
-            self._serve(step.number + 1, chunk)
+            self.serving.was_skipped()
+            out.note("node.skipped", level="WARNING", step=step.number, grad_norm=norm)
+        elif not self.shard.is_streaming:
+            for chunk in step.forward_order(self.shard.trainable):
+                self.gathering.make_ready(step, chunk)
 
     def _start_updates(self, step: Step) -> None:
-        if self._discard or step.hyper is None or self._publisher.reads_before(step.number):
-            return  # a read for step t - 1 must end before its side is written again
-        while step.ready and len(self._updates) < self._limits.updates_max:
-            update = step.next_update(self._attempt, self._publisher)
-            self._updates[self._attempt, update.chunk] = update
-            self._actions.append(update)
+        if not self.state.must_discard:
+            self.updates.start(step)
 
-    def is_member(self, peer: str) -> bool:
-        """Whether a connection is that of a child that has joined, or of another node."""
-        is_node = peer == PARENT or peer in self._nodes.peers
-        return is_node or self._members.member_at(peer) is not None
+    def _leave_if_done(self) -> None:
+        if self.joint.may_leave and self._is_done:
+            self.joint.leave()
 
-    def name_of(self, peer: str) -> str:
-        """What a connection is, for people."""
-        return self._members.name_of(peer)
+    # ---------------------------------------------------------------------- attempts
 
-    def counts(self) -> dict[str, int]:
-        """What was counted so far, and what is held now."""
-        return {
-            "step_now": self._step,
-            "attempt_now": self._attempt,
-            "repeated_count": self._uplink.repeated_count,
-            "duplicates_count": self.duplicates.total(),
-            "spilled_count": self.held.spilled_count,
-            "overflow_count": self.overflow_count,
-            "sum_bytes_now": self.held.bytes_used,
-            "sum_bytes_limit": self._limits.sum_bytes_max,
-            "updates_now": len(self._updates),
-        }
+    def _request_abort(self, request: AbortRequest) -> None:
+        """Give the attempt up as soon as that is allowed."""
+        if not self.children.loaded and not request.is_lost:
+            return  # nothing was pushed yet
+        if self.joint.request_abort(request):
+            self._abort(request.text)
+            self._advance()
+
+    def _open_attempt(self, found: AbortRequest | Announced | None) -> None:
+        """The store has time for what had to wait."""
+        if isinstance(found, AbortRequest):
+            self._abort(found.text)
+        elif found is not None:
+            self._take_over(found)
+
+    def _abort(self, text: str) -> None:
+        """At node 0: give the attempt up, and open the next."""
+        joint = self.joint
+        assert isinstance(joint, Joint)
+        self.presence.apply()
+        self.state.raise_attempt(self.out.attempt + 1)
+        self._forget(text)
+        joint.was_aborted(text)
+
+    def _take_over(self, m: Announced) -> None:
+        """At another node: the attempt that node 0 announced counts."""
+        joint = self.joint
+        assert isinstance(joint, Following)
+        joint.taken_over(m)
+        self.children.members.active = m.contributors
+        self.state.raise_attempt(m.attempt)
+        text = "the optimizer nodes begin a new attempt"
+        self._forget(m.text if isinstance(m, wire.Abort) else text)
+        self._admit()
+        self._leave_if_done()
+        self._advance()
+
+    def _forget(self, text: str) -> None:
+        """A new attempt: forget all that came in under the older one, and announce it."""
+        for part in self._with_attempt:
+            part.forget()
+        step, attempt = self.out.step, self.out.attempt
+        self.out.note("node.abort", level="WARNING", step=step, attempt=attempt, text=text)
+        self.children.send_all(self.children.abort(text))
+
+    # ---------------------------------------------------------------------- questions
 
     @property
-    def finished(self) -> bool:
-        """The child has left and nothing is under way; so is it at all nodes."""
-        return self._is_done and self._nodes.all_left and self._gone
+    def aggregator(self) -> Aggregator:
+        """The job's, known from its description."""
+        return self.shard.aggregator
+
+    @property
+    def next_step(self) -> int:
+        """The first undecided step."""
+        return self.out.step
+
+    @property
+    def duplicates(self) -> Counter[str]:
+        """Gradients that had arrived before, and came again, by child."""
+        return self.gathering.duplicates
+
+    @property
+    def overflow_count(self) -> int:
+        """Chunks whose encoded sum overflowed."""
+        return self.gathering.overflow_count
 
     @property
     def node_peers(self) -> tuple[str, ...]:
         """At node 0: connections of the other nodes."""
-        return self._nodes.peers
+        return self.joint.peers
+
+    @property
+    def finished(self) -> bool:
+        """The child has left and nothing is under way; so is it at all nodes."""
+        return self.joint.has_left and self._is_done
 
     @property
     def _is_done(self) -> bool:
-        committed = any(step.parts is not None for step in self._steps.values())
-        under_way = self._updates or committed or self._is_loading
-        return self._members.all_left and not under_way
+        if not self.children.members.all_left:
+            return False
+        return not (self.updates or self.steps.has_commit or self.first_weights.is_loading)
+
+    def is_member(self, peer: str) -> bool:
+        """Whether a connection is that of a child that has joined, or of another node."""
+        is_node = peer == PARENT or peer in self.joint.peers
+        return is_node or self.children.members.member_at(peer) is not None
+
+    def name_of(self, peer: str) -> str:
+        """What a connection is, for people."""
+        return self.children.members.name_of(peer)
+
+    def waits_for(self) -> str:
+        """What must happen next, for people."""
+        members, number = self.children.members, self.out.step
+        if not members.complete:
+            return f"Hello of ranks {ranks_text([members.ranks])}"
+        if not self.children.loaded:
+            missing = self.first_weights.missing_count
+            return f"initial weights of {missing} chunks from rank 0"
+        step = self.steps.open
+        what = "the first gradient" if step is None else step.waits_for(self.shard.trainable)
+        return f"step {number}: {what}"
+
+    def counts(self) -> dict[str, int]:
+        """What was counted so far, and what there is now."""
+        return {
+            "step_now": self.out.step,
+            "attempt_now": self.out.attempt,
+            "repeated_count": self.joint.repeated_count,
+            "duplicates_count": self.duplicates.total(),
+            "spilled_count": self.budget.spilled_count,
+            "overflow_count": self.overflow_count,
+            "sum_bytes_now": self.budget.bytes_used,
+            "sum_bytes_limit": self._limits.sum_bytes_max,
+            "updates_now": len(self.updates),
+        }

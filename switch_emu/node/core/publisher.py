@@ -23,11 +23,11 @@ class Publisher:
         self._under_way: set[ReadWeights] = set()
 
     def ask(self, step: int, chunk: int, part: int) -> None:
-        """Somebody wants a chunk for a use of a step."""
+        """A chunk is wanted for a use of a step."""
         self._waiting.setdefault((step, chunk), set()).add(part)
 
     def awaits(self, step: int, chunk: int) -> bool:
-        """Whether somebody waits for this chunk."""
+        """Whether this chunk is waited for."""
         return (step, chunk) in self._waiting
 
     def take(self, step: int, chunk: int) -> tuple[int, ...]:

@@ -1,22 +1,21 @@
-"""Who reads what of the node's state, while training goes on: a desk for visitors. Pure.
+"""The readers of the node's state, while training goes on. Pure.
 
     Open    a version is pinned for the reader, once: PinVersion -> pinned -> Opened
     Read    of that version: ReadField -> field_read -> Content
-    Shut    the pin is let go: Unpin, Gone
+    Shut    the pin is released: Unpin, Gone
 
-A reader is known by its number alone, and where its last message came from. It is no member: it
-holds no step up and no attempt concerns it. One that sends nothing for `LEASE_NS` is forgotten, and
-where all places are taken, for `IDLE_NS`.
+A reader is known by its number alone, and where its last message came from. It is no member: no
+step waits for it and no attempt concerns it. One that sends nothing for `LEASE_NS` is forgotten; if
+there are `READERS_MAX`, for `IDLE_NS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from luwu.base.limits import READERS_MAX, TEXT_CHARS_MAX
-from luwu.protocol.actions import Drop, Payload, Send
+from luwu.protocol.actions import Payload, Send
+from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from switch_emu.node.core.actions import PinVersion, ReadField, Unpin
 
@@ -28,27 +27,27 @@ IDLE_NS = 30 * 10**9
 @dataclass(slots=True)
 class _Reader:
     peer: str
-    heard_ns: int
+    last_ns: int
     opened: wire.Opened | None = None
     facts: bytes = b""
     under_way: set[ReadField] = field(default_factory=set)
 
 
 class Readers:
-    """See the module; `stamped` makes a message of the node's, `actions` is its list."""
+    """Who reads, and which version is pinned for each."""
 
-    def __init__(self, actions: list[Any], stamped: Callable[..., Any]) -> None:
-        self._actions, self._stamped = actions, stamped
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox, self._actions = outbox, outbox.actions
         self._readers: dict[int, _Reader] = {}
 
     def received(self, now_ns: int, peer: str, m: wire.ReaderRequest, *, loaded: bool) -> None:
         """A reader asks for something; `loaded`: there is a decided version."""
         reader = self._readers.get(m.reader)
         if reader is not None:
-            reader.peer, reader.heard_ns = peer, now_ns
+            reader.peer, reader.last_ns = peer, now_ns
         if isinstance(m, wire.Shut):
             self._forget(m.reader)
-            self._tell_gone(peer, m.reader, "it was shut")
+            self._send_gone(peer, m.reader, "it was shut")
         elif isinstance(m, wire.Open):
             self._open(now_ns, peer, m.reader, reader, loaded=loaded)
         elif reader is None:
@@ -56,7 +55,7 @@ class Readers:
                 "the node does not know this reader (any more): it was started again, or nothing "
                 f"was read for {IDLE_NS // 10**9} to {LEASE_NS // 10**9} s; open it again"
             )
-            self._tell_gone(peer, m.reader, text)
+            self._send_gone(peer, m.reader, text)
         else:
             read = ReadField(m.reader, m.chunk, m.field, m.dtype)
             if read not in reader.under_way:
@@ -69,43 +68,42 @@ class Readers:
         if reader is None:
             self._actions.append(Unpin(number))
             return
-        reader.opened = self._stamped(wire.Opened, step=version, reader=number)
+        reader.opened = self._outbox.stamped(wire.Opened, step=version, reader=number)
         reader.facts = facts
         self._actions.append(Send((reader.peer,), reader.opened, facts))
 
     def refused(self, number: int, text: str) -> None:
-        """`PinVersion` failed: nothing can be held."""
+        """`PinVersion` failed: no version can be pinned."""
         reader = self._readers.pop(number, None)
         if reader is not None:
-            self._tell_gone(reader.peer, number, text)
+            self._send_gone(reader.peer, number, text)
 
     def field_read(self, read: ReadField, payload: Payload | None, text: str = "") -> None:
-        """What `ReadField` asked for; None: it cannot be had, and `text` says why."""
+        """What `ReadField` asked for; None: it cannot be read, and `text` is the reason."""
         reader = self._readers.get(read.reader)
         if reader is not None:
             reader.under_way.discard(read)
             if payload is None:
                 self._forget(read.reader)
-                self._tell_gone(reader.peer, read.reader, text)
+                self._send_gone(reader.peer, read.reader, text)
             else:
                 assert reader.opened is not None
-                content = self._stamped(
+                content = self._outbox.stamped(
                     wire.Content, step=reader.opened.step, chunk=read.chunk, part=0,
                     reader=read.reader, field=read.field, dtype=read.dtype,
                 )  # fmt: skip
                 self._actions.append(Send((reader.peer,), content, payload))
-        if payload is not None:
-            self._actions.append(Drop(payload))
+        self._outbox.drop(payload)
 
     def tick(self, now_ns: int) -> None:
-        """Forget who has not been heard of."""
+        """Forget readers that send nothing any more."""
         for number, reader in list(self._readers.items()):
-            if now_ns - reader.heard_ns >= LEASE_NS and not reader.under_way:
+            if now_ns - reader.last_ns >= LEASE_NS and not reader.under_way:
                 self._forget(number)
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do."""
-        idle = [r.heard_ns for r in self._readers.values() if not r.under_way]
+        idle = [r.last_ns for r in self._readers.values() if not r.under_way]
         return min(idle) + LEASE_NS if idle else None
 
     def _open(
@@ -114,18 +112,18 @@ class Readers:
         if reader is not None:
             if reader.opened is not None:
                 self._actions.append(Send((peer,), reader.opened, reader.facts))
-        elif len(self._readers) >= READERS_MAX and not self._forget_idle(now_ns):
+        elif len(self._readers) >= READERS_MAX and not self._make_room(now_ns):
             text = f"the node holds versions for {READERS_MAX} readers already; try again later"
-            self._tell_gone(peer, number, text)
+            self._send_gone(peer, number, text)
         elif loaded:  # else it asks again
             self._readers[number] = _Reader(peer, now_ns)
             self._actions.append(PinVersion(number))
 
-    def _forget_idle(self, now_ns: int) -> bool:
+    def _make_room(self, now_ns: int) -> bool:
         """Make room for another reader, at the cost of the one silent for longest."""
-        idle = [(r.heard_ns, number) for number, r in self._readers.items() if not r.under_way]
-        heard_ns, number = min(idle, default=(now_ns, 0))
-        if now_ns - heard_ns < IDLE_NS:
+        idle = [(r.last_ns, number) for number, r in self._readers.items() if not r.under_way]
+        last_ns, number = min(idle, default=(now_ns, 0))
+        if now_ns - last_ns < IDLE_NS:
             return False
         self._forget(number)
         return True
@@ -134,6 +132,6 @@ class Readers:
         if self._readers.pop(number, None) is not None:
             self._actions.append(Unpin(number))
 
-    def _tell_gone(self, peer: str, number: int, text: str) -> None:
-        gone = self._stamped(wire.Gone, reader=number, text=text[:TEXT_CHARS_MAX])
+    def _send_gone(self, peer: str, number: int, text: str) -> None:
+        gone = self._outbox.stamped(wire.Gone, reader=number, text=text[:TEXT_CHARS_MAX])
         self._actions.append(Send((peer,), gone))

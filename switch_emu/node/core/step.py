@@ -14,7 +14,6 @@ from luwu.wire.hyper import decode_hyper
 from luwu.wire.messages import Verdict
 from luwu.wire.squares import Squares
 from switch_emu.node.core.actions import Fold, Update
-from switch_emu.node.core.publisher import Publisher
 from switch_emu.node.core.sums import ChunkSum, StepSums
 
 
@@ -43,7 +42,7 @@ class Step:
     """Also among updated and written: no rank had a gradient, so the page stays as it is."""
     verdict: Verdict | None = None
     is_stated: bool = False
-    """Node 0 was told that this node's sums are complete."""
+    """Node 0 knows that this node's sums are complete."""
     preparing: bool = False
     kept: dict[int, set[int]] = field(default_factory=dict)
     """Ranks (one each) -> pieces of theirs that are put aside beside this step."""
@@ -72,8 +71,8 @@ class Step:
             part.contributions = [replace(c, payload=None) for c in part.contributions]
         return gradient
 
-    def next_update(self, attempt: int, publisher: Publisher) -> Update:
-        """The update of the next chunk that is ready; it hands out weights somebody waits for."""
+    def next_update(self, attempt: int, *, publish: bool) -> Update:
+        """The update of the next chunk that is ready; `publish`: its weights are waited for."""
         chunk = self.ready.popleft()
         assert self.hyper is not None
         gradient = self.take_gradient(chunk)
@@ -86,7 +85,7 @@ class Step:
             divisor=self.sums.chunks[chunk].weight,
             grad_norm=None if self.verdict is None else self.verdict.grad_norm,
             hyper=self.hyper,
-            publish=publisher.awaits(self.number + 1, chunk),
+            publish=publish,
         )
 
     def next_fold(self, chunk: int, attempt: int) -> Fold | None:
@@ -117,11 +116,11 @@ class Step:
 
     @property
     def keeps(self) -> bool:
-        """Whether its hyper-parameters say that every rank keeps something beside it."""
+        """Whether, by its hyper-parameters, every rank attaches something to it."""
         try:
             return self.hyper is not None and decode_hyper(self.hyper).keeps
         except RemoteProtocolError:
-            return False  # whoever updates a page with them will say so
+            return False  # the update of a page reports it
 
     @property
     def kept_ranks(self) -> int:
@@ -133,12 +132,12 @@ class Step:
 
     @property
     def is_judged(self) -> bool:
-        """Whether its verdict is said."""
+        """Whether it has its verdict."""
         return self.verdict is not None
 
     @property
     def is_applied(self) -> bool:
-        """Whether its verdict is said, and does not skip it."""
+        """Whether it has its verdict, which does not skip it."""
         return self.verdict is not None and self.verdict.applied
 
     def is_measured(self, trainable: Sequence[int]) -> bool:

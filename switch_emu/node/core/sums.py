@@ -3,7 +3,7 @@
 A contribution is a sum that a switch made, or raw from one rank when the switch had no slot. A part
 of a chunk is complete when its contributors are all ranks, and then its payloads are added in rank
 order; in a tree, as its switches would have (`sum_order.py`). Pure bookkeeping: payloads are opaque
-and nobody adds here.
+and nothing is added here.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from luwu.protocol.sum_order import tree_weight
 
 
 @dataclass(slots=True)
-class Part:
+class PartSum:
     """One backward's gradient of one chunk."""
 
     contributors: int = 0
     contributions: list[Contribution] = field(default_factory=list)
     complete: bool = False
     fits: bool | None = None
-    """Where sums may overflow: whether the encoded sum is one; None until that is known."""
+    """Where sums may overflow: False if this one did; None until that is known."""
 
     def overflow(self) -> None:
-        """The encoded sum is none: every rank must say again what it was."""
+        """The encoded sum overflowed: every rank must push again in float."""
         self.contributors, self.contributions, self.complete = 0, [], False
         self.fits = False
 
@@ -42,7 +42,7 @@ class ChunkSum:
 
     groups: Sequence[int] = ()
     """Bitmaps of the ranks that each switch of a tree sums: weights are added in that order."""
-    parts: dict[int, Part] = field(default_factory=dict)
+    parts: dict[int, PartSum] = field(default_factory=dict)
     folded_count: int = 0
     """`at_step`: how many parts are in `total`, from the first on."""
     folding: bool = False
@@ -71,38 +71,38 @@ class StepSums:
         self.ranks = ranks
         self._groups = groups
         self.may_overflow = may_overflow
-        """Encoded contributions of all ranks are a sum only once that was looked at."""
+        """A part of which all contributions are in is complete only once it was inspected."""
         self.chunks: dict[int, ChunkSum] = {}
 
-    def add(self, chunk: int, part: int, said: Contribution) -> bool:
+    def add(self, chunk: int, part: int, contribution: Contribution) -> bool:
         """Take a contribution in; False if it is a repetition. Raises OverlapError."""
         entry = self.part(chunk, part)
-        if not merge(entry.contributors, said.contributors):
+        if not merge(entry.contributors, contribution.contributors):
             return False
-        entry.contributors |= said.contributors
-        entry.contributions.append(said)
+        entry.contributors |= contribution.contributors
+        entry.contributions.append(contribution)
         entry.complete = entry.contributors == self.ranks and not (
             self.may_overflow and entry.fits is None
         )
         return True
 
-    def part(self, chunk: int, part: int) -> Part:
+    def part(self, chunk: int, part: int) -> PartSum:
         """One backward's gradient of a chunk."""
         of_chunk = self.chunks.setdefault(chunk, ChunkSum(self._groups))
-        return of_chunk.parts.setdefault(part, Part())
+        return of_chunk.parts.setdefault(part, PartSum())
 
     def missing_ranks(self, chunk: int) -> int:
-        """Ranks that have not said anything of the chunk's first part: for reports."""
+        """Ranks of which nothing came for the chunk's first part, for reports."""
         entry = self.chunks.get(chunk)
         part = None if entry is None else entry.parts.get(0)
         return self.ranks if part is None else self.ranks & ~part.contributors
 
     def payloads(self) -> list[Payload]:
-        """Everything held, to be dropped."""
-        held: list[Payload] = []
+        """All payloads, to be dropped."""
+        found: list[Payload] = []
         for entry in self.chunks.values():
             for part in entry.parts.values():
-                held.extend(c.payload for c in part.contributions if c.payload is not None)
+                found.extend(c.payload for c in part.contributions if c.payload is not None)
             if entry.total is not None and entry.total.payload is not None:
-                held.append(entry.total.payload)
-        return held
+                found.append(entry.total.payload)
+        return found

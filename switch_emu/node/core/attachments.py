@@ -1,0 +1,58 @@
+"""The pieces that ranks attach to a step: put aside beside it, confirmed when they are there. Pure.
+
+Keep    KeepPiece -> piece_kept: Received
+"""
+
+from __future__ import annotations
+
+from luwu.base.limits import KEEP_PIECES_MAX
+from luwu.protocol.actions import Payload
+from luwu.protocol.children import Children
+from luwu.protocol.outbox import Outbox
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Verb
+from switch_emu.node.core.actions import KeepPiece
+from switch_emu.node.core.steps import Steps
+
+
+class Attachments:
+    """Pieces on their way to the disk."""
+
+    def __init__(self, outbox: Outbox, children: Children, steps: Steps) -> None:
+        self._outbox, self._children, self._steps = outbox, children, steps
+
+    def keep(self, peer: str, m: wire.Keep, payload: Payload, *_: object) -> None:
+        """A piece that a rank attaches to a step."""
+        if m.step < self._outbox.step:
+            self._outbox.drop(payload)
+            self._children.send_all(self._outbox.receipt(m, Verb.KEEP, m.contributors))
+            return
+        key = (m.contributors, m.chunk)
+        is_one_rank = m.contributors and not m.contributors & (m.contributors - 1)
+        fits = is_one_rank and not m.contributors & ~self._children.members.active
+        if not (fits and m.chunk < m.pieces <= KEEP_PIECES_MAX and self._steps.takes(m.step)):
+            self._outbox.drop(payload)
+            return
+        step = self._steps.at(m.step)
+        if m.chunk in step.kept.get(m.contributors, ()):
+            self._outbox.drop(payload)
+            self._children.send_all(self._outbox.receipt(m, Verb.KEEP, m.contributors))
+        elif key in step.keeping or step.pieces_count.setdefault(key[0], m.pieces) != m.pieces:
+            self._outbox.drop(payload)
+        else:
+            step.keeping.add(key)
+            piece = KeepPiece(m.step, step.attempt, m.contributors, m.chunk, m.pieces, payload)
+            self._outbox.actions.append(piece)
+
+    def piece_kept(self, piece: KeepPiece) -> None:
+        """A piece is put aside."""
+        self._outbox.drop(piece.payload)
+        step = self._steps.by_number.get(piece.step)
+        if step is not None and (piece.ranks, piece.piece) in step.keeping:
+            step.keeping.discard((piece.ranks, piece.piece))
+            step.kept.setdefault(piece.ranks, set()).add(piece.piece)
+            receipt = self._outbox.stamped(
+                wire.Received, step=piece.step, chunk=piece.piece, part=0, verb=Verb.KEEP,
+                contributors=piece.ranks,
+            )  # fmt: skip
+            self._children.send_all(receipt)

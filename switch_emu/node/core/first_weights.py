@@ -1,0 +1,100 @@
+"""The initial weights, on their way from rank 0 to their pages. Pure.
+
+Load    LoadPage -> page_loaded: Received
+"""
+
+from __future__ import annotations
+
+from luwu.layout import COUNT_BYTES
+from luwu.protocol.actions import Payload
+from luwu.protocol.children import Children
+from luwu.protocol.outbox import Outbox
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Verb
+from switch_emu.node.core.actions import LoadPage
+from switch_emu.node.core.shard import Shard
+from switch_emu.node.core.state import State
+
+
+class FirstWeights:
+    """The chunks that come before step 0."""
+
+    def __init__(self, outbox: Outbox, children: Children, shard: Shard, state: State) -> None:
+        self._outbox, self._children = outbox, children
+        self._shard, self._state = shard, state
+        self._loading: set[int] = set()
+        """Chunks that have arrived; of these, ..."""
+        self._loaded: set[int] = set()
+        """... those that are in their pages."""
+        self._waiting: list[LoadPage] = []
+        """They wait until pages of an older attempt are discarded."""
+        self.under_way_count = 0
+        """Pages under way to the store, of any attempt."""
+
+    def load(self, peer: str, m: wire.Load, payload: Payload, payload_bytes: int) -> None:
+        """Initial weights of a chunk."""
+        if m.chunk in self._loaded or self._children.loaded:
+            self._confirm(m.chunk)
+            self._outbox.drop(payload)
+        elif m.chunk in self._loading or not self._shard.owns(m.chunk):
+            self._outbox.drop(payload)
+        elif payload_bytes not in self._sizes(m.chunk):
+            self._outbox.note("node.misfit", level="WARNING", chunk=m.chunk, bytes=payload_bytes)
+            self._outbox.drop(payload)
+        else:
+            self._loading.add(m.chunk)
+            self._waiting.append(LoadPage(m.chunk, self._outbox.attempt, payload))
+            self.start()
+
+    def start(self) -> None:
+        """Write what waits, unless older pages are still to be discarded."""
+        if not self._state.must_discard:
+            self.under_way_count += len(self._waiting)
+            self._outbox.actions.extend(self._waiting)
+            self._waiting.clear()
+
+    def page_loaded(self, done: LoadPage) -> bool:
+        """Initial weights are in their page; True if they are those of an older attempt."""
+        self.under_way_count -= 1
+        if done.attempt != self._outbox.attempt:
+            return True
+        self._loaded.add(done.chunk)
+        self._confirm(done.chunk)
+        if not self.missing_count:
+            self._state.prepare(0)
+        return False
+
+    @property
+    def missing_count(self) -> int:
+        """Chunks of this node that are not in their pages."""
+        return self._shard.chunks_count - len(self._loaded)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether weights are on their way to their pages, or all there and not decided."""
+        if self._children.loaded or not self._loading:
+            return False
+        return not self.missing_count or self._loading != self._loaded
+
+    def forget(self) -> None:
+        """A new attempt: weights that are not decided must come again."""
+        if not self._children.loaded:
+            self._loading.clear()
+            self._loaded.clear()
+        self._outbox.drop_all(load.payload for load in self._waiting)
+        self._waiting.clear()
+
+    def _sizes(self, chunk: int) -> tuple[int, ...]:
+        """Bytes of initial weights; or of weights, state fields and the counts of updates."""
+        description, layout = self._shard.description, self._shard.layout
+        assert description is not None
+        place = layout.chunks[chunk]
+        fields_count = 1 + len(description.state_fields)
+        whole = fields_count * place.sum_bytes + COUNT_BYTES * layout.segments_count(chunk)
+        return (place.sum_bytes, whole) if place.trainable else (place.sum_bytes,)
+
+    def _confirm(self, chunk: int) -> None:
+        receipt = self._outbox.stamped(
+            wire.Received, step=0, chunk=chunk, part=0, verb=Verb.LOAD, contributors=0
+        )
+        self._children.send_all(receipt)

@@ -1,0 +1,46 @@
+"""What a part of the core returns where the core itself must act on it. Pure.
+
+None                    nothing more to do
+True                    something new is known: see what has become possible
+AbortRequest            the attempt is to be given up
+Judgement               the open step comes out like this
+wire.Welcome or Abort   at a following node: take over the attempt that node 0 announced
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from luwu.wire import messages as wire
+
+
+class AbortRequest(NamedTuple):
+    """The attempt is to be given up as soon as that is allowed."""
+
+    text: str
+    is_lost: bool = False
+    """What came in for the open step is lost: it cannot be decided first."""
+
+
+class Judgement(NamedTuple):
+    """The open step is applied, or it is skipped."""
+
+    applied: bool
+    grad_norm: float
+    attempt: int
+    """The attempt that a skipped step opens."""
+
+
+class Joined(NamedTuple):
+    """A child, or another node, that has joined."""
+
+    peer: str
+    hello: wire.Hello
+    is_restarted: bool
+    """It replaces an earlier start of itself."""
+    lost_text: str = ""
+    """Not empty: it knows a later attempt or step than the state does; the attempt that counts must
+    go beyond it."""
+
+
+Result = AbortRequest | Judgement | wire.Welcome | wire.Abort | bool | None

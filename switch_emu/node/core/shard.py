@@ -1,0 +1,58 @@
+"""The chunks of a job that one node owns, from the job's description. Pure."""
+
+from __future__ import annotations
+
+from luwu.aggregate import Aggregator, Float32, make_aggregator
+from luwu.layout import Layout
+from luwu.protocol.push_form import PushForm
+from luwu.wire.description import Description, parse_description
+from switch_emu.node.core.actions import NodeNumber
+
+
+class Shard:
+    """The node's share of the job; known once the store is open."""
+
+    def __init__(self, node: NodeNumber, world_size: int) -> None:
+        self.node, self.world_size = node, world_size
+        self.description: Description | None = None
+        self.description_bytes = b""
+        self.aggregator: Aggregator = Float32(world_size)
+        self.form: PushForm | None = None
+        """What pushes must look like."""
+        self.trainable: tuple[int, ...] = ()
+        """Indices of the chunks that are updated, of those this node owns."""
+        self.chunks_count = 0
+        """Chunks that this node owns."""
+
+    def open(self, description_bytes: bytes) -> None:
+        """The description that the store was made with."""
+        self.description_bytes = description_bytes
+        self.description = parse_description(description_bytes)
+        self.aggregator = make_aggregator(self.description.aggregate, self.world_size)
+        self.form = PushForm(self.layout, self.aggregator)
+        owned = [chunk for chunk in self.layout.chunks if self.owns(chunk.index)]
+        self.chunks_count = len(owned)
+        self.trainable = tuple(chunk.index for chunk in owned if chunk.trainable)
+
+    @property
+    def layout(self) -> Layout:
+        """Chunks of the whole job."""
+        assert self.description is not None
+        return self.description.layout
+
+    @property
+    def is_streaming(self) -> bool:
+        """Pages are updated while gradients arrive, not after the verdict."""
+        assert self.description is not None
+        return self.description.update == "streaming"
+
+    @property
+    def norm_type(self) -> float:
+        """Of the gradient norm by which the job clips."""
+        assert self.description is not None
+        return self.description.norm_type
+
+    def owns(self, chunk: int) -> bool:
+        """Whether a chunk exists and is this node's."""
+        layout = self.layout
+        return chunk < len(layout.chunks) and layout.owner(chunk) == self.node.number

@@ -1,0 +1,61 @@
+"""The page updates that are under way. Pure.
+
+start    Update -> updated    the page's new values are known; its weights may be handed out
+                -> written    they are on the page's other side
+"""
+
+from __future__ import annotations
+
+from luwu.protocol.outbox import Outbox
+from switch_emu.node.core.actions import Update
+from switch_emu.node.core.budget import GradientBudget
+from switch_emu.node.core.serving import Serving
+from switch_emu.node.core.shard import Shard
+from switch_emu.node.core.step import Step
+from switch_emu.node.core.steps import Steps
+
+
+class Updates:
+    """Updates of any attempt, at most `updates_max` at a time."""
+
+    def __init__(
+        self, outbox: Outbox, shard: Shard, steps: Steps, budget: GradientBudget, serving: Serving,
+        updates_max: int,
+    ) -> None:  # fmt: skip
+        self._outbox, self._shard, self._steps = outbox, shard, steps
+        self._budget, self._serving, self._updates_max = budget, serving, updates_max
+        self._under_way: dict[tuple[int, int], Update] = {}
+        """(attempt, chunk) -> update."""
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def start(self, step: Step) -> None:
+        """Update pages whose gradients are complete."""
+        if step.hyper is None or self._serving.reads_before(step.number):
+            return  # a read for step t - 1 must end before its side is written again
+        attempt = self._outbox.attempt
+        while step.ready and len(self._under_way) < self._updates_max:
+            publish = self._serving.awaits(step.number + 1, step.ready[0])
+            update = step.next_update(attempt, publish=publish)
+            self._under_way[attempt, update.chunk] = update
+            self._outbox.actions.append(update)
+
+    def updated(self, update: Update, squares: tuple[float, ...]) -> bool:
+        """A page has its new values; False if they are of an older attempt."""
+        for contribution in update.contributions:
+            self._budget.release(contribution.payload)
+        if update.attempt != self._outbox.attempt:
+            return False
+        step = self._steps.by_number[update.step]
+        if self._shard.is_streaming:
+            step.sums.chunks[update.chunk].squares = squares
+        step.updated.add(update.chunk)
+        return True
+
+    def written(self, update: Update) -> None:
+        """The page's new values are on its other side: they can be read."""
+        del self._under_way[update.attempt, update.chunk]
+        if update.attempt == self._outbox.attempt:
+            self._steps.by_number[update.step].written.add(update.chunk)
+            self._serving.serve(update.step + 1, update.chunk)

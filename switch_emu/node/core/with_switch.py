@@ -1,0 +1,124 @@
+"""A node and its own switch (`--no-switch`), and the messages between them. Pure.
+
+    workers --- SwitchCore --- NodeCore --- pipeline
+
+    received, lost, tick    events of the two cores; the answer is the actions of the core
+    outward                 the actions of a core without its messages to the other, which wait
+    carry                   give the next message that waits to the other core
+
+All actions of both cores pass through `outward`, once, before they are done; `carry` is called when
+they are done, so neither core acts while actions of the other are still to be done. A data payload
+that passes between the cores is shared: each of them drops it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from luwu.protocol.actions import PARENT, Send
+from luwu.wire.messages import Message, Push, Weights
+from switch_emu.node.core.node import NodeCore
+from switch_emu.switch.core import SwitchCore
+
+OWN_SWITCH = "own-switch"
+"""The name by which the node knows its own switch."""
+
+
+class Shareable(Protocol):
+    """A data payload that both cores may have."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        ...
+
+    def share(self) -> Shareable:
+        """One more holder, who drops it too."""
+        ...
+
+
+class NodeWithSwitch:
+    """Two cores that are each other's parent and child."""
+
+    def __init__(self, node: NodeCore, switch: SwitchCore) -> None:
+        self.node, self.switch = node, switch
+        self._waiting: deque[tuple[Send, int]] = deque()
+        """Messages and the bytes of their data payloads."""
+        self.payload_bytes_in = self.payload_bytes_out = 0
+        """Gradients into the node and weights out of it."""
+
+    # ---------------------------------------------------------------------- between the cores
+
+    def outward(self, actions: Sequence[Any]) -> list[Any]:
+        """The actions of one of the cores, without its messages to the other core."""
+        found: list[Any] = []
+        for action in actions:
+            if isinstance(action, Send) and action.peers in ((PARENT,), (OWN_SWITCH,)):
+                is_data = action.payload is not None and not isinstance(action.payload, bytes)
+                nbytes = cast(Shareable, action.payload).share().nbytes if is_data else 0
+                self._waiting.append((action, nbytes))
+            else:
+                found.append(action)
+        return found
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a message waits for `carry`."""
+        return bool(self._waiting)
+
+    def carry(self, now_ns: int) -> list[Any]:
+        """Give the next message to its core; the actions of that core."""
+        send, nbytes = self._waiting.popleft()
+        message, payload = send.message, send.payload
+        if send.peers == (PARENT,):
+            if isinstance(message, Push):
+                self.payload_bytes_in += nbytes
+            return self.node.received(now_ns, OWN_SWITCH, message, payload, nbytes)
+        if isinstance(message, Weights):
+            self.payload_bytes_out += nbytes
+        return self.switch.received(now_ns, PARENT, message, payload, nbytes)
+
+    # ---------------------------------------------------------------------- both as one
+
+    def received(
+        self, now_ns: int, peer: str, message: Message, payload: Any = None, payload_bytes: int = 0
+    ) -> list[Any]:
+        """A message of a worker came."""
+        return self.switch.received(now_ns, peer, message, payload, payload_bytes)
+
+    def lost(self, now_ns: int, peer: str) -> list[Any]:
+        """The connection to a worker has ended."""
+        self.node.lost(peer)
+        return self.switch.lost(now_ns, peer)
+
+    def tick(self, now_ns: int) -> list[Any]:
+        """Repeat what is due."""
+        return [*self.node.tick(now_ns), *self.switch.tick(now_ns)]
+
+    def next_tick_ns(self) -> int | None:
+        """When `tick` has something to do."""
+        due = (self.node.next_tick_ns(), self.switch.next_tick_ns())
+        return min((at_ns for at_ns in due if at_ns is not None), default=None)
+
+    def is_member(self, peer: str) -> bool:
+        """Whether a connection is that of a worker that has joined."""
+        return self.switch.is_member(peer) or self.node.is_member(peer)
+
+    def name_of(self, peer: str) -> str:
+        """What a connection is, for people."""
+        return self.switch.name_of(peer)
+
+    def waits_for(self) -> str:
+        """What must happen next, for people."""
+        return (self.node if self.switch.is_joined else self.switch).waits_for()
+
+    def counts(self) -> dict[str, int]:
+        """What was counted so far; where both count the same, what the node counted."""
+        return {**self.switch.counts(), **self.node.counts()}
+
+    @property
+    def finished(self) -> bool:
+        """The job is over at both."""
+        return self.node.finished and self.switch.finished

@@ -1,0 +1,102 @@
+"""Histories of a node with a switch of its own (`--no-switch`): O1 to O6, by seeds.
+
+More of them: `python -m tests.simulate --no-switch --seeds N --first S`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from luwu.base.limits import PROTOCOL_VERSION
+from luwu.protocol.actions import PARENT, Send
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Role
+from switch_emu.node.core import NodeCore
+from switch_emu.node.core import actions as do
+from switch_emu.node.core.with_switch import OWN_SWITCH, NodeWithSwitch
+from switch_emu.switch.core import SwitchCore
+from tests.simulate.cluster import Cluster
+from tests.simulate.history import run_history
+from tests.simulate.job import JOB, Job, make_layout
+from tests.simulate.plan import make_history
+from tests.simulate.world import Faults, Payload
+
+HUNDREDS = 2
+
+
+@pytest.mark.parametrize("seed", range(HUNDREDS))
+def test_a_hundred_histories_without_a_switch(seed: int) -> None:
+    """O1 to O6. Goal: no plan of faults breaks what holds, and all jobs finish. A failure names its
+    history: `python -m tests.simulate --no-switch --first S --seeds 1` replays it."""
+    for each in range(100 * seed, 100 * (seed + 1)):
+        try:
+            run_history(make_history(each, own_switch=True))
+        except AssertionError as exc:
+            raise AssertionError(f"history {each}: {exc}") from exc
+
+
+def test_histories_of_few_slots_without_a_switch() -> None:
+    """O1 to O6. Goal: the same in protocol fidelity."""
+    for each in range(10_000, 10_015):
+        run_history(make_history(each, slot_count=1 + each % 3, own_switch=True))
+
+
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_the_same_bits_with_a_switch_and_without(update: str) -> None:
+    """I3. Goal: where the sum is made changes nothing."""
+    digests = set()
+    for own_switch in (False, True):
+        job = Job(make_layout(), world_size=3, update=update, own_switch=own_switch)
+        cluster = Cluster(0, job, Faults())
+        cluster.run_to_the_end()
+        digests.add(cluster.digest())
+    assert len(digests) == 1
+
+
+def test_what_passes_between_the_cores_waits_and_is_shared() -> None:
+    """Goal: a message to the other core is not done but carried; its payload has two holders."""
+    job = Job(make_layout(units=1, frozen=False), world_size=1)
+    description = job.description.to_bytes()
+    node = NodeCore(job=JOB, incarnation=1, ranks=1)
+    pair = NodeWithSwitch(node, SwitchCore(job=JOB, incarnation=1, children=[1]))
+    facts = do.StoreFacts(
+        description=description, generation=1, attempt=1, epoch=0, job=JOB, version=None
+    )
+    assert pair.outward(node.store_opened(facts)) == []
+    stamp: dict[str, Any] = {
+        "job": JOB, "epoch": 0, "step": 0, "role": Role.WORKER, "rank": 0, "incarnation": 5,
+    }  # fmt: skip
+    hello = wire.Hello(
+        **stamp, attempt=0, generation=0, protocol=PROTOCOL_VERSION, world_size=1, contributors=1,
+        present=1, roll=0, description_hash=job.description.hash,
+    )  # fmt: skip
+
+    def carried() -> list[Any]:
+        found = []
+        while pair.is_waiting:
+            found += pair.outward(pair.carry(0))
+        return found
+
+    # The Hello goes to the node, its Welcome to the switch, and one of the switch to the worker.
+    assert pair.outward(pair.received(0, "worker", hello, description)) == []
+    sends = [each for each in carried() if isinstance(each, Send)]
+    assert [(each.peers, type(each.message)) for each in sends] == [(("worker",), wire.Welcome)]
+    assert pair.is_member("worker")
+    assert pair.waits_for() == "initial weights of 2 chunks from rank 0"
+
+    payload = Payload(np.zeros(4096, np.float32))
+    load = wire.Load(**stamp, attempt=1, generation=1, chunk=0, part=0)
+    actions = pair.outward(pair.received(0, "worker", load, payload, payload.nbytes))
+    assert not [each for each in actions if isinstance(each, Send) and PARENT in each.peers]
+    (page,) = [each for each in carried() if isinstance(each, do.LoadPage)]
+    assert page.payload is payload
+    payload.drop()  # as the pipeline does, when the page is written
+    assert not payload.dropped  # the switch still has it, should it have to send it again
+    assert pair.outward(node.page_loaded(page)) == []
+    (drop,) = [each for each in carried() if not isinstance(each, Send)]
+    drop.payload.drop()
+    assert payload.dropped
+    assert node.children.members.peers == (OWN_SWITCH,)

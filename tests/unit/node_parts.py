@@ -1,0 +1,150 @@
+"""Parts of the node's core, each built alone, and their actions as short lines.
+
+    switch: Received chunk=0 part=0 verb=PUSH     a message to the peers before the colon
+    switch: Weights chunk=0 ... + page-0          the same, with its data payload
+    drop g0                                       a payload that is released
+    Prepare version=1 ...                         any other action, without empty fields
+
+Payloads are strings. The stamp of a message is left out but for `step` and `attempt`, which stand
+there where they differ from the outbox's.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from luwu.base.limits import PROTOCOL_VERSION
+from luwu.layout import DTYPE_BYTES
+from luwu.protocol.actions import Drop, Note, Send
+from luwu.protocol.children import Children
+from luwu.protocol.contribution import Contribution
+from luwu.protocol.outbox import Outbox
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Role
+from switch_emu.node.core.actions import NodeNumber, StoreFacts
+from switch_emu.node.core.budget import GradientBudget
+from switch_emu.node.core.serving import Serving
+from switch_emu.node.core.shard import Shard
+from switch_emu.node.core.state import State
+from switch_emu.node.core.steps import Steps
+from tests.simulate.job import JOB, Job, make_layout
+
+RANKS = 0b11
+CHILD, CHILD_INCARNATION = "switch", 5
+Triple = tuple[Callable[[], Any], Any, list[str]]
+"""An event, its answer, and the actions that it adds to the outbox."""
+
+
+class Parts:
+    """What most parts are handed: a node with an open store and a child that has joined.
+
+    The job has two chunks and two ranks; of two nodes, each owns one chunk.
+    """
+
+    def __init__(
+        self, *, number: int = 0, count: int = 1, version: int | None = 0, bytes_max: int = 10**6,
+        **job: Any,
+    ) -> None:  # fmt: skip
+        layout = make_layout(units=1, frozen=False, node_count=count)
+        self.job = Job(layout, world_size=2, **job)
+        self.description = self.job.description.to_bytes()
+        node = NodeNumber(number=number, count=count)
+        self.outbox = Outbox(job=JOB, role=Role.NODE, rank=number, incarnation=9)
+        self.children = Children(self.outbox, [RANKS])
+        self.children.members.join(CHILD, self.hello(), self.description)
+        self.shard = Shard(node, world_size=2)
+        self.shard.open(self.description)
+        self.state = State(self.outbox, self.children)
+        self.state.opened(
+            StoreFacts(
+                description=self.description, generation=1, attempt=1, epoch=0, job=JOB,
+                version=version,
+            )
+        )  # fmt: skip
+        self.budget = GradientBudget(self.outbox, bytes_max, None)
+        self.steps = Steps(self.outbox, self.children, self.shard, self.budget)
+        self.serving = Serving(self.outbox, self.children, self.shard, self.steps, reads_max=1)
+
+    def hello(self, ranks: int = RANKS, **other: Any) -> wire.Hello:
+        """Of the child; or of a node, by the ranks it speaks for."""
+        stamp = {**self._stamp(Role.SWITCH), "attempt": 0, "generation": 0, **other}
+        return wire.Hello(
+            **stamp, protocol=PROTOCOL_VERSION, world_size=2, contributors=ranks, present=ranks,
+            roll=0, description_hash=self.job.description.hash,
+        )  # fmt: skip
+
+    def m(self, kind: type[Any], role: Role = Role.SWITCH, **own: Any) -> Any:
+        """A message of the child in the attempt that counts."""
+        return kind(**{**self._stamp(role), **own})
+
+    def push(self, chunk: int, ranks: int = RANKS, **own: Any) -> tuple[str, wire.Push]:
+        """The arguments of a push of these ranks: a sum, or raw from one of them."""
+        raw = ranks.bit_count() == 1
+        return CHILD, self.m(
+            wire.Push,
+            **{
+                "chunk": chunk, "part": 0, "contributors": ranks, "absent": 0, "last": True,
+                "weight": float(ranks.bit_count()), "raw": raw, "dtype": "float32", **own,
+            },
+        )  # fmt: skip
+
+    def nbytes(self, chunk: int) -> int:
+        """Of a gradient of a chunk."""
+        return self.job.layout.chunks[chunk].elems * DTYPE_BYTES["float32"]
+
+    def _stamp(self, role: Role) -> dict[str, Any]:
+        outbox = self.outbox
+        return {
+            "job": JOB, "epoch": 0, "step": outbox.step, "attempt": outbox.attempt, "role": role,
+            "rank": 0, "incarnation": CHILD_INCARNATION, "generation": outbox.generation,
+        }  # fmt: skip
+
+    def check(self, *triples: Triple) -> None:
+        """Each event has this answer and these actions."""
+        for number, (event, answer, lines) in enumerate(triples):
+            found = event()
+            assert [number, found, self.lines()] == [number, answer, lines]
+
+    def lines(self) -> list[str]:
+        """The actions since the last call."""
+        return [self._line(action) for action in self.outbox.take()]
+
+    def _line(self, action: Any) -> str:
+        match action:
+            case Send(peers, m, payload):
+                stamp = set(wire.Message.__slots__)
+                own = {name: getattr(m, name) for name in _names(m) if name not in stamp}
+                for name in ("step", "attempt"):
+                    if getattr(m, name) != getattr(self.outbox, name):
+                        own[name] = getattr(m, name)
+                text = f"{'+'.join(peers)}: {_text(m, own)}"
+                return text if payload is None else f"{text} + {_value(payload)}"
+            case Drop(payload):
+                return f"drop {payload}"
+            case Note(name, pairs, _):
+                return f"note {name} {dict(pairs)}"
+        return _text(action, {name: getattr(action, name) for name in _names(action)})
+
+
+def _names(value: Any) -> list[str]:
+    return [field.name for field in fields(value)]
+
+
+def _text(value: Any, found: dict[str, Any]) -> str:
+    shown = (f"{name}={_value(each)}" for name, each in found.items() if _is_shown(each))
+    return " ".join([type(value).__name__, *shown])
+
+
+def _is_shown(value: Any) -> bool:
+    return value is not None and value not in ("", b"", ())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Contribution):
+        return str(value.payload)
+    if isinstance(value, tuple):
+        return "+".join(map(_value, value))
+    return value.name if isinstance(value, enum.Enum) else str(value)
