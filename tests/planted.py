@@ -148,7 +148,7 @@ BUGS = (
     Bug(
         "sum in arrival order",
         "contributions are added as they came, not by rank",
-        "switch_emu/switch/core/slots.py",
+        "luwu/protocol/contribution.py",
         (
             (
                 "return sorted(contributions, key=lambda c: c.contributors & -c.contributors)\n",

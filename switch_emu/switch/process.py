@@ -24,10 +24,11 @@ from switch_emu.process.counting import CountersFile
 from switch_emu.switch.adding import make_adder
 from switch_emu.switch.capacity import with_slots
 from switch_emu.switch.core.actions import SwitchLimits, patience_ns
+from switch_emu.switch.core.parents import parent_names
 from switch_emu.switch.core.resources import pool_resources, window_of_link
 from switch_emu.switch.ranges import SlotRanges, lent_range
 from switch_emu.switch.recorded import make_switch_core, record_file
-from switch_emu.switch.shell import SwitchShell, parent_names
+from switch_emu.switch.shell import SwitchShell
 
 _MIB = 1024 * 1024
 
@@ -133,6 +134,7 @@ def serve_switch(
             rank=spec.rank,
             limits=limits,
             retry=retry_policy(spec.retry_first_ms, spec.retry_most_ms, spec.retry_ps_per_byte),
+            parents_count=len(parents),
             file=file,
         )
         adder = make_adder()
@@ -145,7 +147,6 @@ def serve_switch(
             recorder,
             grace_s=spec.grace_s,
             add=adder.add,
-            parents=parents,
             counters=None
             if spec.counters is None
             else CountersFile(spec.counters, spec.counters.stem, spec.job),
@@ -183,7 +184,7 @@ def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict
         "children_count": len(spec.children),
         "network_bytes": shell.bytes.document(),
         "raw_count": core.raw_count,
-        "fallback_count": core.copies.fallback_count,
+        "fallback_count": core.counts()["fallback_count"],
         "pool": {**core.report(), "window": _window(spec, limits)},
         "links": link_rows(shell.transport, " or ".join(spec.link_roles), shell.link_name),
     }

@@ -268,8 +268,9 @@ class Simulation(Cluster):
         """Decided steps of which anybody knows who must be heard before a step is made."""
         if self.job.node_limits.ranks_min is not None:
             return 0  # whoever knows may be left out
-        members = (*self.workers, *self.switches.values())
-        return max((each.core._step for each in members if each.alive), default=0)
+        known = [worker.core._step for worker in self.workers if worker.alive]
+        known += [switch.core.step for switch in self.switches.values() if switch.alive]
+        return max(known, default=0)
 
     def _put_back(self, copies: Sequence[Copy]) -> None:
         is_done = any(disk.version == self.job.steps for disk in self.disks)
@@ -364,9 +365,7 @@ class Simulation(Cluster):
             sender, message, payload = said
             if kind != "stale":
                 self.world.send(sender, process.name, message, payload)
-            elif (
-                process.alive and process.core._members.complete
-            ):  # at once: its successor knows nobody
+            elif process.alive and process.has_all_children:  # at once: its successor knows nobody
                 process.enter(functools.partial(process._received, sender, message, payload))
 
     # ---------------------------------------------------------------------- successors

@@ -27,7 +27,7 @@ def bytes_max(job: Job, process: Process) -> int:
 
 
 def _switch_bytes(job: Job, switch: Switch, chunk_bytes: int) -> int:
-    limits = switch.core._limits
+    limits = switch.core.limits
     children = len(job.tree.children(switch.place))
     slots = limits.slot_bytes_max
     if limits.slots is not None:
