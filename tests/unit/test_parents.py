@@ -8,8 +8,9 @@ from typing import Any
 from luwu.protocol.actions import PARENT, Drop, Send
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role, Verb
+from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.parents import Parents, parent_names
-from tests.unit.switch_parts import line, message
+from tests.unit.switch_parts import DESCRIPTION, LEFT, hello, line, message
 
 STAMP: dict[str, Any] = {
     "job": 7, "epoch": 0, "role": Role.NODE, "rank": 0, "incarnation": 1, "generation": 1,
@@ -129,3 +130,24 @@ def test_one_parent_is_called_parent() -> None:
     parents = Parents(1)
     assert parents.is_one
     assert parents.names == (PARENT,)
+
+
+def test_a_core_with_two_parents() -> None:
+    """Goal: the wiring inside the core: Hello goes to both, children are welcomed when both have
+    welcomed the switch, a Pull goes to the owner of its chunk, and readers are refused."""
+    core = SwitchCore(job=1, incarnation=1, children=[LEFT], parents_count=2)
+    (up,) = core.received(5, "left", hello(LEFT), DESCRIPTION.to_bytes())
+    assert isinstance(up, Send)
+    assert up.peers == ("parent", "parent-1")
+    admitted = message(
+        wire.Welcome, generation=1, loaded=True, contributors=LEFT, push_window_bytes=9
+    )
+    assert core.received(6, "parent", admitted) == []
+    assert not core.is_joined
+    (down,) = core.received(7, "parent-1", admitted)
+    assert line(down).startswith("left: Welcome")
+    (pull,) = core.received(8, "left", message(wire.Pull, chunk=1, generation=1))
+    assert line(pull) == "parent-1: Pull chunk=1"
+    (gone,) = core.received(9, "reader", message(wire.Open, reader=3))
+    assert line(gone).startswith("reader: Gone reader=3 text=a job with several optimizer nodes")
+    assert [core.name_of(peer) for peer in ("parent-1", "left")] == ["parent-1", "ranks 0, 1"]

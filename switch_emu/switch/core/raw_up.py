@@ -33,72 +33,45 @@ def push_up(
     uplink.load(outbox.now_ns, ("push", *key, contribution.contributors), cargo)
 
 
-class RawContributions:
-    """Ranks of every chunk that is summed at the node and not here: taken, and on their way."""
-
-    def __init__(self) -> None:
-        self._taken: dict[SlotKey, int] = {}
-        self._on_way: dict[SlotKey, int] = {}
-
-    def __contains__(self, key: SlotKey) -> bool:
-        return key in self._taken
-
-    def take(self, key: SlotKey, contributors: int) -> bool:
-        """Take ranks in; False if any was taken already."""
-        taken = self._taken.get(key, 0)
-        if taken & contributors:
-            return False
-        self._taken[key] = taken | contributors
-        return True
-
-    def sent(self, key: SlotKey, contributors: int) -> None:
-        """Their bytes are on their way."""
-        self._on_way[key] = self._on_way.get(key, 0) | contributors
-
-    def is_sent(self, key: SlotKey, contributors: int) -> bool:
-        """Whether any of these ranks' bytes are on their way."""
-        return bool(self._on_way.get(key, 0) & contributors)
-
-    def forget(self, step: int | None = None) -> None:
-        """Forget all chunks, or those of a step."""
-        for ranks_of in (self._taken, self._on_way):
-            for key in [key for key in ranks_of if step is None or key[0] == step]:
-                del ranks_of[key]
-
-
 class RawUp:
     """See the module."""
 
     def __init__(self, outbox: Outbox, uplink: Uplink) -> None:
         self._outbox, self._uplink = outbox, uplink
-        self._raw = RawContributions()
+        self._taken: dict[SlotKey, int] = {}
+        """Ranks of every chunk that is summed at the node and not here."""
+        self._on_way: dict[SlotKey, int] = {}
+        """Of these, the ones whose bytes are in the window to the parent, or were."""
         self.count = 0
         """Contributions that found no slot and went on raw."""
 
     def __contains__(self, key: SlotKey) -> bool:
         """Whether a chunk goes up raw."""
-        return key in self._raw
+        return key in self._taken
 
     def forget(self, step: int | None = None) -> None:
         """Forget the chunks of a decided step; without one, all."""
-        self._raw.forget(step)
+        for ranks_of in (self._taken, self._on_way):
+            for key in [key for key in ranks_of if step is None or key[0] == step]:
+                del ranks_of[key]
 
     def push(
         self, peer: str, key: SlotKey, contribution: Contribution, receipt: wire.Received
     ) -> None:
         """A contribution that finds no slot; its receipt is sent when it enters the window."""
         ranks = contribution.contributors
-        if self._raw.take(key, ranks):
+        if not self._taken.get(key, 0) & ranks:
             self.count += 1
+            self._taken[key] = self._taken.get(key, 0) | ranks
 
             def on_way() -> None:
-                self._raw.sent(key, ranks)
+                self._note_on_way(key, ranks)
                 self._outbox.send(peer, receipt)
 
             push_up(self._outbox, self._uplink, key, contribution, raw=True, on_way=on_way)
         else:
             self._outbox.drop(contribution.payload)
-            if self._raw.is_sent(key, ranks):
+            if self._on_way.get(key, 0) & ranks:
                 self._outbox.send(peer, receipt)
 
     def push_held(
@@ -108,14 +81,18 @@ class RawUp:
 
         `answer` sends its receipt as it enters the window; None: that was sent before.
         """
+        ranks = held.contributors
         self.count += 1
-        self._raw.take(key, held.contributors)
+        self._taken[key] = self._taken.get(key, 0) | ranks
         if answer is None:
-            self._raw.sent(key, held.contributors)
+            self._note_on_way(key, ranks)
 
         def on_way() -> None:
             if answer is not None:
-                self._raw.sent(key, held.contributors)
+                self._note_on_way(key, ranks)
                 answer()
 
         push_up(self._outbox, self._uplink, key, held, raw=True, on_way=on_way)
+
+    def _note_on_way(self, key: SlotKey, ranks: int) -> None:
+        self._on_way[key] = self._on_way.get(key, 0) | ranks

@@ -275,24 +275,29 @@ class SwitchCore:
         return m.generation == out.generation or isinstance(m, wire.Abort)
 
     def _received(self, m: wire.Received) -> None:
+        """The parent has what was sent: the part that sent it learns of it (`RECEIPTS`)."""
         self._of_receipts[m.verb](m)
 
     # ---------------------------------------------------------------------- what concerns all parts
 
     def _hello(self, peer: str, m: wire.Hello, description: bytes) -> None:
+        """A child joins; the first brings the job's description, and with it the aggregator."""
         self.membership.hello(peer, m, description)
         self.agreement.learn(peer)
 
     def _reader_asks(self, peer: str, m: wire.ReaderRequest) -> None:
+        """A reader's request goes to the node; of several nodes nothing can be read."""
         if self.parents.is_one:
             self.readers.up(peer, m)
         else:
             self.outbox.send_all((peer,), self.parents.refusal(m))
 
     def _cancel(self, child: Member, m: wire.Cancel) -> None:
+        """A child asks to give the attempt up."""
         self.attempts.cancel(f"ranks {ranks_text([child.ranks])}: {m.text}", lost=m.lost)
 
     def _welcomed(self, m: wire.Welcome) -> None:
+        """The parent admits the switch to an attempt; so are its children."""
         is_first = self.outbox.generation == 0
         if not self.membership.awaits(m):
             return
@@ -308,6 +313,7 @@ class SwitchCore:
             self.membership.welcome_children(is_first=is_first)
 
     def _aborted(self, m: wire.Abort) -> None:
+        """An attempt is given up, and a later one counts."""
         former = self.membership.aborted(m)
         if former is not None:
             self._begin_attempt(m.attempt, m.step)
@@ -327,6 +333,7 @@ class SwitchCore:
         self.begin_commit.judged(m)
 
     def _decided(self, m: wire.Decided) -> None:
+        """A step is durable: all forget what it needed."""
         if m.step == self.outbox.step:
             self._judged(m)  # the verdict may have been lost
             self.outbox.step = m.step + 1
