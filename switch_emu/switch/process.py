@@ -24,10 +24,11 @@ from switch_emu.process.counting import CountersFile
 from switch_emu.switch.adding import make_adder
 from switch_emu.switch.capacity import with_slots
 from switch_emu.switch.core.actions import SwitchLimits, patience_ns
+from switch_emu.switch.core.parents import parent_names
 from switch_emu.switch.core.resources import pool_resources, window_of_link
 from switch_emu.switch.ranges import SlotRanges, lent_range
 from switch_emu.switch.recorded import make_switch_core, record_file
-from switch_emu.switch.shell import SwitchShell, parent_names
+from switch_emu.switch.shell import SwitchShell
 
 _MIB = 1024 * 1024
 
@@ -44,7 +45,7 @@ class SwitchSpec:
     parent: str
     """Endpoint of the optimizer node, or of another switch."""
     incarnation: int | None = None
-    """Number of this start, larger than that of the one before; None: the clock says."""
+    """Number of this start, larger than that of the one before; None: from the clock."""
     more_parents: tuple[str, ...] = ()
     """Endpoints of further optimizer nodes."""
     name: str = SWITCH
@@ -55,50 +56,50 @@ class SwitchSpec:
     workers_at: str | None = None
     """Endpoint for workers, where `listen` is for switches alone."""
     summary: Path | None = None
-    """Where its account of the run is written at the end."""
+    """File for its account of the run, written at the end."""
     advertise: str | None = None
     insecure: bool = False
     keys: Path | None = None
-    """Directory of keys, where connections over tcp have keys; `key_name`: which is ours."""
+    """Directory of keys, where connections over tcp have keys; `key_name`: the key to use."""
     key_name: str = ""
     slot_bytes_max: int = 256 * _MIB
     copies_bytes_max: int = 256 * _MIB
     events: Path | None = None
     counters: Path | None = None
-    """Where what was counted is put, once a second and at the end."""
+    """File of counters, written once per second and at the end."""
     grace_s: float = 600.0
     drop_after_s: float | None = None
     """How long a child may be away before the job goes on without it; None: it is waited for."""
     record: Path | None = None
-    """Where all messages are written down (`recorded.py`)."""
+    """File in which all messages are recorded (`recorded.py`)."""
     arena_bytes: int = 0
-    """Shared memory of each child for what it pushes, and of ours for what we send; 0: none is."""
+    """Shared memory of each child for its pushes, and of the switch for what it sends; or 0."""
     chunk_bytes: int = _MIB
     stripes: int = 1
     """Connections to the parent."""
     link: LinkPair | None = None
-    """Emulated, to each child; None: none is."""
+    """Emulated link to each child; None: not emulated."""
     link_roles: tuple[str, ...] = ("worker",)
-    """What stands at the lower ends, for the report."""
+    """Roles at the lower ends, for the report."""
     link_seed: int = 0
     retry_first_ms: int = 0
-    """How patient to be with the parent; 0: as usual."""
+    """Pause before the first repetition to the parent; 0: as usual."""
     retry_most_ms: int = 0
     retry_ps_per_byte: int = 0
     only_forwards: bool = False
-    """It sums nothing and multicasts nothing: the node is a parameter server."""
+    """Sum nothing and multicast nothing: the node is a parameter server."""
     fidelity: str = "functional"
     slots: int | None = None
     """In protocol fidelity; None: as many as there is memory for, up to a default."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """Where it listens, and what it dials."""
+        """Endpoints it listens at, and the one it dials."""
         return (self.listen, *((self.workers_at,) if self.workers_at else ()), self.parent)
 
     @property
     def lets_in(self) -> tuple[str, ...]:
-        """Roles of the keys that may connect; none where nobody comes over tcp."""
+        """Roles of the keys that may connect; none without connections over tcp."""
         comes_by_tcp = any(
             each.startswith("tcp://") for each in (self.listen, self.workers_at or "")
         )
@@ -109,9 +110,9 @@ def serve_switch(
     spec: SwitchSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool],
     ranges: SlotRanges | None = None,
 ) -> bool:  # fmt: skip
-    """Serve one job until it is over (True), or until somebody wants us to stop before (False).
+    """Serve one job until it is over (True), or until `should_stop` (False).
 
-    `on_listening` is told the endpoint that workers dial; `ranges` are the slots of a switch that
+    `on_listening` is given the endpoint that workers dial; `ranges` are the slots of a switch that
     serves several jobs. Raises ConfigError if there are too few.
     """
     with (
@@ -133,6 +134,7 @@ def serve_switch(
             rank=spec.rank,
             limits=limits,
             retry=retry_policy(spec.retry_first_ms, spec.retry_most_ms, spec.retry_ps_per_byte),
+            parents_count=len(parents),
             file=file,
         )
         adder = make_adder()
@@ -145,7 +147,6 @@ def serve_switch(
             recorder,
             grace_s=spec.grace_s,
             add=adder.add,
-            parents=parents,
             counters=None
             if spec.counters is None
             else CountersFile(spec.counters, spec.counters.stem, spec.job),
@@ -183,7 +184,7 @@ def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict
         "children_count": len(spec.children),
         "network_bytes": shell.bytes.document(),
         "raw_count": core.raw_count,
-        "fallback_count": core.copies.fallback_count,
+        "fallback_count": core.counts()["fallback_count"],
         "pool": {**core.report(), "window": _window(spec, limits)},
         "links": link_rows(shell.transport, " or ".join(spec.link_roles), shell.link_name),
     }

@@ -1,31 +1,33 @@
-"""A switch's whole life in a file: every message it heard and said, with times; and replayed.
+"""A switch's whole life in a file: every message it received and sent, with times; and replayed.
 
     --record FILE          the switch writes down each event of its core, and what the core answered
-    luwu trace --replay    a new core is told the same again, and must say the same again
+    luwu trace --replay    a new core is given the same again, and must answer the same again
 
 A record keeps headers, times and the bytes of control messages; of gradients and weights it keeps
 the length alone. So it is small, and a core, which never looks into a payload, cannot tell. A file
 is a stream of msgpack arrays; a switch that was started again goes on in the same file.
 
-    [start, schema, job, incarnation, rank, children, limits, retry]
-    [event, now_ns, peer, header, payload, said]
+    [start, schema, job, incarnation, rank, children, limits, retry, parents]
+    [event, now_ns, peer, header, payload, sent]
 
-    start      a core was made; bitmaps are hexadecimal texts
+    start      a core was made; bitmaps are hexadecimal texts; parents: their number, only where
+               it is not 1
     received   a message of `peer`; payload: its length, the bytes of a control message, or nil
     summed     the sum is there that `header`, msgpack of [step, part, chunk, attempt], names
-    up         the connection to the parent is back
+    up         the connection to the parent is back; of several, to those whose numbers are the
+               bytes of `header`
     down       the connection of `peer`, a child, has ended
     tick       time to repeat; only ticks that led to something are kept
-    said       what the core sent then: [[peer, ...], header], ...
+    sent       what the core sent then: [[peer, ...], header], ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 import msgpack
 
@@ -44,51 +46,51 @@ START, RECEIVED, SUMMED, UP, DOWN, TICK = "start", "received", "summed", "up", "
 _EVENTS: Final = (RECEIVED, SUMMED, UP, DOWN, TICK)
 
 
-class RecordedSwitchCore(SwitchCore):
-    """A `SwitchCore` that writes down what it is told and what it says."""
+class RecordedSwitchCore:
+    """A `SwitchCore` whose events are written down; all else is asked of the core itself."""
 
-    def __init__(
-        self, *, job: int, incarnation: int, children: Sequence[int], rank: int = 0,
-        limits: SwitchLimits | None = None, retry: RetryPolicy | None = None, file: IO[bytes],
-    ) -> None:  # fmt: skip
-        limits, retry = limits or SwitchLimits(), retry or RetryPolicy()
-        super().__init__(
-            job=job, incarnation=incarnation, children=children, rank=rank, limits=limits,
-            retry=retry,
-        )  # fmt: skip
-        self._file = file
-        bitmaps = [f"{child:x}" for child in children]
-        made = [job, incarnation, rank, bitmaps, asdict(limits), asdict(retry)]
-        self._file.write(msgpack.packb([START, SCHEMA, *made]))
+    def __init__(self, core: SwitchCore, file: IO[bytes], made: Mapping[str, Any]) -> None:
+        """`made`: what the core was made of."""
+        self.core, self._file = core, file
+        bitmaps = [f"{child:x}" for child in made["children"]]
+        limits, retry = made["limits"] or SwitchLimits(), made["retry"] or RetryPolicy()
+        start = [made["job"], made["incarnation"], made["rank"], bitmaps, asdict(limits)]
+        parents = [made["parents_count"]] if made["parents_count"] > 1 else []
+        self._file.write(msgpack.packb([START, SCHEMA, *start, asdict(retry), *parents]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.core, name)
 
     def received(
         self, now_ns: int, peer: str, message: Message, payload: Any = None,
         payload_bytes: int = 0,
     ) -> list[Action]:  # fmt: skip
+        """See `SwitchCore`, and so of the others."""
         kept = payload if payload is None or isinstance(payload, bytes) else payload_bytes
-        actions = super().received(now_ns, peer, message, payload, payload_bytes)
+        actions = self.core.received(now_ns, peer, message, payload, payload_bytes)
         return self._noted(RECEIVED, now_ns, peer, encode(message), kept, actions)
 
     def summed(self, now_ns: int, done: Sum, payload: Payload, payload_bytes: int) -> list[Action]:
-        actions = super().summed(now_ns, done, payload, payload_bytes)
+        actions = self.core.summed(now_ns, done, payload, payload_bytes)
         name = msgpack.packb([*done.key, done.attempt])
         return self._noted(SUMMED, now_ns, "", name, payload_bytes, actions)
 
-    def reconnected(self, now_ns: int) -> list[Action]:
-        return self._noted(UP, now_ns, "", b"", None, super().reconnected(now_ns))
+    def reconnected(self, now_ns: int, parents: Sequence[int] = (0,)) -> list[Action]:
+        numbers = b"" if self.core.parents.is_one else bytes(parents)
+        return self._noted(UP, now_ns, "", numbers, None, self.core.reconnected(now_ns, parents))
 
     def lost(self, now_ns: int, peer: str) -> list[Action]:
-        return self._noted(DOWN, now_ns, peer, b"", None, super().lost(now_ns, peer))
+        return self._noted(DOWN, now_ns, peer, b"", None, self.core.lost(now_ns, peer))
 
     def tick(self, now_ns: int) -> list[Action]:
-        actions = super().tick(now_ns)
+        actions = self.core.tick(now_ns)
         return self._noted(TICK, now_ns, "", b"", None, actions) if actions else actions
 
     def _noted(
         self, event: str, now_ns: int, peer: str, header: bytes, payload: bytes | int | None,
         actions: list[Action],
     ) -> list[Action]:  # fmt: skip
-        self._file.write(msgpack.packb([event, now_ns, peer, header, payload, _said(actions)]))
+        self._file.write(msgpack.packb([event, now_ns, peer, header, payload, _sent(actions)]))
         return actions
 
 
@@ -107,18 +109,20 @@ def record_file(path: Path | None) -> Iterator[IO[bytes] | None]:
 
 
 def make_switch_core(
-    *, job: int, incarnation: int, children: Sequence[int], rank: int = 0, limits: SwitchLimits,
-    file: IO[bytes] | None, retry: RetryPolicy | None = None,
+    *, job: int, incarnation: int, children: Sequence[int], rank: int = 0,
+    limits: SwitchLimits | None = None, retry: RetryPolicy | None = None, parents_count: int = 1,
+    file: IO[bytes] | None,
 ) -> SwitchCore:  # fmt: skip
     """A core, recorded where there is a file."""
     made: dict[str, Any] = {
         "job": job, "incarnation": incarnation, "children": children, "rank": rank,
-        "limits": limits, "retry": retry,
+        "limits": limits, "retry": retry, "parents_count": parents_count,
     }  # fmt: skip
-    return SwitchCore(**made) if file is None else RecordedSwitchCore(**made, file=file)
+    core = SwitchCore(**made)
+    return core if file is None else cast(SwitchCore, RecordedSwitchCore(core, file, made))
 
 
-def _said(actions: Sequence[Action]) -> list[Any]:
+def _sent(actions: Sequence[Action]) -> list[Any]:
     sends = (action for action in actions if isinstance(action, Send))
     return [[list(send.peers), encode(send.message)] for send in sends]
 
@@ -128,7 +132,7 @@ def _said(actions: Sequence[Action]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What a record held, and whether a core of today says the same."""
+    """What a record held, and whether a core of today answers the same."""
 
     starts_count: int
     events_count: int
@@ -137,15 +141,15 @@ class Replay:
     seconds: float
     """From the first event to the last."""
     difference: str | None
-    """The first event at which the core said something else, for people."""
+    """The first event at which the core sent something else, for people."""
     is_cut: bool
     """The last entry is not whole: the switch was killed while it wrote."""
 
 
 def replay(path: Path) -> Replay:
-    """Tell a new core what a recorded one was told. Raises ConfigError if it is no record."""
+    """Give a new core the events of a recorded one. Raises ConfigError if it is no record."""
     reader = _Reader(path)
-    starts = events = heard = told = 0
+    starts = events = received = sent = 0
     first_ns = last_ns = 0
     difference: str | None = None
     player: _Player | None = None
@@ -155,18 +159,18 @@ def replay(path: Path) -> Replay:
             continue
         if player is None:
             raise ConfigError(f"{path} does not begin with a start; it is no record of a switch")
-        event, now_ns, peer, header, payload, said = entry
+        event, now_ns, peer, header, payload, answered = entry
         first_ns, last_ns = first_ns or now_ns, now_ns
-        events, heard = events + 1, heard + (event == RECEIVED)
-        told += sum(len(peers) for peers, _ in said)
-        now_said = player.play(event, now_ns, peer, header, payload)
-        if difference is None and now_said != said:
-            difference = f"entry {number}: {_differing(event, header, said, now_said)}"
+        events, received = events + 1, received + (event == RECEIVED)
+        sent += sum(len(peers) for peers, _ in answered)
+        now_answered = player.play(event, now_ns, peer, header, payload)
+        if difference is None and now_answered != answered:
+            difference = f"entry {number}: {_differing(event, header, answered, now_answered)}"
     if player is None:
         raise ConfigError(f"{path} holds no whole entry; it is no record of a switch")
     return Replay(
-        starts_count=starts, events_count=events, messages_in_count=heard,
-        messages_out_count=told, seconds=(last_ns - first_ns) / 1e9, difference=difference,
+        starts_count=starts, events_count=events, messages_in_count=received,
+        messages_out_count=sent, seconds=(last_ns - first_ns) / 1e9, difference=difference,
         is_cut=reader.is_cut,
     )  # fmt: skip
 
@@ -179,7 +183,7 @@ class _Player:
         self._sums: dict[tuple[int, ...], Sum] = {}
 
     def play(self, event: str, now_ns: int, peer: str, header: bytes, payload: Any) -> list[Any]:
-        """What the core says to an event."""
+        """What the core sends at an event."""
         if event == RECEIVED:
             message = decode(header, 0 if payload is None else 1)
             is_data = isinstance(payload, int)
@@ -192,13 +196,16 @@ class _Player:
                 return [["nothing was to be summed", header]]
             actions = self._core.summed(now_ns, done, object(), payload)
         elif event == UP:
-            actions = self._core.reconnected(now_ns)
+            numbers = tuple(header) or (0,)
+            if max(numbers) >= len(self._core.parents.names):
+                raise ConfigError(f"the record names parent {max(numbers)}, and the start has none")
+            actions = self._core.reconnected(now_ns, numbers)
         elif event == DOWN:
             actions = self._core.lost(now_ns, peer)
         else:
             actions = self._core.tick(now_ns)
         self._sums |= {(*a.key, a.attempt): a for a in actions if isinstance(a, Sum)}
-        return _said(actions)
+        return _sent(actions)
 
 
 class _Reader:
@@ -231,16 +238,16 @@ def _is_entry(entry: Any) -> bool:
     if not isinstance(entry, list) or not entry:
         return False
     if entry[0] == START:
-        return len(entry) == 8
+        return len(entry) in (8, 9)
     if len(entry) != 6 or entry[0] not in _EVENTS:
         return False
-    _, now_ns, peer, header, payload, said = entry
+    _, now_ns, peer, header, payload, sent = entry
     types_fit = type(now_ns) is int and isinstance(peer, str) and isinstance(header, bytes)
-    return types_fit and isinstance(payload, int | bytes | None) and isinstance(said, list)
+    return types_fit and isinstance(payload, int | bytes | None) and isinstance(sent, list)
 
 
 def _core_of(entry: list[Any], path: Path) -> SwitchCore:
-    _, schema, job, incarnation, rank, children, limits, retry = entry
+    _, schema, job, incarnation, rank, children, limits, retry, *parents = entry
     if schema != SCHEMA:
         raise ConfigError(f"{path} has schema {schema!r:.20}, expected {SCHEMA}; use that version")
     try:
@@ -250,15 +257,16 @@ def _core_of(entry: list[Any], path: Path) -> SwitchCore:
             children=[int(child, 16) for child in children],
             limits=SwitchLimits(**{**limits, "slots": slots}),
             retry=RetryPolicy(**retry),
+            parents_count=parents[0] if parents else 1,
         )  # fmt: skip
     except (LookupError, TypeError, ValueError) as exc:
         raise ConfigError(f"{path}: a start cannot be read: {exc}") from exc
 
 
-def _differing(event: str, header: bytes, said: list[Any], now_said: list[Any]) -> str:
+def _differing(event: str, header: bytes, sent: list[Any], now_sent: list[Any]) -> str:
     what = type(decode_any(header)).__name__ if event == RECEIVED else event
-    before, now = (", ".join(_names(each)) or "nothing" for each in (said, now_said))
-    return f"at {what} the switch said {before}, this core says {now}"
+    before, now = (", ".join(_names(each)) or "nothing" for each in (sent, now_sent))
+    return f"at {what} the switch sent {before}, this core sends {now}"
 
 
 def decode_any(header: bytes) -> Message | None:
@@ -271,5 +279,5 @@ def decode_any(header: bytes) -> Message | None:
     return None
 
 
-def _names(said: list[Any]) -> list[str]:
-    return [f"{type(decode_any(header)).__name__} to {peers}" for peers, header in said]
+def _names(sent: list[Any]) -> list[str]:
+    return [f"{type(decode_any(header)).__name__} to {peers}" for peers, header in sent]

@@ -1,4 +1,4 @@
-"""The switch as a process: a transport with its children and its parent, around a `SwitchCore`."""
+"""The switch as a process: a transport with its children and its parents around a `SwitchCore`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.layout import DTYPE_BYTES, SUM_BYTES
-from luwu.protocol.actions import PARENT
 from luwu.transport.interface import Transport
-from luwu.wire.messages import Message, Push, ReaderRequest
+from luwu.wire.messages import Message, Push
 from switch_emu.process.counting import CountersFile, Counts, SlotCounts
 from switch_emu.process.loop import Shell
 from switch_emu.process.payload import Buffers, Payload, Unsummed
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Sum
-from switch_emu.switch.core.fan import Fan
 
 
 def unsummed(action: Sum) -> Unsummed:
@@ -92,25 +90,18 @@ class LinkBytes:
         return asdict(self)
 
 
-def parent_names(count: int) -> tuple[str, ...]:
-    """Connections to so many optimizer nodes, by their number."""
-    return (PARENT, *(f"{PARENT}-{number}" for number in range(1, count)))
-
-
 class SwitchShell(Shell):
     """Runs one switch."""
 
     def __init__(
         self, transport: Transport, core: SwitchCore, recorder: Recorder, *,
         grace_s: float = 600.0, add: SumInOrder = sum_in_order,
-        counters: CountersFile | None = None, parents: Sequence[str] = (PARENT,),
+        counters: CountersFile | None = None,
     ) -> None:  # fmt: skip
-        """`parents`: connections to the optimizer nodes, by their number."""
         super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
         self.core = core
         self.bytes = LinkBytes()
-        self._parents = tuple(parents)
-        self._fan = Fan(len(self._parents)) if len(self._parents) > 1 else None
+        self._parents = core.parents.names
         self._add = add
         self._buffers = Buffers(transport.reserve)
 
@@ -119,43 +110,23 @@ class SwitchShell(Shell):
     ) -> Sequence[Any]:
         is_from_parent = peer in self._parents
         self.bytes.came(message, payload_bytes, is_from_parent=is_from_parent)
-        if self._fan is not None and is_from_parent:
-            self._from_node(now_ns, self._fan, peer, message, payload, payload_bytes)
-            return ()
         return self.core.received(now_ns, peer, message, payload, payload_bytes)
 
     def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
-        if self._fan is not None and peer in self._parents:
-            self._fan.reconnected(self._parents.index(peer))
-            return self.core.reconnected(now_ns)
-        return self.core.reconnected(now_ns) if peer == PARENT else ()
+        if peer not in self._parents:
+            return ()
+        return self.core.reconnected(now_ns, (self._parents.index(peer),))
 
     def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
         return () if peer in self._parents else self.core.lost(now_ns, peer)
 
-    def _from_node(
-        self, now_ns: int, fan: Fan, peer: str, message: Message, payload: Any, payload_bytes: int
-    ) -> None:
-        """What one of several nodes says, as the core is to hear it."""
-        for said in fan.down(self._parents.index(peer), message):
-            data, nbytes = (payload, payload_bytes) if said is message else (None, 0)
-            self.do(self.core.received(now_ns, PARENT, said, data, nbytes))
-        for number, hello, description in fan.to_greet():
-            super().send((self._parents[number],), hello, description)
-
     def send(self, peers: Sequence[str], message: Message, payload: Any) -> None:
         if isinstance(payload, Payload):
-            ours = sum(peer == PARENT for peer in peers)
-            count = len(peers)
-            self.bytes.went(message, payload.nbytes, to_parent_count=ours, count=count)
-        if self._fan is None or PARENT not in peers:
-            super().send(peers, message, payload)
-        elif isinstance(message, ReaderRequest):
-            gone = self._fan.refusal(message)
-            self.do(self.core.received(SYSTEM_CLOCK.now_ns(), PARENT, gone))
-        else:
-            numbers, message = self._fan.up(message, payload), self._fan.stamped(message)
-            super().send([self._parents[number] for number in numbers], message, payload)
+            parents_count = sum(peer in self._parents for peer in peers)
+            self.bytes.went(
+                message, payload.nbytes, to_parent_count=parents_count, count=len(peers)
+            )
+        super().send(peers, message, payload)
 
     def do_own(self, action: Any) -> None:
         assert isinstance(action, Sum), action
@@ -180,7 +151,7 @@ class SwitchShell(Shell):
         return peer in self._parents or self.core.is_member(peer)
 
     def link_name(self, peer: str) -> str:
-        return peer if peer in self._parents else self.core.name_of(peer)
+        return self.core.name_of(peer)
 
     def core_counts(self) -> Counts:
         return self.core.counts()

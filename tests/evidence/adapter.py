@@ -32,7 +32,6 @@ from switch_emu.node.core import actions as node_actions
 from switch_emu.switch.core import SwitchCore, slots
 from switch_emu.switch.core import actions as switch_actions
 from switch_emu.switch.core.fixed_slots import PoolRange
-from tests.simulate.fanned import FannedSwitch
 
 TEXTS_ARE_COMPARED: Final = True
 """Whether a replay asks for the same texts, as of `Refuse`, `Abort` or a log line."""
@@ -40,7 +39,7 @@ TEXTS_ARE_COMPARED: Final = True
 CORES: Final[dict[str, type[Any]]] = {
     "worker": NicCore,
     "switch": SwitchCore,
-    "switch below several nodes": FannedSwitch,
+    "switch below several nodes": SwitchCore,
     "node": NodeCore,
     "reader": ReaderCore,
 }
@@ -119,6 +118,8 @@ def event_of(kind: str, method: str) -> str:
 
 def kind_of(core: Any, given: dict[str, Any]) -> str:
     """Of a core that is being made; where two kinds are one class, by what it is given."""
+    if isinstance(core, SwitchCore) and given["parents_count"] > 1:
+        return "switch below several nodes"
     return next(kind for kind, each in CORES.items() if isinstance(core, each))
 
 

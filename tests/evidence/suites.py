@@ -19,7 +19,7 @@ from tests.evidence.recorder import Recorder
 
 TESTS = (
     "tests/unit/test_switch_fidelity.py",
-    "tests/unit/test_agreeing.py",
+    "tests/unit/test_agreement.py",
     "tests/unit/test_nic_core.py",
     "tests/unit/test_node_end.py",
     "tests/unit/test_readers.py",

@@ -282,7 +282,7 @@ class Simulation(Cluster):
         if self.job.node_limits.ranks_min is not None:
             return 0  # whoever knows may be left out
         known = [each.core.out.step for each in self.workers if each.alive]
-        known += [each.core._step for each in self.switches.values() if each.alive]
+        known += [each.core.step for each in self.switches.values() if each.alive]
         return max(known, default=0)
 
     def _put_back(self, copies: Sequence[Copy]) -> None:
@@ -378,17 +378,8 @@ class Simulation(Cluster):
             sender, message, payload = said
             if kind != "stale":
                 self.world.send(sender, process.name, message, payload)
-            elif process.alive and self._knows_all(process):  # at once: its successor knows nobody
+            elif process.alive and process.has_all_children:  # at once: its successor knows nobody
                 process.enter(functools.partial(process._received, sender, message, payload))
-
-    @staticmethod
-    def _knows_all(process: Switch | Node) -> bool:
-        """Whether all its children have joined."""
-        if isinstance(process, NodeOfWorkers):
-            return process.pair.switch._members.complete
-        if isinstance(process, Node):
-            return process.core.children.members.complete
-        return process.core._members.complete
 
     # ---------------------------------------------------------------------- successors
 

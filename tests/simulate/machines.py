@@ -22,10 +22,8 @@ from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as node_actions
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Sum
-from switch_emu.switch.shell import parent_names
 from tests.simulate.device import ProcessEnded
 from tests.simulate.disk import Disk, DiskFailed
-from tests.simulate.fanned import FannedSwitch
 from tests.simulate.job import JOB, Job, apply_update, mask_of
 from tests.simulate.world import Payload, Process, World, drop, payload_bytes
 
@@ -39,7 +37,7 @@ def node_name(number: int) -> str:
 
 
 class Switch(Process):
-    """A SwitchCore; its sums take a little time. Before several nodes stands a fan."""
+    """A SwitchCore; its sums take a little time."""
 
     def __init__(self, world: World, job: Job, place: Place, *, incarnation: int) -> None:
         super().__init__(world, place.process)
@@ -52,26 +50,18 @@ class Switch(Process):
         """The name by which its parents know it: that of its connections, which end with it."""
         self.is_superseded = False
         """Another has its place, and its children: what it says to them reaches nobody."""
-        made: dict[str, Any] = {
-            "job": JOB, "incarnation": incarnation, "children": tree.children(place),
-            "rank": tree.index(place), "limits": job.limits, "retry": job.retry,
-        }  # fmt: skip
-        self._count = len(self._parents)
-        self._parent_names = parent_names(self._count)
-        self._fanned = FannedSwitch(parents_count=self._count, **made) if self._count > 1 else None
-        self.core = self._fanned.core if self._fanned is not None else SwitchCore(**made)
-        self._outer: Any = self._fanned or self.core
-        """What is told of events: with several nodes, the core and its fan."""
+        self.core = SwitchCore(
+            job=JOB, incarnation=incarnation, children=tree.children(place),
+            rank=tree.index(place), limits=job.limits, retry=job.retry,
+            parents_count=len(self._parents),
+        )  # fmt: skip
         for name in {self.name, self.parent_side}:
             world.listen(name, self._received, self)
 
-    def put(self, core: SwitchCore) -> None:
-        """Replace the core, before anything has happened."""
-        self.core = core
-        if self._fanned is not None:
-            self._fanned.core = core
-        else:
-            self._outer = core
+    @property
+    def has_all_children(self) -> bool:
+        """Every child has joined."""
+        return self.core.children.members.complete
 
     def supersede(self) -> None:
         """Another process takes the place; this one may still have something to say upwards."""
@@ -82,33 +72,30 @@ class Switch(Process):
 
     def child_lost(self, name: str) -> None:
         """The connection of a child has ended."""
-        self._do(self._outer.lost(self._world.now_ns, name))
+        self._do(self.core.lost(self._world.now_ns, name))
 
     def reconnected(self) -> None:
         """The connections to the nodes are lost, and come back under another name."""
         self.parent_side += "'"
         self._world.listen(self.parent_side, self._received, self)
-        if self._fanned is not None:
-            self._do(self._fanned.reconnected(self._world.now_ns, range(self._count)))
-        else:
-            self._do(self.core.reconnected(self._world.now_ns))
+        self._do(self.core.reconnected(self._world.now_ns, range(len(self._parents))))
 
     def _received(self, sender: str, message: Message, payload: Any) -> None:
         nbytes = payload_bytes(payload)
         is_parent = sender in self._parents
-        peer = self._parent_names[self._parents.index(sender)] if is_parent else sender
-        self._do(self._outer.received(self._world.now_ns, peer, message, payload, nbytes))
+        peer = self.core.parents.names[self._parents.index(sender)] if is_parent else sender
+        self._do(self.core.received(self._world.now_ns, peer, message, payload, nbytes))
 
     def tick(self) -> None:
-        self._do(self._outer.tick(self._world.now_ns))
+        self._do(self.core.tick(self._world.now_ns))
 
     def _do(self, actions: list[Any]) -> None:
         for action in actions:
             match action:
                 case Send(peers, message, payload):
                     for peer in peers:
-                        if peer in self._parent_names:
-                            parent = self._parents[self._parent_names.index(peer)]
+                        if peer in self.core.parents.names:
+                            parent = self._parents[self.core.parents.names.index(peer)]
                             self._world.send(self.parent_side, parent, message, payload)
                         elif not self.is_superseded:
                             self._world.send(self.name, peer, message, payload)
@@ -121,7 +108,7 @@ class Switch(Process):
     def _sum(self, action: Sum, values: list[Any]) -> None:
         total = added_up(self.core, action, values)
         payload = Payload(total, self.account)
-        self._do(self._outer.summed(self._world.now_ns, action, payload, total.nbytes))
+        self._do(self.core.summed(self._world.now_ns, action, payload, total.nbytes))
 
 
 def added_up(core: SwitchCore, action: Sum, values: list[Any]) -> Any:
@@ -205,6 +192,11 @@ class Node(Process):
     @property
     def number(self) -> int:
         return self._number
+
+    @property
+    def has_all_children(self) -> bool:
+        """Every child has joined."""
+        return self.core.children.members.complete
 
     def supersede(self) -> None:
         """Another process takes the disk; this one may still have something to say."""

@@ -28,6 +28,11 @@ class NodeOfWorkers(Node):
         self.pair = NodeWithSwitch(node, switch)
         return node
 
+    @property
+    def has_all_children(self) -> bool:
+        """Every worker has joined."""
+        return self.pair.switch.children.members.complete
+
     def tick(self) -> None:
         self._do(self.pair.tick(self._world.now_ns))
 

@@ -29,7 +29,7 @@ def test_a_node_refuses_to_make_decided_steps_again(
     simulation = run(seed, node_count=node_count, stored=stored)
     assert simulation.is_refused
     texts = [node.given_up for node in simulation.nodes if node.given_up]
-    known = max(switch.core._step for switch in simulation.switches.values())
+    known = max(switch.core.step for switch in simulation.switches.values())
     found = simulation.disks[0].version
     assert any(
         f"ends with step {found - 1}, but step {known - 1} was announced" in text for text in texts

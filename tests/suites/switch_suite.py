@@ -443,10 +443,10 @@ class SwitchSuite:
         Method: a rank is started again, so the switch cancels; the skip comes before the abort. It
         once forgot, and the rank was told of the skip, which says nothing to it, for ever."""
         bench = self.bench()
-        hello = bench.core._members.first
+        hello = bench.core.children.members.first
         assert hello is not None
         later = replace(hello, incarnation=500, rank=0, contributors=1)
-        bench.deliver(child(0), later, bench.core._members.description)
+        bench.deliver(child(0), later, bench.core.children.members.description)
         assert [m.attempt for m, _ in bench.take_parent(wire.Cancel)] == [0]
         bench.attempt = 1
         bench.parent_says(wire.Verdict, applied=False, grad_norm=0.0)

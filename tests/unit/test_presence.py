@@ -1,4 +1,4 @@
-"""Whom a switch hears, and who is late: pure, with times that the tests choose."""
+"""Which ranks are present, and who is late: pure, with times that the tests choose."""
 
 from __future__ import annotations
 
@@ -12,14 +12,29 @@ LEFT, RIGHT, PAIR = 0b0001, 0b0010, 0b1100
 def all_in(patience_ns: int | None = 2 * S) -> Presence:
     presence = Presence((LEFT, RIGHT, PAIR), patience_ns)
     for ranks in (LEFT, RIGHT, PAIR):
-        presence.heard(0, ranks)
-        presence.said(ranks, ranks, (1, 0))
+        presence.joined(0, ranks)
+        presence.reported(ranks, ranks, (1, 0))
     return presence
 
 
 class TestPresence:
+    def test_a_history(self) -> None:
+        """Goal: each event and who is present after it, in one place."""
+        presence = Presence((LEFT, RIGHT, PAIR), 2 * S)
+        for event, given, present_ns, present in (
+            ("joined", (0, LEFT), 0, LEFT | RIGHT | PAIR),
+            ("joined", (1 * S, PAIR), 2 * S, LEFT | PAIR),  # RIGHT did not come in time
+            ("reported", (PAIR, 0b0100, (1, 1)), 2 * S, LEFT | 0b0100),
+            ("joined", (3 * S, RIGHT), 3 * S, LEFT | RIGHT | 0b0100),
+            ("lost", (4 * S, LEFT), 5 * S, LEFT | RIGHT | 0b0100),
+            ("lost", (5 * S, LEFT), 6 * S, RIGHT | 0b0100),  # counted from the first time
+            ("silent", (7 * S, RIGHT), 7 * S, 0b0100),
+        ):
+            getattr(presence, event)(*given)
+            assert presence.present(present_ns) == present, event
+
     def test_a_lost_child_is_missed_after_the_patience(self) -> None:
-        """Goal: not before, and it is said when to look."""
+        """Goal: not before, and the time to look is known."""
         presence = all_in()
         presence.lost(10 * S, RIGHT)
         assert presence.next_ns(10 * S) == 12 * S
@@ -30,7 +45,7 @@ class TestPresence:
         """Goal: a connection that comes back changes nothing."""
         presence = all_in()
         presence.lost(10 * S, RIGHT)
-        presence.heard(11 * S, RIGHT)
+        presence.joined(11 * S, RIGHT)
         assert presence.present(100 * S) == LEFT | RIGHT | PAIR
 
     def test_nobody_is_missed_without_a_patience(self) -> None:
@@ -47,13 +62,13 @@ class TestPresence:
         presence.silent(5 * S, LEFT)
         assert presence.present(5 * S) == RIGHT | PAIR
 
-    def test_a_switch_says_itself_whom_it_hears(self) -> None:
-        """Goal: its last word counts, not the one that came last."""
+    def test_a_switch_reports_which_of_its_ranks_are_present(self) -> None:
+        """Goal: its latest report counts, not the one that came last."""
         presence = all_in()
-        presence.said(PAIR, 0b0100, (1, 2))
-        presence.said(PAIR, PAIR, (1, 1))
+        presence.reported(PAIR, 0b0100, (1, 2))
+        presence.reported(PAIR, PAIR, (1, 1))
         assert presence.present(0) == LEFT | RIGHT | 0b0100
-        presence.said(PAIR, PAIR, (2, 0))  # another start of it
+        presence.reported(PAIR, PAIR, (2, 0))  # another start of it
         assert presence.present(0) == LEFT | RIGHT | PAIR
 
     def test_each_return_takes_longer(self) -> None:
@@ -62,7 +77,7 @@ class TestPresence:
         presence, now_ns = all_in(), 0
         for pause_ns in (0, 2 * S, 4 * S, 8 * S):
             presence.silent(now_ns, RIGHT)
-            presence.heard(now_ns, RIGHT)
+            presence.joined(now_ns, RIGHT)
             assert bool(presence.present(now_ns) & RIGHT) == (pause_ns == 0)
             now_ns += pause_ns
             assert not presence.present(now_ns - 1) & RIGHT or pause_ns == 0
@@ -72,11 +87,11 @@ class TestPresence:
         """Goal: it waits from the first Hello on, and not for ever."""
         presence = Presence((LEFT, RIGHT, PAIR), 2 * S)
         assert not presence.has_given_up(100 * S)
-        presence.heard(100 * S, LEFT)
+        presence.joined(100 * S, LEFT)
         assert presence.next_ns(100 * S) == 102 * S
         assert not presence.has_given_up(102 * S - 1)
         assert presence.has_given_up(102 * S)
-        presence.heard(103 * S, RIGHT)
+        presence.joined(103 * S, RIGHT)
         assert presence.has_given_up(103 * S)
         assert presence.present(103 * S) == LEFT | RIGHT
 
@@ -104,9 +119,9 @@ class TestLateness:
         late.forget()
         assert late.deadline_ns(7) is None
 
-    def test_what_is_said_again_is_not_kept(self) -> None:
-        """Goal: children say a commit until its step is decided; what comes after all have said it
-        leaves nothing behind, and makes nobody late. A new attempt does steps again."""
+    def test_a_repeated_commit_is_not_noted(self) -> None:
+        """Goal: children repeat a commit until its step is decided; a repetition after all have
+        committed leaves nothing behind, and makes nobody late. A new attempt does steps again."""
         late = Lateness(50)
         for step in range(3):
             late.came(1000, step, LEFT)

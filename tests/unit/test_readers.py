@@ -13,10 +13,10 @@ from torch import nn
 import luwu
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import DeadlineError, StateError
-from luwu.base.limits import READERS_MAX, READERS_OF_CONNECTION_MAX
+from luwu.base.limits import READERS_MAX
 from luwu.nic.core.reader import ReaderCore, ReaderGone, VersionOpened
 from luwu.nic.reader import FieldRead, StateReader
-from luwu.protocol.actions import PARENT, Drop, Send
+from luwu.protocol.actions import Drop, Send
 from luwu.protocol.outbox import Outbox
 from luwu.testing.local import LocalCluster
 from luwu.wire import messages as wire
@@ -25,7 +25,6 @@ from luwu.wire.kinds import Role
 from luwu.wire.reading import VersionFacts
 from switch_emu.node.core.actions import PinVersion, ReadField, Unpin
 from switch_emu.node.core.readers import IDLE_NS, LEASE_NS, Readers
-from switch_emu.switch.core.reader_routes import ROUTES_MAX, ReaderRoutes
 from tests.unit.real_training import MIB, in_cluster, seeded
 from tests.unit.small_models import Stack, batch, shard
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
@@ -255,41 +254,6 @@ def test_the_desk_forgets_the_silent_and_bounds_the_many() -> None:
     assert {each.reader for each in taken(actions)} == set(range(1, 16)) - {3}  # 3 is being read
     readers.pinned(0, 1, b"")
     assert taken(actions) == [Unpin(0)]  # it was pinned too late
-
-
-def test_routes_lead_back_to_who_asked() -> None:
-    """Goal: answers go to the connection the reader was last heard on; unknown ones are dropped."""
-    actions: list[Any] = []
-    routes = ReaderRoutes(actions, said)
-    for number in range(ROUTES_MAX + 1):
-        routes.up(f"p-{number}", said(wire.Open, number))
-    assert all(send.peers == (PARENT,) for send in taken(actions))
-    content = said(wire.Content, 1, chunk=0, part=0, field="m", dtype="float32")
-    routes.down(content, "payload")
-    assert taken(actions) == [Send(("p-1",), content, "payload"), Drop("payload")]
-    forgotten = said(wire.Content, 0, chunk=0, part=0, field="m", dtype="float32")
-    routes.down(forgotten, "payload")
-    assert taken(actions) == [Drop("payload")]
-
-
-def test_no_request_takes_the_places_of_others() -> None:
-    """Goal: one connection has few readers whatever it asks for, and the ways back to others stay.
-    Method: a connection opens all it may, then reads in the names of a hundred more."""
-    actions: list[Any] = []
-    routes = ReaderRoutes(actions, said)
-    routes.up("p-1", said(wire.Open, 1000))
-    for number in range(READERS_OF_CONNECTION_MAX):
-        routes.up("p-2", said(wire.Open, number))
-    taken(actions)
-    for number in range(100):
-        read = said(wire.Read, 100 + number, chunk=0, part=0, field="m", dtype="float32")
-        routes.up("p-2", read)
-    routes.up("p-2", said(wire.Open, 300))
-    assert all(send.peers == ("p-2",) for send in actions)
-    assert all("shut one of them" in send.message.text for send in taken(actions))
-    content = said(wire.Content, 1000, chunk=0, part=0, field="m", dtype="float32")
-    routes.down(content, "payload")
-    assert taken(actions) == [Send(("p-1",), content, "payload"), Drop("payload")]
 
 
 def test_a_full_desk_gives_the_place_of_a_silent_reader() -> None:

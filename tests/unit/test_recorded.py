@@ -1,4 +1,4 @@
-"""`--record` and `luwu trace --replay`: a switch's core told again what another was told."""
+"""`--record` and `luwu trace --replay`: a switch's core is given again what another was given."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.base.seeds import derive
 from luwu.commands.main import main
-from switch_emu.switch.recorded import RecordedSwitchCore, replay
+from switch_emu.switch.recorded import make_switch_core, replay
 from tests.simulate.chaos import ROUGH, chaotic_job
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import JOB
@@ -22,11 +22,11 @@ def recorded(path: Path, seed: int, slot_count: int | None = None) -> Path:
     cluster = Cluster(seed, chaotic_job(seed, slot_count), ROUGH)
     job = cluster.job
     with path.open("wb") as file:
-        core = RecordedSwitchCore(
+        core = make_switch_core(
             job=JOB, incarnation=1, children=[1 << rank for rank in range(job.world_size)],
-            limits=job.limits, retry=job.retry, file=file,
+            limits=job.limits, retry=job.retry, parents_count=job.layout.node_count, file=file,
         )  # fmt: skip
-        cluster.switch.put(core)
+        cluster.switch.core = core
         for count in range(2):
             cluster.world.at(derive(seed, "when", count) % 10**9, cluster.restart_node)
         cluster.world.at(derive(seed, "cancel") % 10**9, lambda: cluster.cancel(0))
@@ -45,7 +45,8 @@ def test_a_recorded_switch_is_replayed_message_by_message(
     seed: int, slot_count: int | None, tmp_path: Path
 ) -> None:
     """Goal: headers, times and control bytes are all that a core's answers depend on. Method: a
-    history with losses, repetitions, aborts, a node that is killed twice, small pools."""
+    history with losses, repetitions, aborts, a node that is killed twice, small pools; of some
+    seeds with several nodes."""
     found = replay(recorded(tmp_path / "switch.rec", seed, slot_count))
     assert found.difference is None, f"seed {seed}: {found.difference}"
     assert not found.is_cut
@@ -95,6 +96,7 @@ def test_a_record_that_was_cut_short_is_replayed_as_far_as_it_goes(tmp_path: Pat
         (b"hello", "is none of a switch's"),
         (msgpack.packb(["start", 9, 1, 1, 0, ["1"], {}, {}]), "has schema 9"),
         (msgpack.packb(["start", 1, 1, 1, 0, ["x"], {}, {}]), "a start cannot be read"),
+        (msgpack.packb(["start", 1, 1, 1, 0, ["1"], {"slots": None}, {}, 0]), "at least one"),
         (msgpack.packb(["tick", 1, "", b"", None, []]), "does not begin with a start"),
         (msgpack.packb({"a": 1}), "is none of a switch's"),
     ],

@@ -5,7 +5,7 @@ its slot and its copy follow from its *turn*, a number that every child can comp
 chunks in the order in which a backward makes them (units from the last to the first, inside a unit
 upwards), pass after pass; turn n uses slot n mod S, and copy (n div S) mod 2 of it. So consecutive
 users of a slot take different copies, and while one is summed the result of the other stays, for
-children that did not hear of it. Learns from SwitchML (Sapio et al., NSDI 2021, section 4.3). Pure.
+children that missed it. Learns from SwitchML (Sapio et al., NSDI 2021, section 4.3). Pure.
 
 A copy, its states, and the only method that makes each change:
 
@@ -25,7 +25,7 @@ Invariants; the tests cite them by number (S1 to S3 are those of `slots.py` and 
         other copy, if that is summed; of one that is filling, no bit is ever taken out.
     F4  No contribution is larger than a slot, so what the pool holds is at most slots x 2 copies x
         children x bytes of a slot.
-    F5  What is said again of a chunk whose copy is summed or done is known to be a repetition.
+    F5  A push of a chunk whose copy is summed or done is known to be a repetition.
 
 A chunk that finds its copy taken travels on raw (S5). That a slot passes from turn n to turn n + S
 when the result of n is out is what bounds a child: its window is as many bytes as S slots have.
@@ -97,7 +97,7 @@ class SlotCopy:
     """What it holds; None once the parent has the sum."""
     is_summed: bool = False
     behind: int = 0
-    """Ranks of the children of which it is not known that they have heard of the sum."""
+    """Ranks of the children that may not have received the sum yet."""
 
     @property
     def is_free(self) -> bool:
@@ -112,7 +112,7 @@ class SlotCopy:
 class FixedSlotPool:
     """See the module. `ranks` is the bitmap of all ranks, of which every child speaks for some."""
 
-    tells_when_summed = True
+    answers_when_summed = True
 
     def __init__(self, *, ranks: int, pool: PoolRange) -> None:
         self.range = pool
@@ -155,7 +155,7 @@ class FixedSlotPool:
         return slot, rounds % COPIES
 
     def passes(self, key: SlotKey, child: int) -> None:
-        """A child says something new of a chunk: it has moved on from the other copy (F3)."""
+        """A child pushes a chunk that was not summed: it has moved on from the other copy (F3)."""
         place = self.place(key)
         if place is not None:
             other = self._slots[place[0]][1 - place[1]]

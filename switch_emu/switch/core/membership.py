@@ -1,349 +1,336 @@
-"""The switch as a member of its job: joining, leaving, and which attempt counts. Pure.
+"""The switch as a member of its job: joining, leaving, and which children count. Pure.
 
-What a first reader may skip: `core.py` shows the course of a step. The switch says one Hello when
-all its children have said theirs, and one Leave when all have left; in between it hands on what
-opens a new attempt, and forgets what belongs to an older one. Where the job goes on without ranks
-that are lost, it says whom it hears (`presence.py`); the node says which ranks count in an attempt.
+A first reader may skip this part: `switch.py` shows the course of a step. The switch sends one
+Hello when all its children have joined, and one Leave when all have left. A new attempt is
+announced by the parent; the switch adopts it and announces it to its children. Where the job goes
+on without ranks that are lost, the switch reports which are present (`presence.py`), and the node
+decides which count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from luwu.base.limits import TEXT_CHARS_MAX
-from luwu.base.outstanding import RetryPolicy
 from luwu.protocol.actions import End, Expel
+from luwu.protocol.children import Children
 from luwu.protocol.members import KnowsMoreError, Member, RefusedError, ranks_text
-from luwu.protocol.parent import Parent
+from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role, Verb
-from switch_emu.switch.core.actions import Action, SwitchLimits
+from luwu.wire.kinds import Verb
+from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.core.attempts import Attempts
 from switch_emu.switch.core.presence import Presence
 
 MISSING_FIRST_NS: Final = 5 * 10**9
-"""When the ranks that have joined are told which have not, and how often it is said again."""
+"""When the ranks that have joined are sent which have not, and how often it is repeated."""
 MISSING_EVERY_NS: Final = 30 * 10**9
 _JOB_IS_OVER = "the job is over: its other ranks have finished the last step"
 
 
-class SwitchMember(Parent):
-    """See the module. Subclasses extend `_forget` with what they hold of an attempt."""
+class Membership:
+    """See the module."""
 
     def __init__(
-        self, job: int, incarnation: int, rank: int, children: Sequence[int],
-        limits: SwitchLimits, retry: RetryPolicy,
+        self, outbox: Outbox, children: Children, uplink: Uplink, attempts: Attempts,
+        limits: SwitchLimits,
     ) -> None:  # fmt: skip
-        super().__init__(
-            job=job, role=Role.SWITCH, rank=rank, incarnation=incarnation, children=children
-        )
-        self._limits = limits
-        self._now_ns = 0
-        self._uplink = Uplink(self._actions, retry)
+        self._outbox, self._uplink, self._limits = outbox, uplink, limits
+        self._children, self._members = children, children.members
+        self._attempts = attempts
         self._presence = Presence(self._members.children, limits.patience_ns)
-        self._told_present = self._members.ranks
-        """Whom the parent was told that we hear."""
+        self._reported = self._members.ranks
+        """The ranks that were last reported as present."""
         self._roll = 0
-        self._lost = 0
-        """Ranks that were started again since the attempt began."""
         self._unwelcomed: set[int] = set()
-        """Children, by their ranks, that were: they are welcomed to the next attempt. What their
-        former start pushed must not meet in one sum, or one step, what they push."""
-        self._joined = False
-        self._gone = False
+        """Children, by their ranks, that were started again: the next attempt admits them. What
+        their former start pushed must not meet in one sum, or one step, what they push."""
+        self.joined = False
+        """The parent has welcomed this switch."""
+        self.is_over = False
+        """Every child has left, and the parent knows."""
         self._missing_ns: int | None = None
-        """When children are told next who has not joined; None: nobody waits for that."""
+        """When children are sent next who has not joined; None: nobody waits for that."""
 
-    def _forget(self, step: int | None = None) -> None:
-        """Forget what a decided step needed; without one, in a new attempt, all of the older."""
-        if step is None:
-            self._uplink.forget(lambda name: name == "present")
-            self._lost = 0
-            self._outcomes.undo(self._step)
+    # ---------------------------------------------------------------------- time and connections
 
-    # ---------------------------------------------------------------------- events
-
-    def reconnected(self, now_ns: int) -> list[Action]:
-        """The connection to the parent, or to its successor, is back."""
-        self._now_ns = now_ns
-        if self._members.complete and not self._gone:
-            self._say_hello()
-        return self._take()
-
-    def lost(self, now_ns: int, peer: str) -> list[Action]:
-        """The connection to a child has ended."""
-        self._now_ns = now_ns
-        member = self._members.member_at(peer)
-        if member is not None and not member.left:
-            self._presence.lost(now_ns, member.ranks)
-        return self._take()
-
-    def tick(self, now_ns: int) -> list[Action]:
-        """Repeat what is due."""
-        self._now_ns = now_ns
-        self._call_the_roll()
+    def tick(self) -> None:
+        """Report presence and missing ranks, if they are due."""
+        self._report_presence()
         self._name_missing()
-        self._uplink.tick(now_ns)
-        return self._take()
 
-    def next_tick_ns(self) -> int | None:
-        """When `tick` has something to do; None while nothing waits."""
-        due = (
-            self._uplink.next_tick_ns(), self._presence.next_ns(self._now_ns), self._missing_ns,
-        )  # fmt: skip
+    def next_ns(self) -> int | None:
+        """When `tick` has something to do, or a rank is missed by the passing of time."""
+        due = (self._presence.next_ns(self._outbox.now_ns), self._missing_ns)
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
-    @property
-    def finished(self) -> bool:
-        """Every child has left, and the parent knows."""
-        return self._gone
+    def lost(self, peer: str) -> None:
+        """The connection to a child has ended."""
+        member = self._members.member_at(peer)
+        if member is not None and not member.left:
+            self._presence.lost(self._outbox.now_ns, member.ranks)
 
-    @property
-    def is_joined(self) -> bool:
-        """The parent has welcomed us."""
-        return self._joined
+    def silent(self, ranks: int) -> None:
+        """A child is connected, and late with a step."""
+        self._presence.silent(self._outbox.now_ns, ranks)
+
+    def reconnected(self) -> None:
+        """The connection to the parent, or to its successor, is back."""
+        if self._members.complete and not self.is_over:
+            self._send_hello()
 
     def waits_for(self) -> str:
-        """What must happen next, for people."""
+        """Whom the switch waits for before it is a member, for people; or nothing."""
         if not self._members.complete:
             return f"Hello of ranks {self._members.missing()}"
-        if not self._joined:
-            return "Welcome of the parent"
-        return f"step {self._step}: {len(self._uplink)} answers of the parent"
+        return "" if self.joined else "Welcome of the parent"
 
-    # ---------------------------------------------------------------------- children
+    # ---------------------------------------------------------------------- from children
 
-    def _hello(self, peer: str, m: wire.Hello, description: bytes) -> None:
+    def hello(self, peer: str, m: wire.Hello, description: bytes) -> None:
+        """A child joins, for the first time or again."""
         try:
-            if self._gone and not m.contributors & self._members.active:
+            if self.is_over and not m.contributors & self._members.active:
                 raise RefusedError(_JOB_IS_OVER)
-            if self._joined:
+            if self.joined:
                 self._check_knows_no_more((m.generation, m.attempt, m.step))
             replaced = self._members.join(peer, m, description)
         except RefusedError as exc:
-            self._refuse_child(peer, exc)
+            self._children.refuse(peer, exc)
             return
-        self._presence.heard(self._now_ns, m.contributors)
-        self._presence.said(m.contributors, m.present, (m.incarnation, m.roll))
-        if self._joined and not m.contributors & self._members.active:
-            self._say_present()  # it is welcomed with the attempt in which it counts again
-        elif self._joined:
-            if replaced and self._loaded:  # before, nobody had weights to make a gradient of
+        self._presence.joined(self._outbox.now_ns, m.contributors)
+        self._presence.reported(m.contributors, m.present, (m.incarnation, m.roll))
+        if self.joined and not m.contributors & self._members.active:
+            self._send_present()  # it is welcomed with the attempt in which it counts again
+        elif self.joined:
+            if replaced and self._children.loaded:  # before, nobody had weights for a gradient
                 self._unwelcomed.add(m.contributors)
                 text = f"ranks {ranks_text([m.contributors])} were started again"
-                self._cancel(text, lost=m.contributors)
-            if self._gone or m.contributors not in self._unwelcomed:
-                self._tell(peer, self._welcome_child())
+                self._attempts.cancel(text, lost=m.contributors)
+            if self.is_over or m.contributors not in self._unwelcomed:
+                self._outbox.send(peer, self._welcome())
         elif not self._uplink.asks("hello"):
-            self._call_the_roll()
+            self._report_presence()
             if self._missing_ns is None and not self._members.complete:
-                self._missing_ns = self._now_ns + MISSING_FIRST_NS
+                self._missing_ns = self._outbox.now_ns + MISSING_FIRST_NS
 
-    def _name_missing(self) -> None:
-        """Tell those that wait for others whom they wait for."""
-        if self._missing_ns is None or self._now_ns < self._missing_ns:
+    def present(self, child: Member, m: wire.Present) -> None:
+        """A switch below reports which of its ranks are present."""
+        counts = self._members.counts(child)
+        if self.is_over and not counts:
+            self._children.refuse(child.peer, RefusedError(_JOB_IS_OVER))
             return
-        first = self._members.first
-        if self._joined or self._members.complete or first is None:
-            self._missing_ns = None
-            return
-        self._missing_ns = self._now_ns + MISSING_EVERY_NS
-        elsewhere = ((1 << first.world_size) - 1) & ~self._members.ranks  # our parent knows
-        self._tell_joined(elsewhere | self._members.joined)
-
-    def _tell_joined(self, ranks: int) -> None:
-        said = self._ours(
-            wire.Received, step=0, chunk=0, part=0, verb=Verb.HELLO, contributors=ranks
-        )
-        self._announce(self._members.everyone, said)
-
-    def _check_knows_no_more(self, known: tuple[int, int, int]) -> None:
-        """Raise KnowsMoreError if a child was told what the state does not know.
-
-        What the operator lets it make again, it can only be told under a later opening of the store
-        than it knows; else it would take the answer for an old one.
-        """
-        *when, step = known
-        may_redo = self._redoes and self._loaded
-        if (step > self._step and not may_redo) or when > [self._generation, self._attempt]:
-            raise KnowsMoreError(self._step, step)
-
-    def _call_the_roll(self) -> None:
-        """Say Hello once nobody is waited for any more; then, whom we hear, if that changed."""
-        if self._gone or self._uplink.asks("hello"):
-            return
-        if not self._joined:
-            if self._members.complete or self._presence.has_given_up(self._now_ns):
-                self._say_hello()
-            return
-        if self._presence.present(self._now_ns) != self._told_present:
-            self._say_present()
-
-    def _present(self, peer: str, member: Member, m: wire.Present) -> None:
-        """A switch below says whom it hears."""
-        counts = self._members.counts(member)
-        if self._gone and not counts:
-            self._refuse_child(peer, RefusedError(_JOB_IS_OVER))
-            return
-        self._presence.said(member.ranks, m.contributors, (m.incarnation, m.roll))
-        self._tell(peer, self._receipt(m, Verb.PRESENT, m.contributors))
-        if self._joined and not counts:
-            self._say_present()
+        self._presence.reported(child.ranks, m.contributors, (m.incarnation, m.roll))
+        self._outbox.send(child.peer, self._outbox.receipt(m, Verb.PRESENT, m.contributors))
+        if self.joined and not counts:
+            self._send_present()
         else:
-            self._call_the_roll()
+            self._report_presence()
 
-    def _say_present(self) -> None:
-        """Say whom we hear; again, for one that asks to be let in: the job may be over by now."""
-        present = self._presence.present(self._now_ns)
-        is_said = self._uplink.asks("present") and present == self._told_present
-        if self._gone or is_said or self._uplink.asks("hello"):
-            return
-        self._told_present = present
-        self._roll += 1
-        said = self._ours(wire.Present, contributors=present, roll=self._roll)
-        self._uplink.ask(self._now_ns, "present", said)
+    def leave(self, child: Member, m: wire.Leave) -> None:
+        """A child has done its last step."""
+        child.left = True
+        if self.is_over:
+            self._outbox.send(child.peer, self._outbox.receipt(m, Verb.LEAVE))
+        elif self._members.all_left and not self._uplink.asks("leave"):
+            self._send_leave()
 
-    def _heard_present(self, m: wire.Received) -> None:
-        if m.contributors == self._told_present:
-            self._uplink.answered("present")
-
-    def _is_current(self, peer: str, member: Member, m: wire.Message) -> bool:
-        """Whether a member's message may change anything; tells those that are behind."""
-        if self._joined and not self._members.counts(member):
-            self._tell(peer, self._abort_child(f"ranks {ranks_text([member.ranks])} are not in it"))
+    def is_current(self, child: Member, m: wire.Message) -> bool:
+        """Whether a child's message may change anything; answers a child that is behind."""
+        outbox = self._outbox
+        if self.joined and not self._members.counts(child):
+            text = f"ranks {ranks_text([child.ranks])} are not in it"
+            outbox.send(child.peer, self._children.abort(text))
             return False
-        if not self._joined or m.attempt > self._attempt or m.generation > self._generation:
-            return False  # it will ask again, and by then we know
-        if m.attempt == self._attempt and m.generation == self._generation:
+        if not self.joined or m.attempt > outbox.attempt or m.generation > outbox.generation:
+            return False  # it will ask again, and by then this switch knows
+        if m.attempt == outbox.attempt and m.generation == outbox.generation:
             return True
-        self._answer_stale(peer, m)
+        self._children.answer_stale(child.peer, m)
         return False
 
-    def _expel(self, peer: str, member: Member, text: str) -> None:
-        """A member broke the protocol: this start of it is heard no more, and counts as lost."""
-        ranks = ranks_text([member.ranks])
-        self._note("switch.expelled", level="ERROR", peer=peer, ranks=ranks, text=text)
-        self._members.expel(member, text)
-        self._presence.lost(self._now_ns, member.ranks)
-        self._tell(peer, self._ours(wire.Refuse, text=f"ranks {ranks}: {text}"[:TEXT_CHARS_MAX]))
-        self._actions.append(Expel(peer))
+    def expel(self, child: Member, text: str) -> None:
+        """A child broke the protocol: this start of it is ignored, and counts as lost."""
+        peer, ranks = child.peer, ranks_text([child.ranks])
+        self._outbox.note("switch.expelled", level="ERROR", peer=peer, ranks=ranks, text=text)
+        self._members.expel(child, text)
+        self._presence.lost(self._outbox.now_ns, child.ranks)
+        refusal = f"ranks {ranks}: {text}"[:TEXT_CHARS_MAX]
+        self._outbox.send(peer, self._outbox.stamped(wire.Refuse, text=refusal))
+        self._outbox.actions.append(Expel(peer))
 
-    def _leave(self, peer: str, member: Member, m: wire.Leave) -> None:
-        member.left = True
-        if self._gone:
-            self._tell(peer, self._receipt(m, Verb.LEAVE))
-        elif self._members.all_left and not self._uplink.asks("leave"):
-            self._say_leave()
+    # ---------------------------------------------------------------------- from the parent
 
-    # ---------------------------------------------------------------------- the parent
-
-    def _asked_to_rejoin(self) -> None:
+    def rejoin(self, m: wire.Rejoin) -> None:
+        """The parent was started again, and knows nobody."""
         if self._members.complete and not self._uplink.asks("hello"):
-            self._joined = False
-            self._say_hello()
+            self.joined = False
+            self._send_hello()
 
-    def _welcomed(self, m: wire.Welcome) -> None:
-        asked = self._uplink.answered("hello")
-        if not asked and not (self._joined and m.attempt > self._attempt):
-            return  # a parent that is a switch says it unasked when its own parent was replaced
-        skip = m.skip(self._attempt, self._generation)
-        if skip is not None and self._joined:
-            self._judged(skip)
-        is_first = self._generation == 0
-        is_same = m.attempt == self._attempt and m.generation == self._generation
-        self._joined, self._loaded, self._redoes = True, m.loaded, m.redoes
-        self._epoch, self._generation = m.epoch, m.generation
+    def awaits(self, m: wire.Welcome) -> bool:
+        """Whether a Welcome is to be followed: it was asked for, or it opens a later attempt.
+
+        A parent that is a switch sends one unasked when its own parent was replaced.
+        """
+        is_answer = self._uplink.answered("hello")
+        return is_answer or (self.joined and m.attempt > self._outbox.attempt)
+
+    def welcomed(self, m: wire.Welcome) -> bool:
+        """Follow a Welcome. False if only the connection was lost, and nothing else is."""
+        outbox, children = self._outbox, self._children
+        is_same = m.attempt == outbox.attempt and m.generation == outbox.generation
+        self.joined, children.loaded, children.redoes = True, m.loaded, m.redoes
+        outbox.epoch, outbox.generation = m.epoch, m.generation
         self._uplink.window_bytes = self._limits.window(m.push_window_bytes)
-        if is_same:  # only the connection was lost: nothing else is
-            self._uplink.hurry(self._now_ns)
-            return
+        if is_same:
+            self._uplink.hurry(outbox.now_ns)
+            return False
         self._unwelcomed.clear()
-        self._adopt(m)
+        self._members.active = m.contributors & self._members.ranks
+        return True
+
+    def welcome_children(self, *, is_first: bool) -> None:
+        """Announce the attempt that has begun; `is_first`: of this start of the switch."""
         if is_first:
             self._compare_with_children()
-        self._tell_all(self._welcome_child())
+        self._children.send_all(self._welcome())
+
+    def aborted(self, m: wire.Abort) -> tuple[str, ...] | None:
+        """Follow an Abort. The children of the former attempt; None if it brings no later one."""
+        self._children.loaded, self._children.redoes = m.loaded, m.redoes
+        if m.attempt <= self._outbox.attempt:
+            return None
+        waiting = {self._members.peer_of(ranks) for ranks in self._unwelcomed}
+        former = tuple(peer for peer in self._members.peers if peer not in waiting)
+        self._unwelcomed.clear()
+        self._outbox.epoch, self._outbox.generation = m.epoch, m.generation
+        self._members.active = m.contributors & self._members.ranks
+        return former
+
+    def abort_children(self, former: tuple[str, ...], text: str) -> None:
+        """Announce the attempt that has begun: to `former`, who may not count any more, as the end
+        of theirs; to those that are new in it, as a welcome."""
+        for peer in former:
+            self._outbox.send(peer, self._children.abort(text))
+        for peer in self._members.peers:
+            if peer not in former:
+                self._outbox.send(peer, self._welcome())
+
+    def refused(self, m: wire.Refuse) -> None:
+        """The parent refuses this switch, and so all its children, whether they count or not."""
+        self._uplink.answered("present")
+        refusal = self._outbox.stamped(wire.Refuse, text=m.text, is_older=m.is_older)
+        self._outbox.send_all(self._members.everyone, refusal)
+        if m.is_older or self.joined:
+            return  # a node whose state is older ends itself, and can say more
+        if self._uplink.answered("hello"):
+            self._outbox.actions.append(End(f"the job was refused: {m.text}"))
+
+    def ranks_joined(self, m: wire.Received) -> None:
+        """The parent knows which ranks have joined: children wait for the others."""
+        self._send_joined(m.contributors)
+
+    def present_received(self, m: wire.Received) -> None:
+        """The parent knows which ranks are present."""
+        if m.contributors == self._reported:
+            self._uplink.answered("present")
+
+    def leave_received(self, m: wire.Received) -> None:
+        """The parent knows that all have left."""
+        if self._uplink.answered("leave"):
+            self.is_over = True
+            self._children.send_all(self._outbox.receipt(m, Verb.LEAVE))
+
+    def leave_if_all_left(self) -> None:
+        """Send Leave in a new attempt, whose children may all have left before."""
+        if self._members.all_left and not self.is_over:
+            self._send_leave()
+
+    # ---------------------------------------------------------------------- what is compared
+
+    def _check_knows_no_more(self, known: tuple[int, int, int]) -> None:
+        """Raise KnowsMoreError if a child was sent what the state does not know.
+
+        Steps that the operator lets the job make again are announced under a later opening of the
+        store than the child knows; else it would take the answer for an old one.
+        """
+        *when, step = known
+        found = self._outbox
+        may_redo = self._children.redoes and self._children.loaded
+        if (step > found.step and not may_redo) or when > [found.generation, found.attempt]:
+            raise KnowsMoreError(found.step, step)
 
     def _compare_with_children(self) -> None:
-        """Children that were here before us may know more than an older copy of the state."""
+        """Children that joined before this switch did may know more than an older state."""
         for member in self._members.all_members:
             try:
                 self._check_knows_no_more(member.known)
             except KnowsMoreError as exc:
-                self._refuse_child(member.peer, exc)
-            if member.known[:2] == (self._generation, self._attempt):
-                # It cannot tell what it was told then from what it is told now.
-                self._cancel("the switch was started again")
+                self._children.refuse(member.peer, exc)
+            if member.known[:2] == (self._outbox.generation, self._outbox.attempt):
+                # It cannot tell what it was sent then from what it is sent now.
+                self._attempts.cancel("the switch was started again")
 
-    def _refused(self, m: wire.Refuse) -> None:
-        """The parent does not take us in, or no more; also those wait that do not count."""
-        self._uplink.answered("present")
-        self._announce(
-            self._members.everyone, self._ours(wire.Refuse, text=m.text, is_older=m.is_older)
+    # ---------------------------------------------------------------------- what is sent
+
+    def _name_missing(self) -> None:
+        """Send those that wait for others whom they wait for."""
+        if self._missing_ns is None or self._outbox.now_ns < self._missing_ns:
+            return
+        first = self._members.first
+        if self.joined or self._members.complete or first is None:
+            self._missing_ns = None
+            return
+        self._missing_ns = self._outbox.now_ns + MISSING_EVERY_NS
+        elsewhere = ((1 << first.world_size) - 1) & ~self._members.ranks  # the parent knows
+        self._send_joined(elsewhere | self._members.joined)
+
+    def _send_joined(self, ranks: int) -> None:
+        receipt = self._outbox.stamped(
+            wire.Received, step=0, chunk=0, part=0, verb=Verb.HELLO, contributors=ranks
         )
-        if m.is_older or self._joined:
-            return  # a node whose state is older ends itself, and can say more
-        if self._uplink.answered("hello"):
-            self._actions.append(End(f"the job was refused: {m.text}"))
+        self._outbox.send_all(self._members.everyone, receipt)
 
-    def _judged(self, m: wire.Verdict | wire.Decided) -> None:
-        """How the open step came out."""
-        raise NotImplementedError
+    def _report_presence(self) -> None:
+        """Send Hello once nobody is waited for any more; then which ranks are present, if that
+        changed."""
+        if self.is_over or self._uplink.asks("hello"):
+            return
+        if not self.joined:
+            if self._members.complete or self._presence.has_given_up(self._outbox.now_ns):
+                self._send_hello()
+            return
+        if self._presence.present(self._outbox.now_ns) != self._reported:
+            self._send_present()
 
-    def _aborted(self, m: wire.Abort) -> None:
-        self._loaded, self._redoes = m.loaded, m.redoes
-        if m.attempt > self._attempt:
-            waiting = {self._members.peer_of(ranks) for ranks in self._unwelcomed}
-            former = [peer for peer in self._members.peers if peer not in waiting]
-            self._unwelcomed.clear()
-            self._epoch, self._generation = m.epoch, m.generation
-            self._adopt(m)
-            for peer in former:  # also to those that do not count any more
-                self._tell(peer, self._abort_child(m.text))
-            for peer in self._members.peers:
-                if peer not in former:
-                    self._tell(peer, self._welcome_child())
+    def _send_present(self) -> None:
+        """Report which ranks are present; again for a rank that wants to join: all may be over."""
+        present = self._presence.present(self._outbox.now_ns)
+        is_sent = self._uplink.asks("present") and present == self._reported
+        if self.is_over or is_sent or self._uplink.asks("hello"):
+            return
+        self._reported = present
+        self._roll += 1
+        report = self._outbox.stamped(wire.Present, contributors=present, roll=self._roll)
+        self._uplink.ask(self._outbox.now_ns, "present", report)
 
-    def _adopt(self, m: wire.Welcome | wire.Abort) -> None:
-        """Another attempt counts, and these ranks in it."""
-        self._members.active = m.contributors & self._members.ranks
-        self._begin_attempt(m.attempt, m.step)
+    def _welcome(self) -> wire.Welcome:
+        return self._children.welcome(self._limits.window(self._limits.push_window_bytes))
 
-    def _begin_attempt(self, attempt: int, step: int) -> None:
-        self._attempt, self._step = attempt, step
-        self._forget()
-        if self._members.all_left and not self._gone:
-            self._say_leave()
-
-    def _heard_leave(self, m: wire.Received) -> None:
-        if self._uplink.answered("leave"):
-            self._gone = True
-            self._tell_all(self._receipt(m, Verb.LEAVE))
-
-    # ---------------------------------------------------------------------- what we say
-
-    def _welcome_child(self) -> wire.Welcome:
-        return self._welcome(self._limits.window(self._limits.push_window_bytes))
-
-    def _say_hello(self) -> None:
+    def _send_hello(self) -> None:
         first = self._members.first
         assert first is not None
-        self._told_present = self._presence.present(self._now_ns)
+        self._reported = self._presence.present(self._outbox.now_ns)
         self._roll += 1
         self._uplink.answered("present")
-        hello = self._ours(
+        hello = self._outbox.stamped(
             wire.Hello, protocol=first.protocol, world_size=first.world_size,
-            contributors=self._members.ranks, present=self._told_present, roll=self._roll,
+            contributors=self._members.ranks, present=self._reported, roll=self._roll,
             description_hash=first.description_hash,
         )  # fmt: skip
-        self._uplink.ask(self._now_ns, "hello", hello, self._members.description)
+        self._uplink.ask(self._outbox.now_ns, "hello", hello, self._members.description)
 
-    def _say_leave(self) -> None:
-        leave = self._ours(wire.Leave, contributors=self._members.ranks)
-        self._uplink.ask(self._now_ns, "leave", leave)
-
-    def _cancel(self, text: str, *, lost: int = 0) -> None:
-        self._lost |= lost
-        if lost or not self._uplink.asks("cancel"):
-            cancel = self._ours(wire.Cancel, text=text[:900], lost=self._lost)
-            self._uplink.ask(self._now_ns, "cancel", cancel)
+    def _send_leave(self) -> None:
+        leave = self._outbox.stamped(wire.Leave, contributors=self._members.ranks)
+        self._uplink.ask(self._outbox.now_ns, "leave", leave)

@@ -1,4 +1,4 @@
-"""What the switch's core asks of its slots, whichever of the two pools it has. Pure."""
+"""The interface of a pool of slots: each fidelity has a pool of its own. Pure."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from switch_emu.switch.core.slots import Slot, SlotKey, SlotPool
 
 
 class Pool(Protocol):
-    """Whether a chunk has a slot, and when its children hear of it."""
+    """Whether a chunk has a slot, and when its children are sent `Received`."""
 
-    tells_when_summed: bool
-    """A child hears `Received` when its chunk is summed and on its way, not when it is held."""
+    answers_when_summed: bool
+    """A child is sent `Received` when its chunk is summed and on its way, not when it is held."""
 
     def serve(self, ranks: int) -> None:
         """Which ranks make a slot full, in the attempt that begins: all slots are empty."""
         ...
 
     def learn(self, job: Description) -> None:
-        """The job's description: it says what will be pushed, and comes before the first push."""
+        """The job's description: what will be pushed; known before the first push."""
         ...
 
     def passes(self, key: SlotKey, child: int) -> None:
-        """A child says something of a chunk that is no repetition of a sum."""
+        """A child pushes a chunk that was not summed yet."""
         ...
 
     def room(self, key: SlotKey, contribution_bytes: int) -> Slot | None:

@@ -1,13 +1,13 @@
-"""Which ranks a switch can hear, where a job goes on without those that are lost. Pure.
+"""Which ranks are present below a switch, where a job goes on without those that are lost. Pure.
 
-A child is *heard* from its Hello on, until its connection ends or it is found silent. It is missed
+A child is *in* from its Hello on, until its connection ends or it is found silent. It is missed
 `patience_ns` later, which a new connection, or a new start of it, may prevent; one that is silent,
-at once. A child that is a switch says itself which of its ranks it hears (`Present`, and in Hello).
+at once. A child that is a switch reports which of its ranks are present (`Present`, and in Hello).
 
-    in        `heard`                 Hello came
+    in        `joined`                Hello came
     away      `lost`                  the connection ended; or others came and it did not
     missed    `present` leaves it out: it is away for `patience_ns`
-    in again  `heard`                 at once the first time, and after a growing pause the next:
+    in again  `joined`                at once the first time, and after a growing pause the next:
                                       each return makes all ranks compute a step again
 
 Nobody is missed where the patience is None: the job waits.
@@ -24,14 +24,14 @@ _PAUSE_DOUBLINGS_MAX = 6
 
 @dataclass(slots=True)
 class _Child:
-    said: int
-    """Ranks that it hears itself."""
+    reported: int
+    """Ranks that are present below it."""
     roll: tuple[int, int] = (0, 0)
-    """(its incarnation, how often what it hears had changed): when it said so."""
+    """(its incarnation, the number of its report)."""
     away_ns: int | None = None
-    """Since when it is not heard."""
+    """Since when it is away."""
     back_ns: int = 0
-    """From when on it counts as heard."""
+    """From when on it counts as in."""
     losses_count: int = 0
 
 
@@ -43,8 +43,8 @@ class Presence:
         self._of = {ranks: _Child(ranks) for ranks in children}
         self._never_in = set(children)
 
-    def heard(self, now_ns: int, ranks: int) -> None:
-        """A child said Hello."""
+    def joined(self, now_ns: int, ranks: int) -> None:
+        """A child has sent Hello."""
         child = self._of[ranks]
         if len(self._never_in) == len(self._of):
             for other in self._of.values():
@@ -60,11 +60,11 @@ class Presence:
                 child.back_ns = now_ns + pause_ns
         child.away_ns = None
 
-    def said(self, ranks: int, said: int, roll: tuple[int, int]) -> None:
-        """A child says whom of its ranks it hears; an older word does not undo a later one."""
+    def reported(self, ranks: int, present: int, roll: tuple[int, int]) -> None:
+        """A child reports which of its ranks are present; an older report undoes no later one."""
         child = self._of[ranks]
         if roll >= child.roll:
-            child.said, child.roll = said & ranks, roll
+            child.reported, child.roll = present & ranks, roll
 
     def lost(self, now_ns: int, ranks: int) -> None:
         """The connection to a child has ended."""
@@ -82,7 +82,7 @@ class Presence:
         present = 0
         for child in self._of.values():
             if not self._is_missed(child, now_ns):
-                present |= child.said
+                present |= child.reported
         return present
 
     def has_given_up(self, now_ns: int) -> bool:
@@ -92,7 +92,7 @@ class Presence:
         return all(self._is_missed(self._of[ranks], now_ns) for ranks in self._never_in)
 
     def next_ns(self, now_ns: int) -> int | None:
-        """When somebody is missed, or in again, by the passing of time alone."""
+        """When a child is missed, or in again, by the passing of time alone."""
         if self._patience_ns is None:
             return None
         changes = [

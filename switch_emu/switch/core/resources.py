@@ -4,7 +4,7 @@ A slot here holds a chunk, thousands of elements; a switch's pipeline sees packe
 a slot stands for as many packet slots as its chunk has packets, and each of those has, a copy, a
 bitmap of its contributors and a counter beside its values (SwitchML: `bitmap_checker.p4`). Values
 take 4 bytes, as integers do; the emulation itself keeps every contribution in float mode, until it
-can add them in rank order, and that is said beside it. Pure.
+can add them in rank order, and that is reported beside it. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Aggregation slots: a bounded pool in which the contributions to a chunk meet.
 
 This is the pool of functional fidelity, a budget of bytes; `fixed_slots.py` has that of protocol
-fidelity. `pool.py` says what the switch's core asks of either.
+fidelity. `pool.py` is the interface of both.
 
 A slot holds what each child contributed to one (step, part, chunk) until all are in; then they are
 summed in rank order, in one pass, and leave as one. Nothing is added before all are there: the sum
@@ -20,6 +20,8 @@ Invariants; the tests cite them by number:
     S3  What a full slot hands out is in rank order, whatever the order of arrival.
     S4  The bytes of all open slots, each counted as if every child contributed as much as the
         largest contribution to it, stay within the pool.
+    S5  In float mode a chunk is summed in one place or the other, never in both: a chunk that finds
+        no slot goes on raw, all of it.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def oldest_unfilled(
 class SlotPool:
     """All open slots of a switch, within a budget of bytes."""
 
-    tells_when_summed = False
+    answers_when_summed = False
 
     def __init__(self, *, ranks: int, child_count: int, bytes_max: int) -> None:
         self._ranks = ranks
@@ -168,7 +170,7 @@ class SlotPool:
         """Nothing here depends on what is pushed."""
 
     def passes(self, key: SlotKey, child: int) -> None:
-        """Nothing here depends on what else a child has heard of."""
+        """Nothing here depends on which sums a child has received."""
 
     def is_summed(self, key: SlotKey) -> bool:
         """Whether the sum of a chunk was handed out, its slot freed since or not."""

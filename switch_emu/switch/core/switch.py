@@ -3,83 +3,160 @@
 Its children may be workers or other switches, its parent a switch or the optimizer node; it never
 needs to know which. Pure: an event and a time in, actions out.
 
-    a child says    the switch                                                  and answers
-    Hello           keeps it; all in: says one Hello to the parent              Welcome | Refuse
-    Load            hands it on                                                 Received
-    Push            fills a slot; full: Sum, then one Push to the parent        Received
-    Pull            serves the copy it has, or asks the parent once             Weights
-    Begin, Commit   waits for all, compares, says one             Received; Verdict, Decided
-    Propose         waits for all, folds, says one                Agreed, when the parent says so
-    Confirm         asks the parent once                          Confirmed
-    Cancel, Keep    hands it on                                                 Abort; Received
-    Leave           when all have left, says one                  Received, when the parent knows
-    Present         says whom all of them hear                    Received
-    Open, Read      hands them on, of readers that are no children      Opened, Content
+    a child sends       the switch                                        the child receives
+    Hello               notes it; all in: sends one Hello to the parent   Welcome | Refuse
+    Load                sends each chunk to the parent once               Received
+    Push                fills a slot; full: Sum, then one Push up         Received
+    Pull                sends the copy it has, or asks the parent once    Weights
+    Begin               waits for all, compares, sends one                Received
+    Commit              waits for all, compares, sends one                Verdict, then Decided
+    Propose             waits for all, combines, sends one                Agreed
+    Confirm             asks the parent once                              Confirmed
+    Cancel              asks the parent to give the attempt up            Abort
+    Keep                sends it to the parent                            Received
+    Leave               when all have left, sends one                     Received
+    Present             reports which ranks are present below it          Received
+    Open, Read, Shut    of readers, no children: sends them to the node   Opened, Content, Gone
 
-All of this is soft state. A new attempt forgets slots and copies; a switch started anew knows no
-child, answers `Rejoin`, and its own Hello makes the node open a new attempt.
-
-A chunk that finds no slot goes on raw, every contribution singly: in float32 a chunk is summed here
-or at the node, never in both (S5). When a child hears `Received`, its pool says (`pool.py`):
-
-    functional    its bytes are in a slot, or in the window to the parent
-    protocol      its chunk is summed and in the window to the parent: the result frees the next
-                  send. What is said again of a slot that is not full is answered at once, so two
-                  children that push in different orders wait for a timer and not for ever.
-
-So what a child may send is bounded by what the parent takes.
+`FROM_CHILD`, `FROM_PARENT` and `RECEIPTS` say which part does it. All of this is soft state. A new
+attempt forgets slots and copies; a switch that was started again knows no child, answers `Rejoin`,
+and its own Hello makes the node open a new attempt.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final
 
-from luwu.aggregate.interface import ENCODED
+from luwu.aggregate import Aggregator
 from luwu.base.outstanding import RetryPolicy
-from luwu.protocol.actions import PARENT, Payload
-from luwu.protocol.contribution import (
-    Contribution,
-    OverlapError,
-    common_absent,
-    contribution_of,
-    rank_order,
-)
+from luwu.protocol.actions import Payload
+from luwu.protocol.children import Children
 from luwu.protocol.members import Member, ranks_text
+from luwu.protocol.outbox import Outbox
 from luwu.protocol.push_form import PushForm
+from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
 from luwu.wire.description import parse_description
-from luwu.wire.kinds import Verb
+from luwu.wire.kinds import PayloadRule, Role, Verb
 from switch_emu.switch.core.actions import Action, Sum, SwitchLimits
-from switch_emu.switch.core.handing_on import SwitchHandingOn
-from switch_emu.switch.core.pool import make_pool
+from switch_emu.switch.core.aggregation import Aggregation
+from switch_emu.switch.core.agreement import Agreement
+from switch_emu.switch.core.attachments import Attachments
+from switch_emu.switch.core.attempts import Attempts
+from switch_emu.switch.core.begin_commit import BeginCommit
+from switch_emu.switch.core.initial_weights import InitialWeights
+from switch_emu.switch.core.membership import Membership
+from switch_emu.switch.core.parents import Parents
+from switch_emu.switch.core.pool import Pool
+from switch_emu.switch.core.raw_up import RawUp
 from switch_emu.switch.core.reader_routes import ReaderRoutes
 from switch_emu.switch.core.resources import pool_resources
-from switch_emu.switch.core.slots import Slot, SlotKey
+from switch_emu.switch.core.weights_down import WeightsDown
+
+Bound = tuple[Callable[..., None], int]
+"""A method, and how much it is given of (payload, its size)."""
+
+# Which part handles what: a message, or the verb of a receipt, and the method. Methods for children
+# are given the child first (those of `OF_ANYONE` its connection), then the message; and the payload
+# where the message has one, of data with its size.
+
+FROM_CHILD: Final[Mapping[type[wire.Message], str]] = {
+    wire.Open: "_reader_asks",
+    wire.Read: "_reader_asks",
+    wire.Shut: "_reader_asks",
+    wire.Hello: "_hello",
+    wire.Present: "membership.present",
+    wire.Load: "initial_weights.load",
+    wire.Begin: "begin_commit.begin",
+    wire.Propose: "agreement.propose",
+    wire.Push: "aggregation.push",
+    wire.Confirm: "agreement.confirm",
+    wire.Pull: "weights_down.pull",
+    wire.Keep: "attachments.attach",
+    wire.Commit: "begin_commit.commit",
+    wire.Cancel: "_cancel",
+    wire.Leave: "membership.leave",
+}
+OF_ANYONE: Final = frozenset({wire.Open, wire.Read, wire.Shut, wire.Hello})
+"""Handled whoever sends them; all others of children that have joined."""
+OF_ANY_ATTEMPT: Final = frozenset({wire.Present})
+"""Handled from any child that has joined; all others only under the attempt that counts."""
+
+FROM_PARENT: Final[Mapping[type[wire.Message], str]] = {
+    wire.Opened: "readers.down",
+    wire.Content: "readers.down",
+    wire.Gone: "readers.down",
+    wire.Rejoin: "membership.rejoin",
+    wire.Refuse: "membership.refused",
+    wire.Welcome: "_welcomed",
+    wire.Abort: "_aborted",
+    wire.Received: "_received",
+    wire.Agreed: "agreement.agreed",
+    wire.Confirmed: "agreement.confirmed",
+    wire.Weights: "weights_down.weights",
+    wire.Verdict: "_judged",
+    wire.Decided: "_decided",
+}
+AT_ANY_TIME: Final = frozenset(
+    {wire.Opened, wire.Content, wire.Gone, wire.Rejoin, wire.Refuse, wire.Welcome}
+)
+"""Handled whichever attempt counts; all others only of the one that this switch has joined."""
+
+RECEIPTS: Final[Mapping[Verb, str]] = {
+    Verb.HELLO: "membership.ranks_joined",
+    Verb.PRESENT: "membership.present_received",
+    Verb.LOAD: "initial_weights.received",
+    Verb.BEGIN: "begin_commit.begin_received",
+    Verb.PUSH: "aggregation.received",
+    Verb.KEEP: "attachments.received",
+    Verb.LEAVE: "membership.leave_received",
+}
 
 
-class SwitchCore(SwitchHandingOn):
-    """See the module. `children` are bitmaps of the ranks each child speaks for.
+class SwitchCore:
+    """See the module. `children` are bitmaps of the ranks each child stands for.
 
-    Here stand the dispatch and the slots. What is handed on as it is: `handing_on.py`; Begin,
-    Commit and how a step comes out: `statements.py`; what an aggregator asks: `agreeing.py`;
-    joining and attempts: `membership.py`.
+    `parents_count`: more than one where several optimizer nodes are the parent.
     """
 
     def __init__(
         self, *, job: int, incarnation: int, children: Sequence[int], rank: int = 0,
         limits: SwitchLimits | None = None, retry: RetryPolicy | None = None,
+        parents_count: int = 1,
     ) -> None:  # fmt: skip
-        limits = limits or SwitchLimits()
-        super().__init__(job, incarnation, rank, children, limits, retry or RetryPolicy())
-        self.pool = make_pool(limits, ranks=self._members.ranks, child_count=len(children))
-        self._routes = ReaderRoutes(self._actions, self._ours)
-        self.duplicates: Counter[str] = Counter()
-        """Contributions that had been taken in before, and came again, by child."""
+        self.limits = limits = limits or SwitchLimits()
+        self.outbox = out = Outbox(job=job, role=Role.SWITCH, rank=rank, incarnation=incarnation)
+        self.children = Children(out, children)
+        self.uplink = up = Uplink(out.actions, retry or RetryPolicy())
+        self.parents = Parents(parents_count)
+        self.readers = ReaderRoutes(out)
+        self.attempts = Attempts(out, self.children, up)
+        self.membership = Membership(out, self.children, up, self.attempts, limits)
+        self.begin_commit = BeginCommit(out, self.children, up, limits.patience_ns)
+        self.agreement = Agreement(out, self.children, up, self.attempts)
+        self.weights_down = WeightsDown(out, self.children, up, limits)
+        self.raw_up = RawUp(out, up)
+        self.initial_weights = InitialWeights(out, self.children, up)
+        self.attachments = Attachments(out, self.children, up)
+        self.aggregation = Aggregation(
+            out, self.children, up, self.attempts, self.raw_up, limits
+        )  # fmt: skip
+        self._parts = (
+            self.attempts, self.begin_commit, self.agreement, self.weights_down, self.raw_up,
+            self.initial_weights, self.attachments, self.aggregation,
+        )  # fmt: skip
+        """All that forget a step when it is decided, and everything in a new attempt."""
         self._form: PushForm | None = None
         """What pushes must look like; known when the parent has read the description."""
+        self._of_children = self._methods(FROM_CHILD)
+        self._of_parent = self._methods(FROM_PARENT)
+        self._of_receipts = {verb: attrgetter(name)(self) for verb, name in RECEIPTS.items()}
+
+    def _methods(self, table: Mapping[type[wire.Message], str]) -> dict[type[Any], Bound]:
+        return {kind: (attrgetter(name)(self), _carried(kind)) for kind, name in table.items()}
 
     # ---------------------------------------------------------------------- events
 
@@ -88,253 +165,272 @@ class SwitchCore(SwitchHandingOn):
         payload_bytes: int = 0,
     ) -> list[Action]:  # fmt: skip
         """A message came. Data payloads are opaque, those of control messages are bytes."""
-        self._now_ns = now_ns
-        if peer == PARENT:
-            self._from_parent(message, payload, payload_bytes)
-        else:
+        if peer not in self.parents.names:
+            self.outbox.now_ns = now_ns
             self._from_child(peer, message, payload, payload_bytes)
+            return self._take()
+        if self.parents.is_one:
+            self.outbox.now_ns = now_ns
+            self._from_parent(message, payload, payload_bytes)
+            return self._take()
+        number = self.parents.names.index(peer)
+        for each in self.parents.received(number, message):
+            self.outbox.now_ns = now_ns  # where nothing is received, ticks stay due as they were
+            data, nbytes = (payload, payload_bytes) if each is message else (None, 0)
+            self._from_parent(each, data, nbytes)
         return self._take()
-
-    def _from_child(self, peer: str, m: wire.Message, payload: Any, payload_bytes: int) -> None:
-        member = self._members.of(peer, m.incarnation)
-        if isinstance(m, wire.ReaderRequest):
-            self._routes.up(peer, m)
-        elif isinstance(m, wire.Hello):
-            self._hello(peer, m, payload)
-        elif member is None:
-            self._refuse(m, payload)
-            self._tell(peer, self._ours(wire.Rejoin))
-        elif isinstance(m, wire.Present):
-            self._present(peer, member, m)
-        elif not self._is_current(peer, member, m):
-            self._refuse(m, payload)
-        elif isinstance(m, wire.Pull | wire.Propose) and m.chunk >= self._chunks_count:
-            text = f"it sent {type(m).__name__} of chunk {m.chunk}; there are {self._chunks_count}"
-            self._expel(peer, member, text)
-        elif isinstance(m, wire.Push):
-            self._push(peer, member, m, payload, payload_bytes)
-        elif isinstance(m, wire.Pull):
-            self._pull(peer, member, m)
-        elif isinstance(m, wire.Load):
-            self._load(peer, m, payload, payload_bytes)
-        elif isinstance(m, wire.Keep):
-            self._keep(peer, member, m, payload, payload_bytes)
-        elif isinstance(m, wire.Begin):
-            self._begin(peer, member, m, payload)
-        elif isinstance(m, wire.Commit):
-            self._commit(peer, member, m, payload)
-        elif isinstance(m, wire.Propose):
-            self._propose(peer, member, m, payload)
-        elif isinstance(m, wire.Confirm):
-            self._confirm(peer, m)
-        elif isinstance(m, wire.Cancel):
-            self._cancel(f"ranks {ranks_text([member.ranks])}: {m.text}", lost=m.lost)
-        elif isinstance(m, wire.Leave):
-            self._leave(peer, member, m)
-        else:
-            self._refuse(m, payload)
-            self._note("switch.unexpected", peer=peer, message=type(m).__name__)
-
-    def _from_parent(self, m: wire.Message, payload: Any, payload_bytes: int) -> None:
-        if isinstance(m, wire.ReaderAnswer):
-            self._routes.down(m, payload)
-        elif isinstance(m, wire.Rejoin):
-            self._asked_to_rejoin()
-        elif isinstance(m, wire.Refuse):
-            self._refused(m)
-        elif isinstance(m, wire.Welcome):
-            self._welcomed(m)
-        elif isinstance(m, wire.Received) and m.verb is Verb.HELLO:
-            self._tell_joined(m.contributors)
-        elif not self._joined or m.generation < self._generation or m.attempt < self._attempt:
-            self._refuse(m, payload)
-        elif isinstance(m, wire.Abort):
-            self._aborted(m)
-        elif m.generation > self._generation:
-            self._refuse(m, payload)  # the Welcome or Abort that tells of it is still to come
-        elif isinstance(m, wire.Verdict):
-            self._judged(m)
-        elif isinstance(m, wire.Decided):
-            self._decided(m)
-        elif isinstance(m, wire.Weights):
-            self._weights(m, payload, payload_bytes)
-        elif isinstance(m, wire.Received):
-            self._received(m)
-        elif isinstance(m, wire.Agreed):
-            self._heard_agreed(m, payload)
-        elif isinstance(m, wire.Confirmed):
-            self._heard_confirmed(m)
-        else:
-            self._refuse(m, payload)
-
-    # ---------------------------------------------------------------------- N gradients in, one out
-
-    @property
-    def _chunks_count(self) -> int:
-        return 0 if self._form is None else self._form.chunks_count
-
-    def _push(
-        self, peer: str, member: Member, m: wire.Push, payload: Any, payload_bytes: int
-    ) -> None:
-        assert self._form is not None, "who is not joined is not current"
-        fault = self._fault_of_ranks(member, m)
-        fault = fault or self._form.fault(m, payload_bytes, has_payload=payload is not None)
-        if fault:
-            self._drop(payload)
-            self._expel(peer, member, fault)
-            return
-        key = (m.step, m.part, m.chunk)
-        said = contribution_of(m, payload, payload_bytes)
-        receipt = self._receipt(m, Verb.PUSH, m.contributors)
-        if m.step > self._step + 1:
-            self._drop(payload)
-        elif m.step < self._step or self.pool.is_summed(key):
-            self._answer_repetition(peer, said, receipt)
-        else:
-            self.pool.passes(key, member.ranks)
-            slot = None
-            may_sum = not m.raw and not self._limits.only_forwards
-            if may_sum and key not in self._raw:
-                slot = self.pool.room(key, payload_bytes)
-            if slot is not None:
-                self._contribute(peer, key, slot, said, receipt)
-                return
-            for held in self.pool.give_up(key):  # S5: all of a chunk goes on raw, or nothing
-                self._hand_on_held(key, held, self._told_later(key, [held]))
-            self._hand_on_raw(peer, key, said, receipt)
-
-    def _answer_repetition(self, peer: str, said: Contribution, receipt: wire.Received) -> None:
-        """What is held already, or was summed: only this peer hears of it again."""
-        self.duplicates[self.name_of(peer)] += 1
-        self._drop(said.payload)
-        self._tell(peer, receipt)
-
-    def _contribute(
-        self, peer: str, key: SlotKey, slot: Slot, said: Contribution, receipt: wire.Received
-    ) -> None:
-        try:
-            is_new = self.pool.contribute(slot, said)
-        except OverlapError as exc:
-            self._drop(said.payload)
-            self._cancel(str(exc))
-            return
-        if not is_new:
-            self._answer_repetition(peer, said, receipt)
-            return
-        if not self.pool.tells_when_summed:
-            self._tell(peer, receipt)
-        if slot.full:
-            self._sum(key)
-
-    def _sum(self, key: SlotKey) -> None:
-        present = [c for c in rank_order(self.pool[key].contributions) if c.payload is not None]
-        if not present:
-            self._push_sum(key, None, 0)
-        elif len(present) == 1 and present[0].dtype in ("float32", ENCODED):
-            self._push_sum(key, present[0].payload, present[0].payload_bytes)
-        else:
-            payloads = tuple(c.payload for c in present)
-            dtypes = tuple(c.dtype for c in present)
-            self._actions.append(Sum(key, self._attempt, payloads, dtypes))
 
     def summed(self, now_ns: int, done: Sum, payload: Payload, payload_bytes: int) -> list[Action]:
         """The sum that `done` asked for."""
-        self._now_ns = now_ns
-        slot = self.pool.get(done.key)
-        if slot is None or not slot.full or done.attempt != self._attempt:
-            self._drop(payload)  # the attempt was aborted meanwhile
-        else:
-            self._drop_all(c.payload for c in slot.contributions)
-            self._push_sum(done.key, payload, payload_bytes)
+        self.outbox.now_ns = now_ns
+        self.aggregation.summed(done, payload, payload_bytes)
         return self._take()
 
-    def _push_sum(self, key: SlotKey, payload: Payload | None, payload_bytes: int) -> None:
-        slot, ranks = self.pool[key], self._members.active
-        last = slot.contributions[0].last
-        is_encoded = any(c.dtype == ENCODED for c in slot.contributions)
-        dtype = ENCODED if is_encoded else "float32"
-        absent = common_absent(slot.contributions)
-        said = Contribution(ranks, slot.weight, last, dtype, payload, payload_bytes, absent)
-        on_way = self._told_later(key, slot.contributions)
-        self.pool.hand_out(key, payload_bytes)  # freed when the parent has it
-        self._push_up(key, said, raw=False, on_way=on_way)
-
-    def _told_later(
-        self, key: SlotKey, held: Sequence[Contribution]
-    ) -> Callable[[], None] | None:  # fmt: skip
-        """What tells these children when their bytes are on their way; None if they know."""
-        if not self.pool.tells_when_summed:
-            return None
-        return partial(self._tell_received, key, [each.contributors for each in held])
-
-    def _tell_received(self, key: SlotKey, in_slot: Sequence[int]) -> None:
-        """The sum is on its way: all who are in it hear of it at once, and may send the next."""
-        step, part, chunk = key
-        for contributors in in_slot:
-            peer = self._members.peer_of(contributors)
-            if peer is not None:
-                receipt = self._ours(
-                    wire.Received, step=step, chunk=chunk, part=part, verb=Verb.PUSH,
-                    contributors=contributors,
-                )  # fmt: skip
-                self._tell(peer, receipt)
-
-    def _received(self, m: wire.Received) -> None:
-        super()._received(m)
-        key = (m.step, m.part, m.chunk)
-        arrived = m.verb is Verb.PUSH and self._uplink.arrived(
-            self._now_ns, ("push", *key, m.contributors)
-        )
-        if arrived:
-            self.pool.arrived(key)
-
-    def _welcomed(self, m: wire.Welcome) -> None:
-        is_answer = self._uplink.asks("hello")  # the parent has read the description
-        if is_answer and self._form is None:
-            job = parse_description(self._members.description)
-            self._form = PushForm(job.layout, self.aggregator)
-            self.pool.learn(job)
-        super()._welcomed(m)
-
-    def _forget(self, step: int | None = None) -> None:
-        super()._forget(step)
-        self._drop_all(self.pool.forget(step))
-        if step is None:
-            self.pool.serve(self._members.active)
-
-    def report(self) -> dict[str, Any]:
-        """How the slots came out, and what they would take of a real switch (`resources.py`)."""
-        slots, found = self._limits.slots, {"fidelity": "functional", **self.counts()}
-        if slots is not None:
-            resources = pool_resources(slots, len(self._members.children))
-            found.update(fidelity="protocol", resources=resources)
-        return found
+    def reconnected(self, now_ns: int, parents: Sequence[int] = (0,)) -> list[Action]:
+        """The connections to these parents, by number, or to their successors, are back."""
+        self.outbox.now_ns = now_ns
+        for number in parents:
+            self.parents.reconnected(number)
+        self.membership.reconnected()
+        return self._take()
 
     def lost(self, now_ns: int, peer: str) -> list[Action]:
         """The connection to a child, or of readers, has ended."""
-        self._routes.lost(peer)
-        return super().lost(now_ns, peer)
+        self.outbox.now_ns = now_ns
+        self.readers.lost(peer)
+        self.membership.lost(peer)
+        return self._take()
+
+    def tick(self, now_ns: int) -> list[Action]:
+        """Repeat what is due."""
+        self.outbox.now_ns = now_ns
+        for ranks in self.begin_commit.name_late():
+            self.membership.silent(ranks)
+        self.membership.tick()
+        self.uplink.tick(now_ns)
+        return self._take()
+
+    def next_tick_ns(self) -> int | None:
+        """When `tick` has something to do; None while nothing waits."""
+        due = (self.uplink.next_tick_ns(), self.membership.next_ns(), self.begin_commit.late_ns())
+        return min((at_ns for at_ns in due if at_ns is not None), default=None)
+
+    def _take(self) -> list[Action]:
+        actions = self.outbox.take()
+        return actions if self.parents.is_one else self.parents.routed(actions)
+
+    # ---------------------------------------------------------------------- messages to methods
+
+    def _from_child(self, peer: str, m: wire.Message, payload: Any, payload_bytes: int) -> None:
+        kind = type(m)
+        if kind in OF_ANYONE:
+            do, carried = self._of_children[kind]
+            do(peer, m, *(payload, payload_bytes)[:carried])
+            return
+        child = self.children.members.of(peer, m.incarnation)
+        if child is None:
+            self.outbox.ignore(m, payload)
+            self.outbox.send(peer, self.outbox.stamped(wire.Rejoin))
+        elif kind not in OF_ANY_ATTEMPT and not self.membership.is_current(child, m):
+            self.outbox.ignore(m, payload)
+        elif kind not in FROM_CHILD:
+            self.outbox.ignore(m, payload)
+            self.outbox.note("switch.unexpected", peer=peer, message=kind.__name__)
+        elif fault := self._fault(child, m, payload, payload_bytes):
+            self.outbox.ignore(m, payload)
+            self.membership.expel(child, fault)
+        else:
+            do, carried = self._of_children[kind]
+            do(child, m, *(payload, payload_bytes)[:carried])
+
+    def _fault(self, child: Member, m: wire.Message, payload: Any, payload_bytes: int) -> str:
+        """Which rule a child's message about a chunk breaks, for people; empty if none."""
+        if isinstance(m, wire.Push):
+            assert self._form is not None, "a child that is not welcomed is not current"
+            if not m.contributors or m.contributors & ~child.ranks:
+                pushed = ranks_text([m.contributors])
+                return f"it pushed for ranks {pushed}, and speaks for {ranks_text([child.ranks])}"
+            return self._form.fault(m, payload_bytes, has_payload=payload is not None)
+        if isinstance(m, wire.Pull | wire.Propose):
+            count = 0 if self._form is None else self._form.chunks_count
+            if m.chunk >= count:
+                return f"it sent {type(m).__name__} of chunk {m.chunk}; there are {count}"
+        return ""
+
+    def _from_parent(self, m: wire.Message, payload: Any, payload_bytes: int) -> None:
+        if type(m) not in FROM_PARENT or not self._is_timely(m):
+            self.outbox.ignore(m, payload)
+            return
+        do, carried = self._of_parent[type(m)]
+        do(m, *(payload, payload_bytes)[:carried])
+
+    def _is_timely(self, m: wire.Message) -> bool:
+        """Whether a message of the parent belongs to the attempt that counts."""
+        out = self.outbox
+        if type(m) in AT_ANY_TIME or (isinstance(m, wire.Received) and m.verb is Verb.HELLO):
+            return True
+        if not self.membership.joined or m.generation < out.generation or m.attempt < out.attempt:
+            return False
+        # Of a later generation only the Abort that announces it, or a Welcome, is followed.
+        return m.generation == out.generation or isinstance(m, wire.Abort)
+
+    def _received(self, m: wire.Received) -> None:
+        """The parent has what was sent: the part that sent it learns of it (`RECEIPTS`)."""
+        self._of_receipts[m.verb](m)
+
+    # ---------------------------------------------------------------------- what concerns all parts
+
+    def _hello(self, peer: str, m: wire.Hello, description: bytes) -> None:
+        """A child joins; the first brings the job's description, and with it the aggregator."""
+        self.membership.hello(peer, m, description)
+        self.agreement.learn(peer)
+
+    def _reader_asks(self, peer: str, m: wire.ReaderRequest) -> None:
+        """A reader's request goes to the node; of several nodes nothing can be read."""
+        if self.parents.is_one:
+            self.readers.up(peer, m)
+        else:
+            self.outbox.send_all((peer,), self.parents.refusal(m))
+
+    def _cancel(self, child: Member, m: wire.Cancel) -> None:
+        """A child asks to give the attempt up."""
+        self.attempts.cancel(f"ranks {ranks_text([child.ranks])}: {m.text}", lost=m.lost)
+
+    def _welcomed(self, m: wire.Welcome) -> None:
+        """The parent admits the switch to an attempt; so are its children."""
+        is_first = self.outbox.generation == 0
+        if not self.membership.awaits(m):
+            return
+        if self._form is None:  # the parent has read the description
+            job = parse_description(self.children.members.description)
+            self._form = PushForm(job.layout, self.aggregator)
+            self.pool.learn(job)
+        skip = m.skip(self.outbox.attempt, self.outbox.generation)
+        if skip is not None and self.membership.joined:
+            self._judged(skip)
+        if self.membership.welcomed(m):
+            self._begin_attempt(m.attempt, m.step)
+            self.membership.welcome_children(is_first=is_first)
+
+    def _aborted(self, m: wire.Abort) -> None:
+        """An attempt is given up, and a later one counts."""
+        former = self.membership.aborted(m)
+        if former is not None:
+            self._begin_attempt(m.attempt, m.step)
+            self.membership.abort_children(former, m.text)
+
+    def _judged(self, m: wire.Verdict | wire.Decided) -> None:
+        """The open step came out; one that is skipped brings its new attempt along."""
+        if not self.begin_commit.is_judged_by(m):
+            return
+        if m.attempt > self.outbox.attempt and not m.applied:  # weights that streamed are void
+            skipped_attempt, hyper = self.outbox.attempt, self.begin_commit.hyper_of(m.step)
+            cancel = self.attempts.withdraw()
+            self._begin_attempt(m.attempt, m.step)
+            self.begin_commit.ask_after_skip(m.step, skipped_attempt, hyper)
+            if cancel is not None:  # a skip gives up less than was asked for
+                self.attempts.cancel(cancel.text, lost=cancel.lost)
+        self.begin_commit.judged(m)
+
+    def _decided(self, m: wire.Decided) -> None:
+        """A step is durable: all forget what it needed."""
+        if m.step == self.outbox.step:
+            self._judged(m)  # the verdict may have been lost
+            self.outbox.step = m.step + 1
+            self.uplink.answered("commit")
+            self._forget(m.step)
+        elif m.step != self.outbox.step - 1 or not self.uplink.answered("late-commit"):
+            return
+        self.begin_commit.decided(m)
+
+    def _begin_attempt(self, attempt: int, step: int) -> None:
+        self.outbox.attempt, self.outbox.step = attempt, step
+        self._forget()
+        self.membership.leave_if_all_left()
+
+    def _forget(self, step: int | None = None) -> None:
+        """Forget what a decided step needed; without one, in a new attempt, all of the older."""
+        for part in self._parts:
+            part.forget(step)
+
+    # ---------------------------------------------------------------------- for the shell
+
+    @property
+    def finished(self) -> bool:
+        """Every child has left, and the parent knows."""
+        return self.membership.is_over
+
+    @property
+    def step(self) -> int:
+        """The first undecided step."""
+        return self.outbox.step
+
+    @property
+    def is_joined(self) -> bool:
+        """The parent has welcomed the switch."""
+        return self.membership.joined
+
+    @property
+    def aggregator(self) -> Aggregator:
+        """The job's; it sums in float32 until the first child has brought the description."""
+        return self.agreement.aggregator
+
+    @property
+    def pool(self) -> Pool:
+        """The slots."""
+        return self.aggregation.pool
+
+    @property
+    def raw_count(self) -> int:
+        """Contributions that found no slot and went on raw."""
+        return self.raw_up.count
+
+    @property
+    def duplicates(self) -> Counter[str]:
+        """Contributions that came again, by child."""
+        return self.aggregation.duplicates
 
     def is_member(self, peer: str) -> bool:
         """Whether a connection is that of a child that has joined."""
-        return self._members.member_at(peer) is not None
+        return self.children.members.member_at(peer) is not None
 
     def name_of(self, peer: str) -> str:
         """What a connection is, for people: `parent`, `ranks 0, 1`."""
-        return peer if peer == PARENT else self._members.name_of(peer)
+        return peer if peer in self.parents.names else self.children.members.name_of(peer)
 
     def counts(self) -> dict[str, int]:
         """What was counted so far, and what is held now."""
+        copies = self.weights_down.copies
         return {
-            "repeated_count": self._uplink.repeated_count,
+            "repeated_count": self.uplink.repeated_count,
             "duplicates_count": self.duplicates.total(),
             "raw_count": self.raw_count,
-            "fallback_count": self.copies.fallback_count,
+            "fallback_count": copies.fallback_count,
             **self.pool.counts(),
-            "copies_bytes_now": self.copies.bytes_used,
+            "copies_bytes_now": copies.bytes_used,
         }
+
+    def report(self) -> dict[str, Any]:
+        """How the slots came out, and what they would take of a real switch (`resources.py`)."""
+        slots, found = self.limits.slots, {"fidelity": "functional", **self.counts()}
+        if slots is not None:
+            resources = pool_resources(slots, len(self.children.members.children))
+            found.update(fidelity="protocol", resources=resources)
+        return found
 
     def waits_for(self) -> str:
         """What must happen next, for people."""
-        late = self.pool.waits_for(self._members.missing) if self._joined else ""
-        return late or super().waits_for()
+        if self.is_joined:
+            late = self.pool.waits_for(self.children.members.missing)
+            late = late or self.begin_commit.waits_for()
+            if late:
+                return late
+        answers = f"step {self.outbox.step}: {len(self.uplink)} answers of the parent"
+        return self.membership.waits_for() or answers
+
+
+def _carried(kind: type[wire.Message]) -> int:
+    """How much of (payload, its size) a message brings: nothing, bytes alone, or data and size."""
+    if kind.PAYLOAD is PayloadRule.NONE:
+        return 0
+    return 2 if kind.IS_DATA else 1

@@ -1,4 +1,4 @@
-"""Weights on their way down: asked for once, every child served once, bytes within the budget."""
+"""Weights on their way down, built alone: asked for once, every child served once, in a budget."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from random import Random
 
 import pytest
 
+from luwu.wire import messages as wire
 from luwu.wire.kinds import Role
 from luwu.wire.messages import Weights
-from switch_emu.switch.core.copies import CopyKey, WeightsCopies
+from switch_emu.switch.core.weights_down import CopyKey, WeightsCopies, WeightsDown
+from tests.unit.switch_parts import Handed, message
 
 KEY: CopyKey = (1, 0, 7)
 
@@ -129,3 +131,55 @@ def test_any_history(seed: int) -> None:
         assert copies.bytes_used == sum(held.values())
         assert copies.bytes_used <= copies._bytes_max
     assert len(copies.forget()) == len(held)
+
+
+def test_one_pull_goes_up_and_a_copy_to_each_child() -> None:
+    """Goal: the course of a chunk's weights, with a child that asks late and one that asks again
+    when the copy has gone."""
+    handed = Handed()
+    part = WeightsDown(handed.outbox, handed.children, handed.uplink, handed.limits)
+    pull = message(wire.Pull, chunk=7)
+    came = message(wire.Weights, chunk=7, dtype="float32")
+    sent = "Weights chunk=7 dtype=float32 + 'bytes'"
+    handed.play(
+        part,
+        [
+            ("pull", (handed.left, pull), ["parent: Pull chunk=7"]),
+            ("pull", (handed.left, pull), []),
+            ("weights", (came, "bytes", 5), [f"left: {sent}"]),
+            ("weights", (came, "again", 5), ["drop again"]),
+            ("pull", (handed.right, pull), [f"right: {sent}", "drop bytes"]),
+            ("pull", (handed.right, pull), ["parent: Pull chunk=7"]),
+            ("pull", (handed.right, message(wire.Pull, chunk=7, step=2)), []),
+            ("weights", (came, "bytes", 5), [f"right: {sent}", "drop bytes"]),
+        ],
+    )
+    assert part.copies.fallback_count == 1
+    assert handed.children.loaded
+
+
+def test_a_decided_step_takes_its_copies_along() -> None:
+    """Goal: copies up to the step are dropped; a new attempt drops all, and serves who counts."""
+    handed = Handed()
+    part = WeightsDown(handed.outbox, handed.children, handed.uplink, handed.limits)
+    for step in (0, 1):
+        part.pull(handed.left, message(wire.Pull, chunk=7, step=step))
+        part.weights(message(wire.Weights, chunk=7, step=step), f"of {step}", 5)
+    handed.outbox.take()
+    handed.play(part, [("forget", (0,), ["drop of 0"]), ("forget", (), ["drop of 1"])])
+
+
+def test_where_nothing_is_shared_each_pull_goes_up() -> None:
+    """Goal: with `only_forwards` every child's use is one of its own, and answered as its own."""
+    handed = Handed(only_forwards=True)
+    part = WeightsDown(handed.outbox, handed.children, handed.uplink, handed.limits)
+    pull = message(wire.Pull, chunk=7, part=1)
+    handed.play(
+        part,
+        [
+            ("pull", (handed.left, pull), ["parent: Pull chunk=7 part=2"]),
+            ("pull", (handed.right, pull), ["parent: Pull chunk=7 part=3"]),
+            ("weights", (message(wire.Weights, chunk=7, part=3), "bytes", 5),
+             ["right: Weights chunk=7 part=1 + 'bytes'", "drop bytes"]),
+        ],
+    )  # fmt: skip

@@ -22,7 +22,9 @@ from luwu.wire.messages import (
     Welcome,
 )
 from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.core.agreement import Agreement
 from tests.simulate.job import make_layout
+from tests.unit.switch_parts import Handed, message
 
 STAMP: dict[str, Any] = {"job": 1, "epoch": 0, "step": 0, "attempt": 0, "generation": 0}
 CHILDREN = {"left": 0b0011, "right": 0b0100}
@@ -30,14 +32,18 @@ CHILDREN = {"left": 0b0011, "right": 0b0100}
 PLACE = {"part": 0, "chunk": 2}
 
 
+def described(aggregate: str) -> Description:
+    return Description(layout=make_layout(), optimizer="test").aggregated_by(aggregate)
+
+
 def hello(name: str, aggregate: str) -> tuple[Hello, bytes]:
-    described = Description(layout=make_layout(), optimizer="test").aggregated_by(aggregate)
+    job = described(aggregate)
     message = Hello(
         **child(name), protocol=PROTOCOL_VERSION, world_size=3, contributors=CHILDREN[name],
         present=CHILDREN[name], roll=0,
-        description_hash=described.hash,
+        description_hash=job.hash,
     )  # fmt: skip
-    return message, described.to_bytes()
+    return message, job.to_bytes()
 
 
 def child(name: str) -> dict[str, Any]:
@@ -136,3 +142,48 @@ def test_a_switch_that_lacks_the_aggregator_says_so() -> None:
     ((peers, refusal, _),) = said(core.received(0, "left", *hello("left", "unheard-of")), Refuse)
     assert peers == ("left",)
     assert "the switch cannot add: aggregate: 'unheard-of'" in refusal.text
+
+
+def test_the_part_alone() -> None:
+    """Goal: what goes up and what comes back, of a chunk before and after it is pushed."""
+    handed = Handed()
+    handed.children.members.description = described("fixed-scale").to_bytes()
+    part = Agreement(handed.outbox, handed.children, handed.uplink, handed.attempts)
+    part.learn("left")
+    assert part.aggregator.name == "fixed-scale"
+    confirm = message(Confirm, chunk=2)
+    confirmed = message(Confirmed, chunk=2, fits=True)
+    handed.play(
+        part,
+        [
+            ("confirm", (handed.left, confirm), ["parent: Confirm chunk=2"]),
+            ("confirm", (handed.right, confirm), []),
+            ("confirmed", (confirmed,), ["left,right: Confirmed chunk=2 fits=True"]),
+            ("confirmed", (confirmed,), []),
+            ("confirm", (handed.right, confirm), ["right: Confirmed chunk=2 fits=True"]),
+            ("forget", (0,), []),
+            ("confirm", (handed.right, confirm), ["parent: Confirm chunk=2"]),
+        ],
+    )
+
+
+def test_the_part_alone_before_a_chunk() -> None:
+    """Goal: the same of proposals; of a step that is too far ahead none is taken."""
+    handed = Handed()
+    handed.children.members.description = described("shared-exponent").to_bytes()
+    part = Agreement(handed.outbox, handed.children, handed.uplink, handed.attempts)
+    part.learn("left")
+    propose = message(Propose, chunk=2)
+    low, high = bytes([1, 9]), bytes([5, 6])
+    handed.play(
+        part,
+        [
+            ("propose", (handed.left, message(Propose, step=2), low), []),
+            ("propose", (handed.left, propose, low), []),
+            ("propose", (handed.right, propose, high),
+             [f"parent: Propose chunk=2 contributors=7 + {bytes([5, 9])!r}"]),
+            ("agreed", (message(Agreed, chunk=2), high),
+             [f"left,right: Agreed chunk=2 + {high!r}"]),
+            ("propose", (handed.left, propose, low), [f"left: Agreed chunk=2 + {high!r}"]),
+        ],
+    )  # fmt: skip

@@ -1,0 +1,172 @@
+"""Pushes in slots: the contributions of all children to a chunk meet, and go up as one sum. Pure.
+
+A push fills a slot of the pool (`pool.py`). When the slot is full the shell is asked for the `Sum`
+of its contributions, in rank order, and the sum goes to the parent in one Push; the slot is freed
+when the parent has it. A chunk that finds no slot goes up raw, all of it (S5; `raw_up.py`). When a
+child is sent `Received` depends on the pool:
+
+    functional    its bytes are in a slot, or in the window to the parent
+    protocol      its chunk is summed and in the window to the parent: the result frees the next
+                  send. A repetition for a slot that is not full is answered at once, so two
+                  children that push in different orders wait for a timer and not for ever.
+
+So what a child may send is limited by what the parent takes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from luwu.aggregate.interface import ENCODED
+from luwu.protocol.actions import Payload
+from luwu.protocol.children import Children
+from luwu.protocol.contribution import (
+    Contribution,
+    OverlapError,
+    common_absent,
+    contribution_of,
+    rank_order,
+)
+from luwu.protocol.members import Member
+from luwu.protocol.outbox import Outbox
+from luwu.protocol.uplink import Uplink
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Verb
+from switch_emu.switch.core.actions import Sum, SwitchLimits
+from switch_emu.switch.core.attempts import Attempts
+from switch_emu.switch.core.pool import make_pool
+from switch_emu.switch.core.raw_up import RawUp, push_up
+from switch_emu.switch.core.slots import Slot, SlotKey
+
+
+class Aggregation:
+    """See the module."""
+
+    def __init__(
+        self, outbox: Outbox, children: Children, uplink: Uplink, attempts: Attempts,
+        raw: RawUp, limits: SwitchLimits,
+    ) -> None:  # fmt: skip
+        self._outbox, self._uplink, self._attempts = outbox, uplink, attempts
+        self._members = children.members
+        self._raw = raw
+        self._only_forwards = limits.only_forwards
+        child_count = len(self._members.children)
+        self.pool = make_pool(limits, ranks=self._members.ranks, child_count=child_count)
+        self.duplicates: Counter[str] = Counter()
+        """Contributions that came again, by child."""
+
+    def forget(self, step: int | None = None) -> None:
+        """Free the slots of a decided step; without one, in a new attempt, all."""
+        self._outbox.drop_all(self.pool.forget(step))
+        if step is None:
+            self.pool.serve(self._members.active)
+
+    # ---------------------------------------------------------------------- N gradients in, one out
+
+    def push(self, child: Member, m: wire.Push, payload: Payload | None, nbytes: int) -> None:
+        """A child contributes to a chunk."""
+        key = (m.step, m.part, m.chunk)
+        contribution = contribution_of(m, payload, nbytes)
+        receipt = self._outbox.receipt(m, Verb.PUSH, m.contributors)
+        if m.step > self._outbox.step + 1:
+            self._outbox.drop(payload)
+        elif m.step < self._outbox.step or self.pool.is_summed(key):
+            self._answer_repetition(child.peer, contribution, receipt)
+        else:
+            self.pool.passes(key, child.ranks)
+            slot = None
+            if not (m.raw or self._only_forwards or key in self._raw):
+                slot = self.pool.room(key, nbytes)
+            if slot is not None:
+                self._contribute(child.peer, key, slot, contribution, receipt)
+                return
+            for held in self.pool.give_up(key):  # S5: all of a chunk goes on raw, or nothing
+                self._raw.push_held(key, held, self._answer_later(key, [held]))
+            self._raw.push(child.peer, key, contribution, receipt)
+
+    def _answer_repetition(
+        self, peer: str, contribution: Contribution, receipt: wire.Received
+    ) -> None:
+        """What is held already, or was summed: only this child is answered again."""
+        self.duplicates[self._members.name_of(peer)] += 1
+        self._outbox.drop(contribution.payload)
+        self._outbox.send(peer, receipt)
+
+    def _contribute(
+        self, peer: str, key: SlotKey, slot: Slot, contribution: Contribution,
+        receipt: wire.Received,
+    ) -> None:  # fmt: skip
+        try:
+            is_new = self.pool.contribute(slot, contribution)
+        except OverlapError as exc:
+            self._outbox.drop(contribution.payload)
+            self._attempts.cancel(str(exc))
+            return
+        if not is_new:
+            self._answer_repetition(peer, contribution, receipt)
+            return
+        if not self.pool.answers_when_summed:
+            self._outbox.send(peer, receipt)
+        if slot.full:
+            self._sum(key)
+
+    def _sum(self, key: SlotKey) -> None:
+        present = [c for c in rank_order(self.pool[key].contributions) if c.payload is not None]
+        if not present:
+            self._push_sum(key, None, 0)
+        elif len(present) == 1 and present[0].dtype in ("float32", ENCODED):
+            self._push_sum(key, present[0].payload, present[0].payload_bytes)
+        else:
+            payloads = tuple(c.payload for c in present)
+            dtypes = tuple(c.dtype for c in present)
+            self._outbox.actions.append(Sum(key, self._outbox.attempt, payloads, dtypes))
+
+    def summed(self, done: Sum, payload: Payload, payload_bytes: int) -> None:
+        """The sum that `done` asked for is there."""
+        slot = self.pool.get(done.key)
+        if slot is None or not slot.full or done.attempt != self._outbox.attempt:
+            self._outbox.drop(payload)  # the attempt was aborted meanwhile
+        else:
+            self._outbox.drop_all(c.payload for c in slot.contributions)
+            self._push_sum(done.key, payload, payload_bytes)
+
+    def _push_sum(self, key: SlotKey, payload: Payload | None, payload_bytes: int) -> None:
+        slot, ranks = self.pool[key], self._members.active
+        last = slot.contributions[0].last
+        is_encoded = any(c.dtype == ENCODED for c in slot.contributions)
+        dtype = ENCODED if is_encoded else "float32"
+        absent = common_absent(slot.contributions)
+        total = Contribution(ranks, slot.weight, last, dtype, payload, payload_bytes, absent)
+        on_way = self._answer_later(key, slot.contributions)
+        self.pool.hand_out(key, payload_bytes)  # freed when the parent has it
+        push_up(self._outbox, self._uplink, key, total, raw=False, on_way=on_way)
+
+    def received(self, m: wire.Received) -> None:
+        """The parent has a push: of a sum, its slot is free."""
+        key = (m.step, m.part, m.chunk)
+        if self._uplink.arrived(self._outbox.now_ns, ("push", *key, m.contributors)):
+            self.pool.arrived(key)
+
+    # ---------------------------------------------------------------------- receipts, when summed
+
+    def _answer_later(
+        self, key: SlotKey, contributions: Sequence[Contribution]
+    ) -> Callable[[], None] | None:
+        """What sends these children their receipts; None if they have them."""
+        if not self.pool.answers_when_summed:
+            return None
+        return partial(self._send_receipts, key, [each.contributors for each in contributions])
+
+    def _send_receipts(self, key: SlotKey, in_slot: Sequence[int]) -> None:
+        """The sum is on its way: all who are in it are answered at once, and may send the next."""
+        step, part, chunk = key
+        for contributors in in_slot:
+            peer = self._members.peer_of(contributors)
+            if peer is not None:
+                receipt = self._outbox.stamped(
+                    wire.Received, step=step, chunk=chunk, part=part, verb=Verb.PUSH,
+                    contributors=contributors,
+                )  # fmt: skip
+                self._outbox.send(peer, receipt)

@@ -1,0 +1,125 @@
+"""What children of a switch agree on about a chunk before and after they push it. Pure.
+
+    Propose    all children have sent it: one to the parent    Agreed, when the parent sends it
+    Confirm    one to the parent                               Confirmed, when the parent sends it
+
+Propose says what a child must know of all before it encodes the chunk; Confirm asks whether the
+encoded sum overflowed. An answer is held until its step is decided, for children that ask late or
+again. Which aggregator combines the proposals follows from the job's description, which the first
+child brings.
+"""
+
+from __future__ import annotations
+
+from luwu.aggregate import Aggregator, Float32, make_aggregator
+from luwu.base.errors import ConfigError
+from luwu.protocol.children import Children
+from luwu.protocol.members import Member, RefusedError
+from luwu.protocol.outbox import Outbox
+from luwu.protocol.uplink import Uplink
+from luwu.wire import messages as wire
+from luwu.wire.description import aggregate_of
+from switch_emu.switch.core.attempts import Attempts
+from switch_emu.switch.core.slots import SlotKey
+
+
+class Agreement:
+    """See the module."""
+
+    def __init__(
+        self, outbox: Outbox, children: Children, uplink: Uplink, attempts: Attempts
+    ) -> None:
+        self._outbox, self._uplink, self._attempts = outbox, uplink, attempts
+        self._children, self._members = children, children.members
+        self.aggregator: Aggregator = Float32(self._members.ranks.bit_count())
+        """The job's, known from the first Hello on."""
+        self._described = False
+        self._proposed: dict[SlotKey, dict[int, bytes]] = {}
+        """What children proposed; complete where the parent is asked."""
+        self._agreed: dict[SlotKey, bytes] = {}
+        self._confirmed: dict[SlotKey, bool] = {}
+
+    def forget(self, step: int | None = None) -> None:
+        """Forget the chunks up to a decided step; without one, all."""
+        for of_chunks in (self._proposed, self._agreed, self._confirmed):
+            for key in [key for key in of_chunks if step is None or key[0] <= step]:
+                del of_chunks[key]
+
+    def learn(self, peer: str) -> None:
+        """Make the aggregator of the first description; `peer`, who brought it, is refused if that
+        is not possible here."""
+        first = self._members.first
+        if first is None or self._described:
+            return
+        try:
+            name = aggregate_of(self._members.description)
+            self.aggregator = make_aggregator(name, first.world_size)
+            self._described = True
+        except ConfigError as exc:
+            self._children.refuse(peer, RefusedError(f"the switch cannot add: {exc}"))
+
+    # ---------------------------------------------------------------------- before a chunk
+
+    def propose(self, child: Member, m: wire.Propose, proposal: bytes) -> None:
+        """A child states what it must agree on with all others; empty: it has no gradient."""
+        key = (m.step, m.part, m.chunk)
+        agreed = self._agreed.get(key)
+        if agreed is not None:
+            self._outbox.send_all((child.peer,), self._agreement(key), agreed)
+            return
+        step = self._outbox.step
+        if not step <= m.step <= step + 1 or not self.aggregator.asks_first:
+            return
+        proposed = self._proposed.setdefault(key, {})
+        if child.ranks in proposed:
+            return
+        proposed[child.ranks] = proposal
+        if len(proposed) == len(self._members.counted):
+            self._ask_parent(key, [each for each in proposed.values() if each])
+
+    def _ask_parent(self, key: SlotKey, proposals: list[bytes]) -> None:
+        step, part, chunk = key
+        try:
+            combined = self.aggregator.fold(proposals) if proposals else b""
+        except ValueError as exc:
+            self._attempts.cancel(f"chunk {chunk}: {exc}")
+            return
+        propose = self._outbox.stamped(
+            wire.Propose, step=step, part=part, chunk=chunk, contributors=self._members.active
+        )
+        self._uplink.ask(self._outbox.now_ns, ("propose", *key), propose, combined)
+
+    def agreed(self, m: wire.Agreed, agreed: bytes) -> None:
+        """The parent knows what all have proposed."""
+        key = (m.step, m.part, m.chunk)
+        if self._uplink.answered(("propose", *key)):
+            self._agreed[key] = agreed
+            self._children.send_all(self._agreement(key), agreed)
+
+    def _agreement(self, key: SlotKey) -> wire.Agreed:
+        step, part, chunk = key
+        return self._outbox.stamped(wire.Agreed, step=step, part=part, chunk=chunk)
+
+    # ---------------------------------------------------------------------- after a chunk
+
+    def confirm(self, child: Member, m: wire.Confirm) -> None:
+        """A child asks whether the encoded sum fits; that of a decided step did."""
+        key = (m.step, m.part, m.chunk)
+        fits = True if m.step < self._outbox.step else self._confirmed.get(key)
+        if fits is not None:
+            self._outbox.send(child.peer, self._confirmation(key, fits=fits))
+        elif not self._uplink.asks(("confirm", *key)):
+            confirm = self._outbox.stamped(wire.Confirm, step=m.step, part=m.part, chunk=m.chunk)
+            self._uplink.ask(self._outbox.now_ns, ("confirm", *key), confirm)
+
+    def confirmed(self, m: wire.Confirmed) -> None:
+        """The parent knows; it sends this to all, also unasked."""
+        key = (m.step, m.part, m.chunk)
+        self._uplink.answered(("confirm", *key))
+        if key not in self._confirmed and m.step >= self._outbox.step:
+            self._confirmed[key] = m.fits
+            self._children.send_all(self._confirmation(key, fits=m.fits))
+
+    def _confirmation(self, key: SlotKey, *, fits: bool) -> wire.Confirmed:
+        step, part, chunk = key
+        return self._outbox.stamped(wire.Confirmed, step=step, part=part, chunk=chunk, fits=fits)

@@ -1,0 +1,52 @@
+"""Attachments on their way up: what a worker wants beside a version of the state. Pure.
+
+Each piece goes up once per step; children are sent `Received` when the parent has it.
+"""
+
+from __future__ import annotations
+
+from luwu.protocol.actions import Payload
+from luwu.protocol.children import Children
+from luwu.protocol.members import Member
+from luwu.protocol.outbox import Outbox
+from luwu.protocol.uplink import Cargo, Uplink
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Verb
+
+
+class Attachments:
+    """See the module."""
+
+    def __init__(self, outbox: Outbox, children: Children, uplink: Uplink) -> None:
+        self._outbox, self._children, self._uplink = outbox, children, uplink
+        self._arrived: set[tuple[int, int, int]] = set()
+        """(step, ranks, piece) that the parent has."""
+
+    def forget(self, step: int | None = None) -> None:
+        """Forget the pieces up to a decided step; without one, all."""
+        self._arrived = {key for key in self._arrived if step is not None and key[0] > step}
+
+    def attach(self, child: Member, m: wire.Keep, payload: Payload, payload_bytes: int) -> None:
+        """A worker sends a piece."""
+        key = (m.step, m.contributors, m.chunk)
+        if m.contributors & ~child.ranks or m.step > self._outbox.step + 1:
+            self._outbox.drop(payload)
+        elif key in self._arrived or m.step < self._outbox.step:
+            self._outbox.drop(payload)
+            self._outbox.send(child.peer, self._outbox.receipt(m, Verb.KEEP, m.contributors))
+        elif self._uplink.holds(("keep", *key)):
+            self._outbox.drop(payload)
+        else:
+            keep = self._outbox.stamped(
+                wire.Keep, step=m.step, part=0, chunk=m.chunk, contributors=m.contributors,
+                pieces=m.pieces,
+            )  # fmt: skip
+            cargo = Cargo(keep, payload, payload_bytes)
+            self._uplink.load(self._outbox.now_ns, ("keep", *key), cargo)
+
+    def received(self, m: wire.Received) -> None:
+        """The parent has a piece."""
+        key = (m.step, m.contributors, m.chunk)
+        if self._uplink.arrived(self._outbox.now_ns, ("keep", *key)):
+            self._arrived.add(key)
+            self._children.send_all(self._outbox.receipt(m, Verb.KEEP, m.contributors))

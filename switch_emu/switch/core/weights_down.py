@@ -1,0 +1,160 @@
+"""Weights on their way down: asked for once, held until every child has its copy. Pure.
+
+    Pull       the copy that is here, or one Pull to the parent for all children that ask
+    Weights    from the parent: sent to all that have asked
+
+One entry per (step, use, chunk): who asked, who was served, and the bytes once they are here.
+Children ask for a chunk once per use (forward, backward, ...), so the entry is done when all were
+served. A child that asks when the bytes have gone is fetched for again and counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from luwu.protocol.actions import Payload
+from luwu.protocol.children import Children
+from luwu.protocol.members import Member
+from luwu.protocol.outbox import Outbox
+from luwu.protocol.uplink import Uplink
+from luwu.wire import messages as wire
+from switch_emu.switch.core.actions import SwitchLimits
+
+CopyKey = tuple[int, int, int]
+"""(step, part, chunk); the part of a pull is its use within the step."""
+
+
+@dataclass(slots=True)
+class Copy:
+    """One chunk of weights, for one use."""
+
+    askers: list[str] = field(default_factory=list)
+    served: set[str] = field(default_factory=set)
+    weights: wire.Weights | None = None
+    payload: Payload | None = None
+    payload_bytes: int = 0
+
+
+class WeightsCopies:
+    """All copies that a switch holds, within a budget of bytes."""
+
+    def __init__(self, *, child_count: int, bytes_max: int) -> None:
+        self._child_count = child_count
+        self._bytes_max = bytes_max
+        self._copies: dict[CopyKey, Copy] = {}
+        self.bytes_used = 0
+        self.fallback_count = 0
+        """Pulls that found their copy gone and had to be fetched once more."""
+
+    def serve(self, child_count: int) -> None:
+        """The number of children that will ask in the attempt that begins."""
+        self._child_count = child_count
+
+    def asked(self, key: CopyKey, peer: str) -> Copy | None:
+        """A child asks. The copy to serve it from now, or None: it must be fetched."""
+        copy = self._copies.setdefault(key, Copy())
+        if copy.payload is not None:
+            copy.served.add(peer)
+            return copy
+        if peer not in copy.askers:
+            if copy.served:
+                self.fallback_count += 1
+            copy.askers.append(peer)
+        return None
+
+    def came(
+        self, key: CopyKey, weights: wire.Weights, payload: Payload, payload_bytes: int
+    ) -> tuple[str, ...]:
+        """The bytes are here; the children to send them to."""
+        copy = self._copies[key]
+        copy.weights, copy.payload, copy.payload_bytes = weights, payload, payload_bytes
+        self.bytes_used += payload_bytes
+        askers = tuple(copy.askers)
+        copy.served.update(askers)
+        copy.askers.clear()
+        return askers
+
+    def awaits(self, key: CopyKey) -> bool:
+        """Whether a child waits for the bytes of this chunk."""
+        copy = self._copies.get(key)
+        return copy is not None and bool(copy.askers)
+
+    def trim(self, key: CopyKey) -> list[Payload]:
+        """Release this copy if all were served or there is no room; payloads to drop."""
+        copy = self._copies[key]
+        if len(copy.served) < self._child_count and self.bytes_used <= self._bytes_max:
+            return []
+        return self._release(copy)
+
+    def release(self, key: CopyKey) -> list[Payload]:
+        """No other child will want this copy; payloads to drop."""
+        return self._release(self._copies[key])
+
+    def forget(self, step_max: int | None = None) -> list[Payload]:
+        """Forget all copies, or those up to a step; payloads to drop."""
+        dropped: list[Payload] = []
+        for key in [k for k in self._copies if step_max is None or k[0] <= step_max]:
+            dropped.extend(self._release(self._copies.pop(key)))
+        return dropped
+
+    def _release(self, copy: Copy) -> list[Payload]:
+        if copy.payload is None:
+            return []
+        payload, copy.payload, copy.weights = copy.payload, None, None
+        self.bytes_used -= copy.payload_bytes
+        return [payload]
+
+
+class WeightsDown:
+    """See the module. With `only_forwards` no copy is shared: each pull of a child goes up."""
+
+    def __init__(
+        self, outbox: Outbox, children: Children, uplink: Uplink, limits: SwitchLimits
+    ) -> None:
+        self._outbox, self._children, self._uplink = outbox, children, uplink
+        self._only_forwards = limits.only_forwards
+        self.copies = WeightsCopies(
+            child_count=len(children.members.children), bytes_max=limits.copies_bytes_max
+        )
+
+    def forget(self, step: int | None = None) -> None:
+        """Drop the copies up to a decided step; without one, in a new attempt, all."""
+        self._outbox.drop_all(self.copies.forget(step_max=step))
+        if step is None:
+            self.copies.serve(len(self._children.members.counted))
+
+    def pull(self, child: Member, m: wire.Pull) -> None:
+        """A child asks for the weights of a chunk."""
+        part = m.part
+        if self._only_forwards:  # each child's use is one of its own to the parent
+            children = self._children.members.children
+            part = m.part * len(children) + children.index(child.ranks)
+        key = (m.step, part, m.chunk)
+        if not self._outbox.step <= m.step <= self._outbox.step + 1:
+            return
+        copy = self.copies.asked(key, child.peer)
+        if copy is not None and copy.weights is not None:
+            self._outbox.send_all((child.peer,), copy.weights, copy.payload)
+            self._outbox.drop_all(self.copies.trim(key))
+        elif not self._uplink.asks(("pull", *key)):
+            pull = self._outbox.stamped(wire.Pull, step=m.step, part=part, chunk=m.chunk)
+            self._uplink.ask(self._outbox.now_ns, ("pull", *key), pull)
+
+    def weights(self, m: wire.Weights, payload: Payload, payload_bytes: int) -> None:
+        """The weights that were asked for are here."""
+        key = (m.step, m.part, m.chunk)
+        if not self._uplink.answered(("pull", *key)) or not self.copies.awaits(key):
+            self._outbox.drop(payload)
+            return
+        self._children.loaded = True
+        part = m.part
+        if self._only_forwards:
+            part = m.part // len(self._children.members.children)
+        weights = self._outbox.stamped(
+            wire.Weights, step=m.step, part=part, chunk=m.chunk, dtype=m.dtype,
+            in_place=m.in_place,
+        )  # fmt: skip
+        askers = self.copies.came(key, weights, payload, payload_bytes)
+        self._outbox.send_all(askers, weights, payload)
+        release = self.copies.release if self._only_forwards else self.copies.trim
+        self._outbox.drop_all(release(key))

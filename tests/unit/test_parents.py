@@ -1,0 +1,153 @@
+"""Several nodes as one parent of a switch: what the core receives, and what it does not."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from luwu.protocol.actions import PARENT, Drop, Send
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Role, Verb
+from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.core.parents import Parents, parent_names
+from tests.unit.switch_parts import DESCRIPTION, LEFT, hello, line, message
+
+STAMP: dict[str, Any] = {
+    "job": 7, "epoch": 0, "role": Role.NODE, "rank": 0, "incarnation": 1, "generation": 1,
+}  # fmt: skip
+BLANK: dict[str, Any] = {"int": 0, "bool": False, "float": 0.0, "str": ""}
+
+
+def sent(kind: type[Any], attempt: int, step: int, **values: Any) -> Any:
+    """A message; what `Parents` does not look at is blank."""
+    given = {**STAMP, "attempt": attempt, "step": step, **values}
+    blank = {each.name: BLANK.get(str(each.type)) for each in fields(kind)}
+    return kind(**blank | given)
+
+
+def welcome(attempt: int, step: int) -> Any:
+    return sent(wire.Welcome, attempt, step, loaded=True, push_window_bytes=9)
+
+
+def skip(attempt: int, step: int) -> Any:
+    return sent(wire.Verdict, attempt, step, applied=False)
+
+
+def decided(attempt: int, step: int) -> Any:
+    return sent(wire.Decided, attempt, step, applied=False)
+
+
+def abort(attempt: int, step: int) -> Any:
+    return sent(wire.Abort, attempt, step, loaded=True)
+
+
+def greeted() -> Parents:
+    """Two nodes have welcomed the switch, at attempt 1 and step 0."""
+    parents = Parents(2)
+    hello = sent(wire.Hello, 0, 0, role=Role.SWITCH, contributors=1)
+    parents.concerned(hello, b"")
+    assert parents.received(0, welcome(1, 0)) == []
+    assert len(parents.received(1, welcome(1, 0))) == 1
+    return parents
+
+
+def test_a_repeated_decision_brings_no_attempt_along() -> None:
+    """I6. Goal: the core learns of an abort that follows a skipped step, though a node answers a
+    late Commit of that step under the attempt of now. Method: the order of messages of a history in
+    which nobody went on: skip, abort at node 0, its Decided repeated, then the abort of all."""
+    parents = greeted()
+    assert parents.received(0, skip(2, 0)) == []
+    assert parents.received(1, skip(2, 0)) == [skip(2, 0)]
+    assert parents.received(0, abort(3, 1)) == []
+    assert parents.received(1, decided(2, 0)) == []
+    (received,) = parents.received(0, decided(3, 0))
+    assert isinstance(received, wire.Decided)
+    (received,) = parents.received(1, abort(3, 1))
+    assert isinstance(received, wire.Abort)
+    assert received.attempt == 3
+
+
+def test_a_decision_without_its_verdict_brings_the_attempt_of_the_skip() -> None:
+    """Goal: where the verdict was lost, the core takes the new attempt from the decision, and no
+    abort to the same attempt follows it."""
+    parents = greeted()
+    assert parents.received(0, decided(2, 0)) == []
+    (received,) = parents.received(1, decided(2, 0))
+    assert isinstance(received, wire.Decided)
+    assert parents.received(0, abort(2, 1)) == []
+    assert parents.received(1, abort(2, 1)) == []
+
+
+def routed(parents: Parents, *messages: wire.Message) -> list[str]:
+    return [line(each) for each in parents.routed([Send((PARENT,), m) for m in messages])]
+
+
+def test_a_message_goes_to_those_it_concerns() -> None:
+    """Goal: which nodes a message goes to, by kind, and that other actions pass unchanged."""
+    parents = Parents(3)
+    assert parents.names == parent_names(3) == ("parent", "parent-1", "parent-2")
+    assert routed(
+        parents, message(wire.Pull, chunk=1), message(wire.Push, chunk=5, last=True),
+        message(wire.Begin), message(wire.Cancel), message(wire.Present, roll=1),
+    ) == [
+        "parent-1: Pull chunk=1",
+        "parent-2: Push chunk=5 last=True",
+        "parent,parent-1,parent-2: Begin",
+        "parent: Cancel",
+        "parent: Present roll=1",
+    ]  # fmt: skip
+    others = [Send(("left",), message(wire.Begin)), Drop("payload")]
+    assert parents.routed(others) == others
+
+
+def test_answers_of_all_become_one() -> None:
+    """Goal: a receipt of Begin counts when all have sent it, once; a Rejoin of any at once."""
+    parents = greeted()
+    begun = sent(wire.Received, 1, 0, verb=Verb.BEGIN)
+    for number, received in ((0, []), (0, []), (1, [begun])):
+        assert parents.received(number, begun) == received
+    rejoin = sent(wire.Rejoin, 1, 0)
+    assert parents.received(1, rejoin) == [rejoin]
+    data = sent(wire.Received, 1, 0, verb=Verb.PUSH)
+    assert parents.received(0, data) == [data]
+
+
+def test_a_node_that_stays_behind_is_greeted() -> None:
+    """Goal: a node that knows nothing of an attempt that another repeats is sent Hello, with that
+    attempt in it. Method: node 1 was started again, and was not asked for anything since."""
+    parents = greeted()
+    parents.received(0, abort(2, 0))
+    assert routed(parents) == []
+    assert parents.received(0, abort(2, 0)) == []  # repeated, and node 1 is where it was
+    (greeting,) = parents.routed([])
+    assert greeting.peers == ("parent-1",)
+    assert (greeting.message.attempt, greeting.payload) == (2, b"")
+    assert parents.routed([]) == []
+
+
+def test_one_parent_is_called_parent() -> None:
+    """Goal: with one parent its name is that by which any child knows its parent."""
+    parents = Parents(1)
+    assert parents.is_one
+    assert parents.names == (PARENT,)
+
+
+def test_a_core_with_two_parents() -> None:
+    """Goal: the wiring inside the core: Hello goes to both, children are welcomed when both have
+    welcomed the switch, a Pull goes to the owner of its chunk, and readers are refused."""
+    core = SwitchCore(job=1, incarnation=1, children=[LEFT], parents_count=2)
+    (up,) = core.received(5, "left", hello(LEFT), DESCRIPTION.to_bytes())
+    assert isinstance(up, Send)
+    assert up.peers == ("parent", "parent-1")
+    admitted = message(
+        wire.Welcome, generation=1, loaded=True, contributors=LEFT, push_window_bytes=9
+    )
+    assert core.received(6, "parent", admitted) == []
+    assert not core.is_joined
+    (down,) = core.received(7, "parent-1", admitted)
+    assert line(down).startswith("left: Welcome")
+    (pull,) = core.received(8, "left", message(wire.Pull, chunk=1, generation=1))
+    assert line(pull) == "parent-1: Pull chunk=1"
+    (gone,) = core.received(9, "reader", message(wire.Open, reader=3))
+    assert line(gone).startswith("reader: Gone reader=3 text=a job with several optimizer nodes")
+    assert [core.name_of(peer) for peer in ("parent-1", "left")] == ["parent-1", "ranks 0, 1"]

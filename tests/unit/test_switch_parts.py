@@ -1,0 +1,161 @@
+"""Small parts of the switch's core, each built alone, and the tables that lead to all parts."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from luwu.protocol.actions import Send
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Verb
+from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.core.actions import Sum
+from switch_emu.switch.core.aggregation import Aggregation
+from switch_emu.switch.core.attachments import Attachments
+from switch_emu.switch.core.initial_weights import InitialWeights
+from switch_emu.switch.core.raw_up import RawUp
+from switch_emu.switch.core.switch import (
+    AT_ANY_TIME,
+    FROM_CHILD,
+    FROM_PARENT,
+    OF_ANY_ATTEMPT,
+    OF_ANYONE,
+    RECEIPTS,
+)
+from tests.unit.switch_parts import LEFT, RIGHT, Handed, line, message
+
+BETWEEN_NODES = {wire.Measured, wire.Prepared, wire.Resolved}
+
+
+class TestTables:
+    def test_every_message_has_a_place(self) -> None:
+        """Goal: a message that is added to the protocol is handled, or left out on purpose."""
+        places = set(FROM_CHILD) | set(FROM_PARENT)
+        assert places | BETWEEN_NODES == set(wire.MESSAGE_TYPES)
+        assert not places & BETWEEN_NODES
+        assert set(RECEIPTS) == set(Verb)
+
+    def test_exceptions_are_messages_of_the_table(self) -> None:
+        assert set(FROM_CHILD) >= OF_ANYONE | OF_ANY_ATTEMPT
+        assert set(FROM_PARENT) >= AT_ANY_TIME
+
+    @pytest.mark.parametrize("table", [FROM_CHILD, FROM_PARENT, RECEIPTS])
+    def test_every_place_is_a_method_that_says_what_it_does(self, table: dict[object, str]) -> None:
+        """Goal: names lead to methods, and their docstrings can stand in a page on the protocol."""
+        core = SwitchCore(job=1, incarnation=1, children=[LEFT, RIGHT])
+        for name in table.values():
+            part, _, method = name.rpartition(".")
+            found = getattr(getattr(core, part) if part else core, method)
+            assert inspect.ismethod(found), name
+            assert found.__doc__, name
+
+
+def test_one_request_to_give_up_names_all_lost_ranks() -> None:
+    """I6. Goal: a second reason is not sent, a second loss is; a new attempt begins without."""
+    handed = Handed()
+    attempts = handed.attempts
+    handed.play(
+        attempts,
+        [
+            ("cancel", ("first",), ["parent: Cancel text=first"]),
+            ("cancel", ("second",), []),
+        ],
+    )
+    attempts.cancel("ranks 0, 1 were started again", lost=LEFT)
+    attempts.cancel("ranks 2 were started again", lost=RIGHT)
+    assert [each.message.lost for each in handed.outbox.take()] == [LEFT, LEFT | RIGHT]
+    asked = attempts.withdraw()
+    assert asked is not None
+    assert asked.lost == LEFT | RIGHT
+    attempts.forget()
+    handed.play(attempts, [("cancel", ("third",), ["parent: Cancel text=third"])])
+
+
+def test_initial_weights_go_up_once() -> None:
+    """Goal: a chunk of two children goes up once; they are answered when the parent has it, and at
+    once when the state has weights."""
+    handed = Handed()
+    part = InitialWeights(handed.outbox, handed.children, handed.uplink)
+    load, received = message(wire.Load, chunk=3), message(wire.Received, chunk=3, verb=Verb.LOAD)
+    answer = "Received chunk=3 verb=LOAD"
+    handed.play(
+        part,
+        [
+            ("load", (handed.left, load, "l", 5), ["parent: Load chunk=3 + 'l'"]),
+            ("load", (handed.right, load, "r", 5), ["drop r"]),
+            ("received", (received,), ["drop l", f"left,right: {answer}"]),
+            ("load", (handed.right, load, "r", 5), ["drop r", f"right: {answer}"]),
+            ("forget", (), []),
+            ("load", (handed.right, load, "r", 5), ["parent: Load chunk=3 + 'r'"]),
+        ],
+    )
+    handed.children.loaded = True
+    handed.play(part, [("load", (handed.left, load, "l", 5), ["drop l", f"left: {answer}"])])
+
+
+def test_a_piece_of_an_attachment_goes_up_once() -> None:
+    """Goal: repetitions are dropped, and answered when the parent has the piece; a child attaches
+    for its own ranks only."""
+    handed = Handed()
+    part = Attachments(handed.outbox, handed.children, handed.uplink)
+    keep = message(wire.Keep, contributors=RIGHT, pieces=1)
+    received = message(wire.Received, contributors=RIGHT, verb=Verb.KEEP)
+    answer = "Received verb=KEEP contributors=4"
+    handed.play(
+        part,
+        [
+            ("attach", (handed.right, keep, "r", 5),
+             ["parent: Keep contributors=4 pieces=1 + 'r'"]),
+            ("attach", (handed.right, keep, "again", 5), ["drop again"]),
+            ("attach", (handed.left, keep, "other", 5), ["drop other"]),
+            ("received", (received,), ["drop r", f"left,right: {answer}"]),
+            ("attach", (handed.right, keep, "late", 5), ["drop late", f"right: {answer}"]),
+        ],
+    )  # fmt: skip
+
+
+def test_contributions_meet_in_a_slot_and_one_sum_goes_up() -> None:
+    """I6, S1. Goal: the course of a chunk in a slot: receipts, the sum that is asked for, the push
+    of the sum, a repetition, and the end of it when the parent has it."""
+    handed = Handed()
+    raw = RawUp(handed.outbox, handed.uplink)
+    part = Aggregation(
+        handed.outbox, handed.children, handed.uplink, handed.attempts, raw, handed.limits
+    )
+    given = {"chunk": 7, "dtype": "float32", "last": True, "weight": 1.0}
+    left, right = (message(wire.Push, contributors=each, **given) for each in (LEFT, RIGHT))
+    answer = "Received chunk=7 verb=PUSH contributors={}"
+    handed.play(part, [("push", (handed.right, right, "r", 40), [f"right: {answer.format(4)}"])])
+    part.push(handed.left, left, "l", 40)
+    receipt, total = handed.outbox.take()
+    assert line(receipt) == f"left: {answer.format(3)}"
+    assert total == Sum((0, 0, 7), 0, ("l", "r"), ("float32", "float32"))
+    pushed = "Push chunk=7 contributors=7 weight=2.0 last=True dtype=float32 + 'sum'"
+    received = message(wire.Received, chunk=7, contributors=7, verb=Verb.PUSH)
+    handed.play(
+        part,
+        [
+            ("summed", (total, "sum", 40), ["drop r", "drop l", f"parent: {pushed}"]),
+            ("push", (handed.left, left, "again", 40), ["drop again", f"left: {answer.format(3)}"]),
+            ("received", (received,), ["drop sum"]),
+        ],
+    )
+    assert part.duplicates == {"ranks 0, 1": 1}
+    assert len(handed.uplink) == 0
+
+
+def test_a_chunk_that_finds_no_slot_goes_up_raw() -> None:
+    """S5. Goal: with no room every contribution goes up singly, and none is summed here."""
+    handed = Handed(slot_bytes_max=0)
+    raw = RawUp(handed.outbox, handed.uplink)
+    part = Aggregation(
+        handed.outbox, handed.children, handed.uplink, handed.attempts, raw, handed.limits
+    )
+    for child in (handed.left, handed.right):
+        push = message(wire.Push, chunk=7, dtype="float32", contributors=child.ranks)
+        part.push(child, push, child.peer, 40)
+    sent = [each for each in handed.outbox.take() if isinstance(each, Send)]
+    pushes = [each.message for each in sent if isinstance(each.message, wire.Push)]
+    assert [(each.raw, each.contributors) for each in pushes] == [(True, LEFT), (True, RIGHT)]
+    assert raw.count == 2
