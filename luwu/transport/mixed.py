@@ -1,6 +1,7 @@
 """Shared memory and sockets in one transport: of a switch with workers here and a parent elsewhere.
 
-    shm:// endpoints      a `ShmTransport`          tcp:// and ipc://      a `StripedTransport`
+    shm:// endpoints      a `ShmTransport`
+    tcp:// and ipc://     a `ZeroMqTransport`, or a `StripedTransport` where there are stripes
 
 What comes from the peer that we dial over a socket, and so is weights for all children, is copied
 once into shared memory; from there it is handed to each of them without a copy. What comes by
@@ -31,6 +32,7 @@ from luwu.transport.interface import (
 )
 from luwu.transport.shm import ShmTransport
 from luwu.transport.striped import StripedTransport
+from luwu.transport.zeromq import ZeroMqTransport
 
 SHARED_SCHEME: Final = "shm://"
 _MARK: Final = "00"
@@ -42,7 +44,7 @@ _COPIED_BYTES_MIN: Final = 64 * 1024
 class MixedTransport(Transport):
     """See the module."""
 
-    def __init__(self, shared: ShmTransport, wired: StripedTransport) -> None:
+    def __init__(self, shared: ShmTransport, wired: ZeroMqTransport | StripedTransport) -> None:
         self._shared, self._wired = shared, wired
         self._dialled: dict[str, Transport] = {}
         self._wired_first = False

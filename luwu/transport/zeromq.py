@@ -227,6 +227,10 @@ class ZeroMqTransport(Transport):
         """For a transport beside this one: what a blocked `receive` would poll."""
         return self._poller.sockets
 
+    def wait_ns(self, timeout_ns: int | None) -> int | None:
+        """For a transport beside this one: how long it may block at most; here, as asked."""
+        return timeout_ns
+
     def watch(self, socket: zmq.Socket[Any], call: Callable[[], None]) -> None:
         """For connections: call `call` when the socket has something."""
         self._poller.register(socket, zmq.POLLIN)

@@ -116,7 +116,7 @@ class _Spec:
             known = _OF_NAME.get(f"{self.name}.{entry.name}") or _OF_NAME.get(entry.name)
             self.wires[entry.name] = known or _OF_TYPE[str(entry.type)]
         self.encoding = tuple((name, wire.to_wire) for name, wire in self.wires.items())
-        self.checks = tuple(
+        self.checks: tuple[tuple[Any, ...], ...] = tuple(
             (name, wire.of, wire.most, wire.length_max, wire.members)
             for name, wire in self.wires.items()
         )
