@@ -416,7 +416,6 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
     store, description = shell.store, shell.description
     if store is None or description is None:
         return
-    counters = shell.transport.counters()
     spill = shell.spill
     summary = {
         "schema": 1,
@@ -437,7 +436,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         "network_bytes": {
             "into_node": shell.payload_bytes_in,
             "out_of_node": shell.payload_bytes_out,
-            "headers": counters.header_bytes_sent + counters.header_bytes_received,
+            "headers": shell.links.total().header_bytes,
         },
         "memory_budget_bytes": spec.memory_budget_bytes,
         "resident_bytes": plan.resident_bytes,

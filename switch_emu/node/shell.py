@@ -21,6 +21,7 @@ from luwu.base.events import Recorder
 from luwu.protocol.actions import PARENT, Send
 from luwu.transport.interface import PeerDown, PeerUp, Transport
 from luwu.wire.description import Description, parse_description
+from luwu.wire.link_counts import LinkCounts
 from luwu.wire.messages import Message, Push, Weights
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
@@ -101,8 +102,8 @@ class NodeShell(Shell):
         """Connections that are lost."""
         self._to_node: deque[Send] = deque()
         """Between the own switch and the node's core, so that neither calls into itself."""
-        self.payload_bytes_in = self.payload_bytes_out = 0
-        """Gradients into the node and weights out of it, as one switch or worker sees them."""
+        self._inside = LinkCounts()
+        """The link between the own switch and the node's core."""
 
     def open_existing(self) -> None:
         """Open the store that is there already, if there is one."""
@@ -230,7 +231,7 @@ class NodeShell(Shell):
     ) -> Sequence[Any]:
         if self.own_switch is not None:
             return self.own_switch.received(now_ns, peer, message, payload, payload_bytes)
-        return self._to_core(now_ns, peer, message, payload, payload_bytes)
+        return self.core.received(now_ns, peer, message, payload, payload_bytes)
 
     def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
         return self.core.reconnected(now_ns) if peer == PARENT else ()
@@ -283,8 +284,6 @@ class NodeShell(Shell):
             held = payload.share() if isinstance(payload, Payload) else payload
             self._to_node.append(Send(tuple(inward), message, held))
         if outward:
-            if self.own_switch is None and isinstance(message, Weights):
-                self.payload_bytes_out += payload.nbytes
             super().send(outward, message, payload)
 
     def background(self) -> Sequence[Any]:
@@ -339,6 +338,20 @@ class NodeShell(Shell):
 
     # ---------------------------------------------------------------------- helpers
 
+    @property
+    def payload_bytes_in(self) -> int:
+        """Gradients into the node so far, as one switch or worker sees them."""
+        return self._below.total(Push).payload_bytes_received
+
+    @property
+    def payload_bytes_out(self) -> int:
+        """Weights out of the node so far, as one switch or worker sees them."""
+        return self._below.total(Weights).payload_bytes_sent
+
+    @property
+    def _below(self) -> LinkCounts:
+        return self.links if self.own_switch is None else self._inside
+
     def _open_new(self, encoded: bytes) -> None:
         try:
             store = self._make_store(parse_description(encoded))
@@ -351,13 +364,6 @@ class NodeShell(Shell):
             return
         self._open(store)
 
-    def _to_core(
-        self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
-    ) -> Sequence[Any]:
-        if isinstance(message, Push):
-            self.payload_bytes_in += payload_bytes
-        return self.core.received(now_ns, peer, message, payload, payload_bytes)
-
     def _carry(self) -> None:
         """Pass messages between the own switch and the node's core."""
         while self._to_node:
@@ -366,11 +372,11 @@ class NodeShell(Shell):
             nbytes = payload.nbytes if isinstance(payload, Payload) else 0
             now_ns = SYSTEM_CLOCK.now_ns()
             if send.peers == (PARENT,):
-                self.do(self._to_core(now_ns, _OWN_SWITCH, send.message, payload, nbytes))
+                self._inside.received(_OWN_SWITCH, type(send.message), 0, nbytes)
+                self.do(self.core.received(now_ns, _OWN_SWITCH, send.message, payload, nbytes))
             else:
                 assert self.own_switch is not None
-                if isinstance(send.message, Weights):
-                    self.payload_bytes_out += nbytes
+                self._inside.sent(_OWN_SWITCH, type(send.message), 0, nbytes)
                 received = self.own_switch.received(now_ns, PARENT, send.message, payload, nbytes)
                 self.do(received)
 
