@@ -3,9 +3,8 @@
     {"schema": 1, "job": 5713, "protocol": 1, "world_size": 2,
      "node": "tcp://10.0.0.5:41877", "switch": "tcp://10.0.0.6:40001", "chunk_bytes": 1048576,
      "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600,
-     "arena_bytes": 0, "stripes": 1, "retry_first_ms": 0, "retry_most_ms": 0,
-     "retry_ps_per_byte": 0, "aggregate": "float32", "tree": "", "leaves": [],
-     "optimizer_nodes": 1, "more_nodes": [], "insecure": false}
+     "arena_bytes": 0, "stripes": 1, "retry": null, "aggregate": "float32", "tree": "",
+     "leaves": [], "optimizer_nodes": 1, "more_nodes": [], "insecure": false}
 
 An endpoint with a key, `tcp://KEY@HOST:PORT`, is encrypted and pins the public key of who listens
 there. A tcp endpoint off loopback without one is refused unless `insecure` says that it was meant.
@@ -40,7 +39,7 @@ from luwu.base.limits import (
     STRIPES_MAX,
     WORLD_SIZE_MAX,
 )
-from luwu.base.outstanding import RetryPolicy, retry_policy
+from luwu.base.outstanding import RetryPolicy
 from luwu.base.suggestion import suggestion
 from luwu.base.tree import parse_ranks
 
@@ -49,7 +48,6 @@ PREFETCH_UNITS: Final = 2
 AGGREGATE_CHARS_MAX: Final = 100
 _POLL_S = 0.05
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
-_RETRY_MS_MAX = 1 << 40
 _SCHEMES = ("tcp://", "ipc://", "shm://")
 
 
@@ -87,18 +85,9 @@ class Connection:
     """Nodes that the pages are striped over; `node` is the first."""
     more_nodes: tuple[str, ...] = ()
     """Endpoints of the nodes after the first, as far as they are started: for who starts next."""
-    retry_first_ms: int = 0
-    """When who dials the endpoint repeats what was not answered, where its link is emulated."""
-    retry_most_ms: int = 0
-    """The pause doubles up to this."""
-    retry_ps_per_byte: int = 0
-    """What a byte under way adds to the first pause. All are 0 where no link is emulated."""
-
-    @property
-    def retry(self) -> RetryPolicy | None:
-        """How patient who dials the endpoint must be; None: as usual."""
-        return retry_policy(self.retry_first_ms, self.retry_most_ms, self.retry_ps_per_byte)
-
+    retry: RetryPolicy | None = None
+    """How patient a member that dials the endpoint must be, where its link is emulated; None: as
+    usual."""
     insecure: bool = False
     """Whoever started it said that connections may leave this machine without keys."""
 
@@ -159,9 +148,8 @@ class Connection:
         for name in ("connect_timeout_s", "grace_s"):
             if getattr(self, name) != _DEFAULTS[name]:
                 asked[name] = f"{getattr(self, name):.9f}".rstrip("0").rstrip(".")
-        for name in ("retry_first_ms", "retry_most_ms", "retry_ps_per_byte"):
-            if getattr(self, name):
-                asked[name] = getattr(self, name)
+        if self.retry is not None:
+            asked["retry"] = ",".join(map(str, self.retry.document().values()))
         if self.insecure:
             asked["insecure"] = "true"
         if self.aggregate != FLOAT32:
@@ -264,6 +252,8 @@ def parse_url(url: str) -> Connection:
             document[name] = text
         elif name == "more_nodes":
             document[name] = text.split(",")
+        elif name == "retry":
+            document[name] = _retry_of(text)
         elif text in ("true", "false"):
             document[name] = text == "true"
         elif text.isdecimal():
@@ -273,6 +263,18 @@ def parse_url(url: str) -> Connection:
         else:
             raise ConfigError(f"{url}: {name}={text!r} is no number; copy what luwu up printed")
     return _checked(document, url)
+
+
+def _retry_of(text: str) -> object:
+    """The policy of a URL as a file has it; the text itself if it is none."""
+    first_ns, _, others = text.partition(",")
+    most_ns, _, ns_per_byte = others.partition(",")
+    try:
+        return RetryPolicy(
+            first_ns=int(first_ns), most_ns=int(most_ns), ns_per_byte=float(ns_per_byte)
+        ).document()
+    except ValueError:
+        return text
 
 
 def _checked(document: dict[str, Any], where: str) -> Connection:
@@ -291,10 +293,8 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     _in_limits(document, "prefetch_units", 0, 1 << 20, where)
     _in_limits(document, "arena_bytes", 0, INT64_MAX, where)
     _in_limits(document, "stripes", 1, STRIPES_MAX, where)
-    _in_limits(document, "retry_first_ms", 0, _RETRY_MS_MAX, where)
-    first_ms = document.get("retry_first_ms", 0)
-    _in_limits(document, "retry_most_ms", first_ms, _RETRY_MS_MAX, where)
-    _in_limits(document, "retry_ps_per_byte", 0, INT64_MAX, where)
+    if document.get("retry") is not None:
+        document["retry"] = RetryPolicy.from_document(document["retry"], f"{where}: retry")
     _in_limits(document, "optimizer_nodes", 1, NODE_COUNT_MAX, where)
     more_nodes = document.get("more_nodes", [])
     if not isinstance(more_nodes, list):

@@ -22,6 +22,8 @@ from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConnectionFailed
 from luwu.base.json_file import read_json, remove_partial, write_json
+from luwu.base.links import retry_over
+from luwu.base.outstanding import RetryPolicy
 from luwu.base.own import own_module
 from luwu.base.refusals import refusing
 from luwu.base.tree import SWITCH, Place, Tree
@@ -30,7 +32,6 @@ from luwu.launch.hosts.network import (
     link_fields,
     links_of,
     node_link,
-    retry_fields,
     switch_fidelity,
 )
 from luwu.launch.hosts.nodes import is_node, kind_of, node_result, node_role
@@ -210,8 +211,12 @@ def node_spec(
         "redoes": config.on_lost_steps == "redo",
         "disk_bytes_per_s": dilated_disk_rate(config),
         **link_fields(config, node_link(config), role),
-        **(retry_fields(node_link(config)) if number else {}),
+        "retry": _document(retry_over(node_link(config)) if number else None),
     }
+
+
+def _document(policy: RetryPolicy | None) -> dict[str, Any] | None:
+    return None if policy is None else policy.document()
 
 
 def key_fields(config: RunConfig, name: str, *endpoints: str) -> dict[str, str | None]:
@@ -245,7 +250,7 @@ def switch_spec(
     config: RunConfig, run: RunDirectory, *, job: int, tree: Tree, place: Place, listen: str,
     parent: str, chunk_bytes: int, arena_bytes: int = 0, stripes: int = 1,
     advertise: str | None = None, workers_at: str | None = None,
-    retry_first_ms: int = 0, retry_most_ms: int = 0, retry_ps_per_byte: int = 0,
+    retry: RetryPolicy | None = None,
     slot_bytes: int = 0, only_forwards: bool = False, more_parents: Sequence[str] = (),
     key_name: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -279,9 +284,7 @@ def switch_spec(
         "chunk_bytes": chunk_bytes,
         "grace_s": config.grace,
         "drop_after_s": drop_after_s(config),
-        "retry_first_ms": retry_first_ms,
-        "retry_most_ms": retry_most_ms,
-        "retry_ps_per_byte": retry_ps_per_byte,
+        "retry": _document(retry),
         "link_roles": list(roles),
         **link_fields(config, links_of(config).below(roles, place.process), place.process),
     }

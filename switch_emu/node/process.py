@@ -14,7 +14,7 @@ from luwu.base.events import Recorder
 from luwu.base.expendable import Expendable
 from luwu.base.json_file import write_json
 from luwu.base.links import LinkPair, push_window_bytes
-from luwu.base.outstanding import retry_policy
+from luwu.base.outstanding import RetryPolicy
 from luwu.base.quantities import format_bytes
 from luwu.layout import Chunk
 from luwu.protocol.actions import PARENT
@@ -113,10 +113,8 @@ class NodeSpec:
     """Which of how many optimizer nodes this is."""
     first: str | None = None
     """Endpoint of node 0, for the others."""
-    retry_first_ms: int = 0
-    """When they repeat what it did not answer, where its link is emulated; 0: as usual."""
-    retry_most_ms: int = 0
-    retry_ps_per_byte: int = 0
+    retry: RetryPolicy | None = None
+    """How patient they are with it, where its link is emulated; None: as usual."""
 
     @property
     def lets_in(self) -> tuple[str, ...]:
@@ -224,7 +222,7 @@ def make_node_shell(
         ranks=ranks,
         groups=spec.groups,
         place=spec.place,
-        retry=retry_policy(spec.retry_first_ms, spec.retry_most_ms, spec.retry_ps_per_byte),
+        retry=spec.retry,
         limits=NodeLimits(
             sum_bytes_max=plan.sums_bytes,
             updates_max=plan.updates_max,

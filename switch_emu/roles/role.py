@@ -20,6 +20,7 @@ from luwu.base.errors import STOPPED_CODE, ConfigError, LuwuError
 from luwu.base.expendable import say_if_possible
 from luwu.base.json_file import read_json, write_json
 from luwu.base.links import LinkPair
+from luwu.base.outstanding import RetryPolicy
 from luwu.base.refusals import DISK_FAULTS, refusal
 from luwu.base.suggestion import suggestion
 from switch_emu.switch.ranges import SlotRanges
@@ -143,6 +144,8 @@ def _as_hinted(hint: Any, value: Any) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if LinkPair in kinds and isinstance(value, dict):
         return LinkPair.from_document(value)
+    if RetryPolicy in kinds and isinstance(value, dict):
+        return RetryPolicy.from_document(value, "--config: retry")
     if isinstance(value, list):  # JSON has no tuples
         return tuple(value)
     return Path(value) if Path in kinds and isinstance(value, str) else value

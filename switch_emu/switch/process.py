@@ -12,7 +12,7 @@ from luwu.base.events import Recorder
 from luwu.base.expendable import Expendable
 from luwu.base.json_file import write_json
 from luwu.base.links import LinkPair, push_window_bytes
-from luwu.base.outstanding import retry_policy
+from luwu.base.outstanding import RetryPolicy
 from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
 from luwu.transport.curve import open_security
 from luwu.transport.interface import Transport
@@ -81,10 +81,8 @@ class SwitchSpec:
     link_roles: tuple[str, ...] = ("worker",)
     """What stands at the lower ends, for the report."""
     link_seed: int = 0
-    retry_first_ms: int = 0
-    """How patient to be with the parent; 0: as usual."""
-    retry_most_ms: int = 0
-    retry_ps_per_byte: int = 0
+    retry: RetryPolicy | None = None
+    """How patient to be with the parent; None: as usual."""
     only_forwards: bool = False
     """It sums nothing and multicasts nothing: the node is a parameter server."""
     fidelity: str = "functional"
@@ -132,7 +130,7 @@ def serve_switch(
             children=spec.children,
             rank=spec.rank,
             limits=limits,
-            retry=retry_policy(spec.retry_first_ms, spec.retry_most_ms, spec.retry_ps_per_byte),
+            retry=spec.retry,
             file=file,
         )
         adder = make_adder()
