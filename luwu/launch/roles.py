@@ -22,6 +22,7 @@ from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConnectionFailed
 from luwu.base.json_file import read_json, remove_partial, write_json
+from luwu.base.limits import POOL_BYTES_DEFAULT
 from luwu.base.links import retry_over
 from luwu.base.outstanding import RetryPolicy
 from luwu.base.own import own_module
@@ -41,7 +42,6 @@ from luwu.launch.processes.console import tail
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.worker_loss import drop_after_s, drops_workers
 
-MIB = 1024 * 1024
 POLL_S: Final = 0.05
 
 
@@ -256,7 +256,7 @@ def switch_spec(
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `SwitchSpec`, as JSON takes them; `slot_bytes`: memory of slots, at least."""
     children, roles = tree.children(place), tree.roles_below(place)
-    slot_bytes_max = max(256 * MIB, 4 * len(children) * chunk_bytes, slot_bytes)
+    slot_bytes_max = max(POOL_BYTES_DEFAULT, 4 * len(children) * chunk_bytes, slot_bytes)
     return {
         "job": job,
         "name": place.name,
@@ -271,7 +271,7 @@ def switch_spec(
         "insecure": config.insecure,
         **key_fields(config, key_name or place.process, listen, workers_at or "", parent),
         "slot_bytes_max": slot_bytes_max,
-        "copies_bytes_max": max(256 * MIB, 4 * chunk_bytes),
+        "copies_bytes_max": max(POOL_BYTES_DEFAULT, 4 * chunk_bytes),
         "events": str(run.events(place.process)),
         "counters": str(run.counters(place.process)),
         "record": record_of(config, place),

@@ -13,6 +13,7 @@ from luwu.aggregate import make_aggregator
 from luwu.aggregate.fixed_scale import FixedScale
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
+from luwu.base.limits import ARENA_BYTES_MIN, MIB
 from luwu.base.links import retry_over
 from luwu.base.quantities import exact_size, format_bytes
 from luwu.base.tree import (
@@ -45,8 +46,6 @@ from switch_emu.switch.capacity import planned_slots, slot_memory
 
 STATE_DIRECTORY: Final = Path("luwu-state")
 LOOPBACK: Final = "tcp://127.0.0.1:0"
-MIB: Final = 1024 * 1024
-ARENA_BYTES_MIN: Final = 64 * MIB
 ARENA_BYTES_MAX: Final = 4096 * MIB
 ARENA_CHUNKS_MIN: Final = 32
 """Chunks an arena must hold: an eighth of it is the window of pushes, with four of them."""

@@ -28,9 +28,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from luwu.base.limits import MIB
 from luwu.measure.disk_floors import DiskFloors, disk_floors
 from luwu.measure.message_floors import MessageFloors, message_floors
-from luwu.measure.timing import MIB, Samples, repeated, run_all
+from luwu.measure.timing import Samples, repeated, run_all
 
 SOCKET_FRAME_BYTES: Final = 4 * MIB
 MATMUL_SIZE: Final = 768

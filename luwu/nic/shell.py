@@ -29,7 +29,7 @@ from luwu.base.errors import (
 )
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
-from luwu.base.limits import KEEP_PIECES_MAX
+from luwu.base.limits import GRADIENT_BYTES, KEEP_PIECES_MAX
 from luwu.base.outstanding import RetryPolicy
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.nic.cells import Cell, Cells, ChunkGradient, private_memory
@@ -47,9 +47,6 @@ from luwu.wire.description import Description
 from luwu.wire.hyper import hyper_hash
 from luwu.wire.link_counts import DATA_KINDS, LinkCounts
 from luwu.wire.messages import Push
-
-GRADIENT_BYTES = 64 * 1024 * 1024
-"""Gradients written and not received; what shares memory with us may hold more for reading."""
 
 _RECEIVE_NS_MAX = 500_000_000
 

@@ -20,6 +20,7 @@ from typing import Final
 import zmq
 
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.transport.interface import (
     LISTENER,
     Buffer,
@@ -37,8 +38,6 @@ from luwu.transport.zeromq import ZeroMqTransport
 SHARED_SCHEME: Final = "shm://"
 _MARK: Final = "00"
 """Ends the names of peers over shared memory: both transports name theirs by 8 digits."""
-_COPIED_BYTES_MIN: Final = 64 * 1024
-"""Less than this travels as a frame as cheaply."""
 
 
 class MixedTransport(Transport):
@@ -138,7 +137,7 @@ class MixedTransport(Transport):
         """What a parent sent, in shared memory where there is room for it."""
         if not isinstance(heard, Delivery) or heard.peer not in self._dialled:
             return heard
-        if sum(buffer.nbytes for buffer in heard.buffers) < _COPIED_BYTES_MIN:
+        if sum(buffer.nbytes for buffer in heard.buffers) < ZERO_COPY_BYTES_MIN:
             return heard
         copies = []
         try:

@@ -17,12 +17,11 @@ from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
-from luwu.base.limits import STRIPES_MAX
+from luwu.base.limits import CREDIT_BYTES_DEFAULT, STRIPES_MAX
 from luwu.transport.around import TransportAround
 from luwu.transport.arrivals import ConnectionLimits
 from luwu.transport.curve import Security
 from luwu.transport.interface import (
-    CREDIT_BYTES_DEFAULT,
     Buffer,
     Counters,
     Received,

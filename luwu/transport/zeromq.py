@@ -22,7 +22,7 @@ import zmq
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import AccessRefused, ConfigError
-from luwu.base.limits import CONTROL_HEADER_BYTES_MAX
+from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, CREDIT_BYTES_DEFAULT
 from luwu.transport import endpoints
 from luwu.transport.arrivals import Arrivals, ConnectionLimits
 from luwu.transport.connections import Listener, Side
@@ -30,7 +30,6 @@ from luwu.transport.credits import anonymous_memory, check_limit
 from luwu.transport.curve import Security, check_libzmq
 from luwu.transport.dialled import Dialled
 from luwu.transport.interface import (
-    CREDIT_BYTES_DEFAULT,
     LISTENER,
     Buffer,
     Counters,

@@ -18,6 +18,7 @@ from luwu.aggregate import make_aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StateError
 from luwu.base.events import Recorder
+from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.protocol.actions import PARENT, Send
 from luwu.transport.interface import PeerDown, PeerUp, Transport
 from luwu.wire.description import Description, parse_description
@@ -57,7 +58,6 @@ from switch_emu.switch.shell import combine, is_encoded, unsummed
 MakeStore = Callable[[Description], PageStore]
 
 _LOOK_AGAIN_NS = 500_000
-_SHARED_BYTES_MIN = 64 * 1024
 
 _OWN_SWITCH = "own-switch"
 """The peer name of the node's own switch."""
@@ -404,7 +404,7 @@ class NodeShell(Shell):
         Read in place they would be waited for, until every worker has taken its copy, out of the
         few that the budget allows to be under way (a step of 16 KiB chunks took twice as long).
         """
-        if nbytes < _SHARED_BYTES_MIN:
+        if nbytes < ZERO_COPY_BYTES_MIN:
             return memoryview(bytearray(nbytes))
         return self.transport.reserve(nbytes)
 

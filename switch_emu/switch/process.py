@@ -11,6 +11,7 @@ from luwu.base.clock import new_incarnation
 from luwu.base.events import Recorder
 from luwu.base.expendable import Expendable
 from luwu.base.json_file import write_json
+from luwu.base.limits import MIB, POOL_BYTES_DEFAULT
 from luwu.base.links import LinkPair, push_window_bytes
 from luwu.base.outstanding import RetryPolicy
 from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
@@ -28,8 +29,6 @@ from switch_emu.switch.core.resources import pool_resources, window_of_link
 from switch_emu.switch.ranges import SlotRanges, lent_range
 from switch_emu.switch.recorded import make_switch_core, record_file
 from switch_emu.switch.shell import SwitchShell, parent_names
-
-_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +60,8 @@ class SwitchSpec:
     keys: Path | None = None
     """Directory of keys, where connections over tcp have keys; `key_name`: which is ours."""
     key_name: str = ""
-    slot_bytes_max: int = 256 * _MIB
-    copies_bytes_max: int = 256 * _MIB
+    slot_bytes_max: int = POOL_BYTES_DEFAULT
+    copies_bytes_max: int = POOL_BYTES_DEFAULT
     events: Path | None = None
     counters: Path | None = None
     """Where what was counted is put, once a second and at the end."""
@@ -73,7 +72,7 @@ class SwitchSpec:
     """Where all messages are written down (`recorded.py`)."""
     arena_bytes: int = 0
     """Shared memory of each child for what it pushes, and of ours for what we send; 0: none is."""
-    chunk_bytes: int = _MIB
+    chunk_bytes: int = MIB
     stripes: int = 1
     """Connections to the parent."""
     link: LinkPair | None = None
