@@ -23,13 +23,14 @@ import re
 import sys
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
+from luwu.base.job_spec import JobSpec, document_of, from_document
 from luwu.base.json_file import read_json, write_json
 from luwu.base.limits import (
     INT64_MAX,
@@ -61,35 +62,23 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class Connection(JobSpec):
     """Where a job is, and what all its members must agree on before they talk."""
 
-    job: int
     world_size: int
     node: str
     """Endpoint of the optimizer node."""
     switch: str | None = None
     """Endpoint of the switch; None: workers talk to the node itself."""
-    chunk_bytes: int
     reshard_after_forward: bool | None = None
     prefetch_units: int = PREFETCH_UNITS
     connect_timeout_s: float = 60.0
-    grace_s: float = 600.0
-    arena_bytes: int = 0
-    """Shared memory of each worker for its gradients, where the endpoint is shm://."""
-    stripes: int = 1
-    """Connections of each link, where it is not shm://."""
     aggregate: str = FLOAT32
     """Name of the aggregator, with its scale."""
     optimizer_nodes: int = 1
     """Nodes that the pages are striped over; `node` is the first."""
     more_nodes: tuple[str, ...] = ()
     """Endpoints of the nodes after the first, as far as they are started: for who starts next."""
-    retry: RetryPolicy | None = None
-    """How patient a member that dials the endpoint must be, where its link is emulated; None: as
-    usual."""
-    insecure: bool = False
-    """Whoever started it said that connections may leave this machine without keys."""
 
     @property
     def security(self) -> str:
@@ -169,7 +158,7 @@ _DEFAULTS: Final = {each.name: each.default for each in fields(Connection)}
 
 def write_connection(path: Path, connection: Connection) -> None:
     """Write the file, readable by this user only, whole or not at all."""
-    document = {"schema": SCHEMA, "protocol": PROTOCOL_VERSION, **asdict(connection)}
+    document = {"schema": SCHEMA, "protocol": PROTOCOL_VERSION, **document_of(connection)}
     write_json(path, document, mode=0o600)
 
 
@@ -293,13 +282,10 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     _in_limits(document, "prefetch_units", 0, 1 << 20, where)
     _in_limits(document, "arena_bytes", 0, INT64_MAX, where)
     _in_limits(document, "stripes", 1, STRIPES_MAX, where)
-    if document.get("retry") is not None:
-        document["retry"] = RetryPolicy.from_document(document["retry"], f"{where}: retry")
     _in_limits(document, "optimizer_nodes", 1, NODE_COUNT_MAX, where)
     more_nodes = document.get("more_nodes", [])
     if not isinstance(more_nodes, list):
         raise ConfigError(f"{where}: more_nodes is {more_nodes!r:.60}, no list of endpoints")
-    document["more_nodes"] = tuple(more_nodes)
     endpoints = [(name, document.get(name)) for name in ("node", "switch")]
     endpoints += [("more_nodes", endpoint) for endpoint in more_nodes]
     for name, endpoint in endpoints:
@@ -320,8 +306,11 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
             raise ConfigError(f"{where}: {name} is {value!r}, not a number above 0")
     if not isinstance(document.get("tree", ""), str):
         raise ConfigError(f"{where}: tree is {document['tree']!r:.60}, no text")
+    retry = document.get("retry")
+    if retry is not None and not isinstance(retry, dict):
+        raise ConfigError(f"{where}: retry is {retry!r:.60}, no policy")
     document["leaves"] = tuple(_leaf(each, where) for each in document.get("leaves", ()))
-    return Connection(**document)
+    return from_document(Connection, document, where)
 
 
 def _leaf(said: object, where: str) -> Leaf:

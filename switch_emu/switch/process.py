@@ -11,9 +11,8 @@ from luwu.base.clock import new_incarnation
 from luwu.base.events import Recorder
 from luwu.base.expendable import Expendable
 from luwu.base.json_file import write_json
-from luwu.base.limits import MIB, POOL_BYTES_DEFAULT
-from luwu.base.links import LinkPair, push_window_bytes
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.limits import POOL_BYTES_DEFAULT
+from luwu.base.links import push_window_bytes
 from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
 from luwu.transport.curve import open_security
 from luwu.transport.interface import Transport
@@ -22,6 +21,7 @@ from luwu.transport.opening import open_transport
 from switch_emu.links.link_report import link_rows
 from switch_emu.links.linked import linked
 from switch_emu.process.counting import CountersFile
+from switch_emu.process.role_spec import RoleSpec
 from switch_emu.switch.adding import make_adder
 from switch_emu.switch.capacity import with_slots
 from switch_emu.switch.core.actions import SwitchLimits, patience_ns
@@ -32,18 +32,13 @@ from switch_emu.switch.shell import SwitchShell, parent_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchSpec:
-    """What a switch process is started with."""
+class SwitchSpec(RoleSpec):
+    """What a switch process is started with; `stripes`: connections to the parent."""
 
-    job: int
     children: tuple[int, ...]
     """A bitmap of ranks for each: a worker's one, or all that are below a switch."""
-    listen: str
-    """Endpoint for its children; `tcp://127.0.0.1:0` and `ipc://auto` let the system choose."""
     parent: str
     """Endpoint of the optimizer node, or of another switch."""
-    incarnation: int | None = None
-    """Number of this start, larger than that of the one before; None: the clock says."""
     more_parents: tuple[str, ...] = ()
     """Endpoints of further optimizer nodes."""
     name: str = SWITCH
@@ -55,38 +50,12 @@ class SwitchSpec:
     """Endpoint for workers, where `listen` is for switches alone."""
     summary: Path | None = None
     """Where its account of the run is written at the end."""
-    advertise: str | None = None
-    insecure: bool = False
-    keys: Path | None = None
-    """Directory of keys, where connections over tcp have keys; `key_name`: which is ours."""
-    key_name: str = ""
     slot_bytes_max: int = POOL_BYTES_DEFAULT
     copies_bytes_max: int = POOL_BYTES_DEFAULT
-    events: Path | None = None
-    counters: Path | None = None
-    """Where what was counted is put, once a second and at the end."""
-    grace_s: float = 600.0
-    drop_after_s: float | None = None
-    """How long a child may be away before the job goes on without it; None: it is waited for."""
-    record: Path | None = None
-    """Where all messages are written down (`recorded.py`)."""
-    arena_bytes: int = 0
-    """Shared memory of each child for what it pushes, and of ours for what we send; 0: none is."""
-    chunk_bytes: int = MIB
-    stripes: int = 1
-    """Connections to the parent."""
-    link: LinkPair | None = None
-    """Emulated, to each child; None: none is."""
     link_roles: tuple[str, ...] = ("worker",)
-    """What stands at the lower ends, for the report."""
-    link_seed: int = 0
-    retry: RetryPolicy | None = None
-    """How patient to be with the parent; None: as usual."""
+    """What stands at the lower ends of emulated links, for the report."""
     only_forwards: bool = False
     """It sums nothing and multicasts nothing: the node is a parameter server."""
-    fidelity: str = "functional"
-    slots: int | None = None
-    """In protocol fidelity; None: as many as there is memory for, up to a default."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.links import LinkPair, Links, LinkSpec, emulated_links
-from luwu.base.seeds import derive
 
 _CHUNK_LINK_S: Final = 0.0125
 _CHUNK_LINK_BYTES_MIN: Final = 64 * 1024
@@ -94,14 +93,6 @@ def node_link(config: RunConfig) -> LinkPair:
     """The link of those who dial the node. Raises ConfigError."""
     links = links_of(config)
     return links.worker if config.no_switch else links.node
-
-
-def link_fields(config: RunConfig, link: LinkPair, role: str) -> dict[str, Any]:
-    """Fields of a role's specification about the links of those who dial it."""
-    return {
-        "link": None if link.is_ideal else link.document(),
-        "link_seed": derive(config.seed, "links", role),
-    }
 
 
 def switch_fidelity(config: RunConfig) -> str:
