@@ -20,7 +20,7 @@ from luwu.protocol.contribution import Contribution
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
 from switch_emu.node.core.actions import Decide, Prepare, Update
-from switch_emu.node.kernels import Run
+from switch_emu.node.kernels import Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.pages import WEIGHT, field_view, store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline
@@ -227,10 +227,10 @@ class PipelineArm(Closing):
         arrays = (initial(page, elems), *(np.zeros(elems, np.float32) for _ in STATE))
         grad = memoryview(self._gradients.of(page, elems).view(np.uint8))
         for count in range(self._step):
-            self._kernel.update(
+            self._kernel.update(UpdateCall(
                 contributions=[(grad, "float32")], weights=arrays[0], state=arrays[1:],
                 weights_out=arrays[0], state_out=arrays[1:],
                 runs=[Run(start=0, stop=elems, hyper=HYPER.groups[0], updates_count=count)],
                 divisor=2.0, scale=1.0, wire=None, measure=False,
-            )  # fmt: skip
+            ))  # fmt: skip
         return arrays[0]

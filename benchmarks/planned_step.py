@@ -29,12 +29,13 @@ from benchmarks.training import Run, Training, TrainingRuns
 from luwu.base.closing import Closing
 from luwu.base.errors import LuwuError
 from luwu.base.json_file import read_json
+from luwu.base.limits import MIB
 from luwu.base.quantities import format_bytes
 from luwu.estimate.job import Planned
 from luwu.estimate.outcome import error_ratio
 from luwu.estimate.plan import estimate
 from luwu.measure.floors import Floors
-from luwu.measure.timing import LONG, MIB, Samples
+from luwu.measure.timing import LONG, Samples
 
 CASE: Final = "1b"
 LARGE: Final = Training(layers=20, width=2048, context=16, batch=1, workers=2, steps=8)

@@ -47,7 +47,7 @@ from benchmarks.harness import (
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.wire.statistics import summed
-from switch_emu.node.kernels import Made, Pieces, Run, UpdateKernel
+from switch_emu.node.kernels import Made, Pieces, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.store import aligned_buffer
 
@@ -140,13 +140,13 @@ def update_arm(
         out = (weights, m, v) if in_place else tuple(values[page] for values in memory.copies)
         blocks = range(0, weights.size if stats else 0, NORM_BLOCK_ELEMS)
         pieces = Pieces.of([(at, min(at + NORM_BLOCK_ELEMS, weights.size)) for at in blocks])
-        kernel.update(
+        kernel.update(UpdateCall(
             contributions=memory.contributions(workers, dtype, page),
             weights=weights, state=(m, v), weights_out=out[0], state_out=out[1:],
             runs=(Run(start=0, stop=weights.size, hyper=HYPER, updates_count=5),),
             divisor=float(workers), scale=1.0, wire=(memory.wire_of(dtype, page), dtype),
             measure=measure, pieces=pieces if stats else None,
-        )  # fmt: skip
+        ))  # fmt: skip
         if stats:
             for squares in pieces.squares.tolist():
                 summed(squares)
@@ -238,14 +238,14 @@ def check_answer(kernel: UpdateKernel, workers: int, dtype: str) -> None:
     ).step()
     m, v = np.zeros(elems, np.float32), np.zeros(elems, np.float32)
     wire = np.empty(elems * BYTES[dtype], np.uint8)
-    squares = kernel.update(
+    squares = kernel.update(UpdateCall(
         contributions=[
             (gradient.view(torch.uint8).numpy().data, dtype) for gradient in gradients
         ],
         weights=weights, state=(m, v), weights_out=weights, state_out=(m, v),
         runs=(Run(start=0, stop=elems, hyper=HYPER),), divisor=float(workers), scale=1.0,
         wire=(wire.data, dtype), measure=True,
-    )  # fmt: skip
+    ))  # fmt: skip
     expected = parameter.detach()
     np.testing.assert_array_equal(weights.view(np.uint32), expected.view(torch.uint32).numpy())
     np.testing.assert_array_equal(wire, expected.to(narrow).view(torch.uint8).numpy())

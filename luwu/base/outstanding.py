@@ -7,9 +7,13 @@ that doubles up to a cap. Pure: the caller says what time it is.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, TypeVar
+
+from luwu.base.errors import ConfigError
+from luwu.base.limits import INT64_MAX
 
 RequestT = TypeVar("RequestT")
 
@@ -29,14 +33,25 @@ class RetryPolicy:
     """What each byte that is under way before an answer adds to the first pause: emulated links
     have a rate."""
 
+    def document(self) -> dict[str, Any]:
+        """As JSON takes it; `from_document` reads it."""
+        return asdict(self)
 
-def retry_policy(first_ms: int, most_ms: int, ps_per_byte: int) -> RetryPolicy | None:
-    """The policy as files state it, in whole numbers; None where `first_ms` is 0: the usual one."""
-    if not first_ms:
-        return None
-    return RetryPolicy(
-        first_ns=first_ms * 1_000_000, most_ns=most_ms * 1_000_000, ns_per_byte=ps_per_byte / 1000
-    )
+    @classmethod
+    def from_document(cls, document: object, where: str) -> RetryPolicy:
+        """What `document` wrote, at a place of that name. Raises ConfigError."""
+        if not isinstance(document, Mapping) or document.keys() != {*cls.__slots__}:
+            raise ConfigError(f"{where} is {document!r:.80}, not {', '.join(cls.__slots__)}")
+        first_ns, most_ns = document["first_ns"], document["most_ns"]
+        for name, value, least in (("first_ns", first_ns, 1), ("most_ns", most_ns, first_ns)):
+            if type(value) is not int or not least <= value <= INT64_MAX:
+                raise ConfigError(
+                    f"{where}.{name} is {value!r:.40}, not a whole number {least} to {INT64_MAX}"
+                )
+        ns_per_byte = document["ns_per_byte"]
+        if type(ns_per_byte) is not float or not 0 <= ns_per_byte < math.inf:
+            raise ConfigError(f"{where}.ns_per_byte is {ns_per_byte!r:.40}, not a number from 0")
+        return cls(first_ns=first_ns, most_ns=most_ns, ns_per_byte=ns_per_byte)
 
 
 @dataclass(slots=True)

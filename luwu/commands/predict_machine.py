@@ -48,7 +48,6 @@ WARM_UPS: Final = 3
 STATE_BYTES_PER_PARAMETER: Final = 12
 MEMORY_SHARE: Final = 4
 """Out of core, the node has one part in so many of the state."""
-MIB: Final = 1024 * 1024
 TEXT_BYTES: Final = 2_000_000
 RAM, OUT_OF_CORE = "RAM", "out of core"
 Known: TypeAlias = dict[tuple[str, bool, Sizes], RehearsalFloors]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from luwu.base.limits import MIB, POOL_BYTES_DEFAULT
 from luwu.estimate.shape import JobShape, Kept
 from switch_emu.node.plan import NodePlan
 from switch_emu.store import StoreConfig
 from switch_emu.store.directory import store_disk_bytes
 
-MIB = 1024 * 1024
 NODE_BASE_BYTES = 170 * MIB
 """Python and torch in a node, before it allocates anything for a job; where its kernel was checked
 before, torch is not there and it is less."""
@@ -17,7 +17,6 @@ SWITCH_BASE_BYTES = 60 * MIB
 """Python in a switch; it has no torch."""
 WORKER_BASE_BYTES = 290 * MIB
 """Python, torch and ZeroMQ in a worker."""
-SLOTS_BYTES_MAX = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ def memory_uses(job: JobShape, plan: NodePlan, kept: Kept) -> tuple[MemoryUse, .
         ),
     ]
     if job.has_switch:
-        slots = 0 if arenas else max(SLOTS_BYTES_MAX, 4 * job.workers * job.layout.chunk_bytes)
+        slots = 0 if arenas else max(POOL_BYTES_DEFAULT, 4 * job.workers * job.layout.chunk_bytes)
         slots = min(slots, job.workers * job.pushed_bytes)
         uses.insert(1, MemoryUse(
             role="switch", processes_count=1, nbytes=SWITCH_BASE_BYTES + slots, label="assumed",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from luwu.base.config import RunConfig
+from luwu.base.limits import MIB
 from luwu.estimate.plan import Estimate, estimate
 from luwu.estimate.shape import JobShape
 from luwu.launch.serving import Sizes, chosen_transport, decide_arena_bytes, own_slots
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 SIDES: Final = 2
 """A state is measured on a file as large as its two sides at most."""
-MIB: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

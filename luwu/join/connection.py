@@ -3,9 +3,8 @@
     {"schema": 1, "job": 5713, "protocol": 1, "world_size": 2,
      "node": "tcp://10.0.0.5:41877", "switch": "tcp://10.0.0.6:40001", "chunk_bytes": 1048576,
      "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600,
-     "arena_bytes": 0, "stripes": 1, "retry_first_ms": 0, "retry_most_ms": 0,
-     "retry_ps_per_byte": 0, "aggregate": "float32", "tree": "", "leaves": [],
-     "optimizer_nodes": 1, "more_nodes": [], "insecure": false}
+     "arena_bytes": 0, "stripes": 1, "retry": null, "aggregate": "float32", "tree": "",
+     "leaves": [], "optimizer_nodes": 1, "more_nodes": [], "insecure": false}
 
 An endpoint with a key, `tcp://KEY@HOST:PORT`, is encrypted and pins the public key of who listens
 there. A tcp endpoint off loopback without one is refused unless `insecure` says that it was meant.
@@ -24,13 +23,14 @@ import re
 import sys
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
+from luwu.base.job_spec import JobSpec, document_of, from_document
 from luwu.base.json_file import read_json, write_json
 from luwu.base.limits import (
     INT64_MAX,
@@ -40,7 +40,7 @@ from luwu.base.limits import (
     STRIPES_MAX,
     WORLD_SIZE_MAX,
 )
-from luwu.base.outstanding import RetryPolicy, retry_policy
+from luwu.base.outstanding import RetryPolicy
 from luwu.base.suggestion import suggestion
 from luwu.base.tree import parse_ranks
 
@@ -49,7 +49,6 @@ PREFETCH_UNITS: Final = 2
 AGGREGATE_CHARS_MAX: Final = 100
 _POLL_S = 0.05
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
-_RETRY_MS_MAX = 1 << 40
 _SCHEMES = ("tcp://", "ipc://", "shm://")
 
 
@@ -63,44 +62,23 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class Connection(JobSpec):
     """Where a job is, and what all its members must agree on before they talk."""
 
-    job: int
     world_size: int
     node: str
     """Endpoint of the optimizer node."""
     switch: str | None = None
     """Endpoint of the switch; None: workers talk to the node itself."""
-    chunk_bytes: int
     reshard_after_forward: bool | None = None
     prefetch_units: int = PREFETCH_UNITS
     connect_timeout_s: float = 60.0
-    grace_s: float = 600.0
-    arena_bytes: int = 0
-    """Shared memory of each worker for its gradients, where the endpoint is shm://."""
-    stripes: int = 1
-    """Connections of each link, where it is not shm://."""
     aggregate: str = FLOAT32
     """Name of the aggregator, with its scale."""
     optimizer_nodes: int = 1
     """Nodes that the pages are striped over; `node` is the first."""
     more_nodes: tuple[str, ...] = ()
     """Endpoints of the nodes after the first, as far as they are started: for who starts next."""
-    retry_first_ms: int = 0
-    """When who dials the endpoint repeats what was not answered, where its link is emulated."""
-    retry_most_ms: int = 0
-    """The pause doubles up to this."""
-    retry_ps_per_byte: int = 0
-    """What a byte under way adds to the first pause. All are 0 where no link is emulated."""
-
-    @property
-    def retry(self) -> RetryPolicy | None:
-        """How patient who dials the endpoint must be; None: as usual."""
-        return retry_policy(self.retry_first_ms, self.retry_most_ms, self.retry_ps_per_byte)
-
-    insecure: bool = False
-    """Whoever started it said that connections may leave this machine without keys."""
 
     @property
     def security(self) -> str:
@@ -159,9 +137,8 @@ class Connection:
         for name in ("connect_timeout_s", "grace_s"):
             if getattr(self, name) != _DEFAULTS[name]:
                 asked[name] = f"{getattr(self, name):.9f}".rstrip("0").rstrip(".")
-        for name in ("retry_first_ms", "retry_most_ms", "retry_ps_per_byte"):
-            if getattr(self, name):
-                asked[name] = getattr(self, name)
+        if self.retry is not None:
+            asked["retry"] = ",".join(map(str, self.retry.document().values()))
         if self.insecure:
             asked["insecure"] = "true"
         if self.aggregate != FLOAT32:
@@ -181,7 +158,7 @@ _DEFAULTS: Final = {each.name: each.default for each in fields(Connection)}
 
 def write_connection(path: Path, connection: Connection) -> None:
     """Write the file, readable by this user only, whole or not at all."""
-    document = {"schema": SCHEMA, "protocol": PROTOCOL_VERSION, **asdict(connection)}
+    document = {"schema": SCHEMA, "protocol": PROTOCOL_VERSION, **document_of(connection)}
     write_json(path, document, mode=0o600)
 
 
@@ -264,6 +241,8 @@ def parse_url(url: str) -> Connection:
             document[name] = text
         elif name == "more_nodes":
             document[name] = text.split(",")
+        elif name == "retry":
+            document[name] = _retry_of(text)
         elif text in ("true", "false"):
             document[name] = text == "true"
         elif text.isdecimal():
@@ -273,6 +252,18 @@ def parse_url(url: str) -> Connection:
         else:
             raise ConfigError(f"{url}: {name}={text!r} is no number; copy what luwu up printed")
     return _checked(document, url)
+
+
+def _retry_of(text: str) -> object:
+    """The policy of a URL as a file has it; the text itself if it is none."""
+    first_ns, _, others = text.partition(",")
+    most_ns, _, ns_per_byte = others.partition(",")
+    try:
+        return RetryPolicy(
+            first_ns=int(first_ns), most_ns=int(most_ns), ns_per_byte=float(ns_per_byte)
+        ).document()
+    except ValueError:
+        return text
 
 
 def _checked(document: dict[str, Any], where: str) -> Connection:
@@ -291,15 +282,10 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     _in_limits(document, "prefetch_units", 0, 1 << 20, where)
     _in_limits(document, "arena_bytes", 0, INT64_MAX, where)
     _in_limits(document, "stripes", 1, STRIPES_MAX, where)
-    _in_limits(document, "retry_first_ms", 0, _RETRY_MS_MAX, where)
-    first_ms = document.get("retry_first_ms", 0)
-    _in_limits(document, "retry_most_ms", first_ms, _RETRY_MS_MAX, where)
-    _in_limits(document, "retry_ps_per_byte", 0, INT64_MAX, where)
     _in_limits(document, "optimizer_nodes", 1, NODE_COUNT_MAX, where)
     more_nodes = document.get("more_nodes", [])
     if not isinstance(more_nodes, list):
         raise ConfigError(f"{where}: more_nodes is {more_nodes!r:.60}, no list of endpoints")
-    document["more_nodes"] = tuple(more_nodes)
     endpoints = [(name, document.get(name)) for name in ("node", "switch")]
     endpoints += [("more_nodes", endpoint) for endpoint in more_nodes]
     for name, endpoint in endpoints:
@@ -320,8 +306,11 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
             raise ConfigError(f"{where}: {name} is {value!r}, not a number above 0")
     if not isinstance(document.get("tree", ""), str):
         raise ConfigError(f"{where}: tree is {document['tree']!r:.60}, no text")
+    retry = document.get("retry")
+    if retry is not None and not isinstance(retry, dict):
+        raise ConfigError(f"{where}: retry is {retry!r:.60}, no policy")
     document["leaves"] = tuple(_leaf(each, where) for each in document.get("leaves", ()))
-    return Connection(**document)
+    return from_document(Connection, document, where)
 
 
 def _leaf(said: object, where: str) -> Leaf:

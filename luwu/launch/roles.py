@@ -16,21 +16,24 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConnectionFailed
+from luwu.base.job_spec import document_of
 from luwu.base.json_file import read_json, remove_partial, write_json
+from luwu.base.limits import POOL_BYTES_DEFAULT
+from luwu.base.links import LinkPair, retry_over
+from luwu.base.outstanding import RetryPolicy
 from luwu.base.own import own_module
 from luwu.base.refusals import refusing
+from luwu.base.seeds import derive
 from luwu.base.tree import SWITCH, Place, Tree
 from luwu.launch.hosts.network import (
     dilated_disk_rate,
-    link_fields,
     links_of,
     node_link,
-    retry_fields,
     switch_fidelity,
 )
 from luwu.launch.hosts.nodes import is_node, kind_of, node_result, node_role
@@ -39,8 +42,10 @@ from luwu.launch.processes.children import Child, DiskBytes
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.worker_loss import drop_after_s, drops_workers
+from switch_emu.node.process import NodeSpec
+from switch_emu.store import Durability
+from switch_emu.switch.process import SwitchSpec
 
-MIB = 1024 * 1024
 POLL_S: Final = 0.05
 
 
@@ -177,48 +182,55 @@ def node_spec(
     groups: Sequence[int] = (), number: int = 0, first: str | None = None,
     key_name: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The fields of `NodeSpec`, as JSON takes them; `state` and the budget are this node's own."""
+    """What a node is started with (`NodeSpec`), as JSON takes it; `state` and the budget are this
+    node's own."""
     role = node_role(number)
-    return {
-        "job": job,
-        "world_size": config.workers,
-        "listen": listen,
-        "advertise": advertise,
-        "insecure": config.insecure,
-        **key_fields(config, key_name or role, listen, first or ""),
-        "state": None if state is None else str(state.absolute()),
-        "durability": config.durability,
-        "memory_budget_bytes": memory_budget_bytes,
-        "chunk_bytes": chunk_bytes,
-        "has_switch": not config.no_switch,
-        "resume": config.resume,
-        "events": str(run.events(role)),
-        "counters": str(run.counters(role)),
-        "record": None if config.record is None else str(config.record.absolute()),
-        "summary": str(run.result(node_result(number, config.optimizer_nodes))),
-        "number": number,
-        "count": config.optimizer_nodes,
-        "first": first,
-        "arena_bytes": arena_bytes,
-        "stripes": config.stripes,
-        "fidelity": switch_fidelity(config),
-        "slots": config.slots,
-        "groups": list(groups),
-        "grace_s": config.grace,
-        "drop_after_s": drop_after_s(config),
-        "ranks_min": config.workers_min if drops_workers(config) else None,
-        "redoes": config.on_lost_steps == "redo",
-        "disk_bytes_per_s": dilated_disk_rate(config),
-        **link_fields(config, node_link(config), role),
-        **(retry_fields(node_link(config)) if number else {}),
-    }
+    spec = NodeSpec(
+        job=job,
+        world_size=config.workers,
+        listen=listen,
+        advertise=advertise,
+        insecure=config.insecure,
+        keys=keys_of(config, listen, first or ""),
+        key_name=key_name or role,
+        state=None if state is None else state.absolute(),
+        durability=cast(Durability, config.durability),
+        memory_budget_bytes=memory_budget_bytes,
+        chunk_bytes=chunk_bytes,
+        has_switch=not config.no_switch,
+        resume=config.resume,
+        events=run.events(role),
+        counters=run.counters(role),
+        record=None if config.record is None else config.record.absolute(),
+        summary=run.result(node_result(number, config.optimizer_nodes)),
+        number=number,
+        count=config.optimizer_nodes,
+        first=first,
+        arena_bytes=arena_bytes,
+        stripes=config.stripes,
+        fidelity=switch_fidelity(config),
+        slots=config.slots,
+        groups=tuple(groups),
+        grace_s=config.grace,
+        drop_after_s=drop_after_s(config),
+        ranks_min=config.workers_min if drops_workers(config) else None,
+        redoes=config.on_lost_steps == "redo",
+        disk_bytes_per_s=dilated_disk_rate(config),
+        retry=retry_over(node_link(config)) if number else None,
+        link=_emulated(node_link(config)),
+        link_seed=derive(config.seed, "links", role),
+    )
+    return document_of(spec)
 
 
-def key_fields(config: RunConfig, name: str, *endpoints: str) -> dict[str, str | None]:
-    """Which key a role has, if any of its connections is one that has keys."""
+def _emulated(link: LinkPair) -> LinkPair | None:
+    return None if link.is_ideal else link
+
+
+def keys_of(config: RunConfig, *endpoints: str) -> Path | None:
+    """Where a role's key is, if any of its connections is one that has keys."""
     is_tcp = any(endpoint.startswith("tcp://") for endpoint in endpoints)
-    directory = config.keys if is_tcp else None
-    return {"keys": None if directory is None else str(directory.absolute()), "key_name": name}
+    return config.keys.absolute() if config.keys is not None and is_tcp else None
 
 
 def key_environ(config: RunConfig) -> dict[str, str]:
@@ -231,57 +243,58 @@ def key_environ(config: RunConfig) -> dict[str, str]:
     return found
 
 
-def record_of(config: RunConfig, place: Place) -> str | None:
+def record_of(config: RunConfig, place: Place) -> Path | None:
     """Where a switch writes what it hears and says; in a tree each has a file of its own."""
     file = config.record
     if file is None:
         return None
     if place.process != SWITCH:
         file = file.with_name(f"{file.stem}-{place.name}{file.suffix}")
-    return str(file.absolute())
+    return file.absolute()
 
 
 def switch_spec(
     config: RunConfig, run: RunDirectory, *, job: int, tree: Tree, place: Place, listen: str,
     parent: str, chunk_bytes: int, arena_bytes: int = 0, stripes: int = 1,
     advertise: str | None = None, workers_at: str | None = None,
-    retry_first_ms: int = 0, retry_most_ms: int = 0, retry_ps_per_byte: int = 0,
+    retry: RetryPolicy | None = None,
     slot_bytes: int = 0, only_forwards: bool = False, more_parents: Sequence[str] = (),
     key_name: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The fields of `SwitchSpec`, as JSON takes them; `slot_bytes`: memory of slots, at least."""
+    """What a switch is started with (`SwitchSpec`), as JSON takes it; `slot_bytes`: memory of
+    slots, at least."""
     children, roles = tree.children(place), tree.roles_below(place)
-    slot_bytes_max = max(256 * MIB, 4 * len(children) * chunk_bytes, slot_bytes)
-    return {
-        "job": job,
-        "name": place.name,
-        "above": tree.parent_process(place),
-        "children": list(children),
-        "rank": tree.index(place),
-        "listen": listen,
-        "workers_at": workers_at,
-        "advertise": advertise,
-        "parent": parent,
-        "more_parents": list(more_parents),
-        "insecure": config.insecure,
-        **key_fields(config, key_name or place.process, listen, workers_at or "", parent),
-        "slot_bytes_max": slot_bytes_max,
-        "copies_bytes_max": max(256 * MIB, 4 * chunk_bytes),
-        "events": str(run.events(place.process)),
-        "counters": str(run.counters(place.process)),
-        "record": record_of(config, place),
-        "summary": str(run.result(f"{place.process}.json")),
-        "arena_bytes": arena_bytes,
-        "stripes": stripes,
-        "fidelity": switch_fidelity(config),
-        "slots": config.slots,
-        "only_forwards": only_forwards,
-        "chunk_bytes": chunk_bytes,
-        "grace_s": config.grace,
-        "drop_after_s": drop_after_s(config),
-        "retry_first_ms": retry_first_ms,
-        "retry_most_ms": retry_most_ms,
-        "retry_ps_per_byte": retry_ps_per_byte,
-        "link_roles": list(roles),
-        **link_fields(config, links_of(config).below(roles, place.process), place.process),
-    }
+    spec = SwitchSpec(
+        job=job,
+        name=place.name,
+        above=tree.parent_process(place),
+        children=tuple(children),
+        rank=tree.index(place),
+        listen=listen,
+        workers_at=workers_at,
+        advertise=advertise,
+        parent=parent,
+        more_parents=tuple(more_parents),
+        insecure=config.insecure,
+        keys=keys_of(config, listen, workers_at or "", parent),
+        key_name=key_name or place.process,
+        slot_bytes_max=max(POOL_BYTES_DEFAULT, 4 * len(children) * chunk_bytes, slot_bytes),
+        copies_bytes_max=max(POOL_BYTES_DEFAULT, 4 * chunk_bytes),
+        events=run.events(place.process),
+        counters=run.counters(place.process),
+        record=record_of(config, place),
+        summary=run.result(f"{place.process}.json"),
+        arena_bytes=arena_bytes,
+        stripes=stripes,
+        fidelity=switch_fidelity(config),
+        slots=config.slots,
+        only_forwards=only_forwards,
+        chunk_bytes=chunk_bytes,
+        grace_s=config.grace,
+        drop_after_s=drop_after_s(config),
+        retry=retry,
+        link_roles=tuple(roles),
+        link=_emulated(links_of(config).below(roles, place.process)),
+        link_seed=derive(config.seed, "links", place.process),
+    )
+    return document_of(spec)

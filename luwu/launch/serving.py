@@ -13,6 +13,8 @@ from luwu.aggregate import make_aggregator
 from luwu.aggregate.fixed_scale import FixedScale
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
+from luwu.base.limits import ARENA_BYTES_MIN, MIB
+from luwu.base.links import retry_over
 from luwu.base.quantities import exact_size, format_bytes
 from luwu.base.tree import (
     NODE,
@@ -31,7 +33,6 @@ from luwu.launch.hosts.network import (
     chunk_for_links,
     links_of,
     node_link,
-    retry_fields,
     switch_fidelity,
 )
 from luwu.launch.hosts.nodes import check_nodes, node_role
@@ -45,8 +46,6 @@ from switch_emu.switch.capacity import planned_slots, slot_memory
 
 STATE_DIRECTORY: Final = Path("luwu-state")
 LOOPBACK: Final = "tcp://127.0.0.1:0"
-MIB: Final = 1024 * 1024
-ARENA_BYTES_MIN: Final = 64 * MIB
 ARENA_BYTES_MAX: Final = 4096 * MIB
 ARENA_CHUNKS_MIN: Final = 32
 """Chunks an arena must hold: an eighth of it is the window of pushes, with four of them."""
@@ -315,7 +314,7 @@ def _add_switches(
         switch=parents[tree.root.name],
         stripes=stripes_of(config, connection),
         leaves=tuple(leaves) if len(tree) > 1 else (),
-        **retry_fields(links_of(config).worker),
+        retry=retry_over(links_of(config).worker),
     )
 
 
@@ -340,7 +339,7 @@ def add_switch(
         stripes=stripes_of(config, connection),
         advertise=config.advertise,
         workers_at=workers_at,
-        **retry_fields(above),
+        retry=retry_over(above),
         slot_bytes=_slot_bytes(config, connection, len(tree.children(place))),
         only_forwards=only_forwards,
         key_name=key_name,
@@ -470,7 +469,7 @@ def connection_of(
         arena_bytes=arena_bytes,
         stripes=config.stripes,
         aggregate=chosen_aggregate(config),
-        **retry_fields(node_link(config)),
+        retry=retry_over(node_link(config)),
         tree="" if config.tree is None else groups_text(tree_of(config)),
         optimizer_nodes=config.optimizer_nodes,
         insecure=config.insecure,

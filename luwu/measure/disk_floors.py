@@ -14,7 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from luwu.measure.timing import MIB, Samples, cpu_seconds, run_all, taking_turns, timed
+from luwu.base.limits import MIB
+from luwu.measure.timing import Samples, cpu_seconds, run_all, taking_turns, timed
 
 FLUSHES: Final = 5
 CPU_REQUESTS: Final = 64

@@ -28,9 +28,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from luwu.base.limits import MIB
 from luwu.measure.disk_floors import DiskFloors, disk_floors
 from luwu.measure.message_floors import MessageFloors, message_floors
-from luwu.measure.timing import MIB, Samples, repeated, run_all
+from luwu.measure.timing import Samples, repeated, run_all
 
 SOCKET_FRAME_BYTES: Final = 4 * MIB
 MATMUL_SIZE: Final = 768
@@ -113,7 +114,7 @@ def update_rate(
     page_elems: int, workers_count: int, threads_count: int, samples: Samples
 ) -> tuple[float, str]:
     """(parameters a second, version) of the AdamW kernel: a sum and an update, in memory."""
-    from switch_emu.node.kernels import Run
+    from switch_emu.node.kernels import Run, UpdateCall
     from switch_emu.node.kernels.make import make_kernel
 
     kernel = make_kernel("adamw", ("m", "v"), cache=None).kernel
@@ -127,13 +128,13 @@ def update_rate(
 
     def update(thread: int) -> None:
         for weights, *state in rows[thread]:
-            kernel.update(
+            kernel.update(UpdateCall(
                 contributions=[(gradient, "float32")] * workers_count,
                 weights=weights, state=tuple(state), weights_out=weights, state_out=tuple(state),
                 runs=[Run(start=0, stop=page_elems, hyper=hyper)],
                 divisor=float(workers_count), scale=1.0,
                 wire=(wires[thread].view(np.uint8).data, "float32"), measure=True,
-            )  # fmt: skip
+            ))  # fmt: skip
 
     with ThreadPoolExecutor(threads_count) as pool:
         seconds = repeated(lambda: run_all(pool, update, range(threads_count)), samples.seconds)

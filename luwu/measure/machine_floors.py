@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.limits import MIB
 from luwu.launch.processes.allocator import SWITCH_TUNABLES, WORKER_TUNABLES
 from luwu.measure.disk_floors import DiskFloors, disk_floors
 from luwu.measure.floors import core_count
 from luwu.measure.machine_rehearsal import RehearsalFloors
 from luwu.measure.message_floors import message_floors
-from luwu.measure.timing import MIB, Samples
+from luwu.measure.timing import Samples
 from luwu.predict.hardware.software import fitted
 from luwu.predict.machine.machine import RECORD, MachineFloors
 

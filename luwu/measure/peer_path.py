@@ -81,9 +81,7 @@ class PathServer(Closing):
 
     def __init__(self, endpoint: str, *, insecure: bool = False) -> None:
         """Raises ConfigError where it may not listen."""
-        self._transport = open_transport(
-            endpoint, insecure=insecure, stripes=1, peers_count=STRIPES_MAX
-        )
+        self._transport = open_transport(endpoint, insecure=insecure, stripes=STRIPES_MAX)
         self._memory = memoryview(bytes(MESSAGE_BYTES))
         try:
             self.endpoint = self._transport.listen(endpoint)

@@ -10,8 +10,8 @@ from statistics import median
 from typing import Any, Final, Literal
 
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.limits import MIB
 
-MIB: Final = 1024 * 1024
 GIB: Final = 1024 * MIB
 REPEATS_MAX: Final = 50
 

@@ -52,11 +52,11 @@ class StepHandle:
         return self.outcome
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NicCounters:
-    """Payload bytes, and how pulls went."""
+    """Payload bytes of gradients and of weights, bytes of headers, and steps that were aborted."""
 
-    push_bytes: int = 0
-    pull_bytes: int = 0
-    header_bytes: int = 0
-    aborts_count: int = 0
+    push_bytes: int
+    pull_bytes: int
+    header_bytes: int
+    aborts_count: int

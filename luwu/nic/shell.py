@@ -29,7 +29,7 @@ from luwu.base.errors import (
 )
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
-from luwu.base.limits import KEEP_PIECES_MAX
+from luwu.base.limits import GRADIENT_BYTES, KEEP_PIECES_MAX
 from luwu.base.outstanding import RetryPolicy
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.nic.cells import Cell, Cells, ChunkGradient, private_memory
@@ -45,9 +45,8 @@ from luwu.transport.interface import Delivery, PeerDown, PeerFailed, PeerGone, P
 from luwu.wire.codec import decode, encode
 from luwu.wire.description import Description
 from luwu.wire.hyper import hyper_hash
-
-GRADIENT_BYTES = 64 * 1024 * 1024
-"""Gradients written and not received; what shares memory with us may hold more for reading."""
+from luwu.wire.link_counts import DATA_KINDS, LinkCounts
+from luwu.wire.messages import Push
 
 _RECEIVE_NS_MAX = 500_000_000
 
@@ -84,7 +83,8 @@ class Nic(Closing):
         self.node_count = node_count
         """Optimizer nodes the pages are spread over."""
         self.recorder = recorder or Recorder(role="worker", printed=None)
-        self.counters = NicCounters()
+        self.links = LinkCounts()
+        self._aborts_count = 0
         self._make_reader = make_reader
         self._endpoint = endpoint
         self._connect_timeout_s = connect_timeout_s
@@ -117,6 +117,16 @@ class Nic(Closing):
         self._thread.start()
 
     # ---------------------------------------------------------------------- training thread
+
+    @property
+    def counters(self) -> NicCounters:
+        """What was sent and received so far."""
+        return NicCounters(
+            push_bytes=self.links.total(Push).payload_bytes_sent,
+            pull_bytes=self.links.total(*DATA_KINDS).payload_bytes_received,
+            header_bytes=self.links.total().header_bytes,
+            aborts_count=self._aborts_count,
+        )
 
     def connect(self) -> None:
         """Wait for the parent to answer. Raises ConnectionFailed after the connect timeout."""
@@ -232,8 +242,6 @@ class Nic(Closing):
         except BaseException:
             _give_back(cells)
             raise
-        if self._encoder.aggregator.is_plain:
-            self.counters.push_bytes += sum(entry.payload_bytes for entry in entries)
         return handle
 
     def begin(self, step: int, hyper: bytes) -> None:
@@ -359,8 +367,6 @@ class Nic(Closing):
             self._mailbox.fail(error)
         finally:
             self._mailbox.fail(ConnectionFailed(f"the NIC of worker {self.rank} was closed"))
-            counters = self._transport.counters()
-            self.counters.header_bytes = counters.header_bytes_sent + counters.header_bytes_received
             self._transport.close()
             for command in self._commands:
                 if command.done is not None:
@@ -401,17 +407,19 @@ class Nic(Closing):
 
     def _received(self, delivery: Delivery) -> None:
         buffers = delivery.buffers
+        header_bytes = len(delivery.header)
         try:
             message = decode(delivery.header, len(buffers))
         except RemoteProtocolError as exc:
+            self.links.received(PARENT, None, header_bytes, sum(each.nbytes for each in buffers))
             delivery.release()
             self.recorder.event("worker.garbage", level="WARNING", rank=self.rank, text=str(exc))
             return
+        payload_bytes = buffers[0].nbytes if buffers else 0
+        self.links.received(PARENT, type(message), header_bytes, payload_bytes)
         now_ns = SYSTEM_CLOCK.now_ns()
         if message.IS_DATA and buffers:
-            nbytes = buffers[0].nbytes
-            self.counters.pull_bytes += nbytes
-            self._do(self._core.received(now_ns, message, delivery, nbytes))
+            self._do(self._core.received(now_ns, message, delivery, payload_bytes))
             return
         payload = bytes(buffers[0]) if buffers else None
         delivery.release()
@@ -433,7 +441,6 @@ class Nic(Closing):
                     self._do(self._core.measured(SYSTEM_CLOCK.now_ns(), action, statement))
                 case nic.Encode():
                     cell = self._encoder.encode(action)
-                    self.counters.push_bytes += cell.data.nbytes
                     now_ns = SYSTEM_CLOCK.now_ns()
                     self._do(self._core.encoded(now_ns, action, cell, cell.data.nbytes))
                 case Note(name, fields, level):
@@ -448,7 +455,7 @@ class Nic(Closing):
             if void.incoming is not None:
                 void.incoming.release()
         self._handles.clear()
-        self.counters.aborts_count += 1
+        self._aborts_count += 1
         self.recorder.event("worker.aborted", step=aborted.step)
 
     def _drop(self, payload: Any) -> None:
@@ -460,10 +467,12 @@ class Nic(Closing):
 
     def _send(self, message: Any, payload: Any) -> None:
         data = payload.data if isinstance(payload, Cell) else payload
+        header = encode(message)
         try:
-            sent = self._transport.send(PARENT, encode(message), () if data is None else (data,))
+            sent = self._transport.send(PARENT, header, () if data is None else (data,))
         except PeerGone:
             return  # it is repeated until answered
+        self.links.sent(PARENT, type(message), len(header), _nbytes(data))
         if isinstance(payload, Cell):
             payload.sends.append(sent)
 
@@ -503,6 +512,10 @@ class Nic(Closing):
         if handle.name == "load":
             return handle.unit
         return self._units.units[handle.unit].name
+
+
+def _nbytes(data: memoryview | bytes | None) -> int:
+    return 0 if data is None else memoryview(data).nbytes
 
 
 def _give_back(cells: Iterable[Cell]) -> None:

@@ -22,11 +22,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import luwu
 from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.closing import Closing
 from luwu.base.errors import DeadlineError
 from luwu.base.quantities import parse_ns
 from luwu.chaos.job import cast_of, config_of, rules_of
@@ -51,7 +51,7 @@ def clean_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {**clean, "PYTHONPATH": path}
 
 
-class Cluster:
+class Cluster(Closing):
     """One `luwu` command and the processes it started."""
 
     def __init__(
@@ -251,14 +251,3 @@ class Cluster:
     def _log_tails(self) -> str:
         logs = sorted((self.run_directory.path / "logs").glob("*.log"))
         return "\n".join(f"--- {log.name}\n{tail(log, lines_max=8)}" for log in logs)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

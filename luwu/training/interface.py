@@ -107,8 +107,10 @@ class Nic(Protocol):
     recorder: Recorder
     cells: Any
     """A `Cells`."""
-    counters: Any
-    """Payload bytes so far: `push_bytes`, `pull_bytes`."""
+
+    @property
+    def counters(self) -> Any:
+        """Payload bytes so far: `push_bytes`, `pull_bytes`."""
 
     def join(self, description: Description) -> Joined:
         """Become a member of the job."""

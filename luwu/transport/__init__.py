@@ -3,11 +3,11 @@
 Only `luwu.transport` imports zmq; nothing here knows messages or the layout of a model.
 """
 
+from luwu.base.limits import CREDIT_BYTES_DEFAULT
 from luwu.transport.arena_limits import check_arena
 from luwu.transport.inprocess import InProcessNetwork, InProcessTransport
 from luwu.transport.interface import (
     BUFFERS_COUNT_MAX,
-    CREDIT_BYTES_DEFAULT,
     LISTENER,
     Buffer,
     Counters,

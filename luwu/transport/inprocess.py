@@ -17,9 +17,9 @@ from itertools import count
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, ConnectionFailed
+from luwu.base.limits import CREDIT_BYTES_DEFAULT
 from luwu.transport.credits import CreditLedger, anonymous_memory, check_limit
 from luwu.transport.interface import (
-    CREDIT_BYTES_DEFAULT,
     Buffer,
     Counters,
     Delivery,

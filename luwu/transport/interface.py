@@ -42,9 +42,6 @@ from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX
 BUFFERS_COUNT_MAX: Final = 2
 """Buffers that may follow one header."""
 
-CREDIT_BYTES_DEFAULT: Final = 256 * 1024 * 1024
-"""What may be queued to one peer unless the constructor is told otherwise."""
-
 LISTENER: Final = ""
 """`PeerFailed.peer` of a connection that ended before it became a peer."""
 

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import zmq
 
 from luwu.base.errors import RemoteProtocolError
+from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.transport.credits import CreditLedger
 from luwu.transport.interface import (
     BUFFERS_COUNT_MAX,
@@ -19,9 +20,6 @@ from luwu.transport.interface import (
     PeerGone,
     SendHandle,
 )
-
-ZERO_COPY_BYTES_MIN: Final = 64 * 1024
-"""Below this a copy is cheaper than tracking (measured: 1 to 5 us against 15 to 22 us)."""
 
 TURN_BYTES: Final = ZERO_COPY_BYTES_MIN
 """What one of several ways gets at least before it is the next one's turn; the receiver counts too.

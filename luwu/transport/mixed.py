@@ -1,6 +1,7 @@
 """Shared memory and sockets in one transport: of a switch with workers here and a parent elsewhere.
 
-    shm:// endpoints      a `ShmTransport`          tcp:// and ipc://      a `StripedTransport`
+    shm:// endpoints      a `ShmTransport`
+    tcp:// and ipc://     a `ZeroMqTransport`, or a `StripedTransport` where there are stripes
 
 What comes from the peer that we dial over a socket, and so is weights for all children, is copied
 once into shared memory; from there it is handed to each of them without a copy. What comes by
@@ -19,6 +20,7 @@ from typing import Final
 import zmq
 
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.transport.interface import (
     LISTENER,
     Buffer,
@@ -31,18 +33,17 @@ from luwu.transport.interface import (
 )
 from luwu.transport.shm import ShmTransport
 from luwu.transport.striped import StripedTransport
+from luwu.transport.zeromq import ZeroMqTransport
 
 SHARED_SCHEME: Final = "shm://"
 _MARK: Final = "00"
 """Ends the names of peers over shared memory: both transports name theirs by 8 digits."""
-_COPIED_BYTES_MIN: Final = 64 * 1024
-"""Less than this travels as a frame as cheaply."""
 
 
 class MixedTransport(Transport):
     """See the module."""
 
-    def __init__(self, shared: ShmTransport, wired: StripedTransport) -> None:
+    def __init__(self, shared: ShmTransport, wired: ZeroMqTransport | StripedTransport) -> None:
         self._shared, self._wired = shared, wired
         self._dialled: dict[str, Transport] = {}
         self._wired_first = False
@@ -136,7 +137,7 @@ class MixedTransport(Transport):
         """What a parent sent, in shared memory where there is room for it."""
         if not isinstance(heard, Delivery) or heard.peer not in self._dialled:
             return heard
-        if sum(buffer.nbytes for buffer in heard.buffers) < _COPIED_BYTES_MIN:
+        if sum(buffer.nbytes for buffer in heard.buffers) < ZERO_COPY_BYTES_MIN:
             return heard
         copies = []
         try:

@@ -12,6 +12,7 @@ from luwu.transport.interface import Transport
 from luwu.transport.mixed import SHARED_SCHEME, MixedTransport
 from luwu.transport.shm import ShmTransport
 from luwu.transport.striped import StripedTransport
+from luwu.transport.zeromq import ZeroMqTransport
 
 IO_THREADS_MAX: Final = 4
 """Four threads that only copy come to what most hosts' memory gives."""
@@ -36,7 +37,8 @@ def open_transport(
 
     `security`: the key that tcp connections must have; unused where there are none.
     `arena_bytes`: shared memory for what is sent from here, where the endpoint is shm://.
-    `stripes`: connections to each peer, where it is not; `peers_count`: how many peers at most.
+    `stripes`: connections to each peer, where it is not; above 1, peers may also come over several
+    connections. `peers_count`: how many peers at most.
     """
     shared_count = sum(endpoint.startswith(SHARED_SCHEME) for endpoint in endpoints)
     if shared_count == len(endpoints):
@@ -48,13 +50,17 @@ def open_transport(
         return ShmTransport(arena_bytes=arena_bytes, credit_bytes=_CREDIT_BYTES)
     io_threads = io_threads_for(peers_count * stripes, len(os.sched_getaffinity(0)))
     connections_count = EACH_CONNECTION_TIMES * peers_count * stripes + STRANGERS_COUNT
-    wired = StripedTransport(
-        stripes=stripes,
-        insecure=insecure,
-        security=security,
-        limits=ConnectionLimits(total=max(ConnectionLimits().total, connections_count)),
-        io_threads=io_threads,
-    )
+    limits = ConnectionLimits(total=max(ConnectionLimits().total, connections_count))
+    wired: ZeroMqTransport | StripedTransport
+    if stripes == 1:
+        wired = ZeroMqTransport(
+            insecure=insecure, security=security, limits=limits, io_threads=io_threads
+        )
+    else:
+        wired = StripedTransport(
+            stripes=stripes, insecure=insecure, security=security, limits=limits,
+            io_threads=io_threads,
+        )  # fmt: skip
     if not shared_count:
         return wired
     try:

@@ -25,12 +25,11 @@ from typing import Any, Final
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, LuwuError
-from luwu.base.limits import CONTROL_HEADER_BYTES_MAX
+from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, CREDIT_BYTES_DEFAULT
 from luwu.transport import notices
 from luwu.transport.arena import Arena
 from luwu.transport.credits import exceeded
 from luwu.transport.interface import (
-    CREDIT_BYTES_DEFAULT,
     Buffer,
     Counters,
     Delivery,

@@ -6,7 +6,8 @@ are peers of a `ZeroMqTransport` inside this one.
 
 The dialling side decides how many stripes; the listening side learns it from the announcement that
 each of them begins with (`stripes`). What is dialled over one connection announces nothing, and is
-the inner transport's as it is. `striped_links` has the life of a link.
+the inner transport's as it is. `striped_links` has the life of a link. Where no stripes are
+configured, `opening` makes a `ZeroMqTransport` alone, which lets no link of several stripes in.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
-from luwu.base.limits import STRIPES_MAX
+from luwu.base.limits import CREDIT_BYTES_DEFAULT, STRIPES_MAX
+from luwu.transport.around import TransportAround
 from luwu.transport.arrivals import ConnectionLimits
 from luwu.transport.curve import Security
 from luwu.transport.interface import (
-    CREDIT_BYTES_DEFAULT,
     Buffer,
     Counters,
     Received,
     SendHandle,
-    Transport,
     checked_views,
 )
 from luwu.transport.sockets import ZeroMqTiming
@@ -34,7 +34,7 @@ from luwu.transport.stripes import ANNOUNCEMENT_BYTES
 from luwu.transport.zeromq import ZeroMqTransport
 
 
-class StripedTransport(Transport):
+class StripedTransport(TransportAround[ZeroMqTransport]):
     """tcp:// and ipc:// links of one process role, over `stripes` connections where it dials."""
 
     def __init__(
@@ -50,7 +50,7 @@ class StripedTransport(Transport):
     ) -> None:
         if not 1 <= stripes <= STRIPES_MAX:
             raise ConfigError(f"stripes must be 1 to {STRIPES_MAX}, got {stripes!r}")
-        self._inner = ZeroMqTransport(
+        inner = ZeroMqTransport(
             credit_bytes=credit_bytes,
             insecure=insecure,
             security=security,
@@ -59,13 +59,10 @@ class StripedTransport(Transport):
             timing=timing,
             greeting_bytes=ANNOUNCEMENT_BYTES,
         )
+        super().__init__(inner)
         self._stripes_count = stripes
         self._links = Links(self._inner)
         self._is_woken = False
-
-    def listen(self, endpoint: str, *, advertise: str | None = None) -> str:
-        """Accept peers, of however many stripes; see `Transport.listen`."""
-        return self._inner.listen(endpoint, advertise=advertise)
 
     def dial(self, peer: str, endpoint: str) -> None:
         """Connect to a peer; see `Transport.dial`."""
@@ -73,10 +70,6 @@ class StripedTransport(Transport):
             self._inner.dial(peer, endpoint)
         else:
             self._links.dial(peer, endpoint, self._stripes_count)
-
-    def reserve(self, nbytes: int) -> memoryview:
-        """Ordinary memory; see `Transport.reserve`."""
-        return self._inner.reserve(nbytes)
 
     def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
         """Queue one message; see `Transport.send`."""

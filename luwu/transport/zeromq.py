@@ -22,7 +22,7 @@ import zmq
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import AccessRefused, ConfigError
-from luwu.base.limits import CONTROL_HEADER_BYTES_MAX
+from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, CREDIT_BYTES_DEFAULT
 from luwu.transport import endpoints
 from luwu.transport.arrivals import Arrivals, ConnectionLimits
 from luwu.transport.connections import Listener, Side
@@ -30,7 +30,6 @@ from luwu.transport.credits import anonymous_memory, check_limit
 from luwu.transport.curve import Security, check_libzmq
 from luwu.transport.dialled import Dialled
 from luwu.transport.interface import (
-    CREDIT_BYTES_DEFAULT,
     LISTENER,
     Buffer,
     Counters,
@@ -226,6 +225,10 @@ class ZeroMqTransport(Transport):
     def waits_on(self) -> list[tuple[Any, int]]:
         """For a transport beside this one: what a blocked `receive` would poll."""
         return self._poller.sockets
+
+    def wait_ns(self, timeout_ns: int | None) -> int | None:
+        """For a transport beside this one: how long it may block at most; here, as asked."""
+        return timeout_ns
 
     def watch(self, socket: zmq.Socket[Any], call: Callable[[], None]) -> None:
         """For connections: call `call` when the socket has something."""

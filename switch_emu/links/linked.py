@@ -34,10 +34,10 @@ from typing import Any, Final
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.links import LinkPair
 from luwu.base.seeds import derive
+from luwu.transport.around import TransportAround
 from luwu.transport.credits import HEADER_RESERVE_BYTES, exceeded
 from luwu.transport.interface import (
     Buffer,
-    Counters,
     CreditExceeded,
     Delivery,
     PeerDown,
@@ -125,11 +125,11 @@ class _Due:
     """What is handed to the inner transport then."""
 
 
-class LinkedTransport(Transport):
+class LinkedTransport(TransportAround[Transport]):
     """See the module."""
 
     def __init__(self, inner: Transport, link: LinkPair, *, seed: int) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._link = link
         self._seed = seed
         self._dialled: set[str] = set()
@@ -146,18 +146,10 @@ class LinkedTransport(Transport):
 
     # ---------------------------------------------------------------------- Transport
 
-    def listen(self, endpoint: str, *, advertise: str | None = None) -> str:
-        """See `Transport.listen`."""
-        return self._inner.listen(endpoint, advertise=advertise)
-
     def dial(self, peer: str, endpoint: str) -> None:
         """See `Transport.dial`; the other end emulates this link."""
-        self._inner.dial(peer, endpoint)
+        super().dial(peer, endpoint)
         self._dialled.add(peer)
-
-    def reserve(self, nbytes: int) -> memoryview:
-        """See `Transport.reserve`."""
-        return self._inner.reserve(nbytes)
 
     def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
         """See `Transport.send`; the message is held until it has arrived."""
@@ -211,11 +203,7 @@ class LinkedTransport(Transport):
     def wake(self) -> None:
         """See `Transport.wake`."""
         self._is_woken = True
-        self._inner.wake()
-
-    def counters(self, peer: str | None = None) -> Counters:
-        """Bytes on the host, as the inner transport counts them; see `links` for the emulated."""
-        return self._inner.counters(peer)
+        super().wake()
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -255,7 +243,8 @@ class LinkedTransport(Transport):
         return bool(self._leaving)
 
     def links(self) -> list[tuple[str, LinkCounters, LinkCounters]]:
-        """(peer, up, down) of every connection there was, oldest first."""
+        """(peer, up, down) of every connection there was, oldest first; `counters` has the bytes
+        that passed on the host."""
         return [(ends.peer, ends.up.counters, ends.down.counters) for ends in self._all]
 
     # ---------------------------------------------------------------------- what waits

@@ -38,7 +38,7 @@ from switch_emu.node.core.actions import (
     ReadWeights,
     Update,
 )
-from switch_emu.node.kernels import UpdateKernel
+from switch_emu.node.kernels import UpdateCall, UpdateKernel
 from switch_emu.node.outgoing import Outgoing
 from switch_emu.node.pages import WEIGHT, field_view
 from switch_emu.node.places import WeightsPlaces
@@ -234,17 +234,19 @@ class Pipeline:
         pieces = self.statistics.pieces(action.chunk) if hyper.measure else None
         with self._adder.terms(action.contributions, source.weights.size) as contributions:
             squares = self._kernel.update(
-                contributions=contributions,
-                weights=source.weights,
-                state=source.state,
-                weights_out=target.weights,
-                state_out=target.state,
-                runs=runs,
-                divisor=action.divisor,
-                scale=clip_scale(hyper, action.grad_norm),
-                wire=wire.target,
-                measure=self._streaming,
-                pieces=pieces,
+                UpdateCall(
+                    contributions=contributions,
+                    weights=source.weights,
+                    state=source.state,
+                    weights_out=target.weights,
+                    state_out=target.state,
+                    runs=runs,
+                    divisor=action.divisor,
+                    scale=clip_scale(hyper, action.grad_norm),
+                    wire=wire.target,
+                    measure=self._streaming,
+                    pieces=pieces,
+                )
             )
         count_update(source.updates, action.absent, target.updates)
         if pieces is not None:

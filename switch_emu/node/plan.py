@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from luwu.base.errors import ConfigError
-from luwu.base.limits import CHUNK_BYTES_STEP
+from luwu.base.limits import CHUNK_BYTES_STEP, MIB, POOL_BYTES_DEFAULT
 from luwu.base.quantities import format_bytes
 from switch_emu.switch.capacity import slot_memory
 
-_MIB = 1024 * 1024
 _RECORD_CHUNKS = 3
 """Record of the largest page in chunks of float32: weights, m and v."""
 _UPDATE_CHUNKS = _RECORD_CHUNKS + 2
@@ -34,7 +33,7 @@ _OUTGOING_CHUNKS = 6
 idle for two fifths of a forward of a billion parameters: one was read while another was copied."""
 _SPILL_BUFFERS_MAX = 2
 """One is filled while the other is written."""
-_CHUNK_AUTO_BYTES_MAX = 16 * _MIB
+_CHUNK_AUTO_BYTES_MAX = 16 * MIB
 """Messages, not bytes, are what a chunk costs in shared memory: design note 0011."""
 
 
@@ -138,14 +137,14 @@ def plan_node(
             break
     pipeline_bytes = _pipeline_bytes(chunk_bytes, updates_count, reads_count)
     spare = budget_bytes - pipeline_bytes - leasts.total
-    window_bytes = _share(spare, 0.15, leasts.window, 32 * _MIB)
-    outgoing_most = max(32 * _MIB, _OUTGOING_CHUNKS * chunk_bytes)
+    window_bytes = _share(spare, 0.15, leasts.window, 32 * MIB)
+    outgoing_most = max(32 * MIB, _OUTGOING_CHUNKS * chunk_bytes)
     outgoing_bytes = _share(spare, 0.15, leasts.outgoing, outgoing_most)
     slots_bytes = copies_bytes = 0
     if not has_switch:
-        slots_bytes = _share(spare, 0.2, leasts.slots, 256 * _MIB)
-        copies_bytes = _share(spare, 0.1, leasts.copies, 256 * _MIB)
-    sums_bytes = _share(spare, 0.25, leasts.sums, 1024 * _MIB)
+        slots_bytes = _share(spare, 0.2, leasts.slots, POOL_BYTES_DEFAULT)
+        copies_bytes = _share(spare, 0.1, leasts.copies, POOL_BYTES_DEFAULT)
+    sums_bytes = _share(spare, 0.25, leasts.sums, 1024 * MIB)
     spill_bytes = _share(spare, 0.05, leasts.spill, _SPILL_BUFFERS_MAX * chunk_bytes)
     resident_bytes = budget_bytes - (
         pipeline_bytes

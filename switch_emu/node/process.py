@@ -13,8 +13,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.expendable import Expendable
 from luwu.base.json_file import write_json
-from luwu.base.links import LinkPair, push_window_bytes
-from luwu.base.outstanding import retry_policy
+from luwu.base.links import push_window_bytes
 from luwu.base.quantities import format_bytes
 from luwu.layout import Chunk
 from luwu.protocol.actions import PARENT
@@ -33,6 +32,7 @@ from switch_emu.node.places import WeightsPlaces, places_bytes
 from switch_emu.node.plan import NodePlan, budget_for_pages, plan_node
 from switch_emu.node.shell import NodeShell
 from switch_emu.process.counting import CountersFile
+from switch_emu.process.role_spec import RoleSpec
 from switch_emu.store import (
     Durability,
     FilePageStore,
@@ -59,16 +59,11 @@ DURABILITY_WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSpec:
-    """What an optimizer node process is started with."""
+class NodeSpec(RoleSpec):
+    """What an optimizer node process is started with; `retry`: of nodes after the first."""
 
-    job: int
     world_size: int
-    listen: str
     memory_budget_bytes: int
-    chunk_bytes: int
-    incarnation: int | None = None
-    """Number of this start, larger than that of the one before; None: the clock says."""
     summary: Path
     """Where the account of the run is written at the end."""
     state: Path | None = None
@@ -76,36 +71,12 @@ class NodeSpec:
     durability: Durability = "step"
     has_switch: bool = True
     resume: bool = False
-    advertise: str | None = None
-    insecure: bool = False
-    keys: Path | None = None
-    """Directory of keys, where connections over tcp have keys; `key_name`: which is ours."""
-    key_name: str = ""
-    events: Path | None = None
-    counters: Path | None = None
-    """Where what was counted is put, once a second and at the end."""
-    grace_s: float = 600.0
-    drop_after_s: float | None = None
-    """Of a switch of its own: how long a worker may be away; None: it is waited for."""
     ranks_min: int | None = None
     """The job goes on without lost workers, as long as so many are left; None: it waits."""
     redoes: bool = False
     """Decided steps that the state lacks are made again, where members know of them."""
-    record: Path | None = None
-    """Where the node's own switch writes all messages down, without another."""
-    arena_bytes: int = 0
-    """Shared memory of each child for what it pushes; 0: nothing is shared."""
-    stripes: int = 1
-    """Connections of each child."""
-    link: LinkPair | None = None
-    """Emulated, to each child; None: none is."""
-    link_seed: int = 0
     disk_bytes_per_s: float | None = None
     """Rate of an emulated disk for pages; None: as fast as the real one."""
-    fidelity: str = "functional"
-    """Of a switch of its own."""
-    slots: int | None = None
-    """In protocol fidelity; None: as many as there is memory for, up to a default."""
     groups: tuple[int, ...] = ()
     """Bitmaps of the ranks that each switch of a tree sums, the smaller ones first."""
     number: int = 0
@@ -113,10 +84,6 @@ class NodeSpec:
     """Which of how many optimizer nodes this is."""
     first: str | None = None
     """Endpoint of node 0, for the others."""
-    retry_first_ms: int = 0
-    """When they repeat what it did not answer, where its link is emulated; 0: as usual."""
-    retry_most_ms: int = 0
-    retry_ps_per_byte: int = 0
 
     @property
     def lets_in(self) -> tuple[str, ...]:
@@ -224,7 +191,7 @@ def make_node_shell(
         ranks=ranks,
         groups=spec.groups,
         node=spec.node,
-        retry=retry_policy(spec.retry_first_ms, spec.retry_most_ms, spec.retry_ps_per_byte),
+        retry=spec.retry,
         limits=NodeLimits(
             sum_bytes_max=plan.sums_bytes,
             updates_max=plan.updates_max,
@@ -416,7 +383,6 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
     store, description = shell.store, shell.description
     if store is None or description is None:
         return
-    counters = shell.transport.counters()
     spill = shell.spill
     summary = {
         "schema": 1,
@@ -437,7 +403,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         "network_bytes": {
             "into_node": shell.payload_bytes_in,
             "out_of_node": shell.payload_bytes_out,
-            "headers": counters.header_bytes_sent + counters.header_bytes_received,
+            "headers": shell.links.total().header_bytes,
         },
         "memory_budget_bytes": spec.memory_budget_bytes,
         "resident_bytes": plan.resident_bytes,

@@ -18,9 +18,11 @@ from luwu.aggregate import make_aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StateError
 from luwu.base.events import Recorder
+from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.protocol.actions import PARENT
 from luwu.transport.interface import PeerDown, PeerUp, Transport
 from luwu.wire.description import Description, parse_description
+from luwu.wire.link_counts import LinkCounts
 from luwu.wire.messages import Message, Push, Weights
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
@@ -57,7 +59,6 @@ from switch_emu.switch.shell import combine, is_encoded, unsummed
 MakeStore = Callable[[Description], PageStore]
 
 _LOOK_AGAIN_NS = 500_000
-_SHARED_BYTES_MIN = 64 * 1024
 
 
 class NodeShell(Shell):
@@ -100,7 +101,6 @@ class NodeShell(Shell):
         self._pair = None if own_switch is None else NodeWithSwitch(core, own_switch)
         self._front = self._pair or core
         """The core that has the connections."""
-        self._bytes_in = self._bytes_out = 0
 
     def open_existing(self) -> None:
         """Open the store that is there already, if there is one."""
@@ -226,8 +226,6 @@ class NodeShell(Shell):
     def received(
         self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
     ) -> Sequence[Any]:
-        if isinstance(message, Push):
-            self._bytes_in += payload_bytes
         return self._front.received(now_ns, peer, message, payload, payload_bytes)
 
     def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
@@ -278,11 +276,6 @@ class NodeShell(Shell):
                 assert self._pipeline is not None
                 self._pipeline.start(action)
 
-    def send(self, peers: Sequence[str], message: Message, payload: Any) -> None:
-        if isinstance(message, Weights):
-            self._bytes_out += payload.nbytes
-        super().send(peers, message, payload)
-
     def background(self) -> Sequence[Any]:
         if self._pipeline is not None:
             for finished in self._pipeline.take_finished():
@@ -324,17 +317,21 @@ class NodeShell(Shell):
     def finished(self) -> bool:
         return self._front.finished
 
+    # ---------------------------------------------------------------------- helpers
+
     @property
     def payload_bytes_in(self) -> int:
-        """Gradients into the node, as one switch or worker sees them."""
-        return self._bytes_in if self._pair is None else self._pair.payload_bytes_in
+        """Gradients into the node so far, as one switch or worker sees them."""
+        return self._below.total(Push).payload_bytes_received
 
     @property
     def payload_bytes_out(self) -> int:
-        """Weights out of the node, as one switch or worker sees them."""
-        return self._bytes_out if self._pair is None else self._pair.payload_bytes_out
+        """Weights out of the node so far, as one switch or worker sees them."""
+        return self._below.total(Weights).payload_bytes_sent
 
-    # ---------------------------------------------------------------------- helpers
+    @property
+    def _below(self) -> LinkCounts:
+        return self.links if self._pair is None else self._pair.links
 
     def _open_new(self, encoded: bytes) -> None:
         try:
@@ -377,7 +374,7 @@ class NodeShell(Shell):
         Read in place they would be waited for, until every worker has taken its copy, out of the
         few that the budget allows to be under way (a step of 16 KiB chunks took twice as long).
         """
-        if nbytes < _SHARED_BYTES_MIN:
+        if nbytes < ZERO_COPY_BYTES_MIN:
             return memoryview(bytearray(nbytes))
         return self.transport.reserve(nbytes)
 

@@ -35,10 +35,11 @@ from luwu.transport.interface import (
 )
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role
+from luwu.wire.link_counts import LinkCount, LinkCounts
 from luwu.wire.messages import Content, Hello, Message, Refuse
 from switch_emu.links.linked import LinkedTransport
 from switch_emu.process.admission import Admission, RateLimit
-from switch_emu.process.counting import CountersFile, Counts, LinkCount, LinkCounts, SlotCounts
+from switch_emu.process.counting import CountersFile, Counts, SlotCounts
 from switch_emu.process.payload import Payload
 
 _RECEIVE_NS_MAX = 200_000_000
@@ -245,7 +246,7 @@ class Shell:
                 continue
             if isinstance(message, Content):
                 self._unjoined.pop(peer, None)  # a reader never joins: what it reads is its way
-            self.links.of(peer).sent(len(header), nbytes)
+            self.links.sent(peer, type(message), len(header), nbytes)
             if is_counted and not handle.done:
                 self._sending.append((handle, payload.share()))
 
@@ -341,14 +342,16 @@ class Shell:
 
     def _delivered(self, delivery: Delivery) -> None:
         peer, buffers = delivery.peer, delivery.buffers
-        payload_bytes = sum(buffer.nbytes for buffer in buffers)
-        self.links.of(peer).received(len(delivery.header), payload_bytes)
+        header_bytes = len(delivery.header)
         try:
             message = decode(delivery.header, len(buffers))
         except RemoteProtocolError as exc:
+            self.links.received(peer, None, header_bytes, sum(each.nbytes for each in buffers))
             delivery.release()
             self._is_malformed(peer, exc)
             return
+        payload_bytes = buffers[0].nbytes if buffers else 0
+        self.links.received(peer, type(message), header_bytes, payload_bytes)
         now_ns = SYSTEM_CLOCK.now_ns()
         if self.is_known(peer):
             self._progress_ns = now_ns

@@ -6,22 +6,18 @@ which it answers: `ready` when it listens, `error` when something ended it.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import threading
 import traceback
-import types
-import typing
 from pathlib import Path
 from typing import Any
 
 from luwu.base.errors import STOPPED_CODE, ConfigError, LuwuError
 from luwu.base.expendable import say_if_possible
+from luwu.base.job_spec import from_document
 from luwu.base.json_file import read_json, write_json
-from luwu.base.links import LinkPair
 from luwu.base.refusals import DISK_FAULTS, refusal
-from luwu.base.suggestion import suggestion
 from switch_emu.switch.ranges import SlotRanges
 
 
@@ -91,14 +87,14 @@ def _serve(
     if role == "switch":
         from switch_emu.switch.process import SwitchSpec, serve_switch
 
-        switch = _spec(SwitchSpec, document["spec"])
+        switch = from_document(SwitchSpec, document["spec"], "--config")
         is_finished = serve_switch(
             switch, on_listening=on_listening, should_stop=stopping.is_set, ranges=ranges
         )
         return 0 if is_finished else STOPPED_CODE
     from switch_emu.node.process import NodeSpec, plan_lines, serve_node
 
-    node = _spec(NodeSpec, document["spec"])
+    node = from_document(NodeSpec, document["spec"], "--config")
     lines.extend(plan_lines(node))
     is_finished = serve_node(
         node, on_listening=on_listening, should_stop=stopping.is_set, ranges=ranges
@@ -115,34 +111,3 @@ def _settle() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def _spec(kind: Any, values: dict[str, Any]) -> Any:
-    """A specification from JSON; paths are texts there, links dicts, tuples lists.
-
-    Raises: ConfigError.
-    """
-    hints = typing.get_type_hints(kind)
-    for name in values:
-        if name not in hints:
-            raise ConfigError(f"--config: {kind.__name__} has no {name!r}{suggestion(name, hints)}")
-    found = {name: _as_hinted(hints[name], value) for name, value in values.items()}
-    missing = [
-        each.name
-        for each in dataclasses.fields(kind)
-        if each.name not in found
-        and each.default is dataclasses.MISSING
-        and each.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise ConfigError(f"--config: {kind.__name__} needs {', '.join(missing)}")
-    return kind(**found)
-
-
-def _as_hinted(hint: Any, value: Any) -> Any:
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if LinkPair in kinds and isinstance(value, dict):
-        return LinkPair.from_document(value)
-    if isinstance(value, list):  # JSON has no tuples
-        return tuple(value)
-    return Path(value) if Path in kinds and isinstance(value, str) else value

@@ -11,8 +11,8 @@ from luwu.base.clock import new_incarnation
 from luwu.base.events import Recorder
 from luwu.base.expendable import Expendable
 from luwu.base.json_file import write_json
-from luwu.base.links import LinkPair, push_window_bytes
-from luwu.base.outstanding import retry_policy
+from luwu.base.limits import POOL_BYTES_DEFAULT
+from luwu.base.links import push_window_bytes
 from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
 from luwu.transport.curve import open_security
 from luwu.transport.interface import Transport
@@ -21,6 +21,7 @@ from luwu.transport.opening import open_transport
 from switch_emu.links.link_report import link_rows
 from switch_emu.links.linked import linked
 from switch_emu.process.counting import CountersFile
+from switch_emu.process.role_spec import RoleSpec
 from switch_emu.switch.adding import make_adder
 from switch_emu.switch.capacity import with_slots
 from switch_emu.switch.core.actions import SwitchLimits, patience_ns
@@ -30,22 +31,15 @@ from switch_emu.switch.ranges import SlotRanges, lent_range
 from switch_emu.switch.recorded import make_switch_core, record_file
 from switch_emu.switch.shell import SwitchShell
 
-_MIB = 1024 * 1024
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchSpec:
-    """What a switch process is started with."""
+class SwitchSpec(RoleSpec):
+    """What a switch process is started with; `stripes`: connections to the parent."""
 
-    job: int
     children: tuple[int, ...]
     """A bitmap of ranks for each: a worker's one, or all that are below a switch."""
-    listen: str
-    """Endpoint for its children; `tcp://127.0.0.1:0` and `ipc://auto` let the system choose."""
     parent: str
     """Endpoint of the optimizer node, or of another switch."""
-    incarnation: int | None = None
-    """Number of this start, larger than that of the one before; None: from the clock."""
     more_parents: tuple[str, ...] = ()
     """Endpoints of further optimizer nodes."""
     name: str = SWITCH
@@ -56,41 +50,13 @@ class SwitchSpec:
     workers_at: str | None = None
     """Endpoint for workers, where `listen` is for switches alone."""
     summary: Path | None = None
-    """File for its account of the run, written at the end."""
-    advertise: str | None = None
-    insecure: bool = False
-    keys: Path | None = None
-    """Directory of keys, where connections over tcp have keys; `key_name`: the key to use."""
-    key_name: str = ""
-    slot_bytes_max: int = 256 * _MIB
-    copies_bytes_max: int = 256 * _MIB
-    events: Path | None = None
-    counters: Path | None = None
-    """File of counters, written once per second and at the end."""
-    grace_s: float = 600.0
-    drop_after_s: float | None = None
-    """How long a child may be away before the job goes on without it; None: it is waited for."""
-    record: Path | None = None
-    """File in which all messages are recorded (`recorded.py`)."""
-    arena_bytes: int = 0
-    """Shared memory of each child for its pushes, and of the switch for what it sends; or 0."""
-    chunk_bytes: int = _MIB
-    stripes: int = 1
-    """Connections to the parent."""
-    link: LinkPair | None = None
-    """Emulated link to each child; None: not emulated."""
+    """Where its account of the run is written at the end."""
+    slot_bytes_max: int = POOL_BYTES_DEFAULT
+    copies_bytes_max: int = POOL_BYTES_DEFAULT
     link_roles: tuple[str, ...] = ("worker",)
-    """Roles at the lower ends, for the report."""
-    link_seed: int = 0
-    retry_first_ms: int = 0
-    """Pause before the first repetition to the parent; 0: as usual."""
-    retry_most_ms: int = 0
-    retry_ps_per_byte: int = 0
+    """What stands at the lower ends of emulated links, for the report."""
     only_forwards: bool = False
-    """Sum nothing and multicast nothing: the node is a parameter server."""
-    fidelity: str = "functional"
-    slots: int | None = None
-    """In protocol fidelity; None: as many as there is memory for, up to a default."""
+    """It sums nothing and multicasts nothing: the node is a parameter server."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -133,7 +99,7 @@ def serve_switch(
             children=spec.children,
             rank=spec.rank,
             limits=limits,
-            retry=retry_policy(spec.retry_first_ms, spec.retry_most_ms, spec.retry_ps_per_byte),
+            retry=spec.retry,
             parents_count=len(parents),
             file=file,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.layout import DTYPE_BYTES, SUM_BYTES
 from luwu.transport.interface import Transport
+from luwu.wire.link_counts import DATA_KINDS, LinkCounts
 from luwu.wire.messages import Message, Push
 from switch_emu.process.counting import CountersFile, Counts, SlotCounts
 from switch_emu.process.loop import Shell
@@ -58,32 +59,34 @@ def add_up(action: Sum, buffers: Buffers, add: SumInOrder = sum_in_order) -> Pay
     return payload
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkBytes:
-    """Payload bytes of data to and from the parent, and to and from all children together."""
+    """Payload bytes of data to and from the parents, and to and from all children together."""
 
-    to_parent: int = 0
-    pushed_to_parent: int = 0
+    to_parent: int
+    pushed_to_parent: int
     """Of these, gradients."""
-    from_parent: int = 0
-    to_children: int = 0
-    from_children: int = 0
-    pushed_by_children: int = 0
+    from_parent: int
+    to_children: int
+    from_children: int
+    pushed_by_children: int
     """Of these, gradients."""
 
-    def came(self, message: Message, nbytes: int, *, is_from_parent: bool) -> None:
-        """A message came in."""
-        if is_from_parent:
-            self.from_parent += nbytes
-            return
-        self.from_children += nbytes
-        self.pushed_by_children += nbytes if isinstance(message, Push) else 0
-
-    def went(self, message: Message, nbytes: int, *, to_parent_count: int, count: int) -> None:
-        """A message was sent to so many peers, among them the parent or not."""
-        self.to_parent += to_parent_count * nbytes
-        self.pushed_to_parent += to_parent_count * nbytes if isinstance(message, Push) else 0
-        self.to_children += (count - to_parent_count) * nbytes
+    @classmethod
+    def of(cls, links: LinkCounts, parents: Collection[str]) -> LinkBytes:
+        """What was counted so far, by connections to parents and others."""
+        above = links.total(*DATA_KINDS, of=lambda peer: peer in parents)
+        below = links.total(*DATA_KINDS, of=lambda peer: peer not in parents)
+        pushed = links.total(Push, of=lambda peer: peer in parents)
+        taken = links.total(Push, of=lambda peer: peer not in parents)
+        return cls(
+            to_parent=above.payload_bytes_sent,
+            pushed_to_parent=pushed.payload_bytes_sent,
+            from_parent=above.payload_bytes_received,
+            to_children=below.payload_bytes_sent,
+            from_children=below.payload_bytes_received,
+            pushed_by_children=taken.payload_bytes_received,
+        )
 
     def document(self) -> dict[str, int]:
         """For the run's results."""
@@ -100,16 +103,18 @@ class SwitchShell(Shell):
     ) -> None:  # fmt: skip
         super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
         self.core = core
-        self.bytes = LinkBytes()
         self._parents = core.parents.names
         self._add = add
         self._buffers = Buffers(transport.reserve)
 
+    @property
+    def bytes(self) -> LinkBytes:
+        """Payload bytes above and below this switch so far."""
+        return LinkBytes.of(self.links, self._parents)
+
     def received(
         self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
     ) -> Sequence[Any]:
-        is_from_parent = peer in self._parents
-        self.bytes.came(message, payload_bytes, is_from_parent=is_from_parent)
         return self.core.received(now_ns, peer, message, payload, payload_bytes)
 
     def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
@@ -119,14 +124,6 @@ class SwitchShell(Shell):
 
     def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
         return () if peer in self._parents else self.core.lost(now_ns, peer)
-
-    def send(self, peers: Sequence[str], message: Message, payload: Any) -> None:
-        if isinstance(payload, Payload):
-            parents_count = sum(peer in self._parents for peer in peers)
-            self.bytes.went(
-                message, payload.nbytes, to_parent_count=parents_count, count=len(peers)
-            )
-        super().send(peers, message, payload)
 
     def do_own(self, action: Any) -> None:
         assert isinstance(action, Sum), action

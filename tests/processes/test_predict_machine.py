@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from luwu.base.limits import MIB
 from luwu.commands.predict_machine import OUT_OF_CORE, Case, Shape, machine_text, validate_machine
-from luwu.measure.timing import MIB, Samples
+from luwu.measure.timing import Samples
 
 TINY = Shape(
     layers=2, width=96, context=16, batch=2, steps=5,

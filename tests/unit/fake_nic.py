@@ -28,6 +28,7 @@ from luwu.layout import Layout
 from luwu.nic.cells import ChunkGradient
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
+from switch_emu.node.kernels import UpdateCall
 from switch_emu.node.runs import count_update, update_runs
 from switch_emu.node.update import clip_scale
 from tests.unit.kernel_calls import block_squares, kernel_for, to_wire
@@ -272,16 +273,18 @@ class FakeNetwork:
             hyper = decode_hyper(begun)
             grad = total[chunk.start : chunk.start + chunk.elems].copy()
             kernel_for(self.description.optimizer, self.description.state_fields).update(
-                contributions=[(grad.view(np.uint8).data, "float32")],
-                weights=page.weights,
-                state=page.state,
-                weights_out=page.weights,
-                state_out=page.state,
-                runs=update_runs(self.layout, index, hyper, page.updates, absent),
-                divisor=self._divisor(),
-                scale=scale,
-                wire=None,
-                measure=False,
+                UpdateCall(
+                    contributions=[(grad.view(np.uint8).data, "float32")],
+                    weights=page.weights,
+                    state=page.state,
+                    weights_out=page.weights,
+                    state_out=page.state,
+                    runs=update_runs(self.layout, index, hyper, page.updates, absent),
+                    divisor=self._divisor(),
+                    scale=scale,
+                    wire=None,
+                    measure=False,
+                )
             )
             count_update(page.updates, absent, page.updates)
         self.now.made[index] = page

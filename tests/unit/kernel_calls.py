@@ -9,7 +9,7 @@ import numpy as np
 
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import StepHyper
-from switch_emu.node.kernels import Made, Run, UpdateKernel
+from switch_emu.node.kernels import Made, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
 
 Runs = tuple[tuple[int, int, int], ...]
@@ -30,7 +30,7 @@ def update_page(
     hyper: StepHyper, divisor: float, scale: float, updates_count: int,
 ) -> None:  # fmt: skip
     """Update one page in place from the sum of its gradients."""
-    kernel.update(
+    kernel.update(UpdateCall(
         contributions=[(np.ascontiguousarray(grad).view(np.uint8).data, "float32")],
         weights=weights, state=state, weights_out=weights, state_out=state,
         runs=[
@@ -38,7 +38,7 @@ def update_page(
             for a, b, group in runs
         ],
         divisor=divisor, scale=scale, wire=None, measure=False,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def block_squares(grad: Any) -> tuple[float, ...]:

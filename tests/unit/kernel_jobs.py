@@ -19,7 +19,7 @@ import torch
 
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
-from switch_emu.node.kernels import Pieces, Run, UpdateKernel
+from switch_emu.node.kernels import Pieces, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.kernels.portable import TORCH_DTYPES
 
@@ -229,12 +229,12 @@ class Job:
         nbytes = self.elems * DTYPE_BYTES[self.wire_dtype]
         room = aligned(self.elems + 64).view(np.uint8)
         wire = room[wire_shift : wire_shift + nbytes]
-        squares = kernel.update(
+        squares = kernel.update(UpdateCall(
             contributions=self.contributions, weights=arrays[0], state=tuple(arrays[1:]),
             weights_out=outs[0], state_out=tuple(outs[1:]), runs=self.runs, divisor=self.divisor,
             scale=self.scale,
             wire=(wire.data, self.wire_dtype), measure=measure, pieces=pieces,
-        )  # fmt: skip
+        ))  # fmt: skip
         if not in_place:
             for array, before in zip(arrays, (self.weights, *self.state), strict=True):
                 same_bits(array, before, "what is read stays as it was")

@@ -98,6 +98,22 @@ def test_keys_runs(tmp_path: Path) -> None:
     assert document["curve_library"] in ("libsodium", "libzmq's own (tweetnacl)")
 
 
+def test_frames_runs(tmp_path: Path) -> None:
+    """Goal: push and pull are counted over both transports, with and without a switch, and the way
+    of a gradient leads from the NIC to the store. Weights are compared in the benchmark itself."""
+    document = run_smoke(tmp_path, "frames")
+    cases = [(row["case"], row["arm"], row["switch"]) for row in document["counted"]]
+    assert cases == [
+        ("push", "tcp", True), ("pull", "tcp", True), ("push", "shm", False), ("pull", "shm", False)
+    ]  # fmt: skip
+    for row in document["counted"]:
+        assert sum(row["packages"].values()) == pytest.approx(row["frames"], rel=0.05)
+        assert row["files"] < row["functions"] < row["frames"]
+        if row["case"] == "push":
+            assert row["way"][0].startswith("  luwu/nic/shell.py: Nic.push")
+            assert any(line.startswith("  switch_emu/store/file.py") for line in row["way"])
+
+
 def test_link_runs(tmp_path: Path) -> None:
     """Goal: every rate, delay and loss is measured, and no link is no wrapper."""
     document = run_smoke(tmp_path, "link")

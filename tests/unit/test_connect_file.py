@@ -67,15 +67,22 @@ def test_workers_learn_how_patient_an_emulated_link_wants_them(tmp_path: Path) -
     """Goal: the policy comes through the file and the URL; without a link it is the usual one."""
     assert CONNECTION.retry is None
     assert "retry" not in CONNECTION.url()
-    linked = replace(CONNECTION, retry_first_ms=50, retry_most_ms=400, retry_ps_per_byte=16_000)
-    write_connection(tmp_path / "connect.json", linked)
     policy = RetryPolicy(first_ns=50_000_000, most_ns=400_000_000, ns_per_byte=16.0)
+    linked = replace(CONNECTION, retry=policy)
+    write_connection(tmp_path / "connect.json", linked)
     read = read_connection(tmp_path / "connect.json")
     assert read is not None
     assert read.retry == parse_url(linked.url()).retry == policy
-    write_connection(tmp_path / "connect.json", replace(linked, retry_most_ms=49))
-    with pytest.raises(ConfigError, match="retry_most_ms is 49, not a whole number 50 to"):
-        read_connection(tmp_path / "connect.json")
+    impatient = replace(linked, retry=replace(policy, most_ns=49_000_000))
+    write_connection(tmp_path / "connect.json", impatient)
+    for read_again in (
+        lambda: read_connection(tmp_path / "connect.json"), lambda: parse_url(impatient.url())
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match="most_ns is 49000000, not a whole number 50000000 t"):
+            read_again()
+    for text in ("x,y,z", "1,2", "1,2,inf", "0,0,0"):
+        with pytest.raises(ConfigError, match="retry"):
+            parse_url(f"{CONNECTION.url()}&retry={text}")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ from luwu.base.errors import ConfigError
 from luwu.commands.status import counters, status, status_text
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.prometheus import HELP, metric_name, serve_metrics
-from switch_emu.process.counting import CountersFile, LinkCount, LinkCounts
+from luwu.wire.link_counts import LinkCount, LinkCounts
+from luwu.wire.messages import Push, Weights
+from switch_emu.process.counting import CountersFile
 from switch_emu.switch.core.fixed_slots import FixedSlotPool, PoolRange
 from tests.unit.local_job import Job, Worker, cluster_for
 
@@ -19,15 +21,28 @@ from tests.unit.local_job import Job, Worker, cluster_for
 def test_connections_of_one_child_are_one_link() -> None:
     """Goal: a child that came back under another name is counted as one."""
     links = LinkCounts()
-    links.of("p-1").sent(10, 100)
-    links.of("p-2").sent(1, 2)
-    links.of("p-2").received(3, 4)
-    links.of("parent").received(5, 6)
+    links.sent("p-1", Weights, 10, 100)
+    links.sent("p-2", Weights, 1, 2)
+    links.received("p-2", Push, 3, 4)
+    links.received("parent", None, 5, 6)
     found = links.by_name(lambda peer: peer if peer == "parent" else "ranks 0")
     assert found == {
         "parent": LinkCount(0, 0, 0, 1, 5, 6),
         "ranks 0": LinkCount(2, 11, 102, 1, 3, 4),
     }
+
+
+def test_bytes_are_summed_by_kind_and_link() -> None:
+    """Goal: what is asked for is what counts: kinds, connections, both, or all there is."""
+    links = LinkCounts()
+    links.sent("p-1", Weights, 10, 100)
+    links.sent("parent", Push, 20, 200)
+    links.received("parent", Weights, 30, 300)
+    links.received("p-1", None, 5, 0)
+    assert links.total(Push).payload_bytes_sent == 200
+    assert links.total(Weights, of=lambda peer: peer == "parent").payload_bytes_received == 300
+    assert links.total(Weights, of=lambda peer: peer == "parent").payload_bytes_sent == 0
+    assert links.total().header_bytes == 65
 
 
 def test_both_ends_of_a_link_count_the_same_and_the_switch_folds(tmp_path: Path) -> None:

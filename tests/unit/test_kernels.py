@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from luwu.layout import DTYPE_BYTES
-from switch_emu.node.kernels import Run
+from switch_emu.node.kernels import Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.kernels.portable import BLOCK_ELEMS, TORCH_DTYPES
 from tests.unit import kernel_jobs
@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused(version: str, cache: Path) -> None:
             "weights_out": weights, "state_out": (m, v), "runs": whole, "divisor": 1.0,
             "scale": 1.0, "wire": None, "measure": False,
         }  # fmt: skip
-        kernel.update(**(arguments | given))
+        kernel.update(UpdateCall(**(arguments | given)))
 
     bad: list[tuple[str, dict[str, Any]]] = [
         ("no contribution", {"contributions": []}),

@@ -8,18 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from luwu.transport import ShmTransport, StripedTransport, Transport
+from luwu.transport import ShmTransport, StripedTransport, Transport, ZeroMqTransport
 from luwu.transport.mixed import MixedTransport
 from tests.suites.transport_suite import TransportSuite
 from tests.suites.transport_waits import MIB, Make, meet, message, until_true
 from tests.unit.transports import TCP, AtTcp, maker
 
 
-def make_mixed(**options: object) -> Transport:
-    """Both halves with the same credit."""
+def make_mixed(*, stripes: int = 1, **options: object) -> Transport:
+    """Both halves with the same credit; the wired one as `open_transport` makes it."""
     credit = {name: options[name] for name in ("credit_bytes", "timing") if name in options}
     shared = ShmTransport(arena_bytes=int(str(options.get("arena_bytes", 128 * MIB))), **credit)  # type: ignore[arg-type]
-    return MixedTransport(shared, StripedTransport(**credit))  # type: ignore[arg-type]
+    if stripes == 1:
+        return MixedTransport(shared, ZeroMqTransport(**credit))  # type: ignore[arg-type]
+    return MixedTransport(shared, StripedTransport(stripes=stripes, **credit))  # type: ignore[arg-type]
 
 
 class OverMixed:
@@ -31,6 +33,13 @@ class OverMixed:
 
 class TestMixedOverTcp(OverMixed, AtTcp, TransportSuite):
     pass
+
+
+class TestMixedOverStripes(AtTcp, TransportSuite):
+    @pytest.fixture
+    def make(self) -> Iterator[Make]:
+        with maker(make_mixed, stripes=2) as new:
+            yield new
 
 
 class TestMixedOverShm(OverMixed, TransportSuite):

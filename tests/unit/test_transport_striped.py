@@ -247,12 +247,14 @@ class TestOpening:
 
     def test_what_an_endpoint_opens(self) -> None:
         """Goal: stripes where they mean something, and a refusal where they do not."""
-        for endpoint, kind in (
-            ("tcp://127.0.0.1:0", StripedTransport),
-            ("ipc://auto", StripedTransport),
-            ("shm://auto", ShmTransport),
+        for endpoint, stripes, kind in (
+            ("tcp://127.0.0.1:0", 1, ZeroMqTransport),
+            ("tcp://127.0.0.1:0", 2, StripedTransport),
+            ("ipc://auto", 1, ZeroMqTransport),
+            ("ipc://auto", STRIPES_MAX, StripedTransport),
+            ("shm://auto", 1, ShmTransport),
         ):
-            with open_transport(endpoint) as transport:
+            with open_transport(endpoint, stripes=stripes) as transport:
                 assert type(transport) is kind
         with pytest.raises(ConfigError, match="shared memory has nothing to spread"):
             open_transport("shm://auto", stripes=2)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
-from luwu.base.links import LinkPair, Links, LinkSpec, emulated_links, retry_over
-from luwu.base.seeds import derive
+from luwu.base.links import LinkPair, Links, LinkSpec, emulated_links
 
 _CHUNK_LINK_S: Final = 0.0125
 _CHUNK_LINK_BYTES_MIN: Final = 64 * 1024
@@ -96,29 +95,9 @@ def node_link(config: RunConfig) -> LinkPair:
     return links.worker if config.no_switch else links.node
 
 
-def link_fields(config: RunConfig, link: LinkPair, role: str) -> dict[str, Any]:
-    """Fields of a role's specification about the links of those who dial it."""
-    return {
-        "link": None if link.is_ideal else link.document(),
-        "link_seed": derive(config.seed, "links", role),
-    }
-
-
 def switch_fidelity(config: RunConfig) -> str:
     """What the switch itself is: timed is a protocol switch whose links take time."""
     return "protocol" if config.fidelity == "timed" else config.fidelity
-
-
-def retry_fields(link: LinkPair) -> dict[str, Any]:
-    """Fields of the connection file about how patient who dials must be; 0: as without a link."""
-    policy = retry_over(link)
-    if policy is None:
-        return dict.fromkeys(("retry_first_ms", "retry_most_ms", "retry_ps_per_byte"), 0)
-    return {
-        "retry_first_ms": -(-policy.first_ns // 1_000_000),
-        "retry_most_ms": -(-policy.most_ns // 1_000_000),
-        "retry_ps_per_byte": round(policy.ns_per_byte * 1000),
-    }
 
 
 def dilated_disk_rate(config: RunConfig) -> float | None:

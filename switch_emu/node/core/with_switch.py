@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from luwu.protocol.actions import PARENT, Send
-from luwu.wire.messages import Message, Push, Weights
+from luwu.wire.link_counts import LinkCounts
+from luwu.wire.messages import Message
 from switch_emu.node.core.node import NodeCore
 from switch_emu.switch.core import SwitchCore
 
@@ -46,8 +47,8 @@ class NodeWithSwitch:
         self.node, self.switch = node, switch
         self._waiting: deque[tuple[Send, int]] = deque()
         """Messages and the bytes of their data payloads."""
-        self.payload_bytes_in = self.payload_bytes_out = 0
-        """Gradients into the node and weights out of it."""
+        self.links = LinkCounts()
+        """What passed between them, as the node sees it."""
 
     # ---------------------------------------------------------------------- between the cores
 
@@ -73,11 +74,9 @@ class NodeWithSwitch:
         send, nbytes = self._waiting.popleft()
         message, payload = send.message, send.payload
         if send.peers == (PARENT,):
-            if isinstance(message, Push):
-                self.payload_bytes_in += nbytes
+            self.links.received(OWN_SWITCH, type(message), 0, nbytes)
             return self.node.received(now_ns, OWN_SWITCH, message, payload, nbytes)
-        if isinstance(message, Weights):
-            self.payload_bytes_out += nbytes
+        self.links.sent(OWN_SWITCH, type(message), 0, nbytes)
         return self.switch.received(now_ns, PARENT, message, payload, nbytes)
 
     # ---------------------------------------------------------------------- both as one

@@ -9,7 +9,7 @@ make.py        chooses, and says why
 names.py       what there is to choose from
 """
 
-from switch_emu.node.kernels.interface import Made, Pieces, Run, UpdateKernel
+from switch_emu.node.kernels.interface import Made, Pieces, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.names import kernel_name
 
-__all__ = ["Made", "Pieces", "Run", "UpdateKernel", "kernel_name"]
+__all__ = ["Made", "Pieces", "Run", "UpdateCall", "UpdateKernel", "kernel_name"]

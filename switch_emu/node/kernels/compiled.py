@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -21,8 +21,7 @@ from switch_emu.native.fold import DTYPES, Fold, Pointer, sources
 from switch_emu.node.kernels.interface import (
     NO_OPTIMIZER,
     Contributions,
-    Pieces,
-    Run,
+    UpdateCall,
     UpdateKernel,
     check_cast,
     check_fold,
@@ -126,16 +125,11 @@ class CompiledKernel(UpdateKernel):
         self._fold(contributions, before, out, squares)
         return tuple(squares.tolist())
 
-    def update(
-        self, *, contributions: Contributions, weights: F32Array, state: tuple[F32Array, ...],
-        weights_out: F32Array, state_out: tuple[F32Array, ...], runs: Sequence[Run],
-        divisor: float, scale: float, wire: tuple[memoryview, str] | None, measure: bool,
-        pieces: Pieces | None = None,
-    ) -> tuple[float, ...]:  # fmt: skip
+    def update(self, call: UpdateCall) -> tuple[float, ...]:
         """See UpdateKernel."""
-        read, written = (weights, *state), (weights_out, *state_out)
-        in_place = check_update(self, contributions, read, written, runs, wire, pieces)
-        pointers, dtypes = sources(contributions)
+        in_place = check_update(self, call)
+        runs, pieces, wire, measure = call.runs, call.pieces, call.wire, call.measure
+        pointers, dtypes = sources(call.contributions)
         said = (_Run * len(runs))()
         if self._optimizer:
             for place, run in zip(said, runs, strict=True):
@@ -144,33 +138,33 @@ class CompiledKernel(UpdateKernel):
                     place.flags = _UNCHANGED
                 else:
                     self._make_run(place, run.hyper, run.updates_count)
-        count = -(-weights.size // NORM_BLOCK_ELEMS) if measure else 0
+        count = -(-call.weights.size // NORM_BLOCK_ELEMS) if measure else 0
         squares = np.empty(count, np.float64)
-        old = (*(address_of_array(array) for array in read), None, None)
-        new = (*(address_of_array(array) for array in written), None, None)
-        call = _Update(
-            weights.size, self._optimizer, len(contributions), ctypes.addressof(pointers),
+        old = (*(address_of_array(array) for array in call.read), None, None)
+        new = (*(address_of_array(array) for array in call.written), None, None)
+        native = _Update(
+            call.weights.size, self._optimizer, len(call.contributions), ctypes.addressof(pointers),
             ctypes.addressof(dtypes), old[0], old[1], old[2], new[0], new[1], new[2],
             ctypes.addressof(said), address_of_array(squares) if measure else None,
             None if wire is None else address_of(wire[0]),
-            _NO_WIRE if wire is None else DTYPES[wire[1]], divisor, scale, in_place,
+            _NO_WIRE if wire is None else DTYPES[wire[1]], call.divisor, call.scale, in_place,
             0 if pieces is None else len(pieces.borders),
             None if pieces is None else address_of_array(pieces.borders),
             None if pieces is None else address_of_array(pieces.squares),
         )  # fmt: skip
-        self._update(ctypes.addressof(call))
+        self._update(ctypes.addressof(native))
         return tuple(squares.tolist())
 
     def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
         """See UpdateKernel. An update in place by no optimizer, with nothing measured."""
         check_cast(weights, dtype, into)
         at = address_of_array(weights)
-        call = _Update(
+        native = _Update(
             elems=weights.size, optimizer=_OPTIMIZERS[NO_OPTIMIZER, ()], weights=at,
             weights_out=at, wire=address_of(into), wire_dtype=DTYPES[dtype], divisor=1.0,
             scale=1.0, in_place=True,
         )  # fmt: skip
-        self._update(ctypes.addressof(call))
+        self._update(ctypes.addressof(native))
 
     def enter_thread(self) -> None:
         """See UpdateKernel: the library keeps nothing for a thread."""

@@ -72,6 +72,40 @@ class Pieces:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateCall:
+    """One update of one page.
+
+    Shapes: weights, each array of state and what is written: float32 [C]; runs cover C.
+    In place if `*_out` are the arrays read; else they are disjoint from these, never partly.
+    """
+
+    contributions: Contributions
+    weights: F32Array
+    state: tuple[F32Array, ...]
+    weights_out: F32Array
+    state_out: tuple[F32Array, ...]
+    runs: Sequence[Run]
+    divisor: float
+    scale: float
+    wire: tuple[memoryview, str] | None
+    """Where the new weights go, and their dtype there; None: nowhere."""
+    measure: bool
+    """Return the block squares of the sum."""
+    pieces: Pieces | None = None
+    """Parts of the page that are measured apart."""
+
+    @property
+    def read(self) -> tuple[F32Array, ...]:
+        """Weights and state as they are read."""
+        return (self.weights, *self.state)
+
+    @property
+    def written(self) -> tuple[F32Array, ...]:
+        """Weights and state as they are written."""
+        return (self.weights_out, *self.state_out)
+
+
 class UpdateKernel(Protocol):
     """Updates pages of one optimizer."""
 
@@ -95,19 +129,10 @@ class UpdateKernel(Protocol):
         Shapes: payloads of C elements, float32 [C]; `before` may be `out` itself.
         """
 
-    def update(
-        self, *, contributions: Contributions, weights: F32Array, state: tuple[F32Array, ...],
-        weights_out: F32Array, state_out: tuple[F32Array, ...], runs: Sequence[Run],
-        divisor: float, scale: float, wire: tuple[memoryview, str] | None, measure: bool,
-        pieces: Pieces | None = None,
-    ) -> tuple[float, ...]:  # fmt: skip
+    def update(self, call: UpdateCall) -> tuple[float, ...]:
         """Update one page; see the module. Returns block squares of the sum if `measure`, else ().
 
         Fills in the squares of `pieces`; those of a sum with an infinity mean nothing.
-
-        Shapes: weights, each array of state and what is written: float32 [C]; runs cover C.
-        In place if `*_out` are the arrays read; else they are disjoint from these, never partly.
-        `wire` is where the new weights go.
         Raises: ValueError if shapes, dtypes or runs do not fit; nothing is written then.
         """
 
@@ -147,17 +172,10 @@ def check_fold(contributions: Contributions, before: F32Array | None, out: F32Ar
         _check_array(array, out.size)
 
 
-def check_update(
-    kernel: UpdateKernel, contributions: Contributions, read: Sequence[F32Array],
-    written: Sequence[F32Array], runs: Sequence[Run], wire: tuple[memoryview, str] | None,
-    pieces: Pieces | None,
-) -> bool:  # fmt: skip
-    """Whether it is done in place. Raises ValueError as `UpdateKernel.update` says.
-
-    `read` and `written` are weights and state.
-    """
-    elems = read[0].size
-    check_contributions(contributions, elems)
+def check_update(kernel: UpdateKernel, call: UpdateCall) -> bool:
+    """Whether it is done in place. Raises ValueError as `UpdateKernel.update` says."""
+    elems, read, written = call.weights.size, call.read, call.written
+    check_contributions(call.contributions, elems)
     if not len(read) == len(written) == 1 + len(kernel.state_fields):
         raise ValueError(f"{len(read)} and {len(written)} arrays; state: {kernel.state_fields}")
     for array in (*read, *written):
@@ -169,16 +187,16 @@ def check_update(
     if any(same) and not all(same):
         raise ValueError("an update is in place for all arrays or for none")
     at = 0
-    for run in runs:
+    for run in call.runs:
         if run.start != at or run.stop <= at or run.stop % CELL_ELEMS:
             raise ValueError(f"run {run.start}..{run.stop} does not follow {at}")
         at = run.stop
     if at != elems and kernel.name != NO_OPTIMIZER:
         raise ValueError(f"runs cover {at} of {elems} elements")
-    if wire is not None:
-        _check_payload("the wire", wire[0], wire[1], elems)
-    if pieces is not None:
-        _check_pieces(pieces, elems)
+    if call.wire is not None:
+        _check_payload("the wire", *call.wire, elems)
+    if call.pieces is not None:
+        _check_pieces(call.pieces, elems)
     return all(same)
 
 

@@ -27,6 +27,7 @@ from switch_emu.node.kernels.interface import (
     Contributions,
     Pieces,
     Run,
+    UpdateCall,
     UpdateKernel,
     check_cast,
     check_fold,
@@ -146,21 +147,16 @@ class PortableKernel(UpdateKernel):
                 work.square(part, lanes, block)
         return _tree(lanes)
 
-    def update(
-        self, *, contributions: Contributions, weights: F32Array, state: tuple[F32Array, ...],
-        weights_out: F32Array, state_out: tuple[F32Array, ...], runs: Sequence[Run],
-        divisor: float, scale: float, wire: tuple[memoryview, str] | None, measure: bool,
-        pieces: Pieces | None = None,
-    ) -> tuple[float, ...]:  # fmt: skip
+    def update(self, call: UpdateCall) -> tuple[float, ...]:
         """See UpdateKernel."""
-        read, written = (weights, *state), (weights_out, *state_out)
-        in_place = check_update(self, contributions, read, written, runs, wire, pieces)
+        in_place = check_update(self, call)
+        weights, pieces, wire, measure = call.weights, call.pieces, call.wire, call.measure
         work = self._work(weights.size)
         lanes = work.lanes(weights.size if measure else 0)
         with torch.no_grad():
-            sources = [_source(payload, dtype) for payload, dtype in contributions]
+            sources = [_source(payload, dtype) for payload, dtype in call.contributions]
             target = None if wire is None else _target(*wire)
-            tensors = tuple(_tensor(array) for array in written)
+            tensors = tuple(_tensor(array) for array in call.written)
             for block in _blocks(weights.size):
                 total = work.sum_of(sources, block)
                 if measure:
@@ -169,11 +165,11 @@ class PortableKernel(UpdateKernel):
                     work.square_pieces(pieces, 0, total, block)
                     before = work.copied(_tensor(weights[block]))
                 if self._step is not None:
-                    total = work.mean(total, divisor, scale)
+                    total = work.mean(total, call.divisor, call.scale)
                 if not in_place:
-                    for old, new in zip(read, written, strict=True):
+                    for old, new in zip(call.read, call.written, strict=True):
                         np.copyto(new[block], old[block])
-                self._run(tensors, total, block, runs)
+                self._run(tensors, total, block, call.runs)
                 if pieces is not None:
                     work.square_pieces(pieces, 1, tensors[0][block], block)
                     change = torch.sub(tensors[0][block], before, out=before)

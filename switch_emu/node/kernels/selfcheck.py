@@ -14,7 +14,7 @@ import numpy as np
 from luwu.aggregate.sum_in_order import F32Array
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
-from switch_emu.node.kernels.interface import Pieces, Run, UpdateKernel
+from switch_emu.node.kernels.interface import Pieces, Run, UpdateCall, UpdateKernel
 
 ELEMS = 4096 + 192
 
@@ -63,21 +63,28 @@ def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> s
             octets = np.zeros(ELEMS * DTYPE_BYTES[wire], np.uint8)
             pieces = Pieces.of(_PIECES)
             squares = kernel.update(
-                contributions=contributions,
-                weights=arrays[0],
-                state=tuple(arrays[1:]),
-                weights_out=outs[0],
-                state_out=tuple(outs[1:]),
-                runs=[
-                    Run(start=0, stop=2048 + 64, hyper=HYPER[optimizer][0], updates_count=updates),
-                    Run(start=2048 + 64, stop=4096 - 128, hyper=None),
-                    Run(start=4096 - 128, stop=ELEMS, hyper=HYPER[optimizer][1]),
-                ],
-                divisor=divisor,
-                scale=1.0 if in_place else 0.7,
-                wire=(octets.data, wire),
-                measure=True,
-                pieces=pieces,
+                UpdateCall(
+                    contributions=contributions,
+                    weights=arrays[0],
+                    state=tuple(arrays[1:]),
+                    weights_out=outs[0],
+                    state_out=tuple(outs[1:]),
+                    runs=[
+                        Run(
+                            start=0,
+                            stop=2048 + 64,
+                            hyper=HYPER[optimizer][0],
+                            updates_count=updates,
+                        ),
+                        Run(start=2048 + 64, stop=4096 - 128, hyper=None),
+                        Run(start=4096 - 128, stop=ELEMS, hyper=HYPER[optimizer][1]),
+                    ],
+                    divisor=divisor,
+                    scale=1.0 if in_place else 0.7,
+                    wire=(octets.data, wire),
+                    measure=True,
+                    pieces=pieces,
+                )
             )
             cast = np.zeros_like(octets)
             kernel.cast(outs[0], wire, cast.data)

@@ -1,0 +1,87 @@
+"""What every process of a job is told of it, and how it is told: one value, one encoder.
+
+    JobSpec      in the connection file (`luwu.join.connection.Connection`), and in what a node or
+                 switch is started with (`switch_emu.process.role_spec.RoleSpec`)
+
+`document_of` makes JSON of such a value and `from_document` reads it. Paths are texts there, links
+and retry policies dictionaries, tuples lists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from luwu.base.errors import ConfigError
+from luwu.base.links import LinkPair
+from luwu.base.outstanding import RetryPolicy
+from luwu.base.suggestion import suggestion
+
+SpecT = TypeVar("SpecT", bound="JobSpec")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What all processes of a job have in common."""
+
+    job: int
+    """Its number, which no other job has."""
+    chunk_bytes: int
+    grace_s: float = 600.0
+    """How long a member waits for others that are away."""
+    arena_bytes: int = 0
+    """Shared memory of each child for what it sends, where links are shm://; 0: none is shared."""
+    stripes: int = 1
+    """Connections of each link, where it is not shm://."""
+    retry: RetryPolicy | None = None
+    """How patient a child is with its parent, where their link is emulated; None: as usual."""
+    insecure: bool = False
+    """The user allowed connections to leave this machine without keys."""
+
+
+def document_of(spec: JobSpec) -> dict[str, Any]:
+    """A specification as JSON takes it; `from_document` reads it."""
+    return {name: _plain(value) for name, value in dataclasses.asdict(spec).items()}
+
+
+def from_document(kind: type[SpecT], document: Mapping[str, Any], where: str) -> SpecT:
+    """The specification that `document_of` wrote at a place of that name. Raises ConfigError."""
+    hints = typing.get_type_hints(kind)
+    for name in document:
+        if name not in hints:
+            raise ConfigError(f"{where}: {kind.__name__} has no {name!r}{suggestion(name, hints)}")
+    found = {
+        name: _as_hinted(hints[name], value, f"{where}: {name}") for name, value in document.items()
+    }
+    missing = [
+        each.name
+        for each in dataclasses.fields(kind)
+        if each.name not in found
+        and each.default is dataclasses.MISSING
+        and each.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"{where}: {kind.__name__} needs {', '.join(missing)}")
+    return kind(**found)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _as_hinted(hint: Any, value: Any, where: str) -> Any:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if LinkPair in kinds and isinstance(value, dict):
+        return LinkPair.from_document(value)
+    if RetryPolicy in kinds and isinstance(value, dict):
+        return RetryPolicy.from_document(value, where)
+    if isinstance(value, list):  # JSON has no tuples
+        return tuple(value)
+    return Path(value) if Path in kinds and isinstance(value, str) else value
