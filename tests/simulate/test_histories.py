@@ -187,7 +187,7 @@ def test_a_push_for_ranks_that_are_not_of_the_job() -> None:
 
 
 def test_an_abort_after_a_skipped_step_reaches_everybody() -> None:
-    """I6. Goal: what `tests/unit/test_parents.py` shows of one fan, in a whole cluster: nodes go on
+    """I6. Goal: what `tests/unit/test_parents.py` shows alone, in a whole cluster: nodes go on
     after a step that was skipped and an attempt that was given up right behind it."""
     faults = (
         Noise(at_ms=0, for_ms=5000, drop_percent=5, delay_ms=30),
