@@ -292,14 +292,14 @@ def test_an_update_hands_out_weights_that_are_waited_for() -> None:
          ["Update chunk=0 step=0 attempt=1 contributions=g absent=0 divisor=2.0 "
           f"hyper={parts.job.hyper} publish=True"]),
     )  # fmt: skip
-    (update,) = updates._under_way.values()
+    (update,) = updates.under_way.values()
     parts.check(
         (lambda: updates.updated(update, (8.0,)), True, ["drop g"]),
         (lambda: parts.serving.publish(update, "w", in_place=False), None,
          ["switch: Weights chunk=0 part=0 dtype=float32 in_place=False step=1 + w"]),
-        (lambda: len(updates), 1, []),
+        (lambda: len(updates.under_way), 1, []),
         (lambda: updates.written(update), None, []),
-        (lambda: len(updates), 0, []),
+        (lambda: len(updates.under_way), 0, []),
         (lambda: parts.serving.pull(CHILD, pull), None,
          ["ReadWeights chunk=0 step=1 version=1 attempt=1 parts=0"]),
     )  # fmt: skip

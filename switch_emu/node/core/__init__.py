@@ -15,11 +15,13 @@ budget.py           bytes of gradients in RAM; what is over is spilled
 gathering.py        gradients, Begin and Commit, into the sums
 updates.py          pages that are being updated
 attachments.py      what ranks attach to a step
-serving.py          weights that are pulled; publisher.py their order
+serving.py          weights that are pulled
 
 joint.py            node 0: two-phase commit of one node or many; ballot.py what they stated
 following.py        the other nodes: what they ask of node 0
 readers.py          readers of a decided version, while training goes on
+
+with_switch.py      a node and its own switch (`--no-switch`), and what passes between them
 """
 
 from switch_emu.node.core.node import NodeCore

@@ -27,6 +27,7 @@ from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.step import Step
 from switch_emu.node.core.steps import Steps
+from switch_emu.node.core.sums import PartSum
 
 
 class Gathering:
@@ -59,15 +60,15 @@ class Gathering:
             return False
         step = self._steps.at(m.step)
         is_resent, number = m.part >= wire.RESENT_PART, m.part % wire.RESENT_PART
-        fits = step.sums.part(m.chunk, number).fits
-        if is_resent != (fits is False):  # integers of what overflowed; or floats unasked for
+        part = step.sums.part(m.chunk, number)
+        if is_resent != (part.fits is False):  # integers of what overflowed; or floats unasked for
             outbox.drop(payload)
             if not is_resent:
                 children.send_all(receipt)
             return False
         contribution = contribution_of(m, payload, payload_bytes)
         try:
-            is_new = step.sums.add(m.chunk, number, contribution)
+            is_new = step.sums.add(part, contribution)
         except OverlapError as exc:
             outbox.drop(payload)
             return AbortRequest(f"chunk {m.chunk}: {exc}")
@@ -77,7 +78,7 @@ class Gathering:
             outbox.drop(payload)
             return False
         self._budget.add(payload, payload_bytes, is_raw=m.raw)
-        self._continue(step, m.chunk, number)
+        self._continue(step, part, m.chunk, number)
         return True
 
     def _count_duplicate(self, m: wire.Push) -> None:
@@ -102,11 +103,10 @@ class Gathering:
         self._outbox.note("node.misfit", level="WARNING", **misfit)
         return False
 
-    def _continue(self, step: Step, chunk: int, number: int) -> None:
+    def _continue(self, step: Step, part: PartSum, chunk: int, number: int) -> None:
         """A contribution to a part came, or whether its sum overflowed is known."""
-        part = step.sums.part(chunk, number)
         if part.contributors == self._children.members.active and not part.complete:
-            self._inspect(step, chunk, number)
+            self._inspect(step, part, chunk, number)
         if part.complete and not self._shard.is_streaming:
             self._fold_next(step, chunk)
         elif part.complete and number == 0 and part.contributions[0].last:
@@ -139,9 +139,8 @@ class Gathering:
         self._budget.add(payload, payload_bytes, is_raw=False)
         self._fold_next(step, fold.chunk)
 
-    def _inspect(self, step: Step, chunk: int, number: int) -> None:
+    def _inspect(self, step: Step, part: PartSum, chunk: int, number: int) -> None:
         """All ranks' encoded contributions to a part are in: find out whether they overflow."""
-        part = step.sums.part(chunk, number)
         attempt, contributions = self._outbox.attempt, tuple(part.contributions)
         part.contributions = [replace(c, payload=None) for c in contributions]
         self._outbox.actions.append(Inspect(chunk, step.number, attempt, number, contributions))
@@ -164,7 +163,7 @@ class Gathering:
             self._outbox.note("node.overflow", level="DEBUG", step=done.step, chunk=done.chunk)
         self._children.send_all(self._confirmed(done.step, done.part, done.chunk, fits=fits))
         if fits:
-            self._continue(step, done.chunk, done.part)
+            self._continue(step, part, done.chunk, done.part)
 
     def confirm(self, peer: str, m: wire.Confirm, *_: object) -> None:
         """Repeat whether a sum fits, if that is known; else it is announced when it is."""

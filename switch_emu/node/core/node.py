@@ -414,14 +414,18 @@ class NodeCore:
         step, state = self.steps.open, self.state
         if step is not None and not step.is_stated and step.is_measured(self.shard.trainable):
             self._measure(step)
-        if state.must_discard and not self.updates and not self.first_weights.under_way_count:
+        if (
+            state.must_discard
+            and not self.updates.under_way
+            and not self.first_weights.under_way_count
+        ):
             state.discard()
             self.first_weights.start()
         self._leave_if_done()
         if step is None or step.preparing:
             return
         self._start_updates(step)
-        if step.verdict is None or self.updates or state.must_discard:
+        if step.verdict is None or self.updates.under_way or state.must_discard:
             return
         is_complete = not step.is_applied or len(step.written) == len(self.shard.trainable)
         keeps = step.keeps and self._node.number == 0  # node 0 keeps it for all
@@ -548,7 +552,9 @@ class NodeCore:
     def _is_done(self) -> bool:
         if not self.children.members.all_left:
             return False
-        return not (self.updates or self.steps.has_commit or self.first_weights.is_loading)
+        return not (
+            self.updates.under_way or self.steps.has_commit or self.first_weights.is_loading
+        )
 
     def is_member(self, peer: str) -> bool:
         """Whether a connection is that of a child that has joined, or of another node."""
@@ -582,5 +588,5 @@ class NodeCore:
             "overflow_count": self.overflow_count,
             "sum_bytes_now": self.budget.bytes_used,
             "sum_bytes_limit": self._limits.sum_bytes_max,
-            "updates_now": len(self.updates),
+            "updates_now": len(self.updates.under_way),
         }

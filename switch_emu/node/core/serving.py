@@ -4,17 +4,22 @@
     for the step after it, t + 1   handed out by the update itself, or read once it is written;
                                    a page that no update touches is the same in both versions
 
+    Pull -> wanted     the weights are not there yet
+         -> queued     they can be read; reads start in this order, a few at a time: ReadWeights
+    wanted -> sent     an update hands them out on its way
+
 What was read under an older attempt is dropped: it is asked for again under the new one. Pure.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from switch_emu.node.core.actions import ReadWeights, Update
-from switch_emu.node.core.publisher import Publisher
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.steps import Steps
 
@@ -27,7 +32,12 @@ class Serving:
     ) -> None:
         self._outbox, self._children = outbox, children
         self._shard, self._steps = shard, steps
-        self._publisher = Publisher(reads_max)
+        self._reads_max = reads_max
+        self._wanted: dict[tuple[int, int], set[int]] = {}
+        """(step, chunk) -> uses for which it is wanted."""
+        self._queue: deque[ReadWeights] = deque()
+        self._reads: set[ReadWeights] = set()
+        """Under way."""
         self._pulled_ahead: dict[int, None] = {}
         """Chunks of the step after the open one, in the order of their first pull."""
 
@@ -40,12 +50,12 @@ class Serving:
             self._steps.at(m.step).pulled.setdefault(m.chunk)
         else:
             self._pulled_ahead.setdefault(m.chunk)
-        self._publisher.ask(m.step, m.chunk, m.part)
+        self._wanted.setdefault((m.step, m.chunk), set()).add(m.part)
         self.serve(m.step, m.chunk)
 
     def serve(self, number: int, chunk: int) -> None:
         """Read the weights of a chunk for a step, if they are wanted and can be read."""
-        if not self._children.loaded or not self._publisher.awaits(number, chunk):
+        if not self._children.loaded or (number, chunk) not in self._wanted:
             return
         version: int | None = number
         if number == self._outbox.step + 1:
@@ -57,17 +67,18 @@ class Serving:
                 return
             elif step.is_judged and not step.is_applied:
                 return  # what was written is void
-        self._publisher.queue(number, chunk, version, self._outbox.attempt)
+        parts = self._take(number, chunk)
+        self._queue.append(ReadWeights(chunk, number, version, self._outbox.attempt, parts))
         self._start_reads()
 
     def publish(self, update: Update, weights: Payload, *, in_place: bool) -> None:
         """An update hands its weights out to all that wait for them."""
-        parts = self._publisher.take(update.step + 1, update.chunk)
+        parts = self._take(update.step + 1, update.chunk)
         self._send(update.step + 1, update.chunk, parts, weights, in_place)
 
     def weights_read(self, read: ReadWeights, payload: Payload | None, *, in_place: bool) -> None:
         """The weights that `read` asked for; None if that version has gone meanwhile."""
-        self._publisher.ended(read)
+        self._reads.discard(read)
         if payload is not None and read.attempt == self._outbox.attempt:
             self._send(read.step, read.chunk, read.parts, payload, in_place)
         self._outbox.drop(payload)
@@ -75,11 +86,11 @@ class Serving:
 
     def awaits(self, step: int, chunk: int) -> bool:
         """Whether weights of a chunk are wanted for a step."""
-        return self._publisher.awaits(step, chunk)
+        return (step, chunk) in self._wanted
 
     def reads_before(self, step: int) -> bool:
         """Whether weights for an older step are still being read."""
-        return self._publisher.reads_before(step)
+        return any(read.step < step for read in self._reads)
 
     def was_decided(self) -> None:
         """A step was decided: what was pulled ahead of the next is how its forward begins."""
@@ -87,20 +98,30 @@ class Serving:
         if self._pulled_ahead:
             self._steps.at(open_step).pulled.update(self._pulled_ahead)
             self._pulled_ahead.clear()
-        for chunk in self._publisher.advance(open_step):
+        self._wanted = {key: parts for key, parts in self._wanted.items() if key[0] >= open_step}
+        self._queue = deque(read for read in self._queue if read.step >= open_step)
+        for chunk in [chunk for step, chunk in self._wanted if step == open_step]:
             self.serve(open_step, chunk)
 
     def was_skipped(self) -> None:
         """The open step is skipped: reads of what streamed ahead are void."""
-        self._publisher.clear(waiting=False)
+        self._queue.clear()
 
     def forget(self) -> None:
         """A new attempt: weights are asked for again."""
         self._pulled_ahead.clear()
-        self._publisher.clear(waiting=True)
+        self._queue.clear()
+        self._wanted.clear()
+
+    def _take(self, step: int, chunk: int) -> tuple[int, ...]:
+        """The uses for which a chunk is wanted; they are served by the caller."""
+        return tuple(sorted(self._wanted.pop((step, chunk), ())))
 
     def _start_reads(self) -> None:
-        self._outbox.actions.extend(self._publisher.start())
+        while self._queue and len(self._reads) < self._reads_max:
+            read = self._queue.popleft()
+            self._reads.add(read)
+            self._outbox.actions.append(read)
 
     def _send(
         self, step: int, chunk: int, parts: tuple[int, ...], payload: Payload, in_place: bool

@@ -12,6 +12,13 @@ from switch_emu.node.core.actions import NodeNumber
 class Shard:
     """The node's share of the job; known once the store is open."""
 
+    layout: Layout
+    """Chunks of the whole job."""
+    is_streaming: bool
+    """Pages are updated while gradients arrive, not after the verdict."""
+    norm_type: float
+    """Of the gradient norm by which the job clips."""
+
     def __init__(self, node: NodeNumber, world_size: int) -> None:
         self.node, self.world_size = node, world_size
         self.description: Description | None = None
@@ -27,30 +34,14 @@ class Shard:
     def open(self, description_bytes: bytes) -> None:
         """The description that the store was made with."""
         self.description_bytes = description_bytes
-        self.description = parse_description(description_bytes)
-        self.aggregator = make_aggregator(self.description.aggregate, self.world_size)
+        self.description = description = parse_description(description_bytes)
+        self.layout, self.norm_type = description.layout, description.norm_type
+        self.is_streaming = description.update == "streaming"
+        self.aggregator = make_aggregator(description.aggregate, self.world_size)
         self.form = PushForm(self.layout, self.aggregator)
         owned = [chunk for chunk in self.layout.chunks if self.owns(chunk.index)]
         self.chunks_count = len(owned)
         self.trainable = tuple(chunk.index for chunk in owned if chunk.trainable)
-
-    @property
-    def layout(self) -> Layout:
-        """Chunks of the whole job."""
-        assert self.description is not None
-        return self.description.layout
-
-    @property
-    def is_streaming(self) -> bool:
-        """Pages are updated while gradients arrive, not after the verdict."""
-        assert self.description is not None
-        return self.description.update == "streaming"
-
-    @property
-    def norm_type(self) -> float:
-        """Of the gradient norm by which the job clips."""
-        assert self.description is not None
-        return self.description.norm_type
 
     def owns(self, chunk: int) -> bool:
         """Whether a chunk exists and is this node's."""

@@ -74,9 +74,8 @@ class StepSums:
         """A part of which all contributions are in is complete only once it was inspected."""
         self.chunks: dict[int, ChunkSum] = {}
 
-    def add(self, chunk: int, part: int, contribution: Contribution) -> bool:
-        """Take a contribution in; False if it is a repetition. Raises OverlapError."""
-        entry = self.part(chunk, part)
+    def add(self, entry: PartSum, contribution: Contribution) -> bool:
+        """Add a contribution to a part; False if it is a repetition. Raises OverlapError."""
         if not merge(entry.contributors, contribution.contributors):
             return False
         entry.contributors |= contribution.contributors

@@ -24,21 +24,18 @@ class Updates:
     ) -> None:  # fmt: skip
         self._outbox, self._shard, self._steps = outbox, shard, steps
         self._budget, self._serving, self._updates_max = budget, serving, updates_max
-        self._under_way: dict[tuple[int, int], Update] = {}
+        self.under_way: dict[tuple[int, int], Update] = {}
         """(attempt, chunk) -> update."""
-
-    def __len__(self) -> int:
-        return len(self._under_way)
 
     def start(self, step: Step) -> None:
         """Update pages whose gradients are complete."""
         if step.hyper is None or self._serving.reads_before(step.number):
             return  # a read for step t - 1 must end before its side is written again
         attempt = self._outbox.attempt
-        while step.ready and len(self._under_way) < self._updates_max:
+        while step.ready and len(self.under_way) < self._updates_max:
             publish = self._serving.awaits(step.number + 1, step.ready[0])
             update = step.next_update(attempt, publish=publish)
-            self._under_way[attempt, update.chunk] = update
+            self.under_way[attempt, update.chunk] = update
             self._outbox.actions.append(update)
 
     def updated(self, update: Update, squares: tuple[float, ...]) -> bool:
@@ -55,7 +52,7 @@ class Updates:
 
     def written(self, update: Update) -> None:
         """The page's new values are on its other side: they can be read."""
-        del self._under_way[update.attempt, update.chunk]
+        del self.under_way[update.attempt, update.chunk]
         if update.attempt == self._outbox.attempt:
             self._steps.by_number[update.step].written.add(update.chunk)
             self._serving.serve(update.step + 1, update.chunk)
