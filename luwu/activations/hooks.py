@@ -29,9 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from luwu.activations.saved import ActivationStats
 from luwu.activations.saved_tensors import SavedTensors
-from luwu.activations.store import ActivationStore
+from luwu.activations.store import ActivationStats, ActivationStore
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import parse_bytes
 from luwu.training.backward import in_backward

@@ -29,8 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from luwu.activations.saved import Hold, Saved, checksum_of
-from luwu.activations.store import ActivationStore
+from luwu.activations.store import ActivationStore, Hold, Saved, checksum_of
 from luwu.base.errors import LuwuError
 from luwu.training.devices.storages import WEIGHTS, Storages
 from luwu.training.devices.streams import CudaStream
