@@ -33,10 +33,10 @@ from luwu.activations.saved_tensors import SavedTensors
 from luwu.activations.store import ActivationStats, ActivationStore
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import parse_bytes
-from luwu.training.backward import in_backward
+from luwu.training.base.autograd import in_backward
+from luwu.training.base.names import class_name
+from luwu.training.base.uncompiled import uncompiled
 from luwu.training.devices.storages import Storages
-from luwu.training.module import class_name
-from luwu.training.uncompiled import uncompiled
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 

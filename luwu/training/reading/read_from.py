@@ -32,14 +32,13 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.join.connection import Connection, join
 from luwu.layout import DTYPE_BYTES
 from luwu.nic.reader import StateReader
+from luwu.training.base.names import class_name, dtype_name
+from luwu.training.base.trees import map_tensors
+from luwu.training.base.uncompiled import uncompiled
 from luwu.training.devices.weights import ByteCount
-from luwu.training.model import dtype_name
-from luwu.training.module import class_name
 from luwu.training.reading.read_buffers import fill_buffers
 from luwu.training.reading.read_units import ReadUnit, find_units
 from luwu.training.reading.reading_thread import OpenSource, ReadingThread, WeightSource
-from luwu.training.trees import map_tensors
-from luwu.training.uncompiled import uncompiled
 
 _JOIN_S = 60.0
 """How long to wait for a connection file."""

@@ -19,10 +19,9 @@ from luwu.base.address_range import Memory
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.layout import Layout, Parameter
 from luwu.nic.reader import FieldRead
+from luwu.training.base.names import dtype_name, is_sharded, plain_name
 from luwu.training.devices.weights import ByteCount, UnitWeights
-from luwu.training.model import dtype_name
-from luwu.training.module import LuwuModule, plain_name
-from luwu.training.stand_in import StandIn, become, without_weak_references
+from luwu.training.units.placeholder import StandIn, become, without_weak_references
 from luwu.wire.description import Description
 
 _DIFFERENCES_SHOWN_MAX = 6
@@ -104,7 +103,7 @@ class ReadUnit:
 
     def take_parameters(self) -> None:
         """The model's own parameters become stand-ins, in the modules and wherever else they are
-        held; the values they had are dropped. Raises ConfigError: see `stand_in.become`."""
+        held; the values they had are dropped. Raises ConfigError: see `become`."""
         with without_weak_references({module for places in self._places for module, _ in places}):
             for index, ((module, name), *_) in enumerate(self._places):
                 parameter, away = module._parameters[name], self._away[index]
@@ -204,7 +203,7 @@ def find_units(
 
 
 def _check_usable(model: nn.Module) -> None:
-    if any(isinstance(module, LuwuModule) for module in model.modules()):
+    if any(is_sharded(module) for module in model.modules()):
         raise ConfigError(
             "read_from: luwu.fully_shard was called on this model, so it trains; make another one, "
             "with torch.device('meta'), to read into"

@@ -21,8 +21,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.training.interface import Handle, Nic
-from luwu.training.unit import Unit
+from luwu.training.base.interface import Handle, Nic
+from luwu.training.units.unit import Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Prefetcher:
             end_ns = SYSTEM_CLOCK.now_ns()
             self._nic.recorder.span("pull_wait", start_ns, end_ns, step=self._step, unit=unit.name)
         del self._pulls[index]
-        unit.uses += 1
+        unit.note_use()
         unit.weights.publish(pull.handle.shared)
         self._fetch_arrived()
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from luwu.base.errors import ConfigError
+from luwu.training.base.interface import Nic
 from luwu.training.devices.device import Device, device_at
-from luwu.training.interface import Nic
-from luwu.training.session import Session
+from luwu.training.script.session import Session
 
 _here = threading.local()
 _sessions: weakref.WeakKeyDictionary[Session, Nic] = weakref.WeakKeyDictionary()
@@ -79,7 +79,7 @@ def finish() -> None:
     """
     ending = session()
     ending.finish()
-    _here.was_member = ending.has_joined
+    _here.was_member = ending.is_final
     if getattr(_here, "session", None) is ending:
         _here.session = None
     _sessions.pop(ending, None)
@@ -96,7 +96,7 @@ def when_finished(after: Callable[[], object]) -> None:
 def finish_at_end() -> None:
     """`finish`, if the script has not: what `luwu run` does when a script has ended well."""
     ending = getattr(_here, "session", None)
-    if ending is not None and ending.has_joined:
+    if ending is not None and ending.is_final:
         finish()
 
 
@@ -108,7 +108,7 @@ def is_running() -> bool:
 def has_been_member() -> bool:
     """Whether the script in this thread is a member of its job, or was before `finish`."""
     running = getattr(_here, "session", None)
-    if running is not None and running.has_joined:
+    if running is not None and running.is_final:
         return True
     return getattr(_here, "was_member", False)
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import Any
 
 from luwu.base.errors import StepOrderError
-from luwu.training.interface import StepHandle
-
-if TYPE_CHECKING:
-    from luwu.training.session import Session
-
-
-KEPT_STEPS = 4
-"""What a step was made from is remembered of so many: those an abort may go back to, and one."""
+from luwu.training.base.interface import StepHandle
+from luwu.training.state.attached import Attachments
+from luwu.training.steps.attempt import Attempt
 
 
 class StepResult:
     """One step; reading `applied` or `grad_norm` waits until all sums of the step are complete."""
 
-    def __init__(self, session: Session, number: int, handle: StepHandle) -> None:
-        self._session = session
+    def __init__(
+        self, number: int, handle: StepHandle, *, attempt: Attempt, attachments: Attachments
+    ) -> None:
         self._handle = handle
+        self._attempt, self._attachments = attempt, attachments
         self._verdict: tuple[bool, float] | None = None
         self.number = number
         """Counted from 0."""
@@ -42,14 +40,23 @@ class StepResult:
     def wait(self) -> None:
         """Return when the step is decided: from then on it cannot be lost."""
         self._check_not_lost()
-        self._session.begin_step()  # what is attached to this step is part of it
-        with self._session.attempt():
+        with self._attempt():
+            self._attachments.begin()  # what is attached to this step is part of it
+        with self._attempt():
             self._handle.settled()
+
+    def keep_loss(self, loss: Any) -> None:
+        """The closure returned this."""
+        self.loss = loss
+
+    def lose(self) -> None:
+        """The step was aborted before it was decided."""
+        self.is_lost = True
 
     def _read(self) -> tuple[bool, float]:
         self._check_not_lost()
         if self._verdict is None:
-            with self._session.attempt():
+            with self._attempt():
                 self._verdict = self._handle.verdict()
         return self._verdict
 
@@ -65,3 +72,30 @@ class StepResult:
             return f"StepResult(number={self.number})"
         applied, grad_norm = self._verdict
         return f"StepResult(number={self.number}, applied={applied}, grad_norm={grad_norm:.6g})"
+
+
+class Results:
+    """The results of a session's steps, as far as anybody may still ask for them."""
+
+    def __init__(self) -> None:
+        self.last: StepResult | None = None
+        """Of the last step that was committed and not lost."""
+        self._all: weakref.WeakSet[StepResult] = weakref.WeakSet()
+
+    def add(self, result: StepResult) -> None:
+        """A step was committed."""
+        self._all.add(result)
+        self.last = result
+
+    def lose(self, step: int) -> None:
+        """The attempt was lost: `step` is computed again, and so is what came after it."""
+        for result in list(self._all):
+            if result.number >= step:
+                result.lose()
+        if self.last is not None and self.last.is_lost:
+            self.last = None
+
+    def wait_for_last(self) -> None:
+        """Return when the last step is decided."""
+        if self.last is not None:
+            self.last.wait()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 
 from luwu.base.errors import ConfigError, StepOrderError
-from luwu.training import run
+from luwu.training.script import run
 
 
 def set_gradient_weight(weight: float) -> None:
@@ -32,18 +32,18 @@ def set_gradient_weight(weight: float) -> None:
     value = float(weight)
     if not (math.isfinite(value) and value >= 0):
         raise ConfigError(f"the weight of a gradient must be 0 or more, got {weight!r}")
-    if session.parts or session.backward.is_open:
+    if session.progress.parts or session.backward.is_open:
         raise StepOrderError(
             f"set_gradient_weight in the middle of step {session.step}: gradients have been pushed "
             "with another weight; set the weight of the whole step before its first backward"
         )
-    factors = [unit for unit in session.added_units if unit.divide_factor is not None]
+    factors = [unit for unit in session.model.added if unit.divide_factor is not None]
     if factors:
         raise ConfigError(
             "set_gradient_weight and set_gradient_divide_factor both say what gradients are "
             "divided by; use one of them"
         )
-    session.gradient_weight = value
+    session.pushes.weigh(value)
 
 
 def empty_backward() -> None:
