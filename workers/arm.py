@@ -1,4 +1,4 @@
-"""What every arm is: one way to train, and what several of them share.
+"""An arm: one way to train; and functions that several arms share.
 
 `arms.py` has the table of arms and those of the network, `baselines.py` those of torch.
 """
@@ -31,7 +31,7 @@ class Arm(ABC):
 
     device: torch.device
     first_step: int = 0
-    """The step to go on with: 0, or what a resumed state says."""
+    """The step to go on with: 0, or that of a resumed state."""
 
     module: nn.Module
     """What the loop calls; set by `build`."""

@@ -73,7 +73,7 @@ def offload_activations(
 
 
 def activation_stats(module: nn.Module) -> ActivationStats:
-    """What went to the store of this module, to disk and back, and how long was waited for it."""
+    """Counts of what went to the store of this module, to disk and back, and of waits for it."""
     offload: Offload | None = module.__dict__.get(_NAME)
     if offload is None:
         raise ConfigError(
@@ -122,7 +122,7 @@ class Offload:
             context.__exit__()
 
     def _contexts(self) -> list[saved_tensors_hooks | None]:
-        """Of the forwards under way in this thread."""
+        """The contexts of the forwards under way in this thread."""
         contexts: list[saved_tensors_hooks | None] | None = getattr(self._here, "contexts", None)
         if contexts is None:
             contexts = self._here.contexts = []

@@ -1,4 +1,4 @@
-"""What a worker saved for backward, out of the way until then: memory first, then disk.
+"""A store for what forward saved for backward, until then: in memory first, then on disk.
 
 `put` takes the bytes of one storage as they lie, without a copy, and gives a `Hold`; `get` gives
 the bytes of a hold back; they are forgotten with the last hold on them, which is a matter of
@@ -21,8 +21,8 @@ Invariants; the tests cite them by number:
         which is being written, in backward the one in use and the one that comes next (and one that
         is being read in vain, where the order is not that of a stack). `put` waits.
     A3  With the last hold everything of it is given back: memory, its place on disk, the thread.
-    A4  A failed write is told by the next `put` or `get`, whichever comes first; what could not be
-        written is still in memory.
+    A4  A failed write is raised by the next `put` or `get`, whichever comes first; what could not
+        be written is still in memory.
 
 Any thread may call, and the last hold may go at any moment, even while the lock is held: it is
 noted then, and cleared up by whoever has the lock.
@@ -58,7 +58,7 @@ Allocate = Callable[[int], memoryview]
 
 @dataclass(slots=True)
 class ActivationStats:
-    """What a store did; bytes are counted once per storage, not per view of it."""
+    """Counts of what a store did; bytes are counted once per storage, not per view of it."""
 
     saved_bytes: int = 0
     """All that was ever put."""
@@ -224,7 +224,7 @@ class ActivationStore:
                 self._forget_copy(saved)
 
     def stats(self) -> ActivationStats:
-        """What happened so far."""
+        """Counts of what happened so far."""
         with self._locked():
             return replace(self._stats, disk_bytes=self._file.disk_bytes)
 

@@ -1,4 +1,4 @@
-"""What every optimizer here shares: parameter groups go out, steps come back.
+"""The part that all optimizers here share: parameter groups go out, steps come back.
 
 `param_groups` is the source of truth: each step sends the groups' hyper-parameters as they are then
 (`luwu.wire.hyper`).
@@ -35,7 +35,7 @@ SWITCHES = ("decoupled_weight_decay", "maximize", "nesterov")
 
 
 class NetworkArguments(TypedDict, total=False):
-    """What every optimizer here takes beside torch's arguments."""
+    """Arguments that every optimizer here takes beside torch's."""
 
     update: str
     """"at_step" (the default): exact for every loop. "streaming": pages are updated behind the
@@ -119,12 +119,12 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return self._running().loss_scale.scale(loss)
 
     def state_fields(self) -> tuple[str, ...]:
-        """What an updated page holds beside its weights."""
+        """Names of what an updated page holds beside its weights."""
         raise NotImplementedError
 
     @property
     def next_step(self) -> int:
-        """The step to compute next: 0, or what a resumed state says."""
+        """The step to compute next: 0, or that of a resumed state."""
         return self._running().step
 
     def step(  # type: ignore[override]
@@ -225,7 +225,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        """Whether the hyper-parameters of a group make sense. Raises ConfigError."""
+        """Check the hyper-parameters of a group. Raises ConfigError."""
         for name in self.hyper_names:
             if name in SWITCHES:
                 continue

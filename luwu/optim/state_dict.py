@@ -218,7 +218,7 @@ def _read(reader: StateReader, field: str, names: list[str]) -> dict[str, Tensor
 
 
 def _updates(reader: StateReader, names: list[str]) -> dict[str, int]:
-    """How often each parameter was updated."""
+    """The number of updates of each parameter."""
     layout = reader.description.layout
     counts = {
         index: torch.zeros(layout.segments_count(index), dtype=torch.int64)

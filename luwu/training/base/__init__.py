@@ -1,4 +1,4 @@
-"""What every room of training may use.
+"""Parts that every room of training may use.
 
 interface.py   the NIC: what training needs of the layer below
 progress.py    the step that is computed, and what of it has been done

@@ -1,4 +1,4 @@
-"""What autograd is doing in this thread."""
+"""The state of autograd in this thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a worker's training is: the step that is computed, and what of it has been done."""
+"""The progress of a worker: the step that is computed, and what of it has been done."""
 
 from __future__ import annotations
 

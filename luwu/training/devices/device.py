@@ -41,7 +41,7 @@ STAGING_COUNT = 4
 
 
 class Cells(Protocol):
-    """Where cells come from."""
+    """Memory for gradients, a cell per chunk."""
 
     def take_now(self, nbytes: int) -> Any:
         """A cell that can be written now, or None if one must be waited for."""
@@ -53,7 +53,7 @@ class Cells(Protocol):
 
 
 class Device(ABC):
-    """Where one worker computes. Used by the training thread; `finish` of a write by any."""
+    """One worker's device. Used by the training thread; `finish` of a write by any."""
 
     where: torch.device
     cells: Cells
@@ -267,7 +267,7 @@ class _Write:
 
 
 def device_at(where: torch.device) -> Device:
-    """How bytes get there."""
+    """The way of bytes to this device."""
     return CudaDevice(where) if where.type == "cuda" else CpuDevice()
 
 

@@ -4,12 +4,12 @@ A gradient may be sent when its copy to the host is complete. The training threa
 that, so `push` only puts a job into a queue; the thread `luwu-copy` waits for the copies of the
 oldest job and then calls the NIC, in order.
 
-An abort is told once, by the next call of the NIC. That must not split the two threads: if one of
-them has been told, whatever the other still asks for belongs to the lost attempt. So
+An abort is raised once, by the next call of the NIC. That must not split the two threads: if one of
+them has seen it, whatever the other still asks for belongs to the lost attempt. So
 
-    V1  Calls are made under one lock, after a look at what the other thread was told.
-    V2  Once an abort was told to either thread, every job there is is void: its copies are waited
-        for, its cells are given back, and nothing of it is said.
+    V1  Calls are made under one lock, after a look at what the other thread has seen.
+    V2  Once either thread has seen an abort, every job there is is void: its copies are waited
+        for, its cells are given back, and nothing of it is sent.
     V3  A call that blocks inside the NIC is made only while there is no job; until then the caller
         waits here. (The GPU finishes copies whatever the network does, so this ends.)
     V4  An error of the copying thread is raised by the training thread's next call, once.
@@ -125,7 +125,7 @@ class TurnNic:
         self, step: int, part: int, unit: int, gradients: Sequence[ChunkGradient] | None,
         dtype: str, *, last: bool, weight: float = 1.0,
     ) -> Promise:  # fmt: skip
-        """Send gradients when it may be, or say that there are none; a cell is a `Written` here."""
+        """Send gradients when it may be, or that there are none; a cell is a `Written` here."""
         written = [each.cell for each in gradients or () if each.cell is not None]
         cells = None
         if gradients is not None:

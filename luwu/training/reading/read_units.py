@@ -30,7 +30,7 @@ Place = tuple[nn.Module, str]
 
 
 class AwayParameter(StandIn):
-    """What stands in a module for a parameter that is not here: shape and dtype, no storage."""
+    """A stand-in for a parameter that is not here: shape and dtype, no storage."""
 
     @staticmethod
     def __new__(cls, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> AwayParameter:
@@ -98,7 +98,7 @@ class ReadUnit:
 
     @property
     def nbytes(self) -> int:
-        """Of its weights."""
+        """Bytes of its weights."""
         return self.weights.nbytes
 
     def take_parameters(self) -> None:
@@ -111,6 +111,15 @@ class ReadUnit:
                 assert isinstance(away, AwayParameter)
                 become(parameter, away, "luwu.read_from")
                 self._away[index] = parameter
+
+    def enter(self) -> None:
+        """A call of one of its modules begins."""
+        self.depth += 1
+
+    def leave(self, module: nn.Module) -> None:
+        """A call of this module ended."""
+        self.depth -= 1
+        self.modules_run.add(module)
 
     def put_away(self) -> None:
         """The modules hold no weights."""

@@ -1,4 +1,4 @@
-"""What a training script calls, and the session behind it.
+"""The functions that a training script calls, and the session behind them.
 
 session.py       one worker's training: its parts, and what is done to all of them
 run.py           init, finish and the current session

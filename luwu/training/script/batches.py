@@ -1,7 +1,7 @@
 """Batches that are not equal on all ranks: what a rank's gradient counts for, and having none.
 
 The node divides the sum of all ranks' gradients by the sum of their weights, which are 1 where the
-script says nothing: then each rank's gradient is the mean over a batch of equal size. With sums,
+script sets none: then each rank's gradient is the mean over a batch of equal size. With sums,
 
     luwu.set_gradient_weight(len(x))                        before the step's first backward
     if len(x):
@@ -22,7 +22,7 @@ from luwu.training.script import run
 
 
 def set_gradient_weight(weight: float) -> None:
-    """What this rank's gradient of a step counts for: its samples, if its loss is a sum over them.
+    """Weigh this rank's gradient of a step: by its samples, if its loss is a sum over them.
 
     Holds until it is changed. 0 for a rank without samples; the sum over all ranks must be above 0.
     Raises: StepOrderError in the middle of a step, whose pushes carry the weight already;
@@ -47,7 +47,7 @@ def set_gradient_weight(weight: float) -> None:
 
 
 def empty_backward() -> None:
-    """Take part in a backward without samples: every unit says that it has no gradient.
+    """Take part in a backward without samples: every unit states that it has no gradient.
 
     Each rank must run as many backwards in a step as the others; this counts as one.
     """

@@ -1,4 +1,4 @@
-"""What a script says of first weights: a function that makes them, or files to read them from."""
+"""Sources of first weights that a script names: a function that makes them, or files."""
 
 from __future__ import annotations
 

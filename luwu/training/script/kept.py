@@ -1,4 +1,4 @@
-"""What a script keeps with every step, and what it reads of measured ones."""
+"""State that a script keeps with every step, and statistics of measured ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What `fully_shard` adds to a module: the class `LuwuModule`, put before its own.
+"""The methods that `fully_shard` adds to a module: the class `LuwuModule`, put before its own.
 
 As with FSDP2 the module stays the object it was; its class becomes `Luwu<Class>`, which derives
-from `LuwuModule` and the class it had. Methods that would read or move weights say why they cannot.
+from `LuwuModule` and the class it had. Methods that would read or move
+weights raise, with the reason.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _OTHER_LOOPS = (
 
 
 class UnshardHandle:
-    """What `unshard(async_op=True)` returns: a pull under way."""
+    """A pull under way, returned by `unshard(async_op=True)`."""
 
     def __init__(self, pulls: Pulls, unit: Unit) -> None:
         self._pulls, self._unit = pulls, unit
@@ -216,7 +217,7 @@ class LuwuModule:
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What `.to()`, `.cuda()`, `.float()` and others call: the buffers may change.
+        """Change the buffers: called by `.to()`, `.cuda()`, `.float()` and others.
 
         Raises: ConfigError if weights would have to.
         """
@@ -241,7 +242,7 @@ class LuwuModule:
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> NoReturn:
-        """What DistributedDataParallel reads first of a module that it is to wrap."""
+        """Refuse DistributedDataParallel, which reads this first of a module to wrap."""
         raise ConfigError(
             "DistributedDataParallel would average gradients that the network sums already; leave "
             f"it out and call the model itself. {_OTHER_LOOPS}"

@@ -33,7 +33,7 @@ def init(
 
     `agree`: what else must be equal on all ranks, such as a digest of the data; a difference is
     refused when the ranks join. `nic` and `device` are for tests: without them, the environment
-    says which run (LUWU_CONNECT), and the worker's GPU is used if there is one.
+    names the run (LUWU_CONNECT), and the worker's GPU is used if there is one.
     """
     if getattr(_here, "session", None) is not None:
         raise ConfigError("luwu.init() was called before; call it once, or luwu.finish() between")
@@ -54,7 +54,7 @@ def init(
 
 
 def offer(nic: Nic | None) -> None:
-    """What `init` in this thread joins by, in place of what the environment says.
+    """Let `init` in this thread join by this NIC, in place of the one that the environment names.
 
     So one function can be a worker in a process of its own, or in a thread of a test.
     """
@@ -124,7 +124,7 @@ def world_size() -> int:
 
 
 def device() -> torch.device:
-    """Where this worker computes: its GPU, or the CPU."""
+    """The device of this worker: its GPU, or the CPU."""
     return session().device
 
 

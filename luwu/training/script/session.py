@@ -151,7 +151,7 @@ class Session:
         self.first_weights.laid_out(self.device)
 
     def _agreement(self) -> dict[str, str]:
-        """What ranks must agree on, where it is not what is usual."""
+        """Values that ranks must agree on, where they are not the usual ones."""
         stated = push_dtypes(self.model.units)
         if self.clipping.norm_type != 2:
             stated[NORM_TYPE] = f"{self.clipping.norm_type:g}"
@@ -204,12 +204,12 @@ class Session:
 
     @property
     def layout(self) -> Layout:
-        """Of the whole model; there is none before the optimizer is made."""
+        """The layout of the whole model; there is none before the optimizer is made."""
         return self.model.layout
 
     @property
     def last_result(self) -> StepResult | None:
-        """Of the last step that was committed and not lost."""
+        """The result of the last step that was committed and not lost."""
         return self.results.last
 
     @property
@@ -245,7 +245,7 @@ class Session:
     # ---------------------------------------------------------------------- one step
 
     def check_running(self) -> None:
-        """Whether weights can be pulled. Raises LuwuError, ConfigError."""
+        """Make sure that weights can be pulled. Raises LuwuError, ConfigError."""
         if self.is_finished:
             raise LuwuError("luwu.finish() was called; the weights cannot be pulled any more")
         if not self.is_final:
@@ -299,7 +299,7 @@ class Session:
         return result
 
     def _check_complete(self) -> None:
-        """Whether the step can be committed. Raises StepOrderError."""
+        """Make sure that the step can be committed. Raises StepOrderError."""
         step = self.progress.step
         for unit in self.units:
             if any(gradient is not None for gradient in unit.kept):

@@ -1,4 +1,4 @@
-"""What only workers hold, kept with every step: schedulers, cursors, random numbers, buffers.
+"""State that only workers hold, kept with every step: schedulers, cursors, random numbers, buffers.
 
     luwu.attach("scheduler", scheduler)              with the groups of its optimizer
     luwu.attach("loader", loader)                    anything with state_dict and load_state_dict
@@ -43,7 +43,7 @@ from luwu.training.base.progress import KEPT_STEPS, Progress
 
 
 class Stateful(Protocol):
-    """What can be attached."""
+    """A thing that can be attached."""
 
     def state_dict(self) -> Any:
         """Plain values and tensors (`luwu.base.values`)."""
@@ -67,7 +67,7 @@ class _Attached:
 
 
 class Attachments:
-    """Of one session."""
+    """The things that are attached to one session."""
 
     def __init__(self, nic: Nic, progress: Progress) -> None:
         self._nic, self._progress = nic, progress
@@ -98,7 +98,7 @@ class Attachments:
             )
         if name in self._attached:
             raise ConfigError(f"attach: {name!r} is attached already; choose another name")
-        pack_value(attached.thing.state_dict(), name=f"attached[{name!r}]")  # or say why not, here
+        pack_value(attached.thing.state_dict(), name=f"attached[{name!r}]")  # or raise, here
         self._attached[name] = attached
         if self._progress.is_resumed:
             self._restore(name)
@@ -175,7 +175,7 @@ class Attachments:
 
 
 def _read(reader: StateReader, rank: int) -> dict[str, Any]:
-    """What a rank keeps beside the version; nothing if it was made without."""
+    """The state that a rank keeps beside the version; nothing if it was made without."""
     data = reader.read_attached(rank)
     if data is None:
         return {}

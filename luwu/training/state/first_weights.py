@@ -1,10 +1,10 @@
-"""Where a model's first weights come from, and when they leave this process.
+"""The first weights of a model: where they come from, and when they leave this process.
 
 chosen by script     luwu.init_weights, load_pretrained, set_model_state_dict and
                      set_optimizer_state_dict, until the first forward
 first forward        `load`: rank 0 sends them, unit by unit (`initialise.py`)
 first weights pulled `arrived`: they are decided, so they are forgotten here; a node that was killed
-                     before has none, says so (`lost`), and they are sent again
+                     before has none (`lost`), and they are sent again
 run resumed          the network has weights: nothing of this is used
 """
 
@@ -20,7 +20,7 @@ from luwu.training.units.model import Model
 
 
 class FirstWeights:
-    """Of one session."""
+    """The first weights of one session's models."""
 
     def __init__(self, nic: Nic, model: Model) -> None:
         self._nic, self._model = nic, model

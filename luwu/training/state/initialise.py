@@ -1,6 +1,6 @@
 """The first weights of a model: made on rank 0 and streamed to the node, one unit at a time.
 
-This happens at the first forward: until then a script may say where they come from.
+This happens at the first forward: until then a script may choose where they come from.
 
     parameters with values     uploaded as they are, and freed
     parameters on `meta`       made on the CPU for one unit, filled, uploaded, freed
@@ -42,7 +42,7 @@ Filler = Callable[[nn.Module], Initialiser]
 
 
 def check(model: Model, sources: Sources) -> None:
-    """Whether every module on `meta` can be filled. Raises ConfigError on all ranks alike."""
+    """Check that every module on `meta` can be filled. Raises ConfigError on all ranks alike."""
     for root, module in _modules(model):
         if _is_on_meta(sources, module):
             _filler(sources, root, module)
@@ -204,7 +204,7 @@ def _is_on_meta(sources: Sources, module: nn.Module) -> bool:
 
 
 def _scratch(placeholder: Placeholder) -> nn.Parameter:
-    """What another unit's parameter looks like for the moment; nobody keeps it."""
+    """A tensor in place of another unit's parameter, for the moment; nobody keeps it."""
     value = placeholder.luwu_value
     if value is None or value.is_meta:
         value = torch.empty(placeholder.shape, dtype=placeholder.dtype)

@@ -34,7 +34,7 @@ _DTYPES = {
 
 
 class Pretrained:
-    """Where a model's first weights are; see the module."""
+    """The files with a model's first weights; see the module."""
 
     def __init__(self, directory: Path, rename: Rename, model: nn.Module) -> None:
         self._directory, self._rename = directory, rename

@@ -1,4 +1,4 @@
-"""Sources of first weights: what the script said before the first forward.
+"""Sources of first weights, as the script names them before the first forward.
 
 luwu.init_weights                 a function that fills modules
 luwu.load_pretrained              files
@@ -33,7 +33,7 @@ class GivenState:
 
 
 class Sources:
-    """Of one session."""
+    """The sources of one session."""
 
     def __init__(self) -> None:
         self.given: dict[int, torch.Tensor] = {}
@@ -68,16 +68,16 @@ class Sources:
         self.state = state
 
     def laid_out(self, roots: Roots) -> None:
-        """The models are complete: what was said of a part counts for the model around it."""
+        """The models are complete: what was given for a part counts for the model around it."""
         self._initialisers = {roots.around(m): fn for m, fn in self._initialisers.items()}
         self._files = {roots.around(m): files for m, files in self._files.items()}
 
     def initialiser_of(self, root: nn.Module) -> Initialiser | None:
-        """What fills the modules of a root."""
+        """The function that fills the modules of a root; None: there is none."""
         return self._initialisers.get(root)
 
     def files_of(self, placeholder: Placeholder) -> Pretrained | None:
-        """What the parameter is read from, if it is in files."""
+        """The files that the parameter is read from, if it is in files."""
         root, name = placeholder.luwu_place
         files = self._files.get(root)
         return files if files is not None and files.has(name) else None

@@ -6,9 +6,9 @@
     stats = luwu.stats()                                                 of the last such step
 
 They are taken on the optimizer node, in its pass over the pages, where gradient, old and new
-weights are anyway; steps that are not measured cost nothing. That a step is measured is said with
-its hyper-parameters, so all ranks must say the same. What comes out depends on the gradients and
-weights alone: not on chunks, the version of the kernel, or where the state lies.
+weights are anyway; steps that are not measured cost nothing. That a step is measured is stated
+with its hyper-parameters, so all ranks must state the same. What comes out depends on the
+gradients and weights alone: not on chunks, the version of the kernel, or where the state lies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StepStats(dict[str, ParameterStats]):
 
 
 def read_stats(reader: StateReader) -> StepStats | None:
-    """What a reader of any process sees of the last measured step; None if there was none."""
+    """Read the statistics of the last measured step, in any process; None if there was none."""
     if reader.facts.measured_step is None:
         return None
     layout = reader.description.layout

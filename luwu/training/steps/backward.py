@@ -3,7 +3,7 @@
     enter    first hook of the pass     streaming: hyper-parameters are stated
     open     gradient of a unit's outputs is known: its weights are pulled
     close    gradient of its inputs is known: so are those of its parameters
-    finish   the engine is done: push what is left, say absent for units that got nothing
+    finish   the engine is done: push what is left; units that got nothing are absent
 
 A gradient is final, and pushed, when every forward of the unit that has a graph has been closed.
 It waits for `finish` where that cannot be known before: the root (its parameters may be used

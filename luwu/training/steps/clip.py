@@ -54,7 +54,7 @@ class ClippedNorm:
 
 
 class Clipping:
-    """What a session's steps are clipped by."""
+    """The clipping of a session's steps."""
 
     def __init__(self) -> None:
         self.norm_type = 2.0

@@ -1,4 +1,4 @@
-"""What happens around a unit's forward, and what it leaves in the graph for backward.
+"""Hooks around a unit's forward, and what they leave in the graph for backward.
 
     before forward   pull, wait; a node on the inputs that closes the call in backward
     after forward    a hook on the outputs that opens the call in backward; free
@@ -38,7 +38,7 @@ _DEPTH_MAX = 4
 
 
 class Hooks:
-    """What surrounds the forwards of a session's units."""
+    """The hooks around the forwards of a session's units."""
 
     def __init__(
         self, nic: Nic, model: Model, *, progress: Progress, pulls: Pulls, backward: Backward,
@@ -191,7 +191,7 @@ def _cast(dtype: torch.dtype, tensor: Tensor) -> Tensor:
 def _check_no_hidden_graph(module: nn.Module, inputs: Any) -> None:
     """Raise if an object among the inputs holds a graph, such as the KV cache of a forward before.
 
-    Nothing would tell that its backward comes, and that of a unit it leads to reads freed weights.
+    Its backward would come unseen, and that of a unit it leads to reads freed weights.
     """
 
     def check(value: Any) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicLossScale:
-    """How a scale follows the verdicts; the defaults are those of `torch.amp.GradScaler`."""
+    """A rule by which a scale follows verdicts; its defaults are of `torch.amp.GradScaler`."""
 
     init_scale: float = 2.0**16
     growth_factor: float = 2.0
@@ -46,7 +46,7 @@ class DynamicLossScale:
 
 
 def checked_loss_scale(given: float | str | DynamicLossScale | None) -> DynamicLossScale:
-    """What an optimizer's `loss_scale=` means. Raises ConfigError."""
+    """The rule that an optimizer's `loss_scale=` means. Raises ConfigError."""
     if isinstance(given, DynamicLossScale):
         return given
     if given == "dynamic":
@@ -132,7 +132,7 @@ class LossScale:
         if not applied and not math.isfinite(norm):
             return scale * self._rule.backoff_factor, 0
         if not applied:
-            return state  # left out by `skip_step()`, which says nothing of the scale
+            return state  # left out by `skip_step()`, whatever the scale
         if applied_count + 1 < self._rule.growth_interval:
             return scale, applied_count + 1
         grown = scale * self._rule.growth_factor

@@ -59,7 +59,7 @@ class Pulls:
 
     @property
     def prefetcher(self) -> Prefetcher:
-        """What is under way."""
+        """The pulls that are under way."""
         assert self._prefetcher is not None, "the optimizer is made before anything is pulled"
         return self._prefetcher
 

@@ -1,4 +1,4 @@
-"""What `step()` returns: a step that is on its way to the store."""
+"""Results, which `step()` returns: steps that are on their way to the store."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from luwu.training.units.unit import Member, Unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the run says of the layout."""
+    """The run's choices for the layout."""
 
     chunk_bytes: int
     node_count: int
@@ -105,7 +105,7 @@ class Model:
 
     @property
     def layout(self) -> Layout:
-        """Of the whole model."""
+        """The layout of the whole model."""
         assert self._layout is not None, "the optimizer is made before the layout is asked for"
         return self._layout
 
@@ -117,7 +117,7 @@ class Model:
 
     @property
     def placeholders(self) -> Iterator[Placeholder]:
-        """Of all units."""
+        """The placeholders of all units."""
         return (member.placeholder for unit in self.units for member in unit.members)
 
     @property
@@ -201,7 +201,7 @@ def report_frozen(recorder: Recorder, model: Model) -> None:
 
 
 def push_dtypes(units: Sequence[Unit]) -> dict[str, str]:
-    """What ranks must agree on where gradients travel in another dtype than weights."""
+    """Values that ranks must agree on where gradients travel in another dtype than weights."""
     others = [unit for unit in units if dtype_name(unit.push_dtype) != unit.wire_dtype]
     if not others:
         return {}

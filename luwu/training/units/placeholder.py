@@ -1,4 +1,4 @@
-"""What stands in a module for a parameter whose weights are not here.
+"""Stand-ins in modules for parameters whose weights are not here.
 
 A `StandIn` is an `nn.Parameter` with shape, dtype, device, `requires_grad` and a name, and no
 storage. It has two nets, one below the other: `__torch_function__` lets only `NEED_NO_VALUE`

@@ -143,7 +143,7 @@ class Prefetcher:
         return self._window > 0 and self._bytes_now() + unit.nbytes <= self._bytes_peak
 
     def _bytes_now(self) -> int:
-        """What units take that are used or asked for; those in shared memory take nothing."""
+        """Bytes of the units that are used or asked for; those in shared memory take nothing."""
         here = (
             unit
             for unit in self._units
@@ -229,7 +229,7 @@ class Prefetcher:
         return pull
 
     def _after(self, index: int) -> int:
-        """Where the order goes on after this use; its end if it was never seen."""
+        """The place in the order after this use; its end if it was never seen."""
         for start in (self._cursor, 0):
             try:
                 return self._order.index(index, start) + 1

@@ -42,7 +42,7 @@ def find_roots(
 ) -> Roots:
     """The roots among the units, which learn whether they are one.
 
-    `given`: what the optimizer was given; `reshard_after_forward`: what the run says where the
+    `given`: what the optimizer was given; `reshard_after_forward`: the run's choice where the
     script leaves it open. Raises: ConfigError if a unit that is trained is in none.
     """
     if not units:

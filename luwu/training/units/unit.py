@@ -181,7 +181,7 @@ class Unit:
         self.below = indices
 
     def choose_wire_dtype(self, name: str) -> None:
-        """Its weights travel in this dtype; so do its gradients, unless the policy says else."""
+        """Its weights travel in this dtype; so do its gradients, unless the policy has another."""
         self.wire_dtype = name
         self.push_dtype = self.policy.reduce_dtype or getattr(torch, name)
 
@@ -209,19 +209,19 @@ class Unit:
     # ---------------------------------------------------------------------- the script's choices
 
     def set_reshard_after_forward(self, value: bool) -> None:
-        """Whether its weights are freed after forward."""
+        """Set whether its weights are freed after forward."""
         self.reshard_after_forward = value
 
     def set_reshard_after_backward(self, value: bool) -> None:
-        """Whether its weights are freed after backward."""
+        """Set whether its weights are freed after backward."""
         self.reshard_after_backward = value
 
     def set_requires_gradient_sync(self, value: bool) -> None:
-        """Whether its gradients are pushed."""
+        """Set whether its gradients are pushed."""
         self.requires_gradient_sync = value
 
     def set_divide_factor(self, factor: float) -> None:
-        """What the sum of all ranks is divided by."""
+        """Divide the sum of all ranks by this."""
         self.divide_factor = factor
 
     def set_forward_prefetch(self, units: list[Unit]) -> None:
@@ -318,7 +318,7 @@ class Unit:
         self.was_pushed = False
 
     def take_gradients(self) -> list[torch.Tensor | None]:
-        """What backward left, with what was kept before it, which is forgotten; to be pushed."""
+        """Take what backward left, and what was kept before it, to be pushed."""
         self.was_pushed = True
         gradients, self.kept = self.gradients(), []
         return gradients
@@ -332,7 +332,7 @@ class Unit:
         self.kept = []
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """What backward left, in order of members, with what was kept before it."""
+        """Gradients that backward left, in order of members, with those kept before it."""
         assert self.weights is not None
         left = [parameter.grad for parameter in self.weights.parameters]
         return [_sum(*pair) for pair in zip(self.kept, left, strict=True)] if self.kept else left
@@ -396,7 +396,7 @@ class Unit:
                 )
 
     def check_unchanged(self) -> None:
-        """Whether the modules are still those of the layout. Raises ConfigError before a pull."""
+        """Make sure that the modules are those of the layout. Raises ConfigError before a pull."""
         for member in self.members:
             placeholder = member.placeholder
             for module, name in member.places:
@@ -407,7 +407,7 @@ class Unit:
                     )
 
     def check_unwritten(self) -> None:
-        """Whether the script left the weights alone. Raises LuwuError before they are freed."""
+        """Make sure that the script left the weights alone. Raises LuwuError before they go."""
         assert self.weights is not None
         if self.weights.was_written():
             raise LuwuError(
