@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 
 from luwu.base.errors import ConfigError, StepAborted, StepOrderError
 from luwu.training.base.progress import Progress
-from luwu.training.devices.device import CpuDevice
+from luwu.training.devices.device import CpuDevice, write_unit
+from luwu.training.devices.gradients import gradient_plan
 from luwu.training.state.attached import Attachments
 from luwu.training.state.first_weights import FirstWeights
 from luwu.training.state.sources import Sources
@@ -227,6 +229,45 @@ def test_gradients_are_pushed_or_kept() -> None:
     (handle,) = pushes.take()
     worker.nic.wait(handle)
     assert pushes.take() == []
+
+
+class OneAtOnce:
+    """Cells of which one is free at a time: another comes free when the first was pushed."""
+
+    def __init__(self) -> None:
+        self.is_free = True
+        self.waits_count = 0
+
+    def take_now(self, nbytes: int) -> Any:
+        if not self.is_free:
+            return None
+        self.is_free = False
+        return SimpleNamespace(data=memoryview(bytearray(nbytes)))
+
+    def take(self, nbytes: int) -> Any:
+        assert self.is_free, "nothing was pushed before the wait, so it would never end"
+        self.waits_count += 1
+        return self.take_now(nbytes)
+
+
+def test_what_is_written_is_pushed_before_a_wait() -> None:
+    """Goal: a unit of many chunks goes out through a single cell, in order and unchanged."""
+    model, module = Model(), nn.Linear(128, 96, bias=False)
+    model.lay_out([shard(model, module)], SHAPE)
+    device, cells = CpuDevice(), OneAtOnce()
+    device.cells = cells
+    plans = gradient_plan(model.layout, 0, torch.float32)
+    gradient = torch.arange(96 * 128, dtype=torch.float32).view(96, 128)
+    found = []
+    for group in write_unit(device, plans, [gradient], torch.float32):
+        (only,) = group
+        found.append(torch.frombuffer(only.cell.data, dtype=torch.float32))
+        cells.is_free = True  # it is pushed
+    assert len(found) == len(plans) == 3
+    assert cells.waits_count == 2
+    assert torch.equal(torch.cat(found), gradient.view(-1))
+    (absent,) = write_unit(device, plans, [None], torch.float32)
+    assert [each.cell for each in absent] == [None] * 3
 
 
 @pytest.mark.parametrize("update", ["at_step", "streaming"])

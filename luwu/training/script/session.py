@@ -89,7 +89,7 @@ class Session:
         )  # fmt: skip
         self.stats_every: int | None = None
         """Steps with a number that it divides are measured."""
-        self.only_computes = False
+        self._only_computes = False
         """There is no optimizer: the model was used before one was made."""
         self.is_streaming = False
         """Gradients are applied behind the backward."""
@@ -113,7 +113,7 @@ class Session:
             raise ConfigError(
                 "the model was used before this optimizer was made, and so joined its job as one "
                 "that is not trained; make the optimizer before the first forward"
-                if self.only_computes
+                if self._only_computes
                 else "this session has an optimizer already; use its parameter groups"
             )
         if update not in ("at_step", "streaming"):
@@ -129,7 +129,7 @@ class Session:
             agreement=self._agree | self._agreement(),
         )
         self._join(description)
-        trained = not self.only_computes
+        trained = not self._only_computes
         self.backward.start(streaming=streaming, is_trained=trained, hyper=hyper)
         self.pushes.start(self.model, streaming=streaming)
         self.pulls.start(
@@ -256,7 +256,7 @@ class Session:
 
     def _finalise_without_optimizer(self) -> None:
         """The model is used before there is an optimizer: it is not trained."""
-        self.only_computes = True
+        self._only_computes = True
         self.finalise([], optimizer="sgd", update="at_step", state_fields=(), hyper=lambda: b"")
 
     def _begin_step(self) -> None:

@@ -100,7 +100,7 @@ class Model:
 
     @property
     def is_laid_out(self) -> bool:
-        """Whether the optimizer is made."""
+        """Whether it has a layout."""
         return self._layout is not None
 
     @property

@@ -115,7 +115,7 @@ class Unit:
         """Where they are registered; none of a module that is compiled."""
         self.policy = policy
         self.reshard_after_forward = reshard_after_forward
-        """None: as the session has it; settled when the model is complete."""
+        """None: as the run has it; chosen when the model is complete."""
         self.name = ""
         self.is_root = False
         self.below: frozenset[int] = frozenset()
