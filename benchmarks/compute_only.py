@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from workers.arms import Arm
+from workers.arm import Arm
 from workers.data import Batches, load_corpus
 from workers.gpt import GPT, GPTConfig, init_weights
 from workers.options import Options, env_int, parse_options

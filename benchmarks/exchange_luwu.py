@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.exchange_member import Part
 from benchmarks.exchange_model import Job, hyper_bytes, octets
+from benchmarks.exchange_part import Part
 from luwu.base.closing import Closing
 from luwu.base.config import resolve
 from luwu.base.errors import ConfigError

@@ -1,7 +1,6 @@
 """One process of an exchange: does what its parent says, a line at a time (see `crew.py`).
 
-A *part* is what the process plays: a worker of LuWu, a rank of gloo, the hub, the page update. Its
-step is what the clock sees; `settle` is what must happen after a step and before the next.
+It plays one part (`exchange_part.py`), which it makes when it is opened.
 """
 
 from __future__ import annotations
@@ -10,49 +9,14 @@ import json
 import os
 import queue
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO
 
-import torch
 import xxhash
 
 from benchmarks.exchange_model import Job, check_weights, octets
+from benchmarks.exchange_part import Document, Part
 from luwu.base.clock import SYSTEM_CLOCK, sleep
-
-Document = dict[str, Any]
-
-
-class Part(ABC):
-    """What one process does in an exchange."""
-
-    has_weights = True
-    """Whether it ends with all weights of the model."""
-    has_updates = True
-    """Whether these weights change; else they stay the first ones."""
-    is_exact = False
-    """Whether its weights must be the reference's, bit for bit."""
-
-    def __init__(self, job: Job, rank: int) -> None:
-        self.job, self.rank = job, rank
-
-    @abstractmethod
-    def step(self) -> None:
-        """One exchange; returns when the new weights can be read."""
-
-    def hello(self) -> Document:
-        """What the parent must know before the others start."""
-        return {}
-
-    def settle(self) -> None:  # noqa: B027 - most have nothing to do
-        """After the clock has stopped."""
-
-    def weights(self, unit: int) -> torch.Tensor:
-        """A unit's weights as this process has them."""
-        raise NotImplementedError
-
-    def leave(self) -> None:  # noqa: B027 - most have nothing to do
-        """Part from the others."""
 
 
 def make_part(kind: str, job: Job, rank: int, more: Document) -> Part:

@@ -18,8 +18,8 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
-from benchmarks.exchange_member import Part
 from benchmarks.exchange_model import Job, fused_adamw
+from benchmarks.exchange_part import Part
 
 BUCKET_BYTES = 25 * 1024 * 1024
 """DDP's `bucket_cap_mb`."""

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import zmq
 
-from benchmarks.exchange_member import Document, Part
 from benchmarks.exchange_model import Job, octets
+from benchmarks.exchange_part import Document, Part
 from luwu.transport.sockets import LOOPBACK_SEND_BYTES
 
 IO_THREADS = 2

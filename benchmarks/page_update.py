@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.exchange_member import Part
 from benchmarks.exchange_model import Job, fused_adamw
+from benchmarks.exchange_part import Part
 
 BLOCK_ELEMS = 512 * 1024
 

@@ -27,62 +27,62 @@ if TYPE_CHECKING:
     from luwu.optim.state_dict import get_optimizer_state_dict as get_optimizer_state_dict
     from luwu.optim.state_dict import set_model_state_dict as set_model_state_dict
     from luwu.optim.state_dict import set_optimizer_state_dict as set_optimizer_state_dict
-    from luwu.training.batches import empty_backward as empty_backward
-    from luwu.training.batches import set_gradient_weight as set_gradient_weight
-    from luwu.training.clip import clip_grad_norm_ as clip_grad_norm_
-    from luwu.training.fully_shard import fully_shard as fully_shard
-    from luwu.training.fully_shard import fully_shard_each as fully_shard_each
-    from luwu.training.fully_shard import register_forward_method as register_forward_method
-    from luwu.training.loss_scale import DynamicLossScale as DynamicLossScale
-    from luwu.training.module import LuwuModule as LuwuModule
     from luwu.training.reading.read_from import ReadModel as ReadModel
     from luwu.training.reading.read_from import read_from as read_from
-    from luwu.training.run import device as device
-    from luwu.training.run import finish as finish
-    from luwu.training.run import init as init
-    from luwu.training.run import rank as rank
-    from luwu.training.run import session as session
-    from luwu.training.run import world_size as world_size
-    from luwu.training.state.attached import attach as attach
+    from luwu.training.script.batches import empty_backward as empty_backward
+    from luwu.training.script.batches import set_gradient_weight as set_gradient_weight
+    from luwu.training.script.clipping import clip_grad_norm_ as clip_grad_norm_
+    from luwu.training.script.first import init_weights as init_weights
+    from luwu.training.script.first import load_pretrained as load_pretrained
+    from luwu.training.script.fully_shard import fully_shard as fully_shard
+    from luwu.training.script.fully_shard import fully_shard_each as fully_shard_each
+    from luwu.training.script.fully_shard import register_forward_method as register_forward_method
+    from luwu.training.script.kept import attach as attach
+    from luwu.training.script.kept import stats as stats
+    from luwu.training.script.module import LuwuModule as LuwuModule
+    from luwu.training.script.run import device as device
+    from luwu.training.script.run import finish as finish
+    from luwu.training.script.run import init as init
+    from luwu.training.script.run import rank as rank
+    from luwu.training.script.run import session as session
+    from luwu.training.script.run import world_size as world_size
     from luwu.training.state.attached import random_state as random_state
-    from luwu.training.state.initialise import init_weights as init_weights
-    from luwu.training.state.pretrained import load_pretrained as load_pretrained
-    from luwu.training.state.statistics import stats as stats
+    from luwu.training.steps.loss_scale import DynamicLossScale as DynamicLossScale
 
 _HOME = {
     "ConfigError": "luwu.base.errors",
-    "DynamicLossScale": "luwu.training.loss_scale",
+    "DynamicLossScale": "luwu.training.steps.loss_scale",
     "LuwuError": "luwu.base.errors",
-    "LuwuModule": "luwu.training.module",
+    "LuwuModule": "luwu.training.script.module",
     "ReadModel": "luwu.training.reading.read_from",
     "StepAborted": "luwu.base.errors",
     "StepOrderError": "luwu.base.errors",
     "StepsLost": "luwu.base.errors",
     "activation_stats": "luwu.activations.hooks",
-    "attach": "luwu.training.state.attached",
-    "clip_grad_norm_": "luwu.training.clip",
-    "device": "luwu.training.run",
-    "empty_backward": "luwu.training.batches",
-    "finish": "luwu.training.run",
-    "fully_shard": "luwu.training.fully_shard",
-    "fully_shard_each": "luwu.training.fully_shard",
+    "attach": "luwu.training.script.kept",
+    "clip_grad_norm_": "luwu.training.script.clipping",
+    "device": "luwu.training.script.run",
+    "empty_backward": "luwu.training.script.batches",
+    "finish": "luwu.training.script.run",
+    "fully_shard": "luwu.training.script.fully_shard",
+    "fully_shard_each": "luwu.training.script.fully_shard",
     "get_model_state_dict": "luwu.optim.state_dict",
     "get_optimizer_state_dict": "luwu.optim.state_dict",
-    "init": "luwu.training.run",
+    "init": "luwu.training.script.run",
     "init_local": "luwu.launch.local",
-    "init_weights": "luwu.training.state.initialise",
-    "load_pretrained": "luwu.training.state.pretrained",
+    "init_weights": "luwu.training.script.first",
+    "load_pretrained": "luwu.training.script.first",
     "offload_activations": "luwu.activations.hooks",
     "random_state": "luwu.training.state.attached",
-    "rank": "luwu.training.run",
+    "rank": "luwu.training.script.run",
     "read_from": "luwu.training.reading.read_from",
-    "register_forward_method": "luwu.training.fully_shard",
-    "session": "luwu.training.run",
-    "set_gradient_weight": "luwu.training.batches",
+    "register_forward_method": "luwu.training.script.fully_shard",
+    "session": "luwu.training.script.run",
+    "set_gradient_weight": "luwu.training.script.batches",
     "set_model_state_dict": "luwu.optim.state_dict",
     "set_optimizer_state_dict": "luwu.optim.state_dict",
-    "stats": "luwu.training.state.statistics",
-    "world_size": "luwu.training.run",
+    "stats": "luwu.training.script.kept",
+    "world_size": "luwu.training.script.run",
 }
 """Public name -> the module that defines it."""
 

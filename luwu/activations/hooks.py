@@ -29,15 +29,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from luwu.activations.saved import ActivationStats
 from luwu.activations.saved_tensors import SavedTensors
-from luwu.activations.store import ActivationStore
+from luwu.activations.store import ActivationStats, ActivationStore
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import parse_bytes
-from luwu.training.backward import in_backward
+from luwu.training.base.autograd import in_backward
+from luwu.training.base.names import class_name
+from luwu.training.base.uncompiled import uncompiled
 from luwu.training.devices.storages import Storages
-from luwu.training.module import class_name
-from luwu.training.uncompiled import uncompiled
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -74,7 +73,7 @@ def offload_activations(
 
 
 def activation_stats(module: nn.Module) -> ActivationStats:
-    """What went to the store of this module, to disk and back, and how long was waited for it."""
+    """Counts of what went to the store of this module, to disk and back, and of waits for it."""
     offload: Offload | None = module.__dict__.get(_NAME)
     if offload is None:
         raise ConfigError(
@@ -123,7 +122,7 @@ class Offload:
             context.__exit__()
 
     def _contexts(self) -> list[saved_tensors_hooks | None]:
-        """Of the forwards under way in this thread."""
+        """The contexts of the forwards under way in this thread."""
         contexts: list[saved_tensors_hooks | None] | None = getattr(self._here, "contexts", None)
         if contexts is None:
             contexts = self._here.contexts = []

@@ -1,4 +1,4 @@
-"""What autograd saves for backward, as it goes to the store and comes back.
+"""Tensors that autograd saves for backward, as they go to the store and come back.
 
 A saved tensor is a view of a storage. The storage goes to the store, once however many views of it
 are saved; the view is packed as dtype, size, stride and offset, and is laid over the bytes that
@@ -29,8 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from luwu.activations.saved import Hold, Saved, checksum_of
-from luwu.activations.store import ActivationStore
+from luwu.activations.store import ActivationStore, Hold, Saved, checksum_of
 from luwu.base.errors import LuwuError
 from luwu.training.devices.storages import WEIGHTS, Storages
 from luwu.training.devices.streams import CudaStream
@@ -71,7 +70,7 @@ class SavedTensors:
 
     @torch.no_grad()
     def pack(self, kept: Storages, tensor: Tensor) -> Left | Packed:
-        """What stands for this tensor in the graph; `kept`: storages the module keeps."""
+        """Make what stands for this tensor in the graph; `kept`: storages the module keeps."""
         part = None if self._stays(tensor, kept) else _part(tensor)
         if part is None or part[1] - part[0] < self._min_bytes:
             return Left(tensor.detach(), tensor._version)

@@ -1,4 +1,4 @@
-"""What a worker saved for backward, out of the way until then: memory first, then disk.
+"""A store for what forward saved for backward, until then: in memory first, then on disk.
 
 `put` takes the bytes of one storage as they lie, without a copy, and gives a `Hold`; `get` gives
 the bytes of a hold back; they are forgotten with the last hold on them, which is a matter of
@@ -21,8 +21,8 @@ Invariants; the tests cite them by number:
         which is being written, in backward the one in use and the one that comes next (and one that
         is being read in vain, where the order is not that of a stack). `put` waits.
     A3  With the last hold everything of it is given back: memory, its place on disk, the thread.
-    A4  A failed write is told by the next `put` or `get`, whichever comes first; what could not be
-        written is still in memory.
+    A4  A failed write is raised by the next `put` or `get`, whichever comes first; what could not
+        be written is still in memory.
 
 Any thread may call, and the last hold may go at any moment, even while the lock is held: it is
 noted then, and cleared up by whoever has the lock.
@@ -35,17 +35,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from luwu.activations.saved import (
-    ActivationStats,
-    Allocate,
-    Hold,
-    Saved,
-    changed_error,
-    checksum_of,
-)
+import xxhash
+
 from luwu.activations.scratch_file import ScratchFile
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import DeadlineError, LuwuError, StateError
@@ -56,6 +50,79 @@ WAIT_S_MAX = 600.0
 
 LOOK_S = 1.0
 """A thread that waits looks for holds that went, in case one went just before it began to wait."""
+
+
+Allocate = Callable[[int], memoryview]
+"""Memory of so many bytes, kept by the view."""
+
+
+@dataclass(slots=True)
+class ActivationStats:
+    """Counts of what a store did; bytes are counted once per storage, not per view of it."""
+
+    saved_bytes: int = 0
+    """All that was ever put."""
+    written_bytes: int = 0
+    """Of these, to disk."""
+    read_bytes: int = 0
+    """From disk."""
+    live_bytes: int = 0
+    """Put and not forgotten yet."""
+    live_bytes_peak: int = 0
+    waiting_bytes: int = 0
+    """Of the live ones, in memory."""
+    waiting_bytes_peak: int = 0
+    waits_count: int = 0
+    """Times that the script had to wait for the disk."""
+    waited_s: float = 0.0
+    disk_bytes: int = 0
+    """Length of the file."""
+
+
+class Saved:
+    """The bytes of one storage."""
+
+    __slots__ = (
+        "__weakref__", "allocate", "checksum", "coming", "fault", "holds_count", "is_busy",
+        "is_handed", "memory", "nbytes", "number", "offset", "ready", "source", "wanted_count",
+    )  # fmt: skip
+
+    def __init__(self, memory: memoryview, allocate: Allocate) -> None:
+        self.number, self.nbytes = -1, memory.nbytes
+        self.memory: memoryview | None = memory
+        self.allocate = allocate
+        self.checksum: int | None = None
+        """None while `ready` was not called."""
+        self.ready: Callable[[], object] | None = None
+        """Returns when the bytes are in the memory."""
+        self.source: object = None
+        """Whatever the caller wants to live as long."""
+        self.offset: int | None = None
+        """In the file."""
+        self.fault: LuwuError | None = None
+        """Why its bytes are not to be had; raised as a copy, which has a traceback of its own."""
+        self.holds_count = 0
+        self.wanted_count = 0
+        """Threads that wait for it."""
+        self.is_busy = False
+        """Being written or read."""
+        self.coming: memoryview | None = None
+        """Where it is read to, from when that is asked for. (Memory of the thread that asks: malloc
+        would keep what the reading thread took for that thread.)"""
+        self.is_handed = False
+        """Read back, and given out since."""
+
+
+class Hold:
+    """One saved tensor's claim on bytes; they stay until the last claim is gone."""
+
+    __slots__ = ("_store", "saved")
+
+    def __init__(self, store: ActivationStore, saved: Saved) -> None:
+        self._store, self.saved = store, saved
+
+    def __del__(self) -> None:
+        self._store._drop(self.saved)
 
 
 class ActivationStore:
@@ -157,7 +224,7 @@ class ActivationStore:
                 self._forget_copy(saved)
 
     def stats(self) -> ActivationStats:
-        """What happened so far."""
+        """Counts of what happened so far."""
         with self._locked():
             return replace(self._stats, disk_bytes=self._file.disk_bytes)
 
@@ -412,3 +479,16 @@ def _copy_of(error: Exception) -> LuwuError:
     if isinstance(error, LuwuError):
         return type(error)(str(error))
     return LuwuError(f"the thread that moves activations failed: {error!r}")
+
+
+def checksum_of(memory: memoryview) -> int:
+    """XXH3-128."""
+    return xxhash.xxh3_128_intdigest(memory)
+
+
+def changed_error(saved: Saved) -> LuwuError:
+    """Somebody wrote where the bytes lay."""
+    return LuwuError(
+        f"a tensor of {format_bytes(saved.nbytes)} that was saved for backward was changed in "
+        "place afterwards, so its gradient would be wrong; work on a clone() of it"
+    )

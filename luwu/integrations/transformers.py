@@ -32,8 +32,8 @@ import luwu
 from luwu.base.errors import ConfigError, StepAborted
 from luwu.base.own import needs
 from luwu.optim.base import NetworkOptimizer
-from luwu.training.clip import ClippedNorm
-from luwu.training.module import LuwuModule
+from luwu.training.script.module import LuwuModule
+from luwu.training.steps.clip import ClippedNorm
 
 try:
     from transformers import Trainer, TrainerState, TrainingArguments
@@ -45,7 +45,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from luwu.training.session import Session
+    from luwu.training.script.session import Session
 
 _OURS = {torch.optim.AdamW: luwu.optim.AdamW, torch.optim.SGD: luwu.optim.SGD}
 _OPTIMIZER_NAMES = ("adamw_torch", "adamw_torch_fused", "sgd")
@@ -308,7 +308,7 @@ class LuwuTrainerMixin:
 
     @property
     def _session(self) -> Session:
-        session: Session = self.model.luwu_unit.session
+        session: Session = self.model.luwu_session
         return session
 
 

@@ -107,7 +107,7 @@ def _exit_code(error: SystemExit) -> int:
 
 def _finish() -> None:
     """Leave the run for a script that ended well and did not, or the others would wait for it."""
-    training = sys.modules.get("luwu.training.run")  # not there in a script without luwu
+    training = sys.modules.get("luwu.training.script.run")  # not there in a script without luwu
     if training is not None:
         training.finish_at_end()
 

@@ -21,7 +21,7 @@ from luwu.launch.serving import decide_sizes
 if TYPE_CHECKING:
     import torch
 
-    from luwu.training.session import Session
+    from luwu.training.script.session import Session
 
 _running: list[LocalCluster] = []
 
@@ -36,7 +36,7 @@ def init_local(
     lost at the end. `memory_budget`: for the node, as `--memory-budget`; half of the free memory
     unless given. Raises ConfigError, also while another job of this process runs.
     """
-    from luwu.training import run
+    from luwu.training.script import run
 
     if run.is_running():
         raise ConfigError("a job of this process runs already; call luwu.finish() first")
@@ -71,7 +71,7 @@ def _end() -> None:
     """A script that ends without luwu.finish() has its last step decided all the same."""
     if not _running:
         return
-    from luwu.training import run
+    from luwu.training.script import run
 
     try:
         run.finish_at_end()

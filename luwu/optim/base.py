@@ -1,4 +1,4 @@
-"""What every optimizer here shares: parameter groups go out, steps come back.
+"""The part that all optimizers here share: parameter groups go out, steps come back.
 
 `param_groups` is the source of truth: each step sends the groups' hyper-parameters as they are then
 (`luwu.wire.hyper`).
@@ -15,13 +15,11 @@ from typing import Any, ClassVar, NoReturn, TypedDict
 import torch
 
 from luwu.base.errors import ConfigError, StepAborted
-from luwu.training.clip import checked_max_norm, checked_norm_type
 from luwu.training.devices.storages import WEIGHTS
-from luwu.training.loss_scale import DynamicLossScale, checked_loss_scale
-from luwu.training.placeholder import Placeholder
-from luwu.training.result import StepResult
-from luwu.training.session import Session
-from luwu.training.state.attached import attach
+from luwu.training.script.session import Session, session_of
+from luwu.training.steps.clip import checked_max_norm, checked_norm_type
+from luwu.training.steps.loss_scale import DynamicLossScale, checked_loss_scale
+from luwu.training.steps.result import StepResult
 from luwu.wire.hyper import Number, StepHyper, encode_hyper
 
 MEANINGLESS = {
@@ -37,7 +35,7 @@ SWITCHES = ("decoupled_weight_decay", "maximize", "nesterov")
 
 
 class NetworkArguments(TypedDict, total=False):
-    """What every optimizer here takes beside torch's arguments."""
+    """Arguments that every optimizer here takes beside torch's."""
 
     update: str
     """"at_step" (the default): exact for every loop. "streaming": pages are updated behind the
@@ -102,8 +100,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         )
         session.loss_scale.use(scale_rule)
         if session.loss_scale.is_dynamic:
-            attach("luwu.loss_scale", session.loss_scale, late=True)
-        session.stats_every = stats_every
+            session.attachments.attach("luwu.loss_scale", session.loss_scale, late=True)
+        session.measure(stats_every)
         self._session = session
 
     @property
@@ -121,12 +119,12 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return self._running().loss_scale.scale(loss)
 
     def state_fields(self) -> tuple[str, ...]:
-        """What an updated page holds beside its weights."""
+        """Names of what an updated page holds beside its weights."""
         raise NotImplementedError
 
     @property
     def next_step(self) -> int:
-        """The step to compute next: 0, or what a resumed state says."""
+        """The step to compute next: 0, or that of a resumed state."""
         return self._running().step
 
     def step(  # type: ignore[override]
@@ -157,7 +155,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             result = session.last_result
             assert result is not None
             assert result.number == number
-            result.loss = loss
+            result.keep_loss(loss)
             return result
 
     def skip_step(self) -> StepResult:
@@ -177,7 +175,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
     @stats_every.setter
     def stats_every(self, steps: int | None) -> None:
         _check_stats_every(steps)
-        self._running().stats_every = steps
+        self._running().measure(steps)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients since the last step. After `step()` there are none.
@@ -227,7 +225,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        """Whether the hyper-parameters of a group make sense. Raises ConfigError."""
+        """Check the hyper-parameters of a group. Raises ConfigError."""
         for name in self.hyper_names:
             if name in SWITCHES:
                 continue
@@ -250,7 +248,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             loss_scale=session.loss_scale.value,
             measure=every is not None and session.step % every == 0,
             keeps=bool(session.attachments),
-            frozen=session.frozen,
+            frozen=session.backward.frozen,
         )
         return encode_hyper(hyper)
 
@@ -282,8 +280,7 @@ def _check_stats_every(steps: int | None) -> None:
 
 def _session_of(groups: list[dict[str, Any]]) -> Session:
     parameters = [parameter for group in groups for parameter in group["params"]]
-    sessions = {p.luwu_session if isinstance(p, Placeholder) else None for p in parameters}
-    session = sessions.pop() if len(sessions) == 1 else None
+    session = session_of(parameters)
     if session is None and any(parameter in WEIGHTS for parameter in parameters):
         raise ConfigError(
             "the model was used before this optimizer was made, and its weights are here now; "

@@ -23,10 +23,11 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.nic.reader import FieldRead, StateReader
 from luwu.optim.base import NetworkOptimizer
-from luwu.training.module import LuwuModule, class_name, plain_name
-from luwu.training.placeholder import Placeholder
-from luwu.training.session import Session
-from luwu.training.state.first_weights import GivenState
+from luwu.training.base.names import class_name, plain_name
+from luwu.training.script.module import LuwuModule
+from luwu.training.script.session import Session
+from luwu.training.state.sources import GivenState
+from luwu.training.units.placeholder import Placeholder
 from luwu.wire.state_names import FIELD_NAMES, STEP, has_step
 
 _NAMES_SHOWN_MAX = 5
@@ -45,7 +46,7 @@ def get_model_state_dict(
         return {}
     mine = {id(tensor) for _, tensor, _ in _entries(model)}
     wanted = [
-        p.luwu_name for p in _placeholders(session)
+        p.luwu_name for p in session.model.placeholders
         if id(p) in mine and (p.requires_grad or not options.ignore_frozen_params)
     ]  # fmt: skip
     with session.open_reader() as reader:
@@ -71,7 +72,7 @@ def set_model_state_dict(
     options = _checked(options)
     session = _session_of(model)
     _check_not_begun(session, "set_model_state_dict")
-    session.first_weights.has_state_dict = True
+    session.first_weights.sources.expect_values()
     if not model_state_dict and session.rank != 0:
         return
     entries = {name: (tensor, put) for name, tensor, put in _entries(model)}
@@ -94,7 +95,7 @@ def set_model_state_dict(
         if not isinstance(tensor, Placeholder):
             put(value)
         elif session.rank == 0 and not session.is_resumed:
-            session.first_weights.given[id(tensor)] = value
+            session.first_weights.sources.give(tensor, value)
 
 
 def get_optimizer_state_dict(
@@ -109,7 +110,6 @@ def get_optimizer_state_dict(
     _check_optimizer(session, optimizers)
     if not _returns_here(session, options):
         return {}
-    assert session.layout is not None
     trained = [p.name for p in session.layout.parameters if p.trainable]
     with session.open_reader() as reader:
         name_of = FIELD_NAMES.get(reader.description.optimizer, {})
@@ -164,13 +164,12 @@ def set_optimizer_state_dict(
         ours.update({k: v for k, v in theirs.items() if k in ours and k != "params"})
     if session.rank == 0 and not session.is_resumed and optim_state_dict["state"]:
         given_state = _given_state(session, optimizers, optim_state_dict["state"])
-        session.first_weights.state = given_state
+        session.first_weights.sources.give_state(given_state)
 
 
 def _given_state(
     session: Session, optimizer: NetworkOptimizer, state: Mapping[str, Mapping[str, Any]]
 ) -> GivenState:
-    assert session.layout is not None
     trained = {p.name: p.shape for p in session.layout.parameters if p.trainable}
     name_of = FIELD_NAMES.get(optimizer.name, {})
     problems = [f"{name} is not trained here" for name in state.keys() - trained.keys()]
@@ -219,7 +218,7 @@ def _read(reader: StateReader, field: str, names: list[str]) -> dict[str, Tensor
 
 
 def _updates(reader: StateReader, names: list[str]) -> dict[str, int]:
-    """How often each parameter was updated."""
+    """The number of updates of each parameter."""
     layout = reader.description.layout
     counts = {
         index: torch.zeros(layout.segments_count(index), dtype=torch.int64)
@@ -281,10 +280,6 @@ def _setter(module: nn.Module, name: str) -> Callable[[Tensor], None]:
     return put
 
 
-def _placeholders(session: Session) -> list[Placeholder]:
-    return [member.placeholder for unit in session.units for member in unit.members]
-
-
 def _returns_here(session: Session, options: StateDictOptions) -> bool:
     return session.rank == 0 or (options.full_state_dict and not options.cpu_offload)
 
@@ -316,4 +311,4 @@ def _session_of(model: nn.Module) -> Session:
     found = next((m for m in model.modules() if isinstance(m, LuwuModule)), None)
     if found is None:
         raise ConfigError("luwu.fully_shard was not called on this model: use its own state_dict()")
-    return found.luwu_unit.session
+    return found.luwu_session

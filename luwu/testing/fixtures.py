@@ -168,7 +168,7 @@ class InprocRunner:
         """
         __tracebackhide__ = True
         from luwu.testing.local import LocalCluster
-        from luwu.training.run import finish_at_end, offer
+        from luwu.training.script.run import finish_at_end, offer
 
         world_size: int = setting(self._request.config, "workers", workers)
         folder = self._record.folder("inproc")

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     function, args = read_call(call)
     is_called.set()
     result = function(rank, *args)
-    training = sys.modules.get("luwu.training.run")  # not there in a function without luwu
+    training = sys.modules.get("luwu.training.script.run")  # not there in a function without luwu
     if training is not None and training.has_been_member():
         member_file(call, rank).touch()
     save_value(result_folder(call, rank), result, name=f"the result of rank {rank}")

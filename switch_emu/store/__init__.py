@@ -7,17 +7,17 @@ from switch_emu.store.config import Field, PageKind, StoreConfig, check_config
 from switch_emu.store.direct_io import aligned_buffer
 from switch_emu.store.directory import store_disk_bytes
 from switch_emu.store.file import FilePageStore
-from switch_emu.store.interface import (
+from switch_emu.store.interface import PageStore
+from switch_emu.store.memory import MemoryPageStore
+from switch_emu.store.pins import Pin
+from switch_emu.store.records import (
     Contributor,
     DecidedStep,
     Durability,
-    PageStore,
     StaleAttempt,
     StoreStats,
     VersionMissing,
 )
-from switch_emu.store.memory import MemoryPageStore
-from switch_emu.store.pins import Pin
 from switch_emu.store.tier import TieredPageStore
 
 __all__ = [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from switch_emu.store.config import StoreConfig
-from switch_emu.store.interface import Buffer, DecidedStep, PageStore, StoreStats
+from switch_emu.store.interface import PageStore
 from switch_emu.store.pins import Pin
+from switch_emu.store.records import Buffer, DecidedStep, StoreStats
 
 
 class PageStoreAround(PageStore):

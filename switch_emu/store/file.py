@@ -58,7 +58,7 @@ from switch_emu.store.directory import (
     store_disk_bytes,
 )
 from switch_emu.store.geometry import Geometry
-from switch_emu.store.interface import Buffer, DecidedStep, Durability, PageStore, StoreStats
+from switch_emu.store.interface import PageStore
 from switch_emu.store.manifest import (
     ManifestRef,
     copy_offset,
@@ -66,9 +66,11 @@ from switch_emu.store.manifest import (
     read_manifest,
     repair_manifest,
 )
+from switch_emu.store.page_table import DIGEST_BYTES, PageEntry, PageTable
 from switch_emu.store.pins import Pin
+from switch_emu.store.records import Buffer, DecidedStep, Durability, StoreStats
 from switch_emu.store.ring import RecordRing
-from switch_emu.store.steps import DIGEST_BYTES, PageEntry, PageTable, StepState
+from switch_emu.store.steps import StepState
 from switch_emu.store.views import read_view, write_view
 
 _STOPPED = (

@@ -29,7 +29,7 @@ from luwu.base.closing import Closing
 from luwu.base.errors import PageCorruptError, StateError
 from luwu.base.making import flush_directory
 from luwu.base.refusals import refusing
-from switch_emu.store.interface import DecidedStep
+from switch_emu.store.records import DecidedStep
 
 RECORD_KEY = "kept"
 """In `DecidedStep.extra`."""

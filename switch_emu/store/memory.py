@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from luwu.base.errors import StateError
 from switch_emu.store.config import StoreConfig
-from switch_emu.store.interface import Buffer, DecidedStep, PageStore, StoreStats
+from switch_emu.store.interface import PageStore
+from switch_emu.store.page_table import PageEntry, PageTable, TableShape
 from switch_emu.store.pins import Pin
-from switch_emu.store.steps import PageEntry, PageTable, StepState, TableShape
+from switch_emu.store.records import Buffer, DecidedStep, StoreStats
+from switch_emu.store.steps import StepState
 from switch_emu.store.views import cut, is_same_memory, read_view, write_view
 
 

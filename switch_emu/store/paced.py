@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import ConfigError
 from switch_emu.store.around import PageStoreAround
-from switch_emu.store.interface import Buffer, PageStore
+from switch_emu.store.interface import PageStore
+from switch_emu.store.records import Buffer
 
 
 class DiskPace:

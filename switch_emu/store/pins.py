@@ -18,7 +18,6 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from luwu.base.closing import Closing
 from luwu.base.errors import PageCorruptError
@@ -30,18 +29,16 @@ from switch_emu.store.direct_io import (
     IoCounter,
     aligned_buffer,
 )
-from switch_emu.store.interface import DecidedStep, VersionMissing
+from switch_emu.store.page_table import PageEntry, PageTable
+from switch_emu.store.records import DecidedStep, VersionMissing
 from switch_emu.store.views import write_view
-
-if TYPE_CHECKING:
-    from switch_emu.store.steps import PageEntry, PageTable
 
 _PIECE_BYTES = 1024 * 1024
 """Copied at a time; a multiple of BLOCK_BYTES."""
 
-ReadRange = Callable[[int, "PageEntry", int, memoryview], None]
+ReadRange = Callable[[int, PageEntry, int, memoryview], None]
 """(page, entry, first byte of the record, into): from the side the entry names."""
-Verify = Callable[[int, "PageEntry", int, memoryview], None]
+Verify = Callable[[int, PageEntry, int, memoryview], None]
 """(page, entry, index of the field, bytes of it): raises PageCorruptError."""
 
 

@@ -1,120 +1,18 @@
-"""Which version of which page lies where, and which call is allowed now. No I/O.
+"""The decided version, the one being made, and which call is allowed now. No I/O.
 
-Shared by every store: `interface.py` has the table of transitions, this module enforces it. The
-*page table* says of each page: its side, the step that wrote it, and, where the bytes are on a
-disk, one checksum a field and the end of the record (`geometry.py` says why).
+Shared by every store: `interface.py` has the table of transitions, this module enforces it;
+`page_table.py` says where each page lies.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
 
-import numpy as np
-
-from luwu.base.errors import PageCorruptError, StateError
-from switch_emu.store.interface import DecidedStep, StaleAttempt, VersionMissing
-
-if TYPE_CHECKING:
-    from switch_emu.store.pins import Pin
-
-DIGEST_BYTES = 16
-
-_STATE = np.dtype([("version", "<u8"), ("attempt", "<u8"), ("side", "u1")])
-
-
-class PageEntry(NamedTuple):
-    """Where one version of a page is, and what it must be."""
-
-    side: int
-    version: int
-    """The step that wrote it; a page that rests keeps an old one."""
-    attempt: int
-    digests: bytes = b""
-    """xxh3-128 of each part of the record, 16 bytes each; none in memory."""
-    tail: bytes = b""
-    """End of the record, kept here instead of in the side file."""
-
-
-class TableShape:
-    """Bytes each page takes in a page table; one for all versions."""
-
-    def __init__(self, digest_counts: Iterable[int], tail_bytes: Iterable[int]) -> None:
-        self.digest_starts = _starts(count * DIGEST_BYTES for count in digest_counts)
-        self.tail_starts = _starts(tail_bytes)
-        self.page_count = len(self.digest_starts) - 1
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of an encoded table."""
-        states = self.page_count * _STATE.itemsize
-        return states + int(self.digest_starts[-1]) + int(self.tail_starts[-1])
-
-
-class PageTable:
-    """One entry a page, in arrays: a million pages are copied and encoded in milliseconds."""
-
-    def __init__(self, shape: TableShape) -> None:
-        self._shape = shape
-        self._states = np.zeros(shape.page_count, dtype=_STATE)
-        self._states["side"] = 1  # so that version 0 goes to side 0
-        self._digests = bytearray(int(shape.digest_starts[-1]))
-        self._tails = bytearray(int(shape.tail_starts[-1]))
-
-    def __len__(self) -> int:
-        return self._shape.page_count
-
-    def side(self, page: int) -> int:
-        """The side on which this table's version of the page lies."""
-        return int(self._states["side"][page])
-
-    def entry(self, page: int) -> PageEntry:
-        """Everything known about this table's version of the page."""
-        state = self._states[page]
-        shape = self._shape
-        return PageEntry(
-            side=int(state["side"]),
-            version=int(state["version"]),
-            attempt=int(state["attempt"]),
-            digests=bytes(self._digests[shape.digest_starts[page] : shape.digest_starts[page + 1]]),
-            tail=bytes(self._tails[shape.tail_starts[page] : shape.tail_starts[page + 1]]),
-        )
-
-    def changed(self, entries: Mapping[int, PageEntry]) -> PageTable:
-        """A copy with other entries for some pages; this table stays as it is."""
-        shape = self._shape
-        table = PageTable(shape)
-        table._states[:] = self._states
-        table._digests[:] = self._digests
-        table._tails[:] = self._tails
-        for page, entry in entries.items():
-            table._states[page] = (entry.version, entry.attempt, entry.side)
-            table._digests[shape.digest_starts[page] : shape.digest_starts[page + 1]] = (
-                entry.digests
-            )
-            table._tails[shape.tail_starts[page] : shape.tail_starts[page + 1]] = entry.tail
-        return table
-
-    def encode(self) -> bytes:
-        """States, digests, tails: `TableShape.table_bytes` bytes."""
-        return b"".join((self._states.tobytes(), self._digests, self._tails))
-
-    @classmethod
-    def decode(cls, shape: TableShape, data: memoryview) -> PageTable:
-        """The table in `data`, whose checksum the caller has verified."""
-        if len(data) != shape.table_bytes:
-            raise PageCorruptError(
-                f"a page table has {len(data)} bytes, expected {shape.table_bytes}; "
-                "it belongs to another store. Restore the store from a checkpoint."
-            )
-        table = cls(shape)
-        digests_at = shape.page_count * _STATE.itemsize
-        tails_at = digests_at + len(table._digests)
-        table._states = np.frombuffer(data[:digests_at], dtype=_STATE).copy()
-        table._digests[:] = data[digests_at:tails_at]
-        table._tails[:] = data[tails_at:]
-        return table
+from luwu.base.errors import StateError
+from switch_emu.store.page_table import PageEntry, PageTable
+from switch_emu.store.pins import Pin
+from switch_emu.store.records import DecidedStep, StaleAttempt, VersionMissing
 
 
 class StepState:
@@ -293,10 +191,3 @@ class StepState:
 
     def _decided_text(self) -> str:
         return "no version" if self.decided is None else f"version {self.decided.version}"
-
-
-def _starts(sizes: Iterable[int]) -> list[int]:
-    starts = [0]
-    for size in sizes:
-        starts.append(starts[-1] + size)
-    return starts

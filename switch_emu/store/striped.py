@@ -14,7 +14,7 @@ from luwu.base.errors import ConfigError, StateError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.directory import CONFIG_NAME
 from switch_emu.store.file import FilePageStore
-from switch_emu.store.interface import DecidedStep
+from switch_emu.store.records import DecidedStep
 
 
 def node_directory(state: Path, number: int, count: int) -> Path:

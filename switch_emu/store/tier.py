@@ -25,7 +25,8 @@ import threading
 from luwu.base.errors import ConfigError
 from switch_emu.store.around import PageStoreAround
 from switch_emu.store.config import StoreConfig
-from switch_emu.store.interface import Buffer, DecidedStep, PageStore
+from switch_emu.store.interface import PageStore
+from switch_emu.store.records import Buffer, DecidedStep
 from switch_emu.store.views import cut, write_view
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from luwu.base.address import address_of
 from luwu.base.errors import StateError
-from switch_emu.store.interface import Buffer
+from switch_emu.store.records import Buffer
 
 
 def read_view(record: Buffer, size: int, what: str) -> memoryview:

@@ -13,10 +13,10 @@ from torch import nn
 
 import luwu
 from luwu.base.errors import StepAborted
-from luwu.training import run
 from luwu.training.devices.pinning import HostPins
 from luwu.training.devices.streams import CudaStreams
-from luwu.training.session import Session
+from luwu.training.script import run
+from luwu.training.script.session import Session
 from tests.unit.fake_nic import FakeNetwork, FakeNic
 
 pytestmark = pytest.mark.gpu

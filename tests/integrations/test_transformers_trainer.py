@@ -199,7 +199,7 @@ def sharded() -> Iterator[Any]:
         model = make_model()
         luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
         yield model
-        if not model.luwu_unit.session.is_final:  # a session can end well with an optimizer only
+        if not model.luwu_session.is_final:  # a session can end well with an optimizer only
             luwu.optim.SGD(model.parameters(), lr=0.1)
 
 

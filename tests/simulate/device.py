@@ -41,8 +41,8 @@ from switch_emu.store import file as file_module
 from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, DirectIo, IoCounter
 from switch_emu.store.directory import LOCK_NAME, META_NAME, SIDE_NAMES
 from switch_emu.store.geometry import Geometry
-from switch_emu.store.interface import Durability
 from switch_emu.store.manifest import copy_offset, meta_bytes
+from switch_emu.store.records import Durability
 from switch_emu.store.ring import RING_BYTES, RecordRing
 
 BLOCK_BYTES = 4096

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import luwu
-from luwu.activations.saved import ActivationStats
+from luwu.activations.store import ActivationStats
 from tests.unit.waiting import is_soon
 
 KIB = 1024

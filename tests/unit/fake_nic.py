@@ -26,6 +26,7 @@ from luwu.base.errors import LuwuError, StepAborted
 from luwu.base.events import Recorder
 from luwu.layout import Layout
 from luwu.nic.cells import ChunkGradient
+from luwu.nic.handles import NicCounters
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
 from switch_emu.node.kernels import UpdateCall
@@ -329,6 +330,7 @@ class FakeNic:
         self.reshard_after_forward = reshard_after_forward
         self.recorder = Recorder(role="worker", printed=None)
         self.cells = FakeCells()
+        self.counters = NicCounters()
         self.is_closed = False
         self._attempt = 0
 

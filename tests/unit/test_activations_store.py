@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from luwu.activations import store as activations
-from luwu.activations.saved import ActivationStats, Hold, checksum_of
-from luwu.activations.store import ActivationStore
+from luwu.activations.store import ActivationStats, ActivationStore, Hold, checksum_of
 from luwu.base.errors import DeadlineError, LuwuError, StateError, StoreFullError
 from tests.unit.test_scratch_file import file_limit
 from tests.unit.waiting import is_soon

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import luwu
-from luwu.activations.saved import ActivationStats
+from luwu.activations.store import ActivationStats
 from luwu.nic.shell import Nic
 from luwu.testing.local import LocalCluster
 from tests.unit.fake_nic import FakeNetwork

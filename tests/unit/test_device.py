@@ -17,12 +17,12 @@ import luwu
 from luwu.base.address import address_of
 from luwu.layout import Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
-from luwu.training import run
 from luwu.training.devices.device import STAGING_COUNT, CudaDevice
 from luwu.training.devices.gradients import gradient_plan
 from luwu.training.devices.pinning import HostPins, mapping_at
 from luwu.training.devices.ring import Ring
-from luwu.training.session import Session
+from luwu.training.script import run
+from luwu.training.script.session import Session
 from tests.unit import training_harness
 from tests.unit.fake_nic import FakeNetwork, FakeNic
 from tests.unit.fake_streams import FakeStream, FakeStreams

@@ -15,8 +15,8 @@ import torch
 import luwu
 from luwu.base.errors import StepAborted
 from luwu.testing.local import LocalCluster
-from luwu.training import run
 from luwu.training.devices.device import CpuDevice, CudaDevice, Device
+from luwu.training.script import run
 from tests.unit.fake_streams import FakeStreams
 from tests.unit.test_device import STEPS, loss, make, shard
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here

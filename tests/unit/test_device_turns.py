@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import LuwuError, StepAborted
+from luwu.base.events import Recorder
 from luwu.nic.cells import ChunkGradient
+from luwu.nic.handles import NicCounters
 from luwu.training.devices.turns import TurnNic
 from tests.unit.fake_nic import WAIT_S_MAX, FakeCell, FakeCells
 from tests.unit.waiting import do_once
@@ -43,6 +45,11 @@ class FakeNic:
 
     def __init__(self) -> None:
         self.cells = FakeCells()
+        self.rank, self.world_size = 0, 1
+        self.chunk_bytes, self.node_count, self.prefetch_units = 4096, 1, 2
+        self.reshard_after_forward: bool | None = None
+        self.recorder = Recorder(role="worker", printed=None)
+        self.counters = NicCounters()
         self.said: list[Any] = []
         self.threads: set[str] = set()
         self.abort: StepAborted | None = None
@@ -68,7 +75,9 @@ class FakeNic:
         finally:
             self.pushed.set()
 
-    def pull(self, unit: int) -> Handle:
+    def pull(
+        self, step: int, part: int, unit: int, memory: Any, *, in_place: bool = False
+    ) -> Handle:
         return self._say(("pull", unit))
 
     def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> Handle:
@@ -99,6 +108,10 @@ def push(turns: TurnNic, unit: int, *written: Written) -> Any:
     return turns.push(0, 0, unit, gradients, "float32", last=True)
 
 
+def pull(turns: TurnNic, unit: int) -> Any:
+    return turns.pull(0, 0, unit, lambda: memoryview(b""))
+
+
 def wait_until_idle(turns: TurnNic) -> None:
     with turns._changed:
         assert turns._changed.wait_for(lambda: not turns._jobs, WAIT_S_MAX)
@@ -111,7 +124,7 @@ def test_pushes_go_in_order_when_they_are_complete(nic: FakeNic, turns: TurnNic)
     promise = push(turns, 2, first)
     push(turns, 1, second)
     push(turns, 0)
-    turns.pull(7)
+    pull(turns, 7)
     assert nic.said == [("pull", 7)]
     assert promise.handle is None
     assert not promise.done
@@ -133,13 +146,13 @@ def test_an_abort_told_to_the_copying_thread_is_raised_once(nic: FakeNic, turns:
     assert nic.pushed.wait(WAIT_S_MAX)
     assert written[1].asked.wait(WAIT_S_MAX)
     with pytest.raises(StepAborted) as raised:
-        turns.pull(7)
+        pull(turns, 7)
     assert raised.value.step == 3
     assert nic.said == []
     written[1].ready.set()
     turns.drop()
     assert not written[1].cell.is_needed  # given back, and only after its copy
-    turns.pull(8)
+    pull(turns, 8)
     assert nic.said == [("pull", 8)]
 
 
@@ -152,7 +165,7 @@ def test_an_abort_told_to_the_training_thread_voids_every_push(
     assert written.asked.wait(WAIT_S_MAX)
     nic.abort = StepAborted(0, "lost")
     with pytest.raises(StepAborted):
-        turns.pull(1)
+        pull(turns, 1)
     ender = threading.Timer(0.02, written.ready.set)
     ender.start()
     turns.drop()

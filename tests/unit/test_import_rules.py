@@ -288,7 +288,7 @@ def test_a_worker_imports_no_compiler() -> None:
     Method: a process that makes all of them."""
     script = (
         "import sys, torch, luwu, luwu.optim, workers.arms\n"
-        "from luwu.training.fully_shard import fully_shard\n"
+        "from luwu.training.script.fully_shard import fully_shard\n"
         "from workers.gpt import GPTConfig, without_storage\n"
         "model = without_storage(GPTConfig(vocab=8, layers=1, width=16, heads=1, context=4))\n"
         "assert all(each.is_meta for each in model.parameters())\n"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from luwu.training.trees import map_leaves, map_tensors
+from luwu.training.base.trees import map_leaves, map_tensors
 
 Pair = namedtuple("Pair", "left right")
 

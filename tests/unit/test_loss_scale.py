@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import luwu
-from luwu.training.loss_scale import checked_loss_scale
+from luwu.training.steps.loss_scale import checked_loss_scale
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.real_training import digest_of, in_cluster, seeded
 from tests.unit.small_models import Stack, batch, shard, square_loss

@@ -169,5 +169,5 @@ def test_a_model_without_parameters() -> None:
         x = torch.linspace(-1, 1, 4, requires_grad=True).view(1, 4)
         assert torch.equal(model(x), x.relu())
         model(x).sum().backward()
-        assert not luwu.session().has_joined
+        assert not luwu.session().is_final
         luwu.finish()

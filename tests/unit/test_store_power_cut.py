@@ -15,7 +15,7 @@ import pytest
 
 from luwu.base.errors import PageCorruptError, StateError, StoreFullError
 from switch_emu.store import DecidedStep, FilePageStore
-from switch_emu.store.interface import Durability
+from switch_emu.store.records import Durability
 from tests.simulate.device import Device, ProcessEnded, busy, simulated
 from tests.suites.store_suite import (
     contents,

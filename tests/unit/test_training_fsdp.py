@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 import luwu
-from luwu.training.module import _MEANINGLESS
+from luwu.training.script.module import _MEANINGLESS
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.real_training import digest_of, in_cluster, seeded
 from tests.unit.small_models import (

@@ -16,8 +16,8 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import luwu
-from luwu.training.placeholder import Placeholder, PlaceholderError
-from luwu.training.session import Session
+from luwu.training.script.session import Session
+from luwu.training.units.placeholder import Placeholder, PlaceholderError
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.real_training import in_cluster
 from tests.unit.training_harness import (

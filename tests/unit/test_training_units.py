@@ -128,7 +128,7 @@ def test_prefetch_follows_the_order_of_the_last_step() -> None:
         for step in range(3):
             square_loss(model, step, 0, 0).backward()
             optimizer.step()
-            early.append((session._prefetcher.use_count, session._prefetcher.early_count))
+            early.append((session.pulls.prefetcher.use_count, session.pulls.prefetcher.early_count))
         assert session.pull_before_use_ratio == 1.0  # an eager network: every answer is early
     pulls = [(step, unit) for verb, _, step, _, unit in network.log if verb == "pull"]
     for step in range(3):

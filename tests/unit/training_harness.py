@@ -13,8 +13,8 @@ from torch import nn
 
 import luwu
 from luwu.base.errors import StepAborted
-from luwu.training import run
-from luwu.training.session import Session
+from luwu.training.script import run
+from luwu.training.script.session import Session
 from tests.unit.fake_nic import WAIT_S_MAX, FakeNetwork, FakeNic
 
 

@@ -22,43 +22,46 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from luwu.base.address import address_of
-from luwu.training.devices.gradients import ChunkPlan, write
+from luwu.nic.cells import ChunkGradient
+from luwu.training.base.interface import Nic, SharedWeights
+from luwu.training.devices.gradients import ChunkPlan, flat_gradients, write
 from luwu.training.devices.pinning import HostPins
 from luwu.training.devices.ring import Ring
 from luwu.training.devices.streams import CudaStreams, Event, Streams
 from luwu.training.devices.turns import TurnNic
-from luwu.training.interface import Nic, SharedWeights
 
 STAGING_COUNT = 4
 """Chunks under way to cells that the GPU cannot write."""
 
 
+class Cells(Protocol):
+    """Memory for gradients, a cell per chunk."""
+
+    def take_now(self, nbytes: int) -> Any:
+        """A cell that can be written now, or None if one must be waited for."""
+        ...
+
+    def take(self, nbytes: int) -> Any:
+        """A cell; waits for one."""
+        ...
+
+
 class Device(ABC):
-    """Where one worker computes. Used by the training thread; `finish` of a write by any."""
+    """One worker's device. Used by the training thread; `finish` of a write by any."""
 
     where: torch.device
+    cells: Cells
+    """Where the cells for gradients come from; known when it is connected."""
 
     @abstractmethod
     def connect(self, nic: Nic) -> Nic:
         """The NIC as the training thread is to use it."""
-
-    @abstractmethod
-    def start(self, *, unit_bytes_max: int, window: int) -> None:
-        """The sizes are known."""
-
-    @abstractmethod
-    def take_now(self, nbytes: int) -> Any:
-        """A cell that can be written now, or None if one must be waited for."""
-
-    @abstractmethod
-    def take(self, nbytes: int) -> Any:
-        """A cell; waits for one. What was written is pushed before."""
 
     @abstractmethod
     def write(
@@ -66,44 +69,30 @@ class Device(ABC):
     ) -> Any:
         """Write a chunk's gradient; what is to be pushed."""
 
-    @abstractmethod
-    def drop(self) -> None:
+    def start(self, *, unit_bytes_max: int, window: int) -> None:  # noqa: B027 - a GPU's buffers
+        """The sizes are known."""
+
+    def drop(self) -> None:  # noqa: B027 - a GPU's copies
         """The attempt is lost: return when nothing of it is under way."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a GPU's memory
         """Let go of everything; the NIC is closed after it."""
 
 
 class CpuDevice(Device):
-    """Nothing to move."""
+    """The host's memory is the device's: only gradients are copied, to where they are sent from."""
 
     where = torch.device("cpu")
 
     def connect(self, nic: Nic) -> Nic:
-        self._cells = nic.cells
+        self.cells = nic.cells
         return nic
-
-    def start(self, *, unit_bytes_max: int, window: int) -> None:
-        pass
-
-    def take_now(self, nbytes: int) -> Any:
-        return self._cells.take_now(nbytes)
-
-    def take(self, nbytes: int) -> Any:
-        return self._cells.take(nbytes)
 
     def write(
         self, plan: ChunkPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
     ) -> Any:
         write(plan, flat, torch.frombuffer(cell.data, dtype=dtype))
         return cell
-
-    def drop(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class CudaDevice(Device):
@@ -133,7 +122,8 @@ class CudaDevice(Device):
         self._staging = Ring(lambda: self.streams.host_buffer(self._chunk_bytes), STAGING_COUNT)
         self._chunk_bytes = nic.chunk_bytes
         nic.cells.watch(self.pins.add, self.pins.drop)
-        return cast(Nic, self.turns)
+        self.cells = _StagedCells(self.turns, self._staging)
+        return self.turns
 
     def start(self, *, unit_bytes_max: int, window: int) -> None:
         self.host = Ring(lambda: self.streams.host_buffer(unit_bytes_max), window + 2)
@@ -200,14 +190,6 @@ class CudaDevice(Device):
 
     # ---------------------------------------------------------------------- gradients
 
-    def take_now(self, nbytes: int) -> Any:
-        # Whether the cell needs a buffer is known when it is there.
-        return self.turns.cells.take_now(nbytes) if self._staging.has_free() else None
-
-    def take(self, nbytes: int) -> Any:
-        self.turns.pause_until(self._staging.has_free)
-        return self.turns.cells.take(nbytes)
-
     def write(
         self, plan: ChunkPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
     ) -> Any:
@@ -247,6 +229,23 @@ class CudaDevice(Device):
         self.pins.close()
 
 
+class _StagedCells:
+    """Cells, each taken when there is a buffer for what cannot be copied to it directly."""
+
+    def __init__(self, turns: TurnNic, staging: Ring) -> None:
+        self._turns, self._staging = turns, staging
+
+    def take_now(self, nbytes: int) -> Any:
+        """A cell that can be written now, or None if one must be waited for."""
+        # Whether the cell needs a buffer is known when it is there.
+        return self._turns.cells.take_now(nbytes) if self._staging.has_free() else None
+
+    def take(self, nbytes: int) -> Any:
+        """A cell; waits for one. What was written is pushed before."""
+        self._turns.pause_until(self._staging.has_free)
+        return self._turns.cells.take(nbytes)
+
+
 class _Write:
     """A gradient on its way to a cell."""
 
@@ -268,5 +267,32 @@ class _Write:
 
 
 def device_at(where: torch.device) -> Device:
-    """How bytes get there."""
+    """The way of bytes to this device."""
     return CudaDevice(where) if where.type == "cuda" else CpuDevice()
+
+
+def write_unit(
+    device: Device, plans: Sequence[ChunkPlan], gradients: Sequence[torch.Tensor | None],
+    dtype: torch.dtype,
+) -> Iterator[list[ChunkGradient]]:  # fmt: skip
+    """Write a unit's gradients to cells; yield them to be pushed, several at a time.
+
+    Cells are taken as long as there are some without waiting. What has been written is yielded
+    before a wait for more, so that the wait can end.
+    """
+    flat = flat_gradients(gradients)
+    group: list[ChunkGradient] = []
+    for plan in plans:
+        absent = plan.absent(flat)
+        if absent == plan.all_segments:
+            group.append(ChunkGradient(plan.chunk, None))
+            continue
+        cell = device.cells.take_now(plan.nbytes)
+        if cell is None:
+            if group:
+                yield group
+                group = []
+            cell = device.cells.take(plan.nbytes)
+        group.append(ChunkGradient(plan.chunk, device.write(plan, flat, cell, dtype), absent))
+    if group:
+        yield group

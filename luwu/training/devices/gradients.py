@@ -1,26 +1,19 @@
 """A unit's gradient on its way out: written once, chunk by chunk, into memory that is sent from.
 
-Autograd's gradients are private memory of their own shapes. `GradientPlan` knows which parts of
-them make up each chunk; `write` copies these parts, in the wire dtype, to the cell of the chunk.
-The copy is the only pass over a gradient that a worker makes. Cells are taken as long as there are
-some without waiting; what has been written is pushed before a wait, so that it can end.
+Autograd's gradients are private memory of their own shapes. A `ChunkPlan` knows which parts of
+them make up a chunk; `write` copies these parts, in the wire dtype, to the cell of the chunk. The
+copy is the only pass over a gradient that a worker makes. (`device.py` takes the cells.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from luwu.layout import Layout, padded
-from luwu.nic.cells import ChunkGradient
-
-if TYPE_CHECKING:
-    from luwu.training.devices.device import Device
-
 
 _MEMCPY_BYTES_MIN = 256 * 1024
 """Below, torch's own copy has less to do before it begins."""
@@ -117,26 +110,3 @@ def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
         np.copyto(into.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
     else:
         into.copy_(source)
-
-
-def push_unit(
-    device: Device, plans: Sequence[ChunkPlan], gradients: Sequence[torch.Tensor | None],
-    dtype: torch.dtype, push: Callable[[list[ChunkGradient]], None],
-) -> None:  # fmt: skip
-    """Write a unit's gradients to cells and hand them to `push`, several at a time."""
-    flat = flat_gradients(gradients)
-    group: list[ChunkGradient] = []
-    for plan in plans:
-        absent = plan.absent(flat)
-        if absent == plan.all_segments:
-            group.append(ChunkGradient(plan.chunk, None))
-            continue
-        cell = device.take_now(plan.nbytes)
-        if cell is None:
-            if group:
-                push(group)
-                group = []
-            cell = device.take(plan.nbytes)
-        group.append(ChunkGradient(plan.chunk, device.write(plan, flat, cell, dtype), absent))
-    if group:
-        push(group)

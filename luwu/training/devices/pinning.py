@@ -6,7 +6,7 @@ host waits for it. Registered memory is copied at once, behind the compute.
 What may be registered: memory that this process writes, and memory of another process that is
 mapped shared. A *private* mapping of another's memory must never be: to pin its pages the kernel
 gives us copies of them (it breaks copy-on-write), and from then on we see nothing of what the owner
-writes. The weights would stay those of the first step, and nobody would be told.
+writes. The weights would stay those of the first step, without an error.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from luwu.training.devices.streams import Streams
 
 
 class HostPins:
-    """What one worker has registered."""
+    """Memory that one worker has registered."""
 
     def __init__(self, streams: Streams, refused: Callable[[str], None]) -> None:
-        """`refused` is told why, the first time something cannot be registered."""
+        """`refused` is called with the reason, once: when something cannot be registered."""
         self._streams, self._refused = streams, refused
         self._ends: dict[int, int] = {}
         """Of each piece: where it starts, and ends."""
@@ -48,7 +48,7 @@ class HostPins:
             return True
         found = mapping_at(address)
         if found is None or address + nbytes > found[1] or "s" not in found[2]:
-            self._tell("weights of another process are mapped private")
+            self._report("weights of another process are mapped private")
             return False
         start, end, access = found
         return self._register(start, end - start, read_only="w" not in access)
@@ -64,17 +64,17 @@ class HostPins:
         if why is None:
             self._ends[address] = address + nbytes
             return True
-        self._tell(why)
+        self._report(why)
         return False
 
-    def _tell(self, why: str) -> None:
+    def _report(self, why: str) -> None:
         if not self._was_refused:
             self._was_refused = True
             self._refused(why)
 
 
 def mapping_at(address: int) -> tuple[int, int, str] | None:
-    """(start, end, access such as `rw-s`) of the mapping there; None where nobody can tell."""
+    """(start, end, access such as `rw-s`) of the mapping there; None if none is listed."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which storages hold weights: what looks at them is never moved or copied behind their back."""
+"""The storages that hold weights: views of them are never moved or copied behind their back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engines need of a GPU: work in order on a few streams, and events between them.
+"""A GPU, as the engines need it: work in order on a few streams, and events between them.
 
     compute   the stream the script's own kernels run on; never waited for by the host
     pull      host to device copies of weights
@@ -41,11 +41,11 @@ class Stream(Protocol):
         ...
 
     def wait(self, event: Any) -> None:
-        """What is given from now on is done after the event; the host goes on at once."""
+        """Do what is given from now on after the event; the host goes on at once."""
         ...
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Its memory is not used anew before what this stream was given so far is done."""
+        """Its memory is not used again before what this stream was given so far is done."""
         ...
 
     def resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:

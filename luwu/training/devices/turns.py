@@ -4,12 +4,12 @@ A gradient may be sent when its copy to the host is complete. The training threa
 that, so `push` only puts a job into a queue; the thread `luwu-copy` waits for the copies of the
 oldest job and then calls the NIC, in order.
 
-An abort is told once, by the next call of the NIC. That must not split the two threads: if one of
-them has been told, whatever the other still asks for belongs to the lost attempt. So
+An abort is raised once, by the next call of the NIC. That must not split the two threads: if one of
+them has seen it, whatever the other still asks for belongs to the lost attempt. So
 
-    V1  Calls are made under one lock, after a look at what the other thread was told.
-    V2  Once an abort was told to either thread, every job there is is void: its copies are waited
-        for, its cells are given back, and nothing of it is said.
+    V1  Calls are made under one lock, after a look at what the other thread has seen.
+    V2  Once either thread has seen an abort, every job there is is void: its copies are waited
+        for, its cells are given back, and nothing of it is sent.
     V3  A call that blocks inside the NIC is made only while there is no job; until then the caller
         waits here. (The GPU finishes copies whatever the network does, so this ends.)
     V4  An error of the copying thread is raised by the training thread's next call, once.
@@ -19,14 +19,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from luwu.base.errors import StepAborted
 from luwu.nic.cells import ChunkGradient
-from luwu.training.interface import Handle, StepHandle
+from luwu.nic.reader import StateReader
+from luwu.training.base.interface import Handle, Joined, Nic, StepHandle
+from luwu.wire.description import Description
 
 POLL_S = 0.0005
 """How often a wait for the network looks up while jobs are under way."""
@@ -65,10 +67,15 @@ class _Job:
 
 
 class TurnNic:
-    """See the module: `luwu.training.interface.Nic` around another one."""
+    """See the module: `luwu.training.base.interface.Nic` around another one."""
 
-    def __init__(self, nic: Any) -> None:
+    def __init__(self, nic: Nic) -> None:
         self._nic = nic
+        self.rank, self.world_size = nic.rank, nic.world_size
+        self.chunk_bytes, self.node_count = nic.chunk_bytes, nic.node_count
+        self.prefetch_units = nic.prefetch_units
+        self.reshard_after_forward = nic.reshard_after_forward
+        self.recorder, self.counters = nic.recorder, nic.counters
         self.cells = TurnCells(nic.cells, self)
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
@@ -78,16 +85,47 @@ class TurnNic:
         self._thread = threading.Thread(target=self._serve, name="luwu-copy", daemon=True)
         self._thread.start()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._nic, name)  # what it is, and what comes before the first step
-
     # ---------------------------------------------------------------------- training thread
+
+    def join(self, description: Description) -> Joined:
+        """As the NIC's; there are no jobs yet."""
+        return self._nic.join(description)
+
+    @property
+    def is_loaded(self) -> bool:
+        """As the NIC's."""
+        return self._nic.is_loaded
+
+    def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
+        """As the NIC's; there are no jobs yet."""
+        self._nic.load(chunks)
+
+    def keep(self, step: int, data: bytes) -> None:
+        """As the NIC's."""
+        self._nic.keep(step, data)
+
+    def open_reader(self) -> StateReader:
+        """As the NIC's; a reader has a connection of its own."""
+        return self._nic.open_reader()
+
+    def leave(self) -> None:
+        """As the NIC's."""
+        self._nic.leave()
+
+    def close(self) -> None:
+        """As the NIC's; after `stop`."""
+        self._nic.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """As the NIC's."""
+        return self._nic.is_closed
 
     def push(
         self, step: int, part: int, unit: int, gradients: Sequence[ChunkGradient] | None,
         dtype: str, *, last: bool, weight: float = 1.0,
     ) -> Promise:  # fmt: skip
-        """Send gradients when it may be, or say that there are none; a cell is a `Written` here."""
+        """Send gradients when it may be, or that there are none; a cell is a `Written` here."""
         written = [each.cell for each in gradients or () if each.cell is not None]
         cells = None
         if gradients is not None:
@@ -107,11 +145,13 @@ class TurnNic:
             self._raise_error()
         return job.promise
 
-    def pull(self, *given: Any, **options: Any) -> Handle:
+    def pull(
+        self, step: int, part: int, unit: int, memory: Callable[[], memoryview], *,
+        in_place: bool = False,
+    ) -> Handle:  # fmt: skip
         """As the NIC's."""
         with self._turn():
-            handle: Handle = self._nic.pull(*given, **options)
-            return handle
+            return self._nic.pull(step, part, unit, memory, in_place=in_place)
 
     def forget(self, handle: Any) -> None:
         """As the NIC's."""

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from luwu.base.address_range import AddressRange, Memory
+from luwu.training.base.interface import SharedWeights
 from luwu.training.devices.storages import WEIGHTS
-from luwu.training.interface import SharedWeights
 
 _ADDRESSES_MAX = 2
 """Places of a unit's weights in shared memory: one for even and one for odd steps."""

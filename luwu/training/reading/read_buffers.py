@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from luwu.base.errors import ConfigError
-from luwu.training.module import class_name
+from luwu.training.base.names import class_name
 from luwu.training.state.initialise import fill_meta_buffers
 
 _STATISTICS = ("running_mean", "running_var")

@@ -32,14 +32,13 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.join.connection import Connection, join
 from luwu.layout import DTYPE_BYTES
 from luwu.nic.reader import StateReader
+from luwu.training.base.names import class_name, dtype_name
+from luwu.training.base.trees import map_tensors
+from luwu.training.base.uncompiled import uncompiled
 from luwu.training.devices.weights import ByteCount
-from luwu.training.model import dtype_name
-from luwu.training.module import class_name
 from luwu.training.reading.read_buffers import fill_buffers
 from luwu.training.reading.read_units import ReadUnit, find_units
 from luwu.training.reading.reading_thread import OpenSource, ReadingThread, WeightSource
-from luwu.training.trees import map_tensors
-from luwu.training.uncompiled import uncompiled
 
 _JOIN_S = 60.0
 """How long to wait for a connection file."""
@@ -81,7 +80,7 @@ def read_from(
 
 
 class ReadModel(Closing):
-    """What `read_from` returns; `close` ends it, and leaves a model without weights."""
+    """A model that reads, made by `read_from`; `close` leaves it without weights."""
 
     def __init__(
         self, model: nn.Module, thread: ReadingThread, units: list[ReadUnit], *,
@@ -121,12 +120,12 @@ class ReadModel(Closing):
 
     @property
     def agreement(self) -> Mapping[str, str]:
-        """What the job's workers agreed on, such as a digest of the data."""
+        """Values that the job's workers agreed on, such as a digest of the data."""
         return self._thread.source.description.agreement
 
     @property
     def model_bytes(self) -> int:
-        """Of the weights of all units."""
+        """Bytes of the weights of all units."""
         return sum(unit.nbytes for unit in self._units)
 
     def refresh(self) -> int:
@@ -221,7 +220,7 @@ class ReadModel(Closing):
         for unit in self._units_of[module]:
             if not unit.is_here:
                 self._bring(unit)
-            unit.depth += 1
+            unit.enter()
             if unit.casts_inputs:
                 cast = functools.partial(_cast, unit.dtype)
                 args, kwargs = map_tensors(cast, (args, kwargs))
@@ -236,9 +235,8 @@ class ReadModel(Closing):
         for unit in self._units_of[module]:
             if unit.depth == 0:
                 continue  # it did not come
-            unit.depth -= 1
+            unit.leave(module)
             output = map_tensors(functools.partial(_kept, unit), output)
-            unit.modules_run.add(module)
             if unit.depth == 0 and len(unit.modules_run) == len(unit.modules):
                 unit.remove()
         if not self._entered:  # of a unit of several modules, some may not have been called

@@ -19,10 +19,9 @@ from luwu.base.address_range import Memory
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.layout import Layout, Parameter
 from luwu.nic.reader import FieldRead
+from luwu.training.base.names import dtype_name, is_sharded, plain_name
 from luwu.training.devices.weights import ByteCount, UnitWeights
-from luwu.training.model import dtype_name
-from luwu.training.module import LuwuModule, plain_name
-from luwu.training.stand_in import StandIn, become, without_weak_references
+from luwu.training.units.placeholder import StandIn, become, without_weak_references
 from luwu.wire.description import Description
 
 _DIFFERENCES_SHOWN_MAX = 6
@@ -31,7 +30,7 @@ Place = tuple[nn.Module, str]
 
 
 class AwayParameter(StandIn):
-    """What stands in a module for a parameter that is not here: shape and dtype, no storage."""
+    """A stand-in for a parameter that is not here: shape and dtype, no storage."""
 
     @staticmethod
     def __new__(cls, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> AwayParameter:
@@ -99,12 +98,12 @@ class ReadUnit:
 
     @property
     def nbytes(self) -> int:
-        """Of its weights."""
+        """Bytes of its weights."""
         return self.weights.nbytes
 
     def take_parameters(self) -> None:
         """The model's own parameters become stand-ins, in the modules and wherever else they are
-        held; the values they had are dropped. Raises ConfigError: see `stand_in.become`."""
+        held; the values they had are dropped. Raises ConfigError: see `become`."""
         with without_weak_references({module for places in self._places for module, _ in places}):
             for index, ((module, name), *_) in enumerate(self._places):
                 parameter, away = module._parameters[name], self._away[index]
@@ -112,6 +111,15 @@ class ReadUnit:
                 assert isinstance(away, AwayParameter)
                 become(parameter, away, "luwu.read_from")
                 self._away[index] = parameter
+
+    def enter(self) -> None:
+        """A call of one of its modules begins."""
+        self.depth += 1
+
+    def leave(self, module: nn.Module) -> None:
+        """A call of this module ended."""
+        self.depth -= 1
+        self.modules_run.add(module)
 
     def put_away(self) -> None:
         """The modules hold no weights."""
@@ -204,7 +212,7 @@ def find_units(
 
 
 def _check_usable(model: nn.Module) -> None:
-    if any(isinstance(module, LuwuModule) for module in model.modules()):
+    if any(is_sharded(module) for module in model.modules()):
         raise ConfigError(
             "read_from: luwu.fully_shard was called on this model, so it trains; make another one, "
             "with torch.device('meta'), to read into"

@@ -1,9 +1,9 @@
 """A thread that reads a decided step, so that one unit comes while another computes.
 
-    fetch(fields)    read them; the future says when they are there
+    fetch(fields)    read them; the future is done when they are there
     reopen()         another source in place of this one, such as a reader of the newest step
 
-Nothing but this thread uses the source. A node forgets a reader that says nothing for a minute
+Nothing but this thread uses the source. A node forgets a reader that sends nothing for a minute
 (`switch_emu/node/core/readers.py`), so the thread reads a few bytes now and then while nothing
 is asked of it: a step stays readable for as long as it is held, however long a unit computes.
 """
@@ -70,7 +70,7 @@ class ReadingThread(Closing):
 
     @property
     def source(self) -> WeightSource:
-        """What is read; for its version and description alone."""
+        """The source that is read; for its version and description alone."""
         assert self._source is not None
         return self._source
 

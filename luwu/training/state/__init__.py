@@ -1,1 +1,8 @@
-"""What a job begins with and keeps beside its weights: first values, attached state, statistics."""
+"""State beyond one step: first weights, what only workers hold, statistics.
+
+sources.py         sources of first weights that the script named (`pretrained.py`: files)
+initialise.py      first weights made, one unit at a time; buffers on `meta`
+first_weights.py   when first weights are sent, and when they leave this process
+attached.py        what only workers hold, kept with every step
+statistics.py      norms of every parameter in measured steps
+"""

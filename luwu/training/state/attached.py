@@ -1,4 +1,4 @@
-"""What only workers hold, kept with every step: schedulers, cursors, random numbers, buffers.
+"""State that only workers hold, kept with every step: schedulers, cursors, random numbers, buffers.
 
     luwu.attach("scheduler", scheduler)              with the groups of its optimizer
     luwu.attach("loader", loader)                    anything with state_dict and load_state_dict
@@ -26,7 +26,7 @@ from __future__ import annotations
 import random
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgpack
 import numpy as np
@@ -38,14 +38,12 @@ from torch.utils.data import DataLoader, Sampler
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.base.values import pack_value, unpack_value
 from luwu.nic.reader import StateReader
-from luwu.training.result import KEPT_STEPS
-
-if TYPE_CHECKING:
-    from luwu.training.session import Session
+from luwu.training.base.interface import Nic
+from luwu.training.base.progress import KEPT_STEPS, Progress
 
 
 class Stateful(Protocol):
-    """What can be attached."""
+    """A thing that can be attached."""
 
     def state_dict(self) -> Any:
         """Plain values and tensors (`luwu.base.values`)."""
@@ -54,20 +52,6 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any) -> object:
         """Go on from what `state_dict` gave."""
         ...
-
-
-def attach(name: str, thing: Any, *, per_rank: bool = False, late: bool | None = None) -> None:
-    """Keep the state of `thing` with every step; see the module.
-
-    `late`: it is changed after `step()`; None: if it is a learning rate scheduler. All ranks must
-    attach, before the first forward. Raises: StepOrderError after it; ConfigError for a name that
-    is taken, or a thing without a state.
-    """
-    from luwu.training import run  # which imports this module, for the session
-
-    late = isinstance(thing, LRScheduler) if late is None else late
-    attached = _Attached(_stateful(name, thing), per_rank=per_rank, late=late)
-    run.session().attachments.add(name, attached)
 
 
 def random_state() -> Stateful:
@@ -83,10 +67,10 @@ class _Attached:
 
 
 class Attachments:
-    """Of one session."""
+    """The things that are attached to one session."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, nic: Nic, progress: Progress) -> None:
+        self._nic, self._progress = nic, progress
         self._attached: dict[str, _Attached] = {}
         self._early: dict[int, bytes] = {}
         """Step -> the state before it of what is taken at `step()`."""
@@ -101,28 +85,32 @@ class Attachments:
         """Whether anything is attached."""
         return bool(self._attached)
 
-    def add(self, name: str, attached: _Attached) -> None:
-        """Attach; restore, if we have resumed."""
-        if self._session.is_begun:
+    def attach(
+        self, name: str, thing: Any, *, per_rank: bool = False, late: bool | None = None
+    ) -> None:
+        """Attach; restore, if we have resumed. See `luwu.attach`."""
+        late = isinstance(thing, LRScheduler) if late is None else late
+        attached = _Attached(_stateful(name, thing), per_rank=per_rank, late=late)
+        if self._progress.is_begun:
             raise StepOrderError(
                 f"attach({name!r}) after the first forward: steps were made without it. Attach "
                 "before, so that a resumed run finds it"
             )
         if name in self._attached:
             raise ConfigError(f"attach: {name!r} is attached already; choose another name")
-        pack_value(attached.thing.state_dict(), name=f"attached[{name!r}]")  # or say why not, here
+        pack_value(attached.thing.state_dict(), name=f"attached[{name!r}]")  # or raise, here
         self._attached[name] = attached
-        if self._session.is_resumed:
+        if self._progress.is_resumed:
             self._restore(name)
-        self.take(self._session.step)
+        self.take(self._progress.step)
 
     def joined(self) -> None:
         """The session is a member of its job, and knows its step."""
-        if self._session.is_resumed:
+        if self._progress.is_resumed:
             for name in self._attached:
                 self._restore(name)
         self._early.clear()
-        self.take(self._session.step)
+        self.take(self._progress.step)
 
     def take(self, step: int) -> None:
         """`step` is the next: `step()` of the one before was called."""
@@ -133,15 +121,15 @@ class Attachments:
 
     def begin(self) -> None:
         """The next step begins, or the one before is waited for: send the state between them."""
-        step = self._session.step
-        if not self._attached or (step in self._late and self._session.has_forward):
+        step = self._progress.step
+        if not self._attached or (step in self._late and self._progress.has_forward):
             return
         late = self._pack(late=True)
         if step not in self._late:
             self._late[step] = late
             if step - 1 in self._late:  # else it was not made here
                 data = msgpack.packb([self._early[step], late])
-                self._session.nic.keep(step - 1, data)
+                self._nic.keep(step - 1, data)
         elif late != self._late[step]:
             raise StepOrderError(
                 f"what is attached late was changed after step {step - 1} was waited for, so a "
@@ -173,8 +161,8 @@ class Attachments:
 
     def _restore(self, name: str) -> None:
         if self._found is None:
-            with self._session.nic.open_reader() as reader:
-                self._found = _read(reader, self._session.rank)
+            with self._nic.open_reader() as reader:
+                self._found = _read(reader, self._nic.rank)
                 self._found_of_first = _read(reader, 0)
         attached = self._attached[name]
         if name in self._found:
@@ -182,12 +170,12 @@ class Attachments:
         elif name in self._found_of_first and not attached.per_rank:
             attached.thing.load_state_dict(self._found_of_first[name])
         else:
-            recorder, rank = self._session.nic.recorder, self._session.rank
+            recorder, rank = self._nic.recorder, self._nic.rank
             recorder.event("worker.nothing_attached", level="WARNING", rank=rank, attached=name)
 
 
 def _read(reader: StateReader, rank: int) -> dict[str, Any]:
-    """What a rank keeps beside the version; nothing if it was made without."""
+    """The state that a rank keeps beside the version; nothing if it was made without."""
     data = reader.read_attached(rank)
     if data is None:
         return {}

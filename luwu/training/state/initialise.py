@@ -1,6 +1,6 @@
 """The first weights of a model: made on rank 0 and streamed to the node, one unit at a time.
 
-This happens at the first forward: until then a script may say where they come from.
+This happens at the first forward: until then a script may choose where they come from.
 
     parameters with values     uploaded as they are, and freed
     parameters on `meta`       made on the CPU for one unit, filled, uploaded, freed
@@ -23,55 +23,38 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from luwu.base.errors import ConfigError
-from luwu.training.module import LuwuModule, class_name
-from luwu.training.placeholder import Placeholder
-from luwu.training.unit import Unit
-
-if TYPE_CHECKING:
-    from luwu.training.session import Session
+from luwu.training.base.names import class_name
+from luwu.training.state.sources import Initialiser, Sources
+from luwu.training.units.model import Model
+from luwu.training.units.placeholder import Placeholder
+from luwu.training.units.unit import Unit
 
 F32Array = np.ndarray[Any, np.dtype[np.float32]]
-Filler = Callable[[nn.Module], Callable[[nn.Module], object]]
+Filler = Callable[[nn.Module], Initialiser]
 """What fills a module: called with the module. Raises ConfigError if nothing does."""
 
 
-def init_weights(model: nn.Module, fn: Callable[[nn.Module], object]) -> None:
-    """Fill the model's first weights with `fn(module)`, unit by unit, when they are needed.
-
-    `fn` is called for every module that directly owns parameters, and fills those in place. If the
-    run continues from a state that has weights, it is not called (but see buffers, above).
-    """
-    if not isinstance(model, LuwuModule):
-        raise ConfigError("init_weights: call luwu.fully_shard(model) first")
-    session = model.luwu_unit.session
-    if session.is_final:
-        raise ConfigError("init_weights was called after the optimizer was made; call it before")
-    session.first_weights.initialisers[model] = fn
+def check(model: Model, sources: Sources) -> None:
+    """Check that every module on `meta` can be filled. Raises ConfigError on all ranks alike."""
+    for root, module in _modules(model):
+        if _is_on_meta(sources, module):
+            _filler(sources, root, module)
 
 
-def check(session: Session) -> None:
-    """Whether every module on `meta` can be filled. Raises ConfigError on all ranks alike."""
-    for root, module in _modules(session):
-        if _is_on_meta(session, module):
-            _filler(session, root, module)
-
-
-def chunks(session: Session) -> Iterator[tuple[int, memoryview]]:
+def chunks(model: Model, sources: Sources) -> Iterator[tuple[int, memoryview]]:
     """(chunk, payload of Load) of the whole model; at most one unit is made at a time."""
-    first = session.first_weights
-    layout, given = session.layout, first.state
-    assert layout is not None
-    first.open_files()
-    for unit in session.units:
+    layout, given = model.layout, sources.state
+    sources.open_files(model.placeholders)
+    for unit in model.units:
         elems = layout.unit_elems[unit.index]
-        flat = _values(session, unit, elems).numpy()
+        flat = _values(model, sources, unit, elems).numpy()
         fields = [] if given is None else [_given(unit, each, elems) for each in given.fields]
         for index in layout.unit_chunks[unit.index]:
             chunk = layout.chunks[index]
@@ -83,7 +66,7 @@ def chunks(session: Session) -> Iterator[tuple[int, memoryview]]:
             names = [layout.parameters[each.parameter].name for each in layout.segments(index)]
             updates = np.array([given.updates[name] for name in names], np.int64)
             yield index, np.concatenate([*arrays, updates.view(np.uint8)]).data
-    first.close_files()
+    sources.close_files()
 
 
 @torch.no_grad()
@@ -99,11 +82,10 @@ def _given(unit: Unit, values: Mapping[str, torch.Tensor], elems: int) -> F32Arr
     return array
 
 
-def fill_buffers(session: Session) -> None:
+def fill_buffers(model: Model, sources: Sources, device: torch.device) -> None:
     """Make the buffers that are on `meta`, on every rank."""
-    assert session.roots is not None
-    for root in session.roots.prefixes:
-        fill_meta_buffers(root, session.device, functools.partial(_filler, session, root))
+    for root in model.roots.prefixes:
+        fill_meta_buffers(root, device, functools.partial(_filler, sources, root))
 
 
 @torch.no_grad()
@@ -134,19 +116,18 @@ def fill_meta_buffers(root: nn.Module, device: torch.device, filler: Filler) -> 
 
 
 @torch.no_grad()
-def _values(session: Session, unit: Unit, elems: int) -> torch.Tensor:
+def _values(model: Model, sources: Sources, unit: Unit, elems: int) -> torch.Tensor:
     """The unit's flat vector in float32, padded with zeros."""
-    first = session.first_weights
     flat = torch.zeros(elems)
     made: dict[int, nn.Parameter] = {}
     for member in unit.members:
         placeholder = member.placeholder
         place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
-        given, value = first.given.get(id(placeholder)), placeholder.luwu_value
+        given, value = sources.given.get(id(placeholder)), placeholder.luwu_value
         assert value is not None
         if given is not None:
             place.copy_(given)
-        elif (files := first.files_of(placeholder)) is not None:
+        elif (files := sources.files_of(placeholder)) is not None:
             files.read(placeholder.luwu_place[1], place.view(-1))
         elif not value.is_meta:
             place.copy_(value)
@@ -154,7 +135,7 @@ def _values(session: Session, unit: Unit, elems: int) -> torch.Tensor:
             made[id(placeholder)] = nn.Parameter(place.fill_(torch.nan), False)
         else:
             made[id(placeholder)] = nn.Parameter(_unfilled(value, torch.device("cpu")), False)
-    _fill(session, unit, made, flat)
+    _fill(model, sources, unit, made, flat)
     for member in unit.members:
         placeholder = member.placeholder
         place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
@@ -171,18 +152,20 @@ def _values(session: Session, unit: Unit, elems: int) -> torch.Tensor:
     return flat
 
 
-def _fill(session: Session, unit: Unit, made: dict[int, nn.Parameter], flat: torch.Tensor) -> None:
+def _fill(
+    model: Model, sources: Sources, unit: Unit, made: dict[int, nn.Parameter], flat: torch.Tensor
+) -> None:
     """Let the modules fill the unit's parameters."""
-    first = session.first_weights
     for member in unit.members:
         p = member.placeholder
-        is_given = id(p) in first.given or first.files_of(p) is not None
+        is_given = id(p) in sources.given or sources.files_of(p) is not None
         # What fills a model may replace values that are there already.
-        if p.luwu_place[0] in first.initialisers and id(p) not in made and not is_given:
+        fills = sources.initialiser_of(p.luwu_place[0]) is not None
+        if fills and id(p) not in made and not is_given:
             place = flat[member.start : member.start + p.numel()].view(p.shape)
             made[id(p)] = nn.Parameter(place.to(p.dtype), False)  # a view if float32
     owners = {module for m in unit.members if id(m.placeholder) in made for module, _ in m.places}
-    for root, module in _modules(session):
+    for root, module in _modules(model):
         if module not in owners:
             continue
         scratch = {
@@ -191,17 +174,16 @@ def _fill(session: Session, unit: Unit, made: dict[int, nn.Parameter], flat: tor
             if isinstance(p, Placeholder) and id(p) not in made
         }
         with _registered([module], {**scratch, **made}):
-            _filler(session, root, module)(module)
+            _filler(sources, root, module)(module)
 
 
-def _modules(session: Session) -> Iterator[tuple[nn.Module, nn.Module]]:
+def _modules(model: Model) -> Iterator[tuple[nn.Module, nn.Module]]:
     """(root, module) of every module."""
-    assert session.roots is not None
-    return ((root, module) for root in session.roots.prefixes for module in root.modules())
+    return ((root, module) for root in model.roots.prefixes for module in root.modules())
 
 
-def _filler(session: Session, root: nn.Module, module: nn.Module) -> Callable[[nn.Module], object]:
-    given = session.first_weights.initialisers.get(root)
+def _filler(sources: Sources, root: nn.Module, module: nn.Module) -> Initialiser:
+    given = sources.initialiser_of(root)
     if given is not None:
         return given
     reset = getattr(type(module), "reset_parameters", None)
@@ -213,18 +195,16 @@ def _filler(session: Session, root: nn.Module, module: nn.Module) -> Callable[[n
     return reset
 
 
-def _is_on_meta(session: Session, module: nn.Module) -> bool:
-    first = session.first_weights
+def _is_on_meta(sources: Sources, module: nn.Module) -> bool:
     parameters = (p for p in module._parameters.values() if isinstance(p, Placeholder))
-    values = [
-        p.luwu_value for p in parameters if not first.has_state_dict and first.files_of(p) is None
-    ]
+    has_values = sources.has_state_dict
+    values = [p.luwu_value for p in parameters if not has_values and sources.files_of(p) is None]
     tensors = [*values, *module._buffers.values()]
     return any(tensor is not None and tensor.is_meta for tensor in tensors)
 
 
 def _scratch(placeholder: Placeholder) -> nn.Parameter:
-    """What another unit's parameter looks like for the moment; nobody keeps it."""
+    """A tensor in place of another unit's parameter, for the moment; nobody keeps it."""
     value = placeholder.luwu_value
     if value is None or value.is_meta:
         value = torch.empty(placeholder.shape, dtype=placeholder.dtype)

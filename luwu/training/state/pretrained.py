@@ -12,7 +12,6 @@ Buffers stay with the worker, so those that a state_dict has are read on every r
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from torch import nn
 from luwu.base.errors import ConfigError
 from luwu.tensor_files.directory import WIDENED, TensorDirectory
 from luwu.tensor_files.expected import check_tensors
-from luwu.training.module import LuwuModule
 
 Rename = Callable[[str], str | None]
 
@@ -35,28 +33,8 @@ _DTYPES = {
 """What a buffer may be."""
 
 
-def load_pretrained(
-    model: nn.Module, directory: str | os.PathLike[str], rename: Rename | None = None
-) -> None:
-    """Take the model's first weights from `directory`: `model.safetensors`, or shards and an index.
-
-    `rename` gives the name in the files of each of our parameters and buffers, or None if it is not
-    there. Called before the optimizer is made. Rank 0 reads the weights, when they are needed; only
-    for buffers the other ranks need the files too.
-    Raises: ConfigError, listing tensors that are missing, left over or of another shape.
-    """
-    if not isinstance(model, LuwuModule):
-        raise ConfigError("load_pretrained: call luwu.fully_shard(model) first")
-    session = model.luwu_unit.session
-    if session.is_final:
-        raise ConfigError("load_pretrained was called after the optimizer was made; call it before")
-    found = Pretrained(Path(directory), rename or (lambda name: name), model)
-    found.fill_buffers(session.device)
-    session.first_weights.pretrained[model] = found
-
-
 class Pretrained:
-    """Where a model's first weights are; see the module."""
+    """The files with a model's first weights; see the module."""
 
     def __init__(self, directory: Path, rename: Rename, model: nn.Module) -> None:
         self._directory, self._rename = directory, rename

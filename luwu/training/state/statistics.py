@@ -6,18 +6,17 @@
     stats = luwu.stats()                                                 of the last such step
 
 They are taken on the optimizer node, in its pass over the pages, where gradient, old and new
-weights are anyway; steps that are not measured cost nothing. That a step is measured is said with
-its hyper-parameters, so all ranks must say the same. What comes out depends on the gradients and
-weights alone: not on chunks, the version of the kernel, or where the state lies.
+weights are anyway; steps that are not measured cost nothing. That a step is measured is stated
+with its hyper-parameters, so all ranks must state the same. What comes out depends on the
+gradients and weights alone: not on chunks, the version of the kernel, or where the state lies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from luwu.base.errors import ConfigError, RemoteProtocolError
+from luwu.base.errors import RemoteProtocolError
 from luwu.nic.reader import FieldRead, StateReader
-from luwu.training import run
 from luwu.wire.statistics import STATS, SegmentSquares, decode_stats, norm, stats_bytes
 
 
@@ -42,28 +41,8 @@ class StepStats(dict[str, ParameterStats]):
         """The step that was measured."""
 
 
-def stats() -> StepStats | None:
-    """Statistics of the last measured step; any rank may ask, the others need not (16 at once).
-
-    Waits until the last `step()` is decided. None: no measured step was decided since the node was
-    started. A step that was skipped, or lost, has none: those of the measured step before it stay.
-    Raises: ConfigError if there are none and the optimizer asks for none; StepAborted.
-    """
-    session = run.session()
-    found = None
-    if session.is_begun or session.is_resumed:  # else the first weights would be sent, for nothing
-        with session.open_reader() as reader:
-            found = read_stats(reader)
-    if found is None and session.stats_every is None:
-        raise ConfigError(
-            "luwu.stats() of a run that measures no step; make the optimizer with stats_every=100, "
-            "or set optimizer.stats_every, on every rank"
-        )
-    return found
-
-
 def read_stats(reader: StateReader) -> StepStats | None:
-    """What a reader of any process sees of the last measured step; None if there was none."""
+    """Read the statistics of the last measured step, in any process; None if there was none."""
     if reader.facts.measured_step is None:
         return None
     layout = reader.description.layout

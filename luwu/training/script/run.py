@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from luwu.base.errors import ConfigError
+from luwu.training.base.interface import Nic
 from luwu.training.devices.device import Device, device_at
-from luwu.training.interface import Nic
-from luwu.training.session import Session
+from luwu.training.script.session import Session
 
 _here = threading.local()
 _sessions: weakref.WeakKeyDictionary[Session, Nic] = weakref.WeakKeyDictionary()
@@ -33,7 +33,7 @@ def init(
 
     `agree`: what else must be equal on all ranks, such as a digest of the data; a difference is
     refused when the ranks join. `nic` and `device` are for tests: without them, the environment
-    says which run (LUWU_CONNECT), and the worker's GPU is used if there is one.
+    names the run (LUWU_CONNECT), and the worker's GPU is used if there is one.
     """
     if getattr(_here, "session", None) is not None:
         raise ConfigError("luwu.init() was called before; call it once, or luwu.finish() between")
@@ -54,7 +54,7 @@ def init(
 
 
 def offer(nic: Nic | None) -> None:
-    """What `init` in this thread joins by, in place of what the environment says.
+    """Let `init` in this thread join by this NIC, in place of the one that the environment names.
 
     So one function can be a worker in a process of its own, or in a thread of a test.
     """
@@ -79,7 +79,7 @@ def finish() -> None:
     """
     ending = session()
     ending.finish()
-    _here.was_member = ending.has_joined
+    _here.was_member = ending.is_final
     if getattr(_here, "session", None) is ending:
         _here.session = None
     _sessions.pop(ending, None)
@@ -96,7 +96,7 @@ def when_finished(after: Callable[[], object]) -> None:
 def finish_at_end() -> None:
     """`finish`, if the script has not: what `luwu run` does when a script has ended well."""
     ending = getattr(_here, "session", None)
-    if ending is not None and ending.has_joined:
+    if ending is not None and ending.is_final:
         finish()
 
 
@@ -108,7 +108,7 @@ def is_running() -> bool:
 def has_been_member() -> bool:
     """Whether the script in this thread is a member of its job, or was before `finish`."""
     running = getattr(_here, "session", None)
-    if running is not None and running.has_joined:
+    if running is not None and running.is_final:
         return True
     return getattr(_here, "was_member", False)
 
@@ -124,7 +124,7 @@ def world_size() -> int:
 
 
 def device() -> torch.device:
-    """Where this worker computes: its GPU, or the CPU."""
+    """The device of this worker: its GPU, or the CPU."""
     return session().device
 
 

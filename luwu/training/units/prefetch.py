@@ -21,8 +21,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.training.interface import Handle, Nic
-from luwu.training.unit import Unit
+from luwu.training.base.interface import Handle, Nic
+from luwu.training.units.unit import Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Prefetcher:
             end_ns = SYSTEM_CLOCK.now_ns()
             self._nic.recorder.span("pull_wait", start_ns, end_ns, step=self._step, unit=unit.name)
         del self._pulls[index]
-        unit.uses += 1
+        unit.note_use()
         unit.weights.publish(pull.handle.shared)
         self._fetch_arrived()
 
@@ -143,7 +143,7 @@ class Prefetcher:
         return self._window > 0 and self._bytes_now() + unit.nbytes <= self._bytes_peak
 
     def _bytes_now(self) -> int:
-        """What units take that are used or asked for; those in shared memory take nothing."""
+        """Bytes of the units that are used or asked for; those in shared memory take nothing."""
         here = (
             unit
             for unit in self._units
@@ -229,7 +229,7 @@ class Prefetcher:
         return pull
 
     def _after(self, index: int) -> int:
-        """Where the order goes on after this use; its end if it was never seen."""
+        """The place in the order after this use; its end if it was never seen."""
         for start in (self._cursor, 0):
             try:
                 return self._order.index(index, start) + 1

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from luwu.base.errors import ConfigError
-from luwu.training.module import class_name
-from luwu.training.placeholder import Placeholder
-from luwu.training.unit import Unit
+from luwu.training.base.names import class_name
+from luwu.training.units.placeholder import Placeholder
+from luwu.training.units.unit import Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,13 @@ class Roots:
         return next(found, self.main)
 
 
-def find_roots(units: list[Unit], given: Container[Placeholder]) -> Roots:
+def find_roots(
+    units: list[Unit], given: Container[Placeholder], *, reshard_after_forward: bool | None
+) -> Roots:
     """The roots among the units, which learn whether they are one.
 
-    `given`: what the optimizer was given. Raises: ConfigError if a unit that is trained is in none.
+    `given`: what the optimizer was given; `reshard_after_forward`: the run's choice where the
+    script leaves it open. Raises: ConfigError if a unit that is trained is in none.
     """
     if not units:
         raise ConfigError("call luwu.fully_shard(model) before the optimizer is made")
@@ -61,11 +64,10 @@ def find_roots(units: list[Unit], given: Container[Placeholder]) -> Roots:
         )
     main = (trained or outermost)[-1]
     for unit in outermost:
-        unit.is_root = True
+        unit.become_root()
     for unit in units:
         if unit.reshard_after_forward is None:
-            default = unit.session.nic.reshard_after_forward
-            unit.reshard_after_forward = unit is not main and default is not False
+            unit.set_reshard_after_forward(unit is not main and reshard_after_forward is not False)
     prefixes = {main.modules[0]: ""}
     for unit in outermost:
         if unit is not main:

@@ -1,7 +1,8 @@
-"""What `fully_shard` adds to a module: the class `LuwuModule`, put before its own.
+"""The methods that `fully_shard` adds to a module: the class `LuwuModule`, put before its own.
 
 As with FSDP2 the module stays the object it was; its class becomes `Luwu<Class>`, which derives
-from `LuwuModule` and the class it had. Methods that would read or move weights say why they cannot.
+from `LuwuModule` and the class it had. Methods that would read or move
+weights raise, with the reason.
 """
 
 from __future__ import annotations
@@ -14,13 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from luwu.base.errors import ConfigError, LuwuError, StepOrderError
-
-if TYPE_CHECKING:
-    from luwu.training.unit import Unit
-
-
-_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
-"""What torch.compile and its checkpoint wrapper put into names."""
+from luwu.training.base.names import ORIGINAL
+from luwu.training.script.session import Session
+from luwu.training.steps.pulls import Pulls
+from luwu.training.units.unit import Unit
 
 _MEANINGLESS = {
     "set_requires_all_reduce": "there is no second reduction: the switch sums all ranks at once",
@@ -50,14 +48,14 @@ _OTHER_LOOPS = (
 
 
 class UnshardHandle:
-    """What `unshard(async_op=True)` returns: a pull under way."""
+    """A pull under way, returned by `unshard(async_op=True)`."""
 
-    def __init__(self, unit: Unit) -> None:
-        self._unit = unit
+    def __init__(self, pulls: Pulls, unit: Unit) -> None:
+        self._pulls, self._unit = pulls, unit
 
     def wait(self) -> None:
         """Return when the weights are in the module."""
-        self._unit.session.acquire(self._unit)
+        self._pulls.acquire(self._unit)
 
 
 class LuwuModule:
@@ -65,6 +63,7 @@ class LuwuModule:
 
     if TYPE_CHECKING:  # a module's own class may look up the type hints of what derives from it
         luwu_unit: Unit
+        luwu_session: Session
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Making another one (a slice of a Sequential, say) makes the class it had before."""
@@ -80,28 +79,29 @@ class LuwuModule:
 
         They stay until `reshard`, the end of the next forward or backward, or `step()`.
         """
-        session = self.luwu_unit.session
+        session = self.luwu_session
         session.check_running()
-        handle = UnshardHandle(self.luwu_unit)
+        handle = UnshardHandle(session.pulls, self.luwu_unit)
         if async_op:
-            session.prefetch(self.luwu_unit)
+            session.pulls.prefetch(self.luwu_unit)
             return handle
         handle.wait()
         return None
 
     def reshard(self) -> None:
         """Free the weights of this module's own unit."""
-        session = self.luwu_unit.session
-        session.check_running()
-        session.forget(self.luwu_unit)
+        self.luwu_session.check_running()
+        self.luwu_session.pulls.forget(self.luwu_unit)
 
     def set_modules_to_forward_prefetch(self, modules: Sequence[nn.Module]) -> None:
         """Ask for these modules' weights when this one's are used in forward."""
-        self.luwu_unit.forward_prefetch = _units_of("set_modules_to_forward_prefetch", modules)
+        units = _units_of("set_modules_to_forward_prefetch", modules)
+        self.luwu_unit.set_forward_prefetch(units)
 
     def set_modules_to_backward_prefetch(self, modules: Sequence[nn.Module]) -> None:
         """Ask for these modules' weights when this one's are used in backward."""
-        self.luwu_unit.backward_prefetch = _units_of("set_modules_to_backward_prefetch", modules)
+        units = _units_of("set_modules_to_backward_prefetch", modules)
+        self.luwu_unit.set_backward_prefetch(units)
 
     def set_reshard_after_forward(
         self, reshard_after_forward: bool, recurse: bool = True
@@ -109,7 +109,7 @@ class LuwuModule:
         """Whether weights are freed after forward, from now on."""
         _check_bool("reshard_after_forward", reshard_after_forward)
         for unit in self._units(recurse):
-            unit.reshard_after_forward = reshard_after_forward
+            unit.set_reshard_after_forward(reshard_after_forward)
 
     def set_reshard_after_backward(
         self, reshard_after_backward: bool, *, recurse: bool = True
@@ -117,7 +117,7 @@ class LuwuModule:
         """False: weights stay after backward, until `step()`: no pull for the next micro-batch."""
         _check_bool("reshard_after_backward", reshard_after_backward)
         for unit in self._units(recurse):
-            unit.reshard_after_backward = reshard_after_backward
+            unit.set_reshard_after_backward(reshard_after_backward)
 
     # ---------------------------------------------------------------------- gradients
 
@@ -130,7 +130,7 @@ class LuwuModule:
         """
         _check_bool("requires_gradient_sync", requires_gradient_sync)
         for unit in self._units(recurse):
-            unit.requires_gradient_sync = requires_gradient_sync
+            unit.set_requires_gradient_sync(requires_gradient_sync)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """False: another backward follows before `step()`.
@@ -138,27 +138,27 @@ class LuwuModule:
         With update="streaming", where one backward is pushed, it stays on this worker till then.
         """
         _check_bool("is_last_backward", is_last_backward)
-        self.luwu_unit.session.is_last_backward = is_last_backward
+        self.luwu_session.backward.set_is_last(is_last_backward)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Divide the sum of all ranks' gradients of this module's unit by this, not their number.
 
         Must be equal on all ranks. Raises ConfigError unless it is above 0 and finite.
         """
-        session = self.luwu_unit.session
+        session = self.luwu_session
         if not (math.isfinite(factor) and factor > 0):
             raise ConfigError(f"the divide factor must be above 0 and finite, got {factor!r}")
-        if session.gradient_weight != 1:
+        if session.pushes.gradient_weight != 1:
             raise ConfigError(
                 "set_gradient_weight and set_gradient_divide_factor both say what gradients are "
                 "divided by; use one of them"
             )
-        if session.parts or session.backward.is_open:
+        if session.progress.parts or session.backward.is_open:
             raise StepOrderError(
                 f"set_gradient_divide_factor in the middle of step {session.step}; call it before "
                 "the step's first backward"
             )
-        self.luwu_unit.divide_factor = float(factor)
+        self.luwu_unit.set_divide_factor(float(factor))
 
     def reset_iter_state(self) -> None:
         """Forget a forward or backward that an error ended; call it on the root.
@@ -171,7 +171,7 @@ class LuwuModule:
                 f"reset_iter_state of unit {unit.name}: call it on the root, the module that "
                 "luwu.fully_shard was called on last"
             )
-        unit.session.reset()
+        self.luwu_session.reset()
 
     def _units(self, recurse: bool) -> list[Unit]:
         module = cast(nn.Module, self)
@@ -180,12 +180,10 @@ class LuwuModule:
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the forward, as `nn.Module.compile`; weights come and go around it."""
-        from luwu.training import hooks  # which imports this module
-
         super().compile(*args, **kwargs)  # type: ignore[misc]
         for module in self.luwu_unit.modules:
             if cast(object, module) is self:
-                hooks.register(self.luwu_unit, module)
+                self.luwu_session.hooks.register(self.luwu_unit, module)
 
     # ---------------------------------------------------------------------- what cannot be
 
@@ -207,7 +205,7 @@ class LuwuModule:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop what was pushed since the last step, as the optimizer's method does."""
-        self.luwu_unit.session.zero_grad(set_to_none)
+        self.luwu_session.zero_grad(set_to_none)
 
     def to_empty(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises: the weights are in the network."""
@@ -219,11 +217,11 @@ class LuwuModule:
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What `.to()`, `.cuda()`, `.float()` and others call: the buffers may change.
+        """Change the buffers: called by `.to()`, `.cuda()`, `.float()` and others.
 
         Raises: ConfigError if weights would have to.
         """
-        module, session = cast(nn.Module, self), self.luwu_unit.session
+        module, session = cast(nn.Module, self), self.luwu_session
         for dtype in {parameter.dtype for parameter in module.parameters()}:
             probe = torch.empty(0, dtype=dtype, device=session.device)
             if fn(probe) is not probe:
@@ -244,7 +242,7 @@ class LuwuModule:
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> NoReturn:
-        """What DistributedDataParallel reads first of a module that it is to wrap."""
+        """Refuse DistributedDataParallel, which reads this first of a module to wrap."""
         raise ConfigError(
             "DistributedDataParallel would average gradients that the network sums already; leave "
             f"it out and call the model itself. {_OTHER_LOOPS}"
@@ -261,17 +259,6 @@ class LuwuModule:
             "a sharded model cannot be pickled: its weights are in the network. Save what "
             "luwu.get_model_state_dict returns, or call luwu export"
         )
-
-
-def plain_name(name: str) -> str:
-    """The full name of a module or parameter, without what torch's wrappers put into it."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-
-
-def class_name(module: nn.Module) -> str:
-    """The name of a module's class as the script knows it."""
-    kind = type(module)
-    return kind.__mro__[2].__name__ if isinstance(module, LuwuModule) else kind.__name__
 
 
 def _refusal(name: str, reason: str) -> Any:
@@ -301,13 +288,14 @@ def _check_bool(name: str, value: object) -> None:
 _sharded_classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 
-def become_sharded(module: nn.Module, unit: Unit) -> None:
+def become_sharded(module: nn.Module, unit: Unit, session: Session) -> None:
     """Put `LuwuModule` before the module's class."""
     original = type(module)
     sharded = _sharded_classes.get(original)
     if sharded is None:
-        sharded = type(f"Luwu{original.__name__}", (LuwuModule, original), {})
+        sharded = type(f"Luwu{original.__name__}", (LuwuModule, original), {ORIGINAL: original})
         sharded.__module__ = original.__module__
         _sharded_classes[original] = sharded
     module.__class__ = sharded
     module.__dict__["luwu_unit"] = unit
+    module.__dict__["luwu_session"] = session

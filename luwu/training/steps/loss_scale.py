@@ -17,17 +17,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from luwu.base.errors import ConfigError, StepOrderError
-from luwu.training.result import KEPT_STEPS
+from luwu.training.base.progress import KEPT_STEPS, Progress
+from luwu.training.steps.result import Results
 
 if TYPE_CHECKING:
     import torch
 
-    from luwu.training.session import Session
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicLossScale:
-    """How a scale follows the verdicts; the defaults are those of `torch.amp.GradScaler`."""
+    """A rule by which a scale follows verdicts; its defaults are of `torch.amp.GradScaler`."""
 
     init_scale: float = 2.0**16
     growth_factor: float = 2.0
@@ -47,7 +46,7 @@ class DynamicLossScale:
 
 
 def checked_loss_scale(given: float | str | DynamicLossScale | None) -> DynamicLossScale:
-    """What an optimizer's `loss_scale=` means. Raises ConfigError."""
+    """The rule that an optimizer's `loss_scale=` means. Raises ConfigError."""
     if isinstance(given, DynamicLossScale):
         return given
     if given == "dynamic":
@@ -61,8 +60,8 @@ def checked_loss_scale(given: float | str | DynamicLossScale | None) -> DynamicL
 class LossScale:
     """The scale of each step of a session."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, progress: Progress, results: Results) -> None:
+        self._progress, self._results = progress, results
         self._rule = checked_loss_scale(None)
         self._states: dict[int, tuple[float, int]] = {}
         """Of a step: its scale, and how many steps before it were applied with this scale."""
@@ -75,14 +74,14 @@ class LossScale:
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the scale of this step."""
-        self._scaled_step = self._session.step
+        self._scaled_step = self._progress.step
         return loss if self._is_one else loss * self.value
 
     def check_used(self) -> None:
         """A backward begins. Raises StepOrderError if its loss cannot have been scaled."""
-        if not self._is_one and self._scaled_step != self._session.step:
+        if not self._is_one and self._scaled_step != self._progress.step:
             raise StepOrderError(
-                f"backward of step {self._session.step} without a scaled loss, but the optimizer "
+                f"backward of step {self._progress.step} without a scaled loss, but the optimizer "
                 f"was made with loss_scale={self.value:g}: its gradient would be divided by it for "
                 "nothing. Call optimizer.scale(loss).backward()"
             )
@@ -99,16 +98,16 @@ class LossScale:
     @property
     def value(self) -> float:
         """The scale of the step that is being computed."""
-        return self._state(self._session.step)[0]
+        return self._state(self._progress.step)[0]
 
     def state_dict(self) -> dict[str, float]:
         """The state of the step to compute next."""
-        scale, applied_count = self._state(self._session.step)
+        scale, applied_count = self._state(self._progress.step)
         return {"scale": scale, "applied_count": applied_count}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Go on from what `state_dict` gave."""
-        self._states = {self._session.step: (state["scale"], int(state["applied_count"]))}
+        self._states = {self._progress.step: (state["scale"], int(state["applied_count"]))}
 
     def restart(self, step: int) -> None:
         """`step` is computed again: what came of it is void."""
@@ -119,7 +118,7 @@ class LossScale:
             self._states = {step: (self._rule.init_scale, 0)}
         latest = max(self._states)
         if latest < step:
-            result = self._session.last_result
+            result = self._results.last
             assert result is not None
             assert result.number == latest == step - 1, "a step is made from the one before"
             self._states[step] = self._next(
@@ -133,7 +132,7 @@ class LossScale:
         if not applied and not math.isfinite(norm):
             return scale * self._rule.backoff_factor, 0
         if not applied:
-            return state  # left out by `skip_step()`, which says nothing of the scale
+            return state  # left out by `skip_step()`, whatever the scale
         if applied_count + 1 < self._rule.growth_interval:
             return scale, applied_count + 1
         grown = scale * self._rule.growth_factor

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -17,16 +17,18 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from luwu.base.address_range import Memory
+from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, LuwuError
+from luwu.layout import Layout
+from luwu.training.base.names import class_name
+from luwu.training.devices.device import Device
 from luwu.training.devices.device_weights import make_weights
-from luwu.training.devices.weights import UnitWeights
-from luwu.training.module import class_name
-from luwu.training.placeholder import Placeholder
+from luwu.training.devices.weights import ByteCount, UnitWeights
+from luwu.training.units.placeholder import Placeholder
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    from luwu.training.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,12 @@ class Member:
     requires_grad: bool = False
     """Whether the script wants it trained now; see `Unit.follow_requires_grad`."""
 
+    def take_place(self, start: int, trained: Container[Placeholder]) -> None:
+        """The layout is made."""
+        self.start = start
+        self.trainable = self.placeholder in trained
+        self.requires_grad = self.placeholder.requires_grad
+
     def register(self, parameter: nn.Parameter) -> None:
         """Put this parameter into the modules."""
         for module, name in self.places:
@@ -72,7 +80,7 @@ class Member:
 class Call:
     """One forward of a unit whose graph may be run backward."""
 
-    __slots__ = ("aborts", "is_open", "opened_ns", "step", "unit")
+    __slots__ = ("_opened_ns", "aborts", "is_open", "step", "unit")
 
     def __init__(self, unit: Unit, *, step: int, aborts: int) -> None:
         self.unit = unit
@@ -82,23 +90,32 @@ class Call:
         """Aborts before it; a graph does not outlive one."""
         self.is_open = False
         """Between the gradient of its outputs and that of its inputs."""
-        self.opened_ns = 0
+        self._opened_ns = 0
+
+    def open(self) -> None:
+        """The gradient of its outputs is known."""
+        self.is_open = True
+        self._opened_ns = SYSTEM_CLOCK.now_ns()
+
+    def close(self) -> int | None:
+        """The gradient of its inputs is known: when that of its outputs was; None if it was not."""
+        was_open, self.is_open = self.is_open, False
+        return self._opened_ns if was_open else None
 
 
 class Unit:
     """See the module."""
 
     def __init__(
-        self, session: Session, modules: Sequence[nn.Module], *, policy: Precision,
+        self, modules: Sequence[nn.Module], *, policy: Precision,
         reshard_after_forward: bool | None,
     ) -> None:  # fmt: skip
-        self.session = session
         self.modules = tuple(modules)
         self.hooks: dict[nn.Module, tuple[RemovableHandle, ...]] = {}
         """Where they are registered; none of a module that is compiled."""
         self.policy = policy
         self.reshard_after_forward = reshard_after_forward
-        """None: as the session has it; settled when the model is complete."""
+        """None: as the run has it; chosen when the model is complete."""
         self.name = ""
         self.is_root = False
         self.below: frozenset[int] = frozenset()
@@ -149,16 +166,73 @@ class Unit:
         """Bytes of its weights here, while they are."""
         return 0 if self.weights is None else self.weights.nbytes
 
-    def make_weights(self, elems: int, dtype: torch.dtype) -> None:
+    # ---------------------------------------------------------------------- the layout
+
+    def take_name(self, name: str) -> None:
+        """The model is complete, and this is the unit's name in it."""
+        self.name = name
+
+    def become_root(self) -> None:
+        """Its module is in no other unit."""
+        self.is_root = True
+
+    def contain(self, indices: frozenset[int]) -> None:
+        """It is a root, and these are its model's units."""
+        self.below = indices
+
+    def choose_wire_dtype(self, name: str) -> None:
+        """Its weights travel in this dtype; so do its gradients, unless the policy has another."""
+        self.wire_dtype = name
+        self.push_dtype = self.policy.reduce_dtype or getattr(torch, name)
+
+    def take_place(self, index: int, layout: Layout, trained: Container[Placeholder]) -> None:
+        """The layout is made, and this is its place; `trained`: what the optimizer has."""
+        self.index = index
+        for member, parameter in zip(self.members, layout.units[index].parameters, strict=True):
+            member.take_place(layout.placements[parameter].start, trained)
+        chunks = (layout.chunks[i] for i in layout.trainable_chunks(index))
+        self.trainable_elems = sum(chunk.elems for chunk in chunks)
+
+    def make_weights(
+        self, device: Device, memory: Memory, *, elems: int, live_bytes: ByteCount
+    ) -> None:
         """The layout is known: make the storage, empty."""
         self.weights = make_weights(
-            self.session.mover,
-            self.session.weights_memory,
+            device,
+            memory,
             elems=elems,
-            dtype=dtype,
-            live_bytes=self.session.parameter_bytes,
+            dtype=getattr(torch, self.wire_dtype),
+            live_bytes=live_bytes,
             places=[(m.start, m.placeholder.shape, m.requires_grad) for m in self.members],
         )
+
+    # ---------------------------------------------------------------------- the script's choices
+
+    def set_reshard_after_forward(self, value: bool) -> None:
+        """Set whether its weights are freed after forward."""
+        self.reshard_after_forward = value
+
+    def set_reshard_after_backward(self, value: bool) -> None:
+        """Set whether its weights are freed after backward."""
+        self.reshard_after_backward = value
+
+    def set_requires_gradient_sync(self, value: bool) -> None:
+        """Set whether its gradients are pushed."""
+        self.requires_gradient_sync = value
+
+    def set_divide_factor(self, factor: float) -> None:
+        """Divide the sum of all ranks by this."""
+        self.divide_factor = factor
+
+    def set_forward_prefetch(self, units: list[Unit]) -> None:
+        """Ask for these when this one is used in forward."""
+        self.forward_prefetch = units
+
+    def set_backward_prefetch(self, units: list[Unit]) -> None:
+        """Ask for these when this one is used in backward."""
+        self.backward_prefetch = units
+
+    # ---------------------------------------------------------------------- weights
 
     def install(self) -> None:
         """The weights have come: let the modules see them."""
@@ -182,8 +256,83 @@ class Unit:
         self.modules_run.clear()
         self.weights.free()
 
+    def note_use(self) -> None:
+        """A pull within the step was used."""
+        self.uses += 1
+
+    # ---------------------------------------------------------------------- forwards, their graphs
+
+    def enter(self, module: nn.Module, call: Call | None) -> None:
+        """A forward of this module begins; `call`: its graph, if it has one."""
+        self.current[module] = (call, SYSTEM_CLOCK.now_ns())
+
+    def leave(self, module: nn.Module) -> tuple[Call | None, int]:
+        """A forward of this module ended: its graph, and when it began."""
+        return self.current.pop(module, (None, 0))
+
+    def has_run(self, module: nn.Module) -> bool:
+        """This module ran; whether all of them have since the unit was pulled."""
+        self.modules_run.add(module)
+        return len(self.modules_run) == len(self.modules)
+
+    def begin_call(self, *, step: int, aborts: int) -> Call:
+        """A forward with a graph."""
+        self.calls += 1
+        return Call(self, step=step, aborts=aborts)
+
+    def end_call(self) -> None:
+        """The graph of a forward was run backward, or cannot be."""
+        self.calls -= 1
+
+    def hide_call(self) -> None:
+        """A forward without a graph, which a reentrant checkpoint may repeat."""
+        self.hidden_calls += 1
+
+    def find_call(self) -> None:
+        """A reentrant checkpoint repeats such a forward."""
+        self.hidden_calls -= 1
+
+    @property
+    def call_counts(self) -> tuple[int, int]:
+        """Forwards with a graph that may be run backward, and those that may be repeated."""
+        return self.calls, self.hidden_calls
+
+    def set_call_counts(self, counts: tuple[int, int]) -> None:
+        """As they were before a backward over graphs that are retained."""
+        self.calls, self.hidden_calls = counts
+
+    def open_call(self, call: Call) -> None:
+        """Backward is about to compute with its weights for this forward."""
+        call.open()
+        self.open_calls.add(call)
+
+    def close_call(self, call: Call) -> int | None:
+        """Backward has computed for this forward: when it began to; None if it never did."""
+        self.open_calls.discard(call)
+        return call.close()
+
+    # ---------------------------------------------------------------------- gradients
+
+    def begin_backward(self) -> None:
+        """Nothing of this backward was pushed."""
+        self.was_pushed = False
+
+    def take_gradients(self) -> list[torch.Tensor | None]:
+        """Take what backward left, and what was kept before it, to be pushed."""
+        self.was_pushed = True
+        gradients, self.kept = self.gradients(), []
+        return gradients
+
+    def give_up_push(self) -> None:
+        """Its part in this backward is over without a gradient: what it left is kept."""
+        self.was_pushed = True
+
+    def drop_kept(self) -> None:
+        """Forget what was kept."""
+        self.kept = []
+
     def gradients(self) -> list[torch.Tensor | None]:
-        """What backward left, in order of members, with what was kept before it."""
+        """Gradients that backward left, in order of members, with those kept before it."""
         assert self.weights is not None
         left = [parameter.grad for parameter in self.weights.parameters]
         return [_sum(*pair) for pair in zip(self.kept, left, strict=True)] if self.kept else left
@@ -247,7 +396,7 @@ class Unit:
                 )
 
     def check_unchanged(self) -> None:
-        """Whether the modules are still those of the layout. Raises ConfigError before a pull."""
+        """Make sure that the modules are those of the layout. Raises ConfigError before a pull."""
         for member in self.members:
             placeholder = member.placeholder
             for module, name in member.places:
@@ -258,7 +407,7 @@ class Unit:
                     )
 
     def check_unwritten(self) -> None:
-        """Whether the script left the weights alone. Raises LuwuError before they are freed."""
+        """Make sure that the script left the weights alone. Raises LuwuError before they go."""
         assert self.weights is not None
         if self.weights.was_written():
             raise LuwuError(

@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from luwu.base.errors import ConfigError
-from luwu.training import hooks, run
-from luwu.training.module import LuwuModule, become_sharded, class_name
-from luwu.training.placeholder import Placeholder, become_placeholder
-from luwu.training.session import Session
-from luwu.training.stand_in import without_weak_references
-from luwu.training.unit import Precision, Unit
+from luwu.training.base.names import class_name
+from luwu.training.script import run
+from luwu.training.script.module import LuwuModule, become_sharded
+from luwu.training.script.session import Session
+from luwu.training.units.placeholder import Placeholder, become_placeholder, without_weak_references
+from luwu.training.units.unit import Precision, Unit
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -62,17 +62,15 @@ def fully_shard(
             "of ranks holds shards, so there is no size to reshard to"
         )
     unit = Unit(
-        session,
         modules,
         policy=_checked(Precision.of(mp_policy)),
         reshard_after_forward=reshard_after_forward,
     )
-    session.ignored.update(id(parameter) for parameter in ignored_params or ())
-    session.add_unit(unit)
+    session.add_unit(unit, ignored_params or ())
     _take_parameters(session, modules)
     for each in modules:
-        hooks.register(unit, each)
-        become_sharded(each, unit)
+        session.hooks.register(unit, each)
+        become_sharded(each, unit, session)
     return module
 
 
@@ -101,7 +99,7 @@ def register_forward_method(module: nn.Module, name: str) -> None:
     method = getattr(module, name, None)
     if not callable(method):
         raise ConfigError(f"register_forward_method: {class_name(module)} has no method {name}")
-    unit = module.luwu_unit
+    unit, hooks = module.luwu_unit, module.luwu_session.hooks
 
     @functools.wraps(method)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -144,12 +142,18 @@ def _take_parameters(session: Session, modules: list[nn.Module]) -> None:
     with without_weak_references(inside):
         for inner in inside:
             for name, parameter in inner._parameters.items():
-                if parameter is None or id(parameter) in session.ignored:
+                if parameter is None or session.model.is_ignored(parameter):
                     continue
                 if not isinstance(parameter, Placeholder):
                     _check_no_hooks(inner, name, parameter)
-                    become_placeholder(parameter, session, f"{name} of {class_name(inner)}")
-                elif parameter.luwu_session is not session:
+                    become_placeholder(
+                        parameter,
+                        f"{name} of {class_name(inner)}",
+                        owner=session,
+                        device=session.device,
+                        keeps_value=session.rank == 0,
+                    )
+                elif parameter.luwu_owner is not session:
                     raise ConfigError(
                         f"fully_shard: a parameter of {class_name(inner)} belongs to another "
                         "session"

@@ -1,4 +1,4 @@
-"""What training needs of the layer below: `luwu.nic.shell.Nic`, or a test's stand-in.
+"""The NIC, as training needs it: `luwu.nic.shell.Nic`, or a test's stand-in.
 
 Every call and every wait raises `StepAborted(step, reason)` once if the attempt was aborted since
 the last raise; from then on work of the new attempt is accepted, from `step` on.
@@ -33,7 +33,7 @@ class Handle(Protocol):
 
     @property
     def shared(self) -> Any:
-        """Of a pull that is done: its `SharedWeights` if they are used in place, or None."""
+        """The `SharedWeights` of a pull that is done, if they are used in place; else None."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class Cell(Protocol):
 
 
 class Cells(Protocol):
-    """Where cells come from."""
+    """Memory for gradients, a cell per chunk."""
 
     def take_now(self, nbytes: int) -> Any:
         """A cell of this size, or None if one must be waited for."""
@@ -64,7 +64,7 @@ class Cells(Protocol):
     def watch(
         self, reserved: Callable[[memoryview], object], dropped: Callable[[memoryview], object]
     ) -> None:
-        """Be told of memory when it is reserved for cells, and before it is let go."""
+        """Call these when memory is reserved for cells, and before it is let go."""
         ...
 
 

@@ -1,0 +1,48 @@
+"""What a process plays in an exchange: a worker of LuWu, a rank of gloo, the hub, the page update.
+
+The step of a *part* is what the clock sees; `settle` is what must happen after a step and before
+the next.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from benchmarks.exchange_model import Job
+
+Document = dict[str, Any]
+
+
+class Part(ABC):
+    """What one process does in an exchange."""
+
+    has_weights = True
+    """Whether it ends with all weights of the model."""
+    has_updates = True
+    """Whether these weights change; else they stay the first ones."""
+    is_exact = False
+    """Whether its weights must be the reference's, bit for bit."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self.job, self.rank = job, rank
+
+    @abstractmethod
+    def step(self) -> None:
+        """One exchange; returns when the new weights can be read."""
+
+    def hello(self) -> Document:
+        """What the parent must know before the others start."""
+        return {}
+
+    def settle(self) -> None:  # noqa: B027 - most have nothing to do
+        """After the clock has stopped."""
+
+    def weights(self, unit: int) -> torch.Tensor:
+        """A unit's weights as this process has them."""
+        raise NotImplementedError
+
+    def leave(self) -> None:  # noqa: B027 - most have nothing to do
+        """Part from the others."""

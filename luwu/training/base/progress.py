@@ -1,0 +1,49 @@
+"""The progress of a worker: the step that is computed, and what of it has been done."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KEPT_STEPS: Final = 4
+"""What a step was made from is remembered of so many: those an abort may go back to, and one."""
+
+
+class Progress:
+    """See the module; one object for all steps of a session."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        """The step to compute next, or being computed."""
+        self.parts = 0
+        """Backwards of this step that are complete and pushed."""
+        self.has_forward = False
+        """In this step."""
+        self.is_begun = False
+        """Weights were asked for: the first ones can no longer be chosen."""
+        self.is_resumed = False
+        """The network had weights when we joined."""
+        self.aborts_count = 0
+
+    def join(self, step: int, *, is_resumed: bool) -> None:
+        """The job goes on at this step."""
+        self.step, self.is_resumed = step, is_resumed
+
+    def begin(self) -> None:
+        """Weights are asked for."""
+        self.is_begun = True
+
+    def begin_forward(self) -> None:
+        """A forward of this step begins."""
+        self.has_forward = True
+
+    def end_part(self) -> None:
+        """A backward of this step is complete and pushed."""
+        self.parts += 1
+
+    def go_to(self, step: int) -> None:
+        """Compute this step next: from its begin, whatever was done of it before."""
+        self.step, self.parts, self.has_forward = step, 0, False
+
+    def abort(self) -> None:
+        """The attempt was lost."""
+        self.aborts_count += 1

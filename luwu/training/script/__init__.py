@@ -1,0 +1,11 @@
+"""The functions that a training script calls, and the session behind them.
+
+session.py       one worker's training: its parts, and what is done to all of them
+run.py           init, finish and the current session
+fully_shard.py   which parameters form a unit
+module.py        what `fully_shard` adds to a module: FSDP2's methods
+first.py         init_weights, load_pretrained
+kept.py          attach, stats
+clipping.py      clip_grad_norm_
+batches.py       ranks with unequal batches, or none
+"""

@@ -1,0 +1,414 @@
+"""One worker's training, from `luwu.init` to `luwu.finish`; its parts, and what is done to all.
+
+    fully_shard     `Session.add_unit`     units are collected; parameters become placeholders
+    optimizer made  `Session.finalise`     layout, join; nothing may change any more
+    forward         `Hooks`, `Pulls`       a unit's weights come and go
+    backward        `Backward`, `Pushes`   its gradient is final, and is pushed
+    step()          `Session.commit`       the next step begins
+    StepAborted     `Session.attempt`      everything of the lost attempt is dropped, then it is
+                                           raised: the script goes on at `error.step`
+
+The order of work (`update`) decides what a step may do. With `at_step` every backward is a part of
+its own, and hyper-parameters count at `step()`. With `streaming` the only part is the last, and
+hyper-parameters are stated when the backward begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
+from luwu.layout import Layout
+from luwu.nic.reader import StateReader
+from luwu.training.base.interface import Nic
+from luwu.training.base.progress import Progress
+from luwu.training.devices.device import Device
+from luwu.training.devices.weights import ByteCount
+from luwu.training.state.attached import Attachments
+from luwu.training.state.first_weights import FirstWeights
+from luwu.training.steps.attempt import Attempt
+from luwu.training.steps.backward import Backward
+from luwu.training.steps.clip import ClippedNorm, Clipping
+from luwu.training.steps.hooks import Hooks
+from luwu.training.steps.loss_scale import LossScale
+from luwu.training.steps.pulls import Pulls
+from luwu.training.steps.pushes import Pushes
+from luwu.training.steps.result import Results, StepResult
+from luwu.training.units.model import (
+    Model,
+    Shape,
+    push_dtypes,
+    report_frozen,
+    report_one_unit,
+)
+from luwu.training.units.placeholder import Placeholder
+from luwu.training.units.unit import Unit
+from luwu.wire.description import BESIDE, NORM_TYPE, Description
+
+
+class Session:
+    """See the module; made by `luwu.init`."""
+
+    def __init__(self, nic: Nic, *, agree: Mapping[str, str], device: Device) -> None:
+        self.mover = device
+        self.nic = device.connect(nic)
+        self.device = device.where
+        self.rank, self.world_size = nic.rank, nic.world_size
+        self.chunk_bytes = nic.chunk_bytes
+        self.prefetch_units = nic.prefetch_units
+        """Pulls kept under way ahead of use; may be changed until the optimizer is made."""
+        self._agree = dict(agree)
+        for key in {NORM_TYPE, BESIDE} & self._agree.keys():
+            raise ConfigError(f"{key!r} is agreed on by luwu; call it otherwise in agree=")
+        self.attempt = Attempt(self._drop_attempt)
+        self.model = Model()
+        self.progress = Progress()
+        self.results = Results()
+        self.clipping = Clipping()
+        self.loss_scale = LossScale(self.progress, self.results)
+        self.attachments = Attachments(self.nic, self.progress)
+        self.first_weights = FirstWeights(self.nic, self.model)
+        self.pulls = Pulls(
+            self.nic, self.model, progress=self.progress, attempt=self.attempt,
+            first_weights=self.first_weights,
+        )  # fmt: skip
+        self.pushes = Pushes(
+            self.nic, device, progress=self.progress, attempt=self.attempt, pulls=self.pulls,
+            loss_scale=self.loss_scale,
+        )  # fmt: skip
+        self.backward = Backward(
+            self.nic, self.model, progress=self.progress, attempt=self.attempt, pulls=self.pulls,
+            pushes=self.pushes, loss_scale=self.loss_scale,
+        )  # fmt: skip
+        self.hooks = Hooks(
+            self.nic, self.model, progress=self.progress, pulls=self.pulls, backward=self.backward,
+            begin_forward=self._begin_forward,
+        )  # fmt: skip
+        self.stats_every: int | None = None
+        """Steps with a number that it divides are measured."""
+        self._only_computes = False
+        """There is no optimizer: the model was used before one was made."""
+        self.is_streaming = False
+        """Gradients are applied behind the backward."""
+        self.is_finished = False
+
+    # ---------------------------------------------------------------------- before training
+
+    def add_unit(self, unit: Unit, ignored: Iterable[nn.Parameter]) -> None:
+        """A call of fully_shard; `ignored`: parameters that the script keeps for itself."""
+        self.model.ignore(ignored)
+        if self.is_final:
+            raise ConfigError("fully_shard was called after the optimizer was made; call it before")
+        self.model.add(unit)
+
+    def finalise(
+        self, groups: Sequence[Sequence[Placeholder]], *, optimizer: str, update: str,
+        state_fields: tuple[str, ...], hyper: Callable[[], bytes], norm_type: float = 2.0,
+    ) -> None:  # fmt: skip
+        """The optimizer is made: lay out the model, join the job."""
+        if self.is_final:
+            raise ConfigError(
+                "the model was used before this optimizer was made, and so joined its job as one "
+                "that is not trained; make the optimizer before the first forward"
+                if self._only_computes
+                else "this session has an optimizer already; use its parameter groups"
+            )
+        if update not in ("at_step", "streaming"):
+            raise ConfigError(f"update={update!r}: choose 'at_step' or 'streaming'")
+        streaming = self.is_streaming = update == "streaming"
+        self.clipping.use(norm_type)
+        self._lay_out(groups)
+        description = Description(
+            layout=self.model.layout,
+            optimizer=optimizer,
+            update=update,
+            state_fields=state_fields,
+            agreement=self._agree | self._agreement(),
+        )
+        self._join(description)
+        trained = not self._only_computes
+        self.backward.start(streaming=streaming, is_trained=trained, hyper=hyper)
+        self.pushes.start(self.model, streaming=streaming)
+        self.pulls.start(
+            self.mover, window=self.prefetch_units, streaming=streaming, is_trained=trained
+        )
+        self.attachments.joined()
+
+    def _lay_out(self, groups: Sequence[Sequence[Placeholder]]) -> None:
+        nic = self.nic
+        shape = Shape(
+            chunk_bytes=self.chunk_bytes,
+            node_count=nic.node_count,
+            reshard_after_forward=nic.reshard_after_forward,
+        )
+        self.model.lay_out(groups, shape)
+        if self.rank == 0:
+            report_one_unit(nic.recorder, self.model)
+            report_frozen(nic.recorder, self.model)
+        self.first_weights.laid_out(self.device)
+
+    def _agreement(self) -> dict[str, str]:
+        """Values that ranks must agree on, where they are not the usual ones."""
+        stated = push_dtypes(self.model.units)
+        if self.clipping.norm_type != 2:
+            stated[NORM_TYPE] = f"{self.clipping.norm_type:g}"
+        beside = " ".join(prefix for prefix in self.model.roots.prefixes.values() if prefix)
+        if beside:
+            stated[BESIDE] = beside
+        return stated
+
+    def _join(self, description: Description) -> None:
+        """Become a member."""
+        while True:
+            try:
+                joined = self.nic.join(description)
+            except StepAborted:
+                continue  # nothing was decided, and nothing of ours is lost
+            break
+        self.progress.join(joined.step, is_resumed=joined.loaded)
+        self.first_weights.joined(is_resumed=joined.loaded)
+
+    def measure(self, every: int | None) -> None:
+        """Measure the steps with a number that this divides; None: no step."""
+        self.stats_every = every
+
+    # ---------------------------------------------------------------------- what can be looked at
+
+    @property
+    def is_final(self) -> bool:
+        """Whether this rank is a member of its job: its optimizer is made."""
+        return self.pulls.is_started
+
+    @property
+    def is_begun(self) -> bool:
+        """Weights were asked for: the first ones can no longer be chosen."""
+        return self.progress.is_begun
+
+    @property
+    def is_resumed(self) -> bool:
+        """The network had weights when we joined."""
+        return self.progress.is_resumed
+
+    @property
+    def step(self) -> int:
+        """The step to compute next, or being computed."""
+        return self.progress.step
+
+    @property
+    def units(self) -> list[Unit]:
+        """Those with parameters, in the order of the layout."""
+        return self.model.units
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the whole model; there is none before the optimizer is made."""
+        return self.model.layout
+
+    @property
+    def last_result(self) -> StepResult | None:
+        """The result of the last step that was committed and not lost."""
+        return self.results.last
+
+    @property
+    def clip(self) -> ClippedNorm | None:
+        """Clipping asked for in this step."""
+        return self.clipping.asked
+
+    @property
+    def unit_bytes_max(self) -> int:
+        """Bytes of the largest unit's weights."""
+        return self.model.unit_bytes_max
+
+    @property
+    def parameter_bytes(self) -> ByteCount:
+        """Bytes of weights that are here."""
+        return self.pulls.bytes_count
+
+    @property
+    def parameter_bytes_peak(self) -> int:
+        """Most bytes of weights that were here at once, prefetched ones included."""
+        return self.parameter_bytes.peak
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of optimizer state in this process: none."""
+        return 0
+
+    @property
+    def pull_before_use_ratio(self) -> float:
+        """Share of pulls that had come before they were needed; NaN before the first."""
+        return self.pulls.early_ratio
+
+    # ---------------------------------------------------------------------- one step
+
+    def check_running(self) -> None:
+        """Make sure that weights can be pulled. Raises LuwuError, ConfigError."""
+        if self.is_finished:
+            raise LuwuError("luwu.finish() was called; the weights cannot be pulled any more")
+        if not self.is_final:
+            self._finalise_without_optimizer()
+        self.progress.begin()
+        self.first_weights.load()
+        self._begin_step()
+
+    def _finalise_without_optimizer(self) -> None:
+        """The model is used before there is an optimizer: it is not trained."""
+        self._only_computes = True
+        self.finalise([], optimizer="sgd", update="at_step", state_fields=(), hyper=lambda: b"")
+
+    def _begin_step(self) -> None:
+        """Nothing of this step was computed: what surrounds it is as it must be for a replay."""
+        with self.attempt():
+            self.attachments.begin()
+
+    def _begin_forward(self, unit: Unit) -> None:
+        """A forward of this unit's module begins, outside of backward."""
+        self.check_running()
+        self.progress.begin_forward()
+        self.backward.check_closed()
+        if unit.is_root:
+            self.pulls.prefetcher.begin_forward(unit.below)
+
+    def commit(self, *, skip: bool = False) -> StepResult:
+        """The step is complete: returns when every push is received; the next step begins.
+
+        With `skip` it is left out, on all ranks.
+        """
+        self.backward.check_closed()
+        self._check_complete()
+        hyper = self.backward.hyper_to_commit()
+        number, parts = self.progress.step, self.progress.parts
+        with self.attempt():
+            committed = self.nic.commit(number, parts, hyper, skip=skip)
+            result = StepResult(
+                number, committed, attempt=self.attempt, attachments=self.attachments
+            )
+            self.results.add(result)
+            clip, pushes = self.clipping.take(), self.pushes.take()
+            self._forget_step(number + 1)
+            self.attachments.take(number + 1)
+            self.pulls.prefetcher.next_step(number + 1)
+            for handle in pushes:
+                if not handle.done:
+                    self.nic.wait(handle)
+        if clip is not None:
+            clip.resolve(result)
+        return result
+
+    def _check_complete(self) -> None:
+        """Make sure that the step can be committed. Raises StepOrderError."""
+        step = self.progress.step
+        for unit in self.units:
+            if any(gradient is not None for gradient in unit.kept):
+                raise StepOrderError(
+                    f"step() of step {step} while unit {unit.name} keeps gradients that were "
+                    "not pushed; call set_requires_gradient_sync(True) and "
+                    "set_is_last_backward(True) before the last backward of the step"
+                )
+        for unit in self.units:
+            if unit.has_gradient:
+                raise StepOrderError(
+                    f"unit {unit.name} has a gradient that no backward over its forward made: the "
+                    "forward ran inside a transform of torch.func. Transforms are over inputs; for "
+                    "gradients of weights call the model outside of them (of a double backward: "
+                    "torch.autograd.grad(..., create_graph=True))"
+                )
+        if self.progress.parts == 0:
+            raise StepOrderError(
+                f"step() of step {step} without a backward since the last one; every rank "
+                "must run backward before it calls step(); one that has no samples calls "
+                "luwu.empty_backward()"
+            )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop what was pushed since the last step, on all ranks; nothing to do if nothing was.
+
+        Raises: ConfigError unless `set_to_none`.
+        """
+        if not set_to_none:
+            raise ConfigError(
+                "zero_grad(set_to_none=False) gives a parameter that a step does not use a "
+                "gradient of 0, so that momentum and weight decay move it on; here gradients do "
+                "not outlive their step, and such a parameter is skipped, as after zero_grad(). "
+                "Call zero_grad()"
+            )
+        for unit in self.units:
+            unit.drop_kept()
+        if self.progress.parts == 0 and not self.backward.is_open:
+            return
+        with self.attempt():
+            self.nic.cancel(
+                f"rank {self.rank} called zero_grad() before step(); to leave a step out, call "
+                "skip_step() of the optimizer in place of step()"
+            )
+        self._forget_step(self.progress.step)
+        self.pulls.restart(self.progress.step)
+
+    def reset(self) -> None:
+        """Forget a forward or backward that an error ended; aborts what was pushed of the step."""
+        if self.progress.parts or self.backward.is_open:
+            self.zero_grad()
+            return
+        self._forget_step(self.progress.step)
+        self.pulls.restart(self.progress.step)
+
+    def finish(self) -> None:
+        """Return when the last step is decided; then part from the job."""
+        if self.is_finished:
+            return
+        if self.is_final:
+            self.first_weights.load()
+            self._begin_step()
+        with self.attempt():
+            self.results.wait_for_last()
+            self.pulls.end()
+            self.nic.recorder.event("worker.leaves", rank=self.rank, step=self.step)
+            if self.is_final or not self.model.is_empty:
+                self.nic.leave()
+        self.mover.close()
+        self.nic.close()
+        self.is_finished = True
+
+    def open_reader(self) -> StateReader:
+        """Hold the newest decided step for reading: of the last `step()`, or the first weights."""
+        self.check_running()
+        with self.attempt():
+            self.results.wait_for_last()
+        return self.nic.open_reader()
+
+    # ---------------------------------------------------------------------- what is dropped
+
+    def _forget_step(self, next_step: int) -> None:
+        self.pulls.end_step()
+        self.progress.go_to(next_step)
+        self.clipping.take()
+        self.pushes.take()
+        self.backward.reset()
+
+    def _drop_attempt(self, error: StepAborted) -> StepAborted:
+        """Forget everything of the lost attempt; the latest error, if another one came."""
+        self.progress.abort()
+        self.first_weights.lost()
+        while True:
+            self.mover.drop()
+            try:
+                if self.is_final:
+                    self.pulls.prefetcher.restart(error.step)
+                break
+            except StepAborted as newer:
+                error = newer
+        self._forget_step(error.step)
+        self.loss_scale.restart(error.step)
+        self.attachments.restart(error.step)
+        self.results.lose(error.step)
+        return error
+
+
+def session_of(parameters: Iterable[torch.Tensor]) -> Session | None:
+    """The session that all of these parameters belong to; None if there is no such session."""
+    owners = {p.luwu_owner if isinstance(p, Placeholder) else None for p in parameters}
+    owner = owners.pop() if len(owners) == 1 else None
+    return owner if isinstance(owner, Session) else None

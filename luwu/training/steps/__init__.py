@@ -1,0 +1,10 @@
+"""One step: its forwards and backwards, pulls and pushes, and its result.
+
+hooks.py        what happens before and after a unit's forward, and opens and closes it in backward
+backward.py     one backward pass: when a unit's gradient is final
+pulls.py        a unit's weights come and go (`units/prefetch.py`: ahead of use)
+pushes.py       its gradients are sent, or kept for the next backward
+attempt.py      StepAborted: what the lost attempt left is dropped
+result.py       what `step()` returns
+clip.py, loss_scale.py    what a step is clipped and scaled by
+"""

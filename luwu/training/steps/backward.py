@@ -1,0 +1,234 @@
+"""One backward pass: when the gradient of a unit is final, and its push.
+
+    enter    first hook of the pass     streaming: hyper-parameters are stated
+    open     gradient of a unit's outputs is known: its weights are pulled
+    close    gradient of its inputs is known: so are those of its parameters
+    finish   the engine is done: push what is left; units that got nothing are absent
+
+A gradient is final, and pushed, when every forward of the unit that has a graph has been closed.
+It waits for `finish` where that cannot be known before: the root (its parameters may be used
+anywhere), a unit whose inputs need no gradient, one of several forwards that are not all part of
+this pass, and everything in a pass over a retained graph. (At `close` nothing of the unit is left
+to run: autograd runs what was recorded last first, and `close` was recorded before the forward.)
+
+A reentrant checkpoint repeats the forward inside backward and runs a backward of its own over it;
+its first forward left no graph, but is counted (`hidden_calls`), so the unit waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.autograd import Variable
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import ConfigError, LuwuError, StepOrderError
+from luwu.training.base.interface import Nic
+from luwu.training.base.progress import Progress
+from luwu.training.steps.attempt import Attempt
+from luwu.training.steps.loss_scale import LossScale
+from luwu.training.steps.pulls import Pulls
+from luwu.training.steps.pushes import Pushes
+from luwu.training.units.model import Model
+from luwu.training.units.unit import Call, Unit
+
+
+class Backward:
+    """See the module; one object serves every pass of a session."""
+
+    def __init__(
+        self, nic: Nic, model: Model, *, progress: Progress, attempt: Attempt, pulls: Pulls,
+        pushes: Pushes, loss_scale: LossScale,
+    ) -> None:  # fmt: skip
+        self._nic, self._model = nic, model
+        self._progress, self._attempt = progress, attempt
+        self._pulls, self._pushes, self._loss_scale = pulls, pushes, loss_scale
+        self.is_open = False
+        self.frozen = ""
+        """Names the parameters that were frozen as the last backward began; part of what all ranks
+        must state alike of a step."""
+        self._is_streaming = False
+        self._is_trained = True
+        self._hyper: Callable[[], bytes] = lambda: b""
+        self._stated_hyper: bytes | None = None
+        """Hyper-parameters of a streaming step, stated as its backward began."""
+        self._is_last = True
+        """False: another backward follows before `step()`."""
+        self._keeps_all = False
+        """The backward that runs is not pushed."""
+        self._retained = False
+        self._calls_before: list[tuple[int, int]] = []
+
+    def start(self, *, streaming: bool, is_trained: bool, hyper: Callable[[], bytes]) -> None:
+        """The optimizer is made; `hyper`: the hyper-parameters as they are now."""
+        self._is_streaming, self._is_trained, self._hyper = streaming, is_trained, hyper
+
+    def set_is_last(self, is_last: bool) -> None:
+        """Whether `step()` follows the coming backwards, and not another backward."""
+        self._is_last = is_last
+
+    def reset(self) -> None:
+        """The step is over, or the pass ended with an error; nothing of it counts any more."""
+        self.is_open = False
+        self._stated_hyper = None
+
+    def hyper_to_commit(self) -> bytes:
+        """The hyper-parameters of the step. Raises StepOrderError if they came too late."""
+        hyper = self._hyper()
+        if self._is_streaming and hyper != self._stated_hyper:
+            raise StepOrderError(
+                f"the hyper-parameters of step {self._progress.step} were changed after its "
+                'backward began; with update="streaming" they count from there. Change them after '
+                'step(), or use update="at_step"'
+            )
+        return hyper
+
+    # ---------------------------------------------------------------------- one pass
+
+    def enter(self) -> None:
+        """A hook runs inside backward."""
+        if self.is_open:
+            return
+        self._loss_scale.check_used()
+        self._begin()
+        self.is_open = True
+        self._retained = torch._C._autograd._get_current_graph_task_keep_graph()
+        self._calls_before = [unit.call_counts for unit in self._model.units]
+        Variable._execution_engine.queue_callback(self._finish)
+
+    def check_closed(self) -> None:
+        """A forward begins outside of backward, so none may be running."""
+        if self.is_open:
+            raise LuwuError(
+                f"the last backward of step {self._progress.step} ended with an error, so part of "
+                "its gradients may be missing; call zero_grad() of the optimizer, which aborts "
+                "the step on all ranks, and compute it again"
+            )
+
+    def empty(self) -> None:
+        """A backward of a rank that has no samples for it."""
+        self.check_closed()
+        self._begin()
+        for unit in reversed(self._model.units):
+            if unit.is_trainable:
+                self._pushes.push(unit, keep=self._keeps_all)
+        self._end_part()
+
+    def open(self, call: Call) -> None:
+        """The gradient of one of the outputs is known: the unit computes next."""
+        progress, unit = self._progress, call.unit
+        if call.aborts != progress.aborts_count or call.step != progress.step:
+            raise StepOrderError(
+                f"unit {unit.name}: this backward is over a forward of step {call.step} "
+                f"(attempt {call.aborts}), but step {progress.step} (attempt "
+                f"{progress.aborts_count}) has other weights; run backward before step()"
+            )
+        self.enter()
+        if not call.is_open:
+            if unit.was_pushed:
+                raise StepOrderError(
+                    f"unit {unit.name} was used again after its gradient of this backward had been "
+                    "pushed; compute graphs that share it in separate backwards"
+                )
+            unit.open_call(call)
+        self._pulls.acquire(unit)
+
+    def close(self, call: Call) -> None:
+        """The gradient of the inputs is known: the unit has computed."""
+        unit = call.unit
+        self.enter()
+        self._end(call)
+        if not self._retained:
+            unit.end_call()
+        if unit.is_root:
+            return
+        is_free = not unit.open_calls and unit.reshard_after_backward
+        if not self._retained and unit.calls == 0 and unit.hidden_calls == 0:
+            self._push(unit, free=is_free)
+        if is_free:
+            self._pulls.release(unit)
+
+    def _begin(self) -> None:
+        """The first hook of a backward runs."""
+        if not self._is_trained:
+            raise ConfigError(
+                "backward of a model that was used before its optimizer was made, and so is not "
+                "trained; make luwu.optim.AdamW or SGD before the first forward"
+            )
+        units = self._model.units
+        self.frozen = self._model.name_frozen()
+        synced = {unit.requires_gradient_sync for unit in units if unit.is_trainable}
+        self._keeps_all = True not in synced or (self._is_streaming and not self._is_last)
+        for unit in units:
+            unit.begin_backward()
+        if self._is_streaming and not self._keeps_all:
+            self._begin_streaming(has_unsynced=False in synced)
+        self._pulls.prefetcher.begin_backward()
+
+    def _begin_streaming(self, *, has_unsynced: bool) -> None:
+        """State the hyper-parameters: gradients are applied as they come."""
+        step = self._progress.step
+        if has_unsynced:
+            raise StepOrderError(
+                "set_requires_gradient_sync(False) on some units only: with "
+                'update="streaming" one backward pushes the gradients of all units; set it on '
+                'all of them, or use update="at_step"'
+            )
+        if self._progress.parts:
+            raise StepOrderError(
+                f'step {step} has had a backward, and with update="streaming" its '
+                'gradients are applied already; call step(), or use update="at_step" to '
+                "accumulate several backwards"
+            )
+        self._stated_hyper = self._hyper()
+        with self._attempt():
+            self._nic.begin(step, self._stated_hyper)
+
+    def _end(self, call: Call) -> None:
+        opened_ns = call.unit.close_call(call)
+        if opened_ns is not None:
+            end_ns = SYSTEM_CLOCK.now_ns()
+            self._nic.recorder.span(
+                "backward", opened_ns, end_ns, step=call.step, unit=call.unit.name
+            )
+
+    def _finish(self) -> None:
+        units = self._model.units
+        for unit in reversed(units):
+            for call in list(unit.open_calls):  # their inputs needed no gradient
+                self._end(call)
+                unit.end_call()
+            self._push(unit, free=unit.reshard_after_backward)
+        for unit in units:
+            if unit.reshard_after_backward:
+                self._pulls.release(unit)
+        if self._retained:  # their graphs may be run backward again
+            for unit, before in zip(units, self._calls_before, strict=True):
+                unit.set_call_counts(before)
+        self.is_open = False
+        self._end_part()
+
+    def _end_part(self) -> None:
+        """Everything of the backward is handed over."""
+        if not self._keeps_all:
+            self._progress.end_part()
+
+    def _push(self, unit: Unit, *, free: bool) -> None:
+        if not unit.is_trainable:
+            return
+        if unit.was_pushed:
+            if not unit.has_gradient:
+                return
+            raise StepOrderError(
+                f"unit {unit.name} got another gradient after its gradient of this backward had "
+                "been pushed: a part of it was used outside of its forward"
+            )
+        start_ns = SYSTEM_CLOCK.now_ns()
+        has_gradient = self._pushes.push(unit, keep=self._keeps_all, free=free)
+        unit.drop_gradients()
+        end_ns = SYSTEM_CLOCK.now_ns()
+        if has_gradient:
+            self._nic.recorder.span(
+                "flatten", start_ns, end_ns, step=self._progress.step, unit=unit.name
+            )

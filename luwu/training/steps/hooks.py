@@ -1,0 +1,291 @@
+"""Hooks around a unit's forward, and what they leave in the graph for backward.
+
+    before forward   pull, wait; a node on the inputs that closes the call in backward
+    after forward    a hook on the outputs that opens the call in backward; free
+
+In backward a forward may run again (activation checkpointing). A non-reentrant checkpoint wants the
+activations alone: the first forward's graph is the one that counts, so no hooks are set, and the
+weights stay for it. A reentrant one had no graph until now, so this forward gets the hooks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import LuwuError, StepOrderError
+from luwu.training.base.autograd import in_backward
+from luwu.training.base.interface import Nic
+from luwu.training.base.names import class_name
+from luwu.training.base.progress import Progress
+from luwu.training.base.transforms import is_transformed, outside_transforms
+from luwu.training.base.trees import map_leaves
+from luwu.training.base.uncompiled import uncompiled
+from luwu.training.devices.storages import WEIGHTS
+from luwu.training.steps.backward import Backward
+from luwu.training.steps.pulls import Pulls
+from luwu.training.units.model import Model
+from luwu.training.units.unit import Call, Unit
+
+_DEPTH_MAX = 4
+"""How deep a cache is looked into: cache, list of layers, layer, tensors of the layer."""
+
+
+class Hooks:
+    """The hooks around the forwards of a session's units."""
+
+    def __init__(
+        self, nic: Nic, model: Model, *, progress: Progress, pulls: Pulls, backward: Backward,
+        begin_forward: Callable[[Unit], None],
+    ) -> None:  # fmt: skip
+        """`begin_forward`: called before each forward outside of backward."""
+        self._nic, self._model, self._progress = nic, model, progress
+        self._pulls, self._backward = pulls, backward
+        self._begin_forward = begin_forward
+
+    def register(self, unit: Unit, module: nn.Module) -> None:
+        """Put the hooks on one of the unit's modules; around its compiled call, if it has one.
+
+        Hooks inside of what is compiled would cut it in two, which `fullgraph=True` refuses.
+        """
+        for handle in unit.hooks.pop(module, ()):
+            handle.remove()
+        compiled = module._compiled_call_impl
+        if compiled is None:
+            before = functools.partial(self.before_forward, unit)
+            unit.hooks[module] = (
+                module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+                module.register_forward_hook(functools.partial(self.after_forward, unit)),
+            )
+            return
+
+        @uncompiled
+        def call(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = self.before_forward(unit, module, args, kwargs)
+            return self.after_forward(unit, module, args, compiled(*args, **kwargs))
+
+        module._compiled_call_impl = call
+
+    @uncompiled
+    def before_forward(
+        self, unit: Unit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Pull the unit; returns the inputs to use."""
+        if self._has_no_parameters:
+            return _cast_inputs(unit, args, kwargs)
+        if is_transformed():
+            with outside_transforms():
+                self._begin_forward(unit)
+                self._pulls.acquire(unit)
+            self._pulls.keep_for_transform(unit)
+            return _cast_inputs(unit, args, kwargs)
+        self._pulls.leave_transforms()
+        repeated = in_backward()
+        if repeated:
+            self._backward.enter()
+        else:
+            self._begin_forward(unit)
+        self._pulls.acquire(unit)
+        args, kwargs = _cast_inputs(unit, args, kwargs)
+        call = None
+        if not torch.is_grad_enabled():
+            if module.training and not repeated:
+                unit.hide_call()
+        elif not repeated or unit.hidden_calls > 0:
+            if repeated:
+                unit.find_call()
+            progress = self._progress
+            call = unit.begin_call(step=progress.step, aborts=progress.aborts_count)
+            if unit.is_root and not repeated:
+                _check_no_hidden_graph(module, (args, kwargs))
+            args, kwargs = self._close_on_inputs(call, args, kwargs)
+        unit.enter(module, call)
+        return args, kwargs
+
+    @uncompiled
+    def after_forward(self, unit: Unit, module: nn.Module, args: Any, output: Any) -> Any:
+        """Free the unit; returns the output to use."""
+        if is_transformed() or self._has_no_parameters:
+            return _cast_output(unit, output)
+        call, start_ns = unit.leave(module)
+        end_ns = SYSTEM_CLOCK.now_ns()
+        step = self._progress.step
+        self._nic.recorder.span("forward", start_ns, end_ns, step=step, unit=unit.name)
+        output = _map(_own_memory, output)
+        if call is not None:
+            output = self._open_on_outputs(call, module, output)
+        is_complete = unit.has_run(module)
+        if unit.reshard_after_forward and is_complete and not in_backward():
+            self._pulls.release(unit)
+        return _cast_output(unit, output)
+
+    @property
+    def _has_no_parameters(self) -> bool:
+        """No unit has any, and so there is no job to join."""
+        return not self._pulls.is_started and self._model.is_empty
+
+    def _close_on_inputs(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        inputs: dict[int, Tensor] = {}
+
+        def collect(tensor: Tensor) -> Tensor:
+            if tensor.requires_grad:
+                inputs[id(tensor)] = tensor
+            return tensor
+
+        _map(collect, (args, kwargs))
+        if not inputs:
+            return args, kwargs
+        outputs = _Close.apply(self._backward, call, *inputs.values())
+        marked: dict[int, Tensor] = dict(zip(inputs, outputs, strict=True))
+        # One for one: a module may ask whether two of its inputs are the same tensor.
+        return _map(lambda tensor: marked.get(id(tensor), tensor), (args, kwargs))
+
+    def _open_on_outputs(self, call: Call, module: nn.Module, output: Any) -> Any:
+        backward, seen = self._backward, 0
+
+        def mark(tensor: Tensor) -> Tensor:
+            nonlocal seen
+            if not tensor.requires_grad:
+                return tensor
+            seen += 1
+            if tensor._is_view():
+                # An operation in place on a view drops its hooks; on this it is refused by torch.
+                marked: Tensor = _Open.apply(backward, call, tensor)
+                return marked
+            tensor.register_hook(functools.partial(_open, backward, call))
+            return tensor
+
+        output = _map(mark, output, refuse_hidden=class_name(module))
+        if not seen:
+            call.unit.end_call()  # no backward can reach it
+        return output
+
+
+def _cast_output(unit: Unit, output: Any) -> Any:
+    dtype = unit.policy.output_dtype
+    return output if dtype is None else _map(functools.partial(_cast, dtype), output)
+
+
+def _cast_inputs(
+    unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    policy = unit.policy
+    if policy.param_dtype is None or not policy.cast_forward_inputs:
+        return args, kwargs
+    cast = functools.partial(_cast, policy.param_dtype)
+    return _map(cast, args), _map(cast, kwargs)
+
+
+def _cast(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _check_no_hidden_graph(module: nn.Module, inputs: Any) -> None:
+    """Raise if an object among the inputs holds a graph, such as the KV cache of a forward before.
+
+    Its backward would come unseen, and that of a unit it leads to reads freed weights.
+    """
+
+    def check(value: Any) -> None:
+        if not isinstance(value, (Tensor, nn.Module)) and _holds_graph(value, depth=_DEPTH_MAX):
+            raise StepOrderError(
+                f"{class_name(module)} was called with a {type(value).__name__} that holds tensors "
+                "with a graph of an earlier forward, whose weights are not here any more; compute "
+                "that forward under torch.no_grad(), or detach what it left"
+            )
+
+    map_leaves(check, inputs)
+
+
+def _holds_graph(value: Any, *, depth: int) -> bool:
+    if isinstance(value, Tensor):
+        return value.grad_fn is not None
+    if depth == 0:
+        return False
+    if isinstance(value, dict):
+        inner = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        inner = list(value)
+    else:
+        inner = list(getattr(value, "__dict__", {}).values())
+    return any(_holds_graph(each, depth=depth - 1) for each in inner)
+
+
+def _own_memory(tensor: Tensor) -> Tensor:
+    """A weight that a unit returns (a tied head outside of it), as a copy that outlives the unit.
+
+    Its gradient goes to the weight as any other. The weight itself will be freed, and it is one
+    tensor in all steps, which would keep the hooks of each.
+    """
+    return tensor.clone() if _is_weight(tensor) else tensor
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor in WEIGHTS
+
+
+def _open(backward: Backward, call: Call, grad: Tensor) -> None:
+    backward.open(call)
+
+
+class _Close(torch.autograd.Function):
+    """Passes inputs on; in backward it runs after everything the unit did with them."""
+
+    @staticmethod
+    def forward(ctx: Any, backward: Backward, call: Call, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.pass_, ctx.call = backward, call
+        ctx.set_materialize_grads(False)
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.pass_.close(ctx.call)
+        return (None, None, *grads)
+
+
+class _Open(torch.autograd.Function):
+    """Passes an output on; in backward it runs before everything the unit did for it."""
+
+    @staticmethod
+    def forward(ctx: Any, backward: Backward, call: Call, output: Tensor) -> Tensor:
+        ctx.pass_, ctx.call = backward, call
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
+        ctx.pass_.open(ctx.call)
+        return None, None, grad
+
+
+def _map(fn: Callable[[Tensor], Any], tree: Any, *, refuse_hidden: str | None = None) -> Any:
+    """`tree` with `fn` applied to its tensors: in tuples, lists, dicts and dataclasses.
+
+    With `refuse_hidden`, the name of a module, another object that holds a tensor with a graph
+    raises: its backward would read weights that nobody pulled.
+    """
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return fn(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+            return dataclasses.replace(value, **_map(fn, fields, refuse_hidden=refuse_hidden))
+        if refuse_hidden is not None:
+            hidden = [*getattr(value, "__dict__", {}).values()]
+            if any(isinstance(item, Tensor) and item.requires_grad for item in hidden):
+                raise LuwuError(
+                    f"{refuse_hidden}.forward returned a {type(value).__name__} that holds "
+                    "tensors; return a tensor, tuple, list, dict or dataclass, so that its weights "
+                    "can be pulled before its backward"
+                )
+        return value
+
+    return map_leaves(leaf, tree)

@@ -1,0 +1,157 @@
+"""The units' weights in this process: they are pulled before use, and freed after it.
+
+`units/prefetch.py` knows which pulls are under way, and asks for the next ones ahead of use.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from luwu.base.address_range import Memory
+from luwu.base.errors import StepOrderError
+from luwu.training.base.autograd import in_backward
+from luwu.training.base.interface import Nic
+from luwu.training.base.progress import Progress
+from luwu.training.devices.device import Device
+from luwu.training.devices.weights import ByteCount
+from luwu.training.state.first_weights import FirstWeights
+from luwu.training.steps.attempt import Attempt
+from luwu.training.units.model import Model
+from luwu.training.units.prefetch import Prefetcher
+from luwu.training.units.unit import Unit
+
+
+class Pulls:
+    """See the module; one object for all units of a session."""
+
+    def __init__(
+        self, nic: Nic, model: Model, *, progress: Progress, attempt: Attempt,
+        first_weights: FirstWeights,
+    ) -> None:  # fmt: skip
+        self._nic, self._model = nic, model
+        self._progress, self._attempt = progress, attempt
+        self._first_weights = first_weights
+        self.bytes_count = ByteCount()
+        """Of the weights that are here."""
+        self._memory = Memory()
+        self._prefetcher: Prefetcher | None = None
+        self._is_streaming = False
+        self._is_trained = True
+        self._in_transforms: set[Unit] = set()
+        """Units that ran in a transform of torch.func; they keep their weights."""
+
+    def start(self, device: Device, *, window: int, streaming: bool, is_trained: bool) -> None:
+        """The job is joined: make the units' storages, which stay empty until they are pulled."""
+        model = self._model
+        for unit in model.units:
+            elems = model.layout.unit_elems[unit.index]
+            unit.make_weights(device, self._memory, elems=elems, live_bytes=self.bytes_count)
+        device.start(unit_bytes_max=model.unit_bytes_max, window=window)
+        self._is_streaming, self._is_trained = streaming, is_trained
+        self._prefetcher = Prefetcher(
+            self._nic, model.units, window=window, streaming=streaming, step=self._progress.step
+        )
+
+    @property
+    def is_started(self) -> bool:
+        """Whether weights can be pulled."""
+        return self._prefetcher is not None
+
+    @property
+    def prefetcher(self) -> Prefetcher:
+        """The pulls that are under way."""
+        assert self._prefetcher is not None, "the optimizer is made before anything is pulled"
+        return self._prefetcher
+
+    @property
+    def early_ratio(self) -> float:
+        """Share of pulls that had come before they were needed; NaN before the first."""
+        prefetcher = self._prefetcher
+        if prefetcher is None or prefetcher.use_count == 0:
+            return float("nan")
+        return prefetcher.early_count / prefetcher.use_count
+
+    # ---------------------------------------------------------------------- one unit
+
+    def acquire(self, unit: Unit) -> None:
+        """Return when the unit's modules hold its weights."""
+        if unit.index < 0:
+            return
+        unit.follow_requires_grad()
+        if (torch.is_grad_enabled() or in_backward()) and self._is_trained:
+            unit.check_room()
+        if unit.is_installed:
+            return
+        if self._is_streaming and unit.was_pushed:
+            raise StepOrderError(
+                f"unit {unit.name} was pulled again in step {self._progress.step} after its "
+                'gradient had been pushed; with update="streaming" its weights may be those of the '
+                'next step. Evaluate after step(), or use update="at_step"'
+            )
+        unit.check_unchanged()
+        others = unit.backward_prefetch if in_backward() else unit.forward_prefetch
+        with self._attempt():
+            self.prefetcher.use(unit)
+            self.prefetcher.prefetch(others)
+        self._first_weights.arrived()
+        unit.install()
+
+    def prefetch(self, unit: Unit) -> None:
+        """Ask for the unit's weights, if they are not here and there is room for them."""
+        with self._attempt():
+            self.prefetcher.prefetch([unit])
+
+    def forget(self, unit: Unit) -> None:
+        """The unit's weights are not needed after all, here or on their way."""
+        self.release(unit)
+        with self._attempt():
+            self.prefetcher.forget(unit)
+
+    def release(self, unit: Unit) -> None:
+        """The unit's weights are not needed for now."""
+        if unit.is_installed:
+            unit.check_unwritten()
+            unit.remove()
+            with self._attempt():
+                self.prefetcher.top_up()
+
+    # ---------------------------------------------------------------------- transforms
+
+    def keep_for_transform(self, unit: Unit) -> None:
+        """The unit runs in a transform: its weights stay until no transform runs any more."""
+        self._in_transforms.add(unit)
+
+    def leave_transforms(self) -> None:
+        """No transform runs any more: what ran in one is not needed for its backward."""
+        units, self._in_transforms = self._in_transforms, set()
+        for unit in units:
+            if unit.reshard_after_forward and not unit.open_calls:
+                self.release(unit)
+
+    # ---------------------------------------------------------------------- steps
+
+    def end_step(self) -> None:
+        """Free everything that is here, and forget what happened in the step."""
+        self._free_all()
+        self._in_transforms.clear()
+        for unit in self._model.units:
+            unit.end_step()
+
+    def restart(self, step: int) -> None:
+        """The step was dropped and is computed again."""
+        with self._attempt():
+            self.prefetcher.restart(step)
+
+    def end(self) -> None:
+        """Nothing is pulled any more."""
+        if self._prefetcher is not None:
+            self._free_all()
+            self._prefetcher.forget_all()
+
+    def _free_all(self) -> None:
+        for unit in self._model.units:
+            if unit.is_installed:
+                unit.remove()
+            unit.drop_gradients()
+            if unit.weights is not None:
+                unit.weights.end_step()

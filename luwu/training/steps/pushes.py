@@ -1,0 +1,95 @@
+"""Gradients on their way out: a unit's gradient is pushed when backward has made it final."""
+
+from __future__ import annotations
+
+from luwu.nic.cells import ChunkGradient
+from luwu.training.base.interface import Handle, Nic
+from luwu.training.base.names import dtype_name
+from luwu.training.base.progress import Progress
+from luwu.training.devices.device import Device, write_unit
+from luwu.training.devices.gradients import ChunkPlan, gradient_plan
+from luwu.training.steps.attempt import Attempt
+from luwu.training.steps.loss_scale import LossScale
+from luwu.training.steps.pulls import Pulls
+from luwu.training.units.model import Model
+from luwu.training.units.unit import Unit
+
+
+class Pushes:
+    """See the module; one object for all units of a session."""
+
+    def __init__(
+        self, nic: Nic, device: Device, *, progress: Progress, attempt: Attempt, pulls: Pulls,
+        loss_scale: LossScale,
+    ) -> None:  # fmt: skip
+        self._nic, self._device = nic, device
+        self._progress, self._attempt, self._pulls = progress, attempt, pulls
+        self._loss_scale = loss_scale
+        self.gradient_weight = 1.0
+        """What this rank's gradient of a step counts for."""
+        self._is_streaming = False
+        self._plans: list[tuple[ChunkPlan, ...]] = []
+        """By unit."""
+        self._handles: list[Handle] = []
+        """Of this step."""
+
+    def start(self, model: Model, *, streaming: bool) -> None:
+        """The layout is known."""
+        self._is_streaming = streaming
+        self._plans = [
+            gradient_plan(model.layout, unit.index, unit.push_dtype) for unit in model.units
+        ]
+
+    def weigh(self, weight: float) -> None:
+        """Let this rank's gradients count for so much, from now on."""
+        self.gradient_weight = weight
+
+    def push(self, unit: Unit, *, keep: bool, free: bool = False) -> bool:
+        """Send a unit's gradients of this backward, or keep them here; False if it has none.
+
+        With `free` its weights are given up before, so that what is asked for in their place is
+        not asked behind the bytes of the gradients.
+        """
+        if keep:
+            unit.keep_gradients()
+            return False
+        if unit.requires_gradient_sync:
+            gradients = unit.take_gradients()
+        else:
+            unit.keep_gradients()
+            unit.give_up_push()
+            gradients = []
+        if free:
+            self._pulls.release(unit)
+        if all(gradient is None for gradient in gradients):
+            self._push(unit, None)
+            return False
+        with self._attempt():
+            plans = self._plans[unit.index]
+            for group in write_unit(self._device, plans, gradients, unit.push_dtype):
+                self._push(unit, group)
+        return True
+
+    def take(self) -> list[Handle]:
+        """The step is committed or dropped: what was pushed in it."""
+        handles, self._handles = self._handles, []
+        return handles
+
+    def _push(self, unit: Unit, group: list[ChunkGradient] | None) -> None:
+        with self._attempt():
+            handle = self._nic.push(
+                self._progress.step,
+                self._progress.parts,
+                unit.index,
+                group,
+                dtype_name(unit.push_dtype),
+                last=self._is_streaming,
+                weight=self._weight(unit),
+            )
+        self._handles.append(handle)
+
+    def _weight(self, unit: Unit) -> float:
+        """Its share of what the node divides the sum of all ranks by."""
+        factor, ranks = unit.divide_factor, self._nic.world_size
+        weight = self.gradient_weight if factor is None else factor / ranks
+        return weight * self._loss_scale.value

@@ -1,0 +1,101 @@
+"""Results, which `step()` returns: steps that are on their way to the store."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from luwu.base.errors import StepOrderError
+from luwu.training.base.interface import StepHandle
+from luwu.training.state.attached import Attachments
+from luwu.training.steps.attempt import Attempt
+
+
+class StepResult:
+    """One step; reading `applied` or `grad_norm` waits until all sums of the step are complete."""
+
+    def __init__(
+        self, number: int, handle: StepHandle, *, attempt: Attempt, attachments: Attachments
+    ) -> None:
+        self._handle = handle
+        self._attempt, self._attachments = attempt, attachments
+        self._verdict: tuple[bool, float] | None = None
+        self.number = number
+        """Counted from 0."""
+        self.is_lost = False
+        """The step was aborted before it was decided: nothing of it will be known."""
+        self.loss: Any = None
+        """What the closure returned, if there was one."""
+
+    @property
+    def applied(self) -> bool:
+        """False if the step was skipped because a gradient was not finite."""
+        return self._read()[0]
+
+    @property
+    def grad_norm(self) -> float:
+        """Norm of the mean gradient, before clipping."""
+        return self._read()[1]
+
+    def wait(self) -> None:
+        """Return when the step is decided: from then on it cannot be lost."""
+        self._check_not_lost()
+        with self._attempt():
+            self._attachments.begin()  # what is attached to this step is part of it
+        with self._attempt():
+            self._handle.settled()
+
+    def keep_loss(self, loss: Any) -> None:
+        """The closure returned this."""
+        self.loss = loss
+
+    def lose(self) -> None:
+        """The step was aborted before it was decided."""
+        self.is_lost = True
+
+    def _read(self) -> tuple[bool, float]:
+        self._check_not_lost()
+        if self._verdict is None:
+            with self._attempt():
+                self._verdict = self._handle.verdict()
+        return self._verdict
+
+    def _check_not_lost(self) -> None:
+        if self.is_lost:
+            raise StepOrderError(
+                f"step {self.number} was lost before it was decided, so it has no result; replay "
+                "it and read the result of the new step()"
+            )
+
+    def __repr__(self) -> str:
+        if self._verdict is None:
+            return f"StepResult(number={self.number})"
+        applied, grad_norm = self._verdict
+        return f"StepResult(number={self.number}, applied={applied}, grad_norm={grad_norm:.6g})"
+
+
+class Results:
+    """The results of a session's steps, as far as anybody may still ask for them."""
+
+    def __init__(self) -> None:
+        self.last: StepResult | None = None
+        """Of the last step that was committed and not lost."""
+        self._all: weakref.WeakSet[StepResult] = weakref.WeakSet()
+
+    def add(self, result: StepResult) -> None:
+        """A step was committed."""
+        self._all.add(result)
+        self.last = result
+
+    def lose(self, step: int) -> None:
+        """The attempt was lost: `step` is computed again, and so is what came after it."""
+        for result in list(self._all):
+            if result.number >= step:
+                result.lose()
+        if self.last is not None and self.last.is_lost:
+            self.last = None
+
+    def wait_for_last(self) -> None:
+        """Return when the last step is decided."""
+        if self.last is not None:
+            self.last.wait()

@@ -1,0 +1,327 @@
+"""The layout of a model: made once, when the optimizer is constructed and knows the groups.
+
+Names are full names from the root (`roots.py`). Parameters stand in the order of
+`root.named_parameters()`, a tied one under its first name; units stand in the order of
+`root.named_modules()`, so the root is first, as it is in forward; models beside the trained one
+come after it. A unit without parameters of its own has no place in the layout.
+
+A parameter belongs to the lowest unit that contains every module in which it is registered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from luwu.base.errors import ConfigError
+from luwu.base.events import Recorder
+from luwu.base.quantities import format_bytes
+from luwu.layout import Layout, Parameter
+from luwu.layout import Unit as LayoutUnit
+from luwu.training.base.names import COMPILED, dtype_name
+from luwu.training.units.placeholder import Placeholder
+from luwu.training.units.roots import Roots, find_roots
+from luwu.training.units.unit import Member, Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The run's choices for the layout."""
+
+    chunk_bytes: int
+    node_count: int
+    reshard_after_forward: bool | None
+    """What units do where the script leaves it open."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One place where a parameter is registered."""
+
+    parameter: nn.Parameter
+    root: nn.Module
+    name_in_root: str
+    module: nn.Module
+    name: str
+    chain: tuple[Unit, ...]
+    """The units around the module, outermost first."""
+
+
+class Model:
+    """The units of a session: added by `fully_shard`, laid out when the optimizer is made."""
+
+    def __init__(self) -> None:
+        self.added: list[Unit] = []
+        """In the order of the calls of fully_shard."""
+        self.units: list[Unit] = []
+        """Those with parameters, in the order of the layout."""
+        self._ignored: set[int] = set()
+        """Ids of parameters that the script keeps for itself."""
+        self._roots: Roots | None = None
+        self._layout: Layout | None = None
+
+    def ignore(self, parameters: Iterable[nn.Parameter]) -> None:
+        """The script keeps these for itself."""
+        self._ignored.update(id(parameter) for parameter in parameters)
+
+    def is_ignored(self, parameter: nn.Parameter) -> bool:
+        """Whether the script keeps it for itself."""
+        return id(parameter) in self._ignored
+
+    def add(self, unit: Unit) -> None:
+        """A call of fully_shard."""
+        self.added.append(unit)
+
+    def lay_out(self, groups: Sequence[Sequence[Placeholder]], shape: Shape) -> None:
+        """The optimizer is made, with these groups.
+
+        Raises: ConfigError if the model cannot be trained as it is.
+        """
+        given = {placeholder for group in groups for placeholder in group}
+        roots = find_roots(self.added, given, reshard_after_forward=shape.reshard_after_forward)
+        unit_of = {module: unit for unit in self.added for module in unit.modules}
+        members, owners = self._find_members(roots, unit_of)
+        group_of = _groups(groups, members) if given else dict.fromkeys(members, 0)
+        _give_to_units(members, owners)
+        _name_units(roots, unit_of)
+        units = [unit for unit in _in_order(roots, unit_of) if unit.members]
+        for unit in units:
+            unit.choose_wire_dtype(_wire_dtype(unit))
+        layout = _layout(units, list(members), group_of, given, shape)
+        for index, unit in enumerate(units):
+            unit.take_place(index, layout, given)
+        for root in roots.prefixes:
+            below = {unit_of[module] for module in root.modules() if module in unit_of}
+            unit_of[root].contain(frozenset(unit.index for unit in below))
+        self._roots, self._layout, self.units = roots, layout, units
+
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether it has a layout."""
+        return self._layout is not None
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the whole model."""
+        assert self._layout is not None, "the optimizer is made before the layout is asked for"
+        return self._layout
+
+    @property
+    def roots(self) -> Roots:
+        """The models that it consists of."""
+        assert self._roots is not None, "the optimizer is made before the roots are asked for"
+        return self._roots
+
+    @property
+    def placeholders(self) -> Iterator[Placeholder]:
+        """The placeholders of all units."""
+        return (member.placeholder for unit in self.units for member in unit.members)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no unit has a parameter."""
+        return not any(
+            isinstance(parameter, Placeholder)
+            for unit in self.added
+            for module in unit.modules
+            for parameter in module.parameters()
+        )
+
+    @property
+    def unit_bytes_max(self) -> int:
+        """Bytes of the largest unit's weights."""
+        return max((unit.nbytes for unit in self.units), default=0)
+
+    def name_frozen(self) -> str:
+        """A digest of the names that are frozen now, although their state is kept; part of what
+        all ranks must state alike of a step."""
+        names = [
+            member.placeholder.luwu_name
+            for unit in self.units
+            for member in unit.members
+            if member.trainable and not member.requires_grad
+        ]
+        return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16] if names else ""
+
+    def _find_members(
+        self, roots: Roots, unit_of: dict[nn.Module, Unit]
+    ) -> tuple[dict[Placeholder, Member], dict[Placeholder, list[tuple[Unit, ...]]]]:
+        """Every parameter, in the order of the layout, and the units around each of its places."""
+        members: dict[Placeholder, Member] = {}
+        owners: dict[Placeholder, list[tuple[Unit, ...]]] = {}
+        for place in _places(roots, unit_of):
+            if not isinstance(place.parameter, Placeholder):
+                self._check_ignored(place)
+                continue
+            placeholder = place.parameter
+            if placeholder not in members:
+                members[placeholder] = Member(placeholder)
+                placeholder.take_name(
+                    roots.prefixes[place.root] + place.name_in_root, place.root, place.name_in_root
+                )
+            members[placeholder].places.append((place.module, place.name))
+            owners.setdefault(placeholder, []).append(place.chain)
+        return members, owners
+
+    def _check_ignored(self, place: _Place) -> None:
+        if not self.is_ignored(place.parameter):
+            raise ConfigError(
+                f"parameter {place.name_in_root} was added after luwu.fully_shard; add it before, "
+                "or name it in ignored_params"
+            )
+
+
+def report_one_unit(recorder: Recorder, model: Model) -> None:
+    """Report a model that could be cut and is not: all of it is here whenever a worker computes."""
+    children = [
+        child for child in model.roots.main.children() if next(child.parameters(), None) is not None
+    ]
+    if len(model.units) == 1 and len(children) > 1:
+        recorder.event(
+            "worker.one_unit", level="WARNING", unit=model.units[0].name,
+            weights=format_bytes(model.layout.unit_wire_bytes(0)),
+            instead="call fully_shard on its blocks before, or luwu.fully_shard_each",
+        )  # fmt: skip
+
+
+def report_frozen(recorder: Recorder, model: Model) -> None:
+    """Report parameters that are frozen and in the optimizer's groups: the state keeps moments."""
+    members = [member for unit in model.units for member in unit.members if member.trainable]
+    frozen = [each.placeholder.numel() for each in members if not each.requires_grad]
+    if 2 * sum(frozen) > sum(each.placeholder.numel() for each in members):
+        recorder.event(
+            "worker.frozen_in_groups", level="WARNING", parameters=len(frozen),
+            elements=sum(frozen),
+            instead="give the optimizer only what is trained at some time: the state keeps moments "
+            "of all it is given",
+        )  # fmt: skip
+
+
+def push_dtypes(units: Sequence[Unit]) -> dict[str, str]:
+    """Values that ranks must agree on where gradients travel in another dtype than weights."""
+    others = [unit for unit in units if dtype_name(unit.push_dtype) != unit.wire_dtype]
+    if not others:
+        return {}
+    return {"reduce_dtype": ", ".join(f"{u.name}: {dtype_name(u.push_dtype)}" for u in others)}
+
+
+def _give_to_units(
+    members: dict[Placeholder, Member], owners: dict[Placeholder, list[tuple[Unit, ...]]]
+) -> None:
+    """Each parameter to the lowest unit around all of its places. Raises ConfigError."""
+    for placeholder, chains in owners.items():
+        owner = next((u for u in reversed(chains[0]) if all(u in c for c in chains)), None)
+        if owner is None:
+            raise ConfigError(
+                f"parameter {placeholder.luwu_name} is in two models, and so in no unit of one of "
+                "them; give each a copy of its own"
+            )
+        owner.members.append(members[placeholder])
+
+
+def _layout(
+    units: Sequence[Unit], order: Sequence[Placeholder], group_of: dict[Placeholder, int],
+    given: Container[Placeholder], shape: Shape,
+) -> Layout:  # fmt: skip
+    wire_dtypes = {m.placeholder: unit.wire_dtype for unit in units for m in unit.members}
+    index_of = {placeholder: index for index, placeholder in enumerate(order)}
+    return Layout(
+        parameters=tuple(
+            Parameter(
+                name=p.luwu_name,
+                shape=tuple(p.shape),
+                dtype=dtype_name(p.dtype),
+                wire_dtype=wire_dtypes[p],
+                trainable=p in given,
+                group=group_of[p],
+            )
+            for p in order
+        ),
+        units=tuple(
+            LayoutUnit(
+                name=unit.name,
+                parameters=tuple(sorted(index_of[m.placeholder] for m in unit.members)),
+            )
+            for unit in units
+        ),
+        chunk_bytes=shape.chunk_bytes,
+        node_count=shape.node_count,
+    )
+
+
+def _places(roots: Roots, unit_of: dict[nn.Module, Unit]) -> Iterator[_Place]:
+    """Every place of every parameter, in the order of `named_parameters`, shared modules again."""
+    for root in roots.prefixes:
+        yield from _places_in(root, root, "", (), unit_of)
+
+
+def _places_in(
+    root: nn.Module, module: nn.Module, prefix: str, chain: tuple[Unit, ...],
+    unit_of: dict[nn.Module, Unit],
+) -> Iterator[_Place]:  # fmt: skip
+    unit = unit_of.get(module)
+    if unit is not None and unit not in chain:
+        chain = (*chain, unit)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield _Place(parameter, root, prefix + name, module, name, chain)
+    for name, child in module._modules.items():
+        if child is not None:
+            # A model is the same whether its blocks are compiled (`torch.compile(block)`) or not.
+            inner = prefix if name == COMPILED else f"{prefix}{name}."
+            yield from _places_in(root, child, inner, chain, unit_of)
+
+
+def _groups(
+    groups: Sequence[Sequence[Placeholder]], members: dict[Placeholder, Member]
+) -> dict[Placeholder, int]:
+    group_of: dict[Placeholder, int] = {}
+    for index, group in enumerate(groups):
+        for placeholder in group:
+            if placeholder not in members:
+                raise ConfigError(
+                    f"group {index} of the optimizer has a parameter of shape "
+                    f"{tuple(placeholder.shape)} that is not part of the model any more"
+                )
+            group_of[placeholder] = index
+    for placeholder in members:
+        if placeholder.requires_grad and placeholder not in group_of:
+            raise ConfigError(
+                f"parameter {placeholder.luwu_name} requires a gradient but is in no group of the "
+                "optimizer; pass it, or freeze it with requires_grad_(False)"
+            )
+        group_of.setdefault(placeholder, 0)
+    return group_of
+
+
+def _in_order(roots: Roots, unit_of: dict[nn.Module, Unit]) -> list[Unit]:
+    return list(dict.fromkeys(unit_of[m] for m in roots.modules() if m in unit_of))
+
+
+def _name_units(roots: Roots, unit_of: dict[nn.Module, Unit]) -> None:
+    names: dict[nn.Module, str] = {}
+    for root, prefix in roots.prefixes.items():
+        for name, module in root.named_modules():
+            parts = (part for part in f"{prefix}{name}".split(".") if part not in ("", COMPILED))
+            names[module] = ".".join(parts) or "root"
+    for unit in set(unit_of.values()):
+        unit.take_name("+".join(names[module] for module in unit.modules))
+
+
+def _wire_dtype(unit: Unit) -> str:
+    """The one dtype the unit is computed in. Raises ConfigError if there are several."""
+    if unit.policy.param_dtype is not None:
+        return dtype_name(unit.policy.param_dtype)
+    found = {dtype_name(member.placeholder.dtype): member for member in unit.members}
+    if len(found) > 1:
+        examples = ", ".join(f"{m.placeholder.luwu_name} is {name}" for name, m in found.items())
+        raise ConfigError(
+            f"unit {unit.name} has parameters of several dtypes ({examples}), but travels in one; "
+            "choose it with mp_policy=MixedPrecisionPolicy(param_dtype=...), call fully_shard on "
+            "the modules of each dtype, or name those that are not trained in ignored_params: they "
+            "stay in the worker as they are"
+        )
+    return next(iter(found))

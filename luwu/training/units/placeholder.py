@@ -1,0 +1,242 @@
+"""Stand-ins in modules for parameters whose weights are not here.
+
+A `StandIn` is an `nn.Parameter` with shape, dtype, device, `requires_grad` and a name, and no
+storage. It has two nets, one below the other: `__torch_function__` lets only `NEED_NO_VALUE`
+through, and `__torch_dispatch__` refuses whatever reaches an operator nevertheless. (Some methods
+of a tensor without storage, such as `share_memory_`, crash the interpreter where they are not
+refused.)
+
+A `Placeholder` is the one of a model in training. Names, parameter groups and counts work as ever.
+Whatever would read or write a value raises, and so does `.grad`: the gradient is pushed inside
+backward, and a `.grad` of None would let `torch.nn.utils.clip_grad_norm_` clip nothing without a
+word.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor, nn
+
+from luwu.base.errors import ConfigError, LuwuError
+
+
+def _getter(name: str) -> Any:
+    return getattr(Tensor, name).__get__
+
+
+def _setter(name: str) -> Any:
+    return getattr(Tensor, name).__set__
+
+
+NEED_NO_VALUE = frozenset(
+    [
+        *(
+            _getter(name)
+            for name in (
+                "device", "dtype", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta",
+                "is_mkldnn", "is_mps", "is_nested", "is_quantized", "is_sparse", "itemsize",
+                "layout", "nbytes", "ndim", "output_nr", "requires_grad",
+                "retains_grad", "shape",
+            )
+        ),
+        Tensor.__hash__, Tensor.__len__, Tensor.dim, Tensor.element_size, Tensor.get_device,
+        Tensor.is_complex, Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_inference,
+        Tensor.is_signed, Tensor.ndimension, Tensor.nelement, Tensor.numel, Tensor.requires_grad_,
+ _setter("requires_grad"), Tensor.size, Tensor.storage_offset, Tensor.stride,
+        torch.is_complex, torch.is_floating_point, torch.is_inference, torch.numel,
+    ]
+)  # fmt: skip
+"""What may be asked without a value."""
+
+
+class StandIn(nn.Parameter):
+    """A parameter without storage: what needs no value works, and everything else is refused."""
+
+    luwu_name: str
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in NEED_NO_VALUE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        cls._refuse(args, kwargs, getattr(func, "__name__", str(func)))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> NoReturn:
+        cls._refuse(args, kwargs, str(func))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @classmethod
+    def _refuse(cls, args: Any, kwargs: Any, what: str) -> NoReturn:
+        values = [*args, *(kwargs or {}).values()]
+        flat = [e for v in values for e in (v if isinstance(v, (list, tuple)) else [v])]
+        name = next((v.luwu_name for v in flat if isinstance(v, StandIn)), "?")
+        cls.refuse(what, name)
+
+    @staticmethod
+    def refuse(what: str, name: str) -> NoReturn:
+        """Say that parameter `name` has no value for this, and what to do. Raises LuwuError."""
+        raise NotImplementedError
+
+
+class PlaceholderError(LuwuError):
+    """The script asked a placeholder for what only the real parameter has."""
+
+    code = "E103"
+
+
+class Placeholder(StandIn):
+    """See the module."""
+
+    luwu_owner: object
+    """The session that it belongs to."""
+    luwu_place: tuple[nn.Module, str]
+    """The root that it is in, and its name there; known when the optimizer is made."""
+    luwu_value: Tensor | None
+    """The parameter as the script made it, until its values are uploaded."""
+
+    @staticmethod
+    def __new__(
+        cls, parameter: nn.Parameter, *, owner: object, device: torch.device, keeps_value: bool
+    ) -> Placeholder:
+        """Stand in for `parameter` on this device; keep its value, or only that it is on `meta`."""
+        self: Placeholder = torch.Tensor._make_wrapper_subclass(
+            cls,
+            parameter.shape,
+            dtype=parameter.dtype,
+            device=device,
+            requires_grad=parameter.requires_grad,
+        )
+        self.luwu_owner = owner
+        self.luwu_name = "?"
+        self.luwu_value = parameter if parameter.is_meta or keeps_value else None
+        return self
+
+    def __init__(self, parameter: nn.Parameter, **options: object) -> None:
+        pass
+
+    def take_name(self, name: str, root: nn.Module, name_in_root: str) -> None:
+        """The model is complete: the parameter's full name, its root, and its name there."""
+        self.luwu_name, self.luwu_place = name, (root, name_in_root)
+
+    def forget_value(self) -> None:
+        """The values are in the network: they need not be here."""
+        self.luwu_value = None
+
+    @property
+    def grad(self) -> NoReturn:
+        """Raises: gradients are pushed inside backward."""
+        raise PlaceholderError(
+            f"the gradient of parameter {self.luwu_name} is not here: it is pushed to the network "
+            "inside backward. To clip, call luwu.clip_grad_norm_ or pass max_grad_norm= to the "
+            "optimizer; to drop gradients, call zero_grad() of the optimizer; instead of "
+            "torch.amp.GradScaler give the optimizer loss_scale=; instead of "
+            "get_optimizer_state_dict of torch.distributed.checkpoint call "
+            "luwu.get_optimizer_state_dict"
+        )
+
+    @grad.setter
+    def grad(self, value: object) -> NoReturn:
+        raise PlaceholderError(
+            f"the gradient of parameter {self.luwu_name} cannot be set here: it is pushed to the "
+            "network inside backward. To drop gradients, call zero_grad() of the optimizer"
+        )
+
+    @property
+    def data(self) -> NoReturn:
+        """Raises: there are no values."""
+        self.refuse("data", self.luwu_name)
+
+    @data.setter
+    def data(self, value: object) -> NoReturn:
+        self.refuse("data", self.luwu_name)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"Placeholder({self.luwu_name}, shape={tuple(self.shape)}, dtype={dtype})"
+
+    @staticmethod
+    def refuse(what: str, name: str) -> NoReturn:
+        """The weights are in the network."""
+        if what == "grad":
+            raise PlaceholderError(
+                f"torch.autograd.grad: the gradient of parameter {name} is pushed to the network "
+                "inside backward, and is nowhere else; call loss.backward()"
+            )
+        raise PlaceholderError(
+            f"{what}: the weights of parameter {name} are in the network, not in this process. "
+            "They are here only inside the forward and backward of the module that fully_shard was "
+            "called on, and only as attributes of their modules (a list or a variable that holds "
+            "the parameter has none): call that module itself, or luwu.register_forward_method for "
+            "another method than forward. To read weights use luwu.get_model_state_dict; to set "
+            "the first ones, luwu.set_model_state_dict. Later only the optimizer changes them"
+        )
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise PlaceholderError(
+            f"parameter {self.luwu_name} cannot be copied: its weights are in the network. Copy "
+            "the model before luwu.fully_shard"
+        )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise PlaceholderError(
+            f"parameter {self.luwu_name} cannot be saved: its weights are in the network; "
+            "luwu.get_model_state_dict collects them"
+        )
+
+
+def become(parameter: nn.Parameter, stand_in: StandIn, call: str) -> None:
+    """Let the two tensors change places: whoever holds `parameter` holds the stand-in from now on.
+
+    A list, a closure or another module that kept the parameter itself would compute with its first
+    values for ever. `call` is what the script called.
+    Raises: ConfigError if torch cannot swap it: a graph or a weak reference holds it.
+    """
+    name = stand_in.luwu_name
+    try:
+        torch.utils.swap_tensors(parameter, stand_in)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{call}: something holds parameter {name} as it is now: the graph of an earlier "
+            f"forward, code that was compiled by one, or a weak reference. Call {call} before the "
+            f"model is used ({error})"
+        ) from error
+
+
+@contextmanager
+def without_weak_references(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Around `become`: torch's RNNs keep weak references to their weights, which forbid it."""
+    recurrent = [module for module in modules if isinstance(module, nn.RNNBase)]
+    for module in recurrent:
+        module._flat_weight_refs = []
+    yield
+    for module in recurrent:
+        weights = (getattr(module, name, None) for name in module._flat_weights_names)
+        module._flat_weight_refs = [None if each is None else weakref.ref(each) for each in weights]
+
+
+def become_placeholder(
+    parameter: nn.Parameter, name: str, *, owner: object, device: torch.device, keeps_value: bool
+) -> None:
+    """Turn this very tensor into a placeholder, with its first values beside it.
+
+    Raises: ConfigError if torch cannot: see `become`.
+    """
+    placeholder = Placeholder(parameter, owner=owner, device=device, keeps_value=keeps_value)
+    placeholder.luwu_name = name
+    has_value, placeholder.luwu_value = placeholder.luwu_value is not None, None
+    become(parameter, placeholder, "luwu.fully_shard")
+    # The two tensors have changed places: what was made above has the values now.
+    if has_value:
+        cast("Placeholder", parameter).luwu_value = placeholder
