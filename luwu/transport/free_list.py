@@ -2,8 +2,8 @@
 
 Invariants; the tests cite them by number:
 
-    F1  Free stretches are sorted, not empty, and no two of them touch.
-    F2  Free and taken stretches together are the whole, and none overlaps another.
+    AF1  Free stretches are sorted, not empty, and no two of them touch.
+    AF2  Free and taken stretches together are the whole, and none overlaps another.
 """
 
 from __future__ import annotations

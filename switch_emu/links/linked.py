@@ -11,11 +11,11 @@ untouched: their end emulates the link.
 T1 to T6 hold (`luwu/transport/interface.py`), except that a link that loses, repeats or reorders
 messages does so. What follows for the rest:
 
-    T2  PeerDown passes no held message of its peer; what was held to be sent to it is cut.
-    T3  Held bytes use up the peer's credit.
-    T4  A handle is done when the inner one is, of both copies if there are two, or when the
+    T2: PeerDown passes no held message of its peer; what was held to be sent to it is cut.
+    T3: Held bytes use up the peer's credit.
+    T4: A handle is done when the inner one is, of both copies if there are two, or when the
         message was dropped. A delivery's buffers go back when all copies were released.
-    T6  `close` hands on what is due within `FLUSH_NS_MAX`; the rest is cut.
+    T6: `close` hands on what is due within `FLUSH_NS_MAX`; the rest is cut.
 
 No thread is added: what is held moves while somebody is in `receive`, `send` or `close`. A shell
 that is busy elsewhere for a millisecond makes its links as much late.

@@ -11,7 +11,7 @@ rate. They are equal at
 
 e and e_g are bytes of a weight and of a gradient on the wire. None depends on Psi, and B8 to B10
 not on the number of devices. Below, tokens a second fall in proportion with T. Of experts, F counts
-all parameters as the bytes do. Source: simulation.md 5.10.
+all parameters as the bytes do. Derived.
 """
 
 from __future__ import annotations

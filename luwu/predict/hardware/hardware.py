@@ -5,7 +5,7 @@ other. A field without a default must be given; None where a device does not hav
 
     N14  streams    a port carries min(rate, streams * rate of one) * efficiency of long messages
 
-Source of N14: simulation.md 5.6, of virtual machines whose single stream does not fill a port.
+N14 is of virtual machines whose single stream does not fill a port.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
                       changes rails is exchanged in the domain of K first
 
 A price or power that nobody knows is an error that names it, not a zero. Dollars, watts, joules,
-seconds. Source: simulation.md 5.13; with P a port's price and c a transceiver's, B2 of a Clos of t
+seconds. Derived; with P a port's price and c a transceiver's, B2 of a Clos of t
 tiers is n [(2t - 1) P + 2 t c].
 """
 

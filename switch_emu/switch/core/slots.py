@@ -20,6 +20,8 @@ Invariants; the tests cite them by number:
     S3  What a full slot hands out is in rank order, whatever the order of arrival.
     S4  The bytes of all open slots, each counted as if every child contributed as much as the
         largest contribution to it, stay within the pool.
+    S5  A chunk that finds no slot is sent on raw: every contribution to it singly, each once. In
+        float32 a chunk is summed in one place, here or at the node, never in both.
 """
 
 from __future__ import annotations
