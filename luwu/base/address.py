@@ -1,4 +1,4 @@
-"""Where memory lies.
+"""The address of an array's memory.
 
 `__array_interface__` is not asked: numpy makes a dict whose keys are new strings each time. CPython
 interns them, and a place in its table of interned strings is not used again until the table is made

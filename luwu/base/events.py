@@ -1,4 +1,4 @@
-"""What happened, when: one line for people, one JSON line for programs, the same fields.
+"""Events of a process: one line for people, one JSON line for programs, the same fields.
 
     12:00:03.214 INFO node.step step=41 chunk_count=768 read_s=0.412 update_s=0.388
 

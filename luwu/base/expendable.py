@@ -1,4 +1,4 @@
-"""Files that a run can do without: what cannot be written is given up, with one warning.
+"""Files that a run can do without: a write that fails is given up, with one warning.
 
 Logs, events, counters and records say how a run goes; none of them is worth the run. On a disk that
 is full, the state's errors end the node (`refusals.py`), and these do not.
@@ -22,7 +22,7 @@ def say_if_possible(text: str, stream: IO[str] | None = None) -> None:
 
 
 class Expendable:
-    """Writes of one process that may fail; the first that does in each directory is said."""
+    """Writes of one process that may fail; the first failure in each directory is reported."""
 
     def __init__(self, say: Callable[[str], object] = say_if_possible) -> None:
         self._say = say

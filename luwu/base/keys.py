@@ -40,7 +40,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 
 class SecretKey:
-    """A secret key; it shows itself to nobody who prints, logs, copies or stores it by accident."""
+    """A secret key; printing, logging, copying or storing it by accident does not reveal it."""
 
     __slots__ = ("_raw",)
 
@@ -67,7 +67,7 @@ class SecretKey:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a connection's key belongs to."""
+    """The owner of a connection's key."""
 
     name: str
     role: str
@@ -75,7 +75,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnKey:
-    """What a process is known by, and where it keeps it."""
+    """The key pair of a process, and the file that holds it."""
 
     directory: Path
     name: str

@@ -16,7 +16,7 @@ RequestT = TypeVar("RequestT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How patient a sender is."""
+    """The times after which a sender repeats a request."""
 
     first_ns: int = 10_000_000_000
     """Pause before the first repetition. On links that lose nothing while they are up, as ZeroMQ's,

@@ -64,7 +64,7 @@ GONE_NS: Final = 5_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is known of the job to be disturbed."""
+    """The job to disturb, as far as its directory describes it."""
 
     config: RunConfig
     says_restarts: bool
@@ -253,7 +253,7 @@ def _check_running(run: RunDirectory, file: PlanFile) -> None:
 
 
 class _Outcome:
-    """How a run that we did not start has ended; None while it goes on."""
+    """The end of a run that another command started; None while it goes on."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""The command line of a verb: flags that are keys, a few of its own, then whatever follows.
+"""The command line of a verb: flags that are keys, a few of its own, then the rest.
 
 `--memory-budget 2GiB`, `--memory-budget=2GiB` and `--memory_budget 2GiB` are the same; so are
 `--x`, `--x true` and `--x=true`, and so are `--no-x` and `--x false`. Names are never abbreviated.
@@ -30,7 +30,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """What a verb's command line looks like."""
+    """The form of a verb's command line."""
 
     name: str
     usage: str

@@ -38,7 +38,7 @@ NETWORK_ARMS: Final = ("luwu", "ps", MIRRORED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRun:
-    """What one arm left: raw records of its workers and its node, and what we saw from outside."""
+    """The results of one arm: records of its workers and its node, and samples from outside."""
 
     name: str
     workers: list[dict[str, Any]]

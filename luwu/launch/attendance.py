@@ -1,4 +1,4 @@
-"""Who of this host's workers is done, and whether others wait for it in vain.
+"""Workers of this host that are done, and workers that wait for one of them in vain.
 
 A worker that ends leaves `roles/worker-r.ended`, which says whether it joined the job; one that
 leaves the job has `worker.leaves` among its events, with the step that would have been its next.

@@ -1,4 +1,4 @@
-"""What torchrun starts for each worker: the user's script, with its output and errors kept.
+"""The program that torchrun starts per worker: runs the user's script, keeps output and errors.
 
     python -m luwu.launch.entry RUN_DIR PREFIX SCRIPT ...      or     ... PREFIX -m MODULE ...
 

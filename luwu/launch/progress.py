@@ -1,4 +1,4 @@
-"""How far a run is, read from what its node writes: `events/node.jsonl`.
+"""The progress of a run, read from what its node writes: `events/node.jsonl`.
 
     node.step     step=41    step 41 is decided (of several nodes the first decides for all)
     node.opened   version=41   a node that was started again found 41 decided steps

@@ -1,4 +1,4 @@
-"""Where a run with `--resume` begins, and how one that was stopped goes on, in words."""
+"""The step where a run with `--resume` begins, and how to continue a stopped run, as text."""
 
 from __future__ import annotations
 

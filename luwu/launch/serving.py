@@ -53,7 +53,7 @@ ARENA_CHUNKS_MIN: Final = 32
 
 
 class Starter(Protocol):
-    """Who starts the roles of a job: a supervisor, or a service that serves many."""
+    """The starter of a job's roles: a supervisor, or a service of many jobs."""
 
     @property
     def run(self) -> RunDirectory:
@@ -68,7 +68,7 @@ class Starter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What `auto` came to."""
+    """The sizes that `auto` was resolved to."""
 
     memory_budget_bytes: int
     chunk_bytes: int
@@ -234,7 +234,7 @@ def add_nodes(
 
 
 class _Endpoints:
-    """Where the roles of a job on this host listen."""
+    """The endpoints of a job's roles on this host."""
 
     def __init__(
         self, config: RunConfig, transport: str, tree: Tree, supervisor: Starter,

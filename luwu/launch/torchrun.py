@@ -40,7 +40,7 @@ def guarded_command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the torchruns of several hosts meet."""
+    """The endpoint where the torchruns of several hosts meet."""
 
     endpoint: str
     """HOST:PORT; torchrun on the host whose address that is listens there."""

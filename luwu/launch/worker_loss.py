@@ -1,4 +1,4 @@
-"""What a lost worker means for a run: `--on-worker-loss`, in the terms of those who act on it.
+"""The meaning of `--on-worker-loss` for the node and for the launcher.
 
 stop    torchrun ends all workers; with --worker-restarts it starts all of them again
 wait    the lost one alone is started again, at most --worker-restarts times in all; the others

@@ -1,4 +1,4 @@
-"""What the disk of a directory can do at best, on a temporary file that is always removed."""
+"""Floors of a directory's disk, measured on a temporary file that is always removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine can do at best, measured in a few seconds before a run.
+"""Floors of this machine, measured within a few seconds before a run.
 
     copy      bytes read plus written by a copy between two arrays, all cores
     disk      read, overwrite, and both at once, past the page cache where that can be, in pages of
@@ -38,7 +38,7 @@ MATMUL_SIZE: Final = 768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floors:
-    """What was measured; None for what was not."""
+    """The measured floors; None for what was not measured."""
 
     cores_count: int
     copy_bytes_per_s: float | None = None

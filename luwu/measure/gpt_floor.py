@@ -1,4 +1,4 @@
-"""How long the built-in GPT computes in a step, by one of its blocks and what is around them.
+"""Compute of the built-in GPT per step, from one of its blocks and what surrounds them.
 
 A small model is far from the rate of a large matrix product: its time goes to norms, activations
 and attention (a width of 128 took several times as long as its products alone). So one block runs

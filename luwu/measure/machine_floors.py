@@ -42,7 +42,7 @@ QUICK: Final = Samples(copy_bytes=32 * MIB, disk_bytes=256 * MIB, seconds=0.3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineAsk:
-    """What a job's floors depend on."""
+    """The properties of a job that its floors depend on."""
 
     layers: int
     width: int

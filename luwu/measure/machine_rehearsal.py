@@ -1,4 +1,4 @@
-"""What messages and pages cost switch and node, by one worker without a model.
+"""Processor time of switch and node per message and page, with one worker without a model.
 
 A real node and a real switch, with the store, chunks and transport of the job, serve one worker
 that only pushes, commits and pulls. Counted are seconds of a processor that each of the two took,

@@ -1,4 +1,4 @@
-"""What messages cost the processors, by a rehearsal of a switch on this machine.
+"""Processor time per message, measured with a switch on this machine.
 
 A real `SwitchShell` with its core and transport stands between two children and a parent that only
 encode, send, receive and decode; a burst of chunks goes through it as in a step: gradients, sums,

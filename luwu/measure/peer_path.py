@@ -1,4 +1,4 @@
-"""How fast our own path to another host is, by number of connections: what `--stripes` should be.
+"""The rate of the path to another host, by number of connections: to choose `--stripes`.
 
 One host answers (`PathServer`), the other measures. Both use the transport that a run uses, so what
 is measured is encryption, copies, I/O threads and the network together.
@@ -53,7 +53,7 @@ _PING, _PONG, _PUT, _GOT, _GET, _DATA = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathRate:
-    """What a number of connections came to; medians over the rounds."""
+    """The rate of a number of connections; medians over the rounds."""
 
     streams: int
     up_bytes_per_s: float

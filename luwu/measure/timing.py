@@ -1,4 +1,4 @@
-"""How floors are measured: the median of a few repeats, after one that warms up."""
+"""Timing of floors: the median of a few repeats, after one that warms up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPEATS_MAX: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """How much is moved, and for how long at least, to measure one floor."""
+    """The amount that is moved, and the least duration, to measure one floor."""
 
     copy_bytes: int
     """Of each of the two arrays."""

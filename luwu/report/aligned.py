@@ -74,7 +74,7 @@ def parse_steps(text: str, name: str) -> Steps:
 
 @dataclass(slots=True)
 class Survey:
-    """What is known once all files were read: how to align them, and what is in them."""
+    """The contents of all event files, and the offsets that align their clocks."""
 
     files: list[EventFile]
     steps: Steps

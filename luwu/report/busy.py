@@ -1,4 +1,4 @@
-"""How busy each engine of a run was, and how much of that lay behind compute.
+"""Busy time of each engine of a run, and the share of it that compute hides.
 
 Busy is the time in which at least one span of the engine was under way; `at once` is how many were,
 on average, while it was busy. *Compute* of a worker is forward and backward of its units without

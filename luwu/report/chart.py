@@ -1,4 +1,4 @@
-"""Charts as SVG: lines over steps, bars with their spread, curves over values that somebody chose,
+"""Charts as SVG: lines over steps, bars with their spread, curves over chosen values,
 and spans of time in rows. No script, no outside file.
 
 They are parts of a page; `as_file` makes one a file of its own.

@@ -1,4 +1,4 @@
-"""What the roles of a run have counted, for Prometheus to scrape (the extra `prometheus`).
+"""Counters of a run's roles, for Prometheus to scrape (the extra `prometheus`).
 
 The roles write `counters/*.json` once a second (`process/counting.py` there); a scrape reads what
 they last wrote, so no role listens for it and a slow scraper holds nobody up.

@@ -33,7 +33,7 @@ ADVICE = "move it to the top level of a module, and give it what it needs by arg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """Where a function is."""
+    """The module and name of a function."""
 
     module: str
     file: str

@@ -1,4 +1,4 @@
-"""What the plugin's fixtures hand to a test; imported when one of them is used."""
+"""The objects that the plugin's fixtures return; imported when one of them is used."""
 
 from __future__ import annotations
 

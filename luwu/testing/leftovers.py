@@ -1,4 +1,4 @@
-"""What a test may leave behind outside of its own directories, and how it is found (I8)."""
+"""Leftovers of a test outside of its own directories, and how they are found (I8)."""
 
 from __future__ import annotations
 

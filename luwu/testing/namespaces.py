@@ -1,4 +1,4 @@
-"""Where a test's workers join: a namespace on our service, or a job that somebody else serves.
+"""The job that a test's workers join: a namespace of this session's service, or another's job.
 
 A namespace is a state directory and the runs on it. Each run is a job of its own, with its own id
 and endpoints, and goes on with the state that the runs before it left: the way to test a resume.

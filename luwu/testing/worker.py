@@ -1,4 +1,4 @@
-"""What a worker process of a test runs: `-m luwu.testing.worker CALL`, under `luwu.launch.entry`.
+"""The program of a test's worker process: `-m luwu.testing.worker CALL`, below `luwu.launch.entry`.
 
 A process that is killed cannot say where it was. So a thread writes down where the function is, as
 often as that changes, and the test shows what was written last.

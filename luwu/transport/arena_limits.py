@@ -1,4 +1,4 @@
-"""What a machine allows of shared memory, asked before anything is mapped.
+"""Limits of the machine on shared memory, read before anything is mapped.
 
 An arena is sparse, so a system that cannot hold it says nothing when it is made and kills the
 process when it is filled. Each limit that would end it is looked up here instead:

@@ -28,7 +28,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """How many connections a listener takes."""
+    """The number of connections that a listener admits."""
 
     total: int = 4096
     """At a time, in all; the limit of open files bounds it too."""
@@ -61,14 +61,14 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class _Unmet:
-    """A connection that has not said who it is."""
+    """A connection that has not identified itself."""
 
     address: str
     since_ns: int
 
 
 class Arrivals:
-    """What is known of the connections to one listener, by file descriptor."""
+    """The connections to one listener, by file descriptor."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits

@@ -49,7 +49,7 @@ class Greeted(PeerUp):
 
 
 class Hub(Protocol):
-    """What a connection needs of its transport."""
+    """The part of a transport that a connection uses."""
 
     context: zmq.Context[Any]
     timing: ZeroMqTiming
@@ -89,7 +89,7 @@ class Side(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Route:
-    """One connection that a ROUTER let in, or refused to listen to (`lane` None)."""
+    """One connection that a ROUTER admitted, or ignores (`lane` None)."""
 
     routing_id: bytes
     lane: Lane | None

@@ -16,7 +16,7 @@ HEADER_RESERVE_BYTES: Final = 1024 * 1024
 
 
 class CreditLedger:
-    """How many bytes are queued to one peer, and how many may be."""
+    """The bytes that are queued to one peer, and their limit."""
 
     __slots__ = ("limit_bytes", "peer", "queued_bytes")
 

@@ -23,7 +23,7 @@ LIBZMQ_VERSION_MIN: Final = (4, 3, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """What a transport is known by, and whom it lets in where it listens."""
+    """The key pair of a transport, and the keys that its listener admits."""
 
     own: OwnKey
     accepts: frozenset[str] = frozenset()

@@ -12,7 +12,7 @@ from bisect import bisect_left
 
 
 class FreeList:
-    """Which bytes of [0, nbytes) are free."""
+    """The free bytes of [0, nbytes)."""
 
     __slots__ = ("_ends", "_starts", "free_bytes")
 

@@ -37,7 +37,7 @@ _LOST = "the other transport was closed"
 
 
 class InProcessNetwork:
-    """Where transports of one process find each other."""
+    """The network of one process, in which its transports find each other."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -65,7 +65,7 @@ class CreditExceeded(LuwuError):
 
 
 class SendHandle(Protocol):
-    """What `send` returns."""
+    """The handle that `send` returns."""
 
     @property
     def done(self) -> bool:
@@ -141,7 +141,7 @@ Received: TypeAlias = Delivery | PeerUp | PeerDown | PeerFailed
 
 @dataclass(slots=True)
 class Counters:
-    """Bytes of application messages; what the transport says by itself is not counted."""
+    """Bytes of application messages; messages of the transport itself are not counted."""
 
     header_bytes_sent: int = 0
     payload_bytes_sent: int = 0

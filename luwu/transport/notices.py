@@ -1,4 +1,4 @@
-"""What transports over shared memory say to each other: bytes in, bytes out. Pure.
+"""Notices between transports over shared memory: bytes in, bytes out. Pure.
 
 Each message over ZeroMQ begins with a notice, and its first byte is the notice's kind:
 
@@ -50,7 +50,7 @@ _MASK_AT: Final = 1
 
 
 class Span(NamedTuple):
-    """Where a buffer lies."""
+    """The place of a buffer: an arena, an offset, a length."""
 
     arena_index: int
     offset: int

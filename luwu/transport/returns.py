@@ -1,4 +1,4 @@
-"""What peers lend to us: made a delivery, given back, and told to its owners in few notices.
+"""Buffers lent by peers: made a delivery, given back, and returned in few notices.
 
     SHARED notice -> `borrow` -> Delivery
     Delivery.release (any thread) -> `give_back` -> `collect` -> nobody holds it -> RELEASED is due

@@ -1,4 +1,4 @@
-"""Transport over shared memory, for one host: ZeroMQ says where a payload is, nobody copies it.
+"""Transport over shared memory, on one host: ZeroMQ carries the place of a payload, not its bytes.
 
     reserve() --> arena (memfd) ----- mapped by every peer that was told of it --> delivery.buffers
     send() -----> notice over ZeroMQ: "message 7: arena 0, offset, bytes" -------> receive()

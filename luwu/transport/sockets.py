@@ -27,7 +27,7 @@ _AS_THE_SYSTEM_LIKES = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroMqTiming:
-    """How patient the sockets are, in milliseconds, which is libzmq's unit."""
+    """Timeouts of the sockets, in milliseconds, which is libzmq's unit."""
 
     reconnect_ms: int = 50
     """Pause before the second attempt to connect; it doubles up to the next value."""

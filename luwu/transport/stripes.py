@@ -34,7 +34,7 @@ _HELD_MESSAGE_BYTES: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What a connection says that it is."""
+    """The link and the stripe that a connection announces."""
 
     link_id: bytes
     index: int

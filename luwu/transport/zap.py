@@ -1,4 +1,4 @@
-"""Who may connect: the handler that libzmq asks about every key (ZAP, ZeroMQ's RFC 27).
+"""Admission by keys: the handler that libzmq asks about every key (ZAP, ZeroMQ's RFC 27).
 
     the transport         binds the handler's socket, then starts its thread, then lets others in
     the handler's thread  answers libzmq; reads the list of allowed keys again when it changes

@@ -33,7 +33,7 @@ DIMENSIONS_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What the job trains, and how."""
+    """The job: the model, the optimizer and the settings that all ranks share."""
 
     layout: Layout
     optimizer: str

@@ -19,7 +19,7 @@ Number = float | int | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepHyper:
-    """What the update of one step needs to know."""
+    """The hyper-parameters and settings of one step's update."""
 
     groups: tuple[Mapping[str, Number], ...]
     """One a parameter group, e.g. {"lr": 1e-3, "beta1": 0.9, ...}."""

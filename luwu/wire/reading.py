@@ -1,4 +1,4 @@
-"""What a reader is told of the version it holds: canonical JSON, the payload of `Opened`."""
+"""The description of a version for its reader: canonical JSON, the payload of `Opened`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch calls the optimizer's state and hyper-parameters.
+"""Torch's names of an optimizer's state and hyper-parameters.
 
 Keys are those of `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`, flattened:
 `state.NAME.exp_avg` and so on, NAME the parameter's. A parameter that was never updated has no

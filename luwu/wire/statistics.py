@@ -1,4 +1,4 @@
-"""What a node says of a chunk in a measured step: sums of squares for each of its segments.
+"""Statistics of a chunk that a node sends in a measured step: sums of squares per segment.
 
     a chunk      divisor, then its segments in the order of `Layout.segments`
     a segment    gradient, weights, update: a sum of squares each, and what it was rounded by
@@ -34,7 +34,7 @@ class Rounded(NamedTuple):
 
 
 class SegmentSquares(NamedTuple):
-    """Of one segment."""
+    """Statistics of one segment."""
 
     grad: Rounded
     """Of the sum over all ranks, not divided, before clipping."""
@@ -45,7 +45,7 @@ class SegmentSquares(NamedTuple):
 
 
 class ChunkStats(NamedTuple):
-    """Of one chunk."""
+    """Statistics of one chunk."""
 
     divisor: float
     """Total weight of the sum; 0: the step did not touch the chunk."""

@@ -45,7 +45,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class LinkCounters:
-    """What has become of the messages of one direction; see L1."""
+    """Counts of the messages of one direction; see L1."""
 
     sent: Traffic = field(default_factory=Traffic)
     """Offered to the link."""

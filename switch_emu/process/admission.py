@@ -1,4 +1,4 @@
-"""What a key allows: who may speak as whom, and whose rank is whose. Pure.
+"""Admission: the roles and ranks that a key may send for. Pure.
 
 A transport says whose key a connection has (`PeerUp.identity`); a message says who sent it. This is
 where the two are compared, before a core sees the message:
@@ -36,7 +36,7 @@ _WINDOW_NS: Final = 60 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who speaks for some ranks."""
+    """The connection that sends for some ranks."""
 
     name: str
     """Of its key."""

@@ -1,4 +1,4 @@
-"""What a switch or node has counted so far: by link, and in its core; written once a second.
+"""Counters of a switch or node, by link and in its core; written once a second.
 
     counters/switch.json   {"schema": 1, "job": 5713, "role": "switch", "pid": 4711,
                             "at": "2026-...",
@@ -97,7 +97,7 @@ class LinkCounts:
 
 
 class CountersFile:
-    """Where a role's counts are put for others to read."""
+    """The file with a role's counters, for others to read."""
 
     def __init__(self, path: Path, role: str, job: int) -> None:
         self._path, self._role, self._job = path, role, job

@@ -1,4 +1,4 @@
-"""What the processes of the switch and the node share: a loop between one transport and cores.
+"""The event loop of the switch's and the node's process, between one transport and cores.
 
 The loop receives, gives messages to a core and does what the core says; time comes from the
 monotonic clock. Payloads are counted (`payload.py`), so a buffer goes back to the transport when

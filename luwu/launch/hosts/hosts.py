@@ -1,4 +1,4 @@
-"""Which process of a run stands on which of its hosts (`luwu compare --hosts H --link RATE`).
+"""The processes of a run on each of its hosts (`luwu compare --hosts H --link RATE`).
 
     workers     in the order of their ranks, as many on each host as on the others, or one more
     switches    one for the workers of one host: there; all others, and the root: in the centre
@@ -37,7 +37,7 @@ MASTER_PORT: Final = 29500
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who stands where."""
+    """The host of each process."""
 
     groups: tuple[tuple[int, ...], ...]
     """Ranks of each host."""

@@ -1,4 +1,4 @@
-"""The emulated network and disk of a run, as its configuration says, and what cannot work there."""
+"""The emulated network and disk of a run, from its configuration, and checks of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How malloc and memcpy behave in processes we start: GLIBC_TUNABLES; other systems ignore it.
+"""Settings of malloc and memcpy in started processes: GLIBC_TUNABLES; other systems ignore them.
 
 What is freed stays with the process, up to 256 MiB, for whichever thread asks next, and in huge
 pages where the system gives them; else it is given back to the kernel, and cleared page by page

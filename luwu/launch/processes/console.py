@@ -1,4 +1,4 @@
-"""What the launcher shows: lines that stay, and one live line on a terminal."""
+"""The launcher's output: lines that stay, and one live line on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user is told when a run ends badly: the first failure in full, the others in a line."""
+"""The message of a run that failed: the first failure in full, the others in a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What worker 0 prints, passed on as it comes: a progress bar moves, and streams stay apart.
+"""The output of worker 0, passed on as it arrives: a progress bar moves, streams stay apart.
 
 Worker 0 writes to two files, `logs/worker-0.out` and `.err`, if they are there when it starts. What
 is new in them goes on as bytes, whole lines or not, and to `logs/worker-0.log` behind what came
