@@ -312,7 +312,7 @@ class Key:
 
     @property
     def is_boolean(self) -> bool:
-        """Whether `--x` alone and `--no-x` mean something."""
+        """True if `--x` alone and `--no-x` mean something."""
         return self.parse is boolean
 
 
@@ -330,7 +330,7 @@ class Resolved:
     origins: Mapping[str, str]
 
     def is_default(self, name: str) -> bool:
-        """Whether nobody set it."""
+        """True if no flag, file or variable set it."""
         return self.origins[name] == "default"
 
     def document(self) -> dict[str, Any]:

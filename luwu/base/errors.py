@@ -29,7 +29,7 @@ from __future__ import annotations
 from typing import Final
 
 STOPPED_CODE: Final = 143
-"""Of a process that a signal stopped before its job was over; a shell says 128 + SIGTERM too."""
+"""Exit code of a process that a signal stopped before its job was over: 128 + SIGTERM."""
 
 
 class LuwuError(Exception):

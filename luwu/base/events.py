@@ -34,7 +34,7 @@ from luwu.base.expendable import Expendable, say_if_possible
 CLOCK: Final = "clock"
 """Name of the record that a timeline is aligned by."""
 _BUFFER_BYTES: Final = 64 * 1024
-"""What a killed process may lose of its DEBUG records."""
+"""The most DEBUG records that a killed process may lose."""
 
 _open: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
 """Those of this process that write a file."""

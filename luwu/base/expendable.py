@@ -30,7 +30,7 @@ class Expendable:
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """What the system refuses in here is given up."""
+        """A write that fails inside the `with` block is given up."""
         try:
             yield
         except OSError as exc:

@@ -26,7 +26,7 @@ class RetryPolicy:
     """The pause doubles up to this."""
 
     ns_per_byte: float = 0.0
-    """What each byte that is under way before an answer adds to the first pause: emulated links
+    """Time that each byte under way before an answer adds to the first pause: emulated links
     have a rate."""
 
 
@@ -45,7 +45,7 @@ class _Entry(Generic[RequestT]):
     due_ns: int
     pause_ns: int
     order: int = 0
-    """Of its place in the queue; older places of the same key are ghosts."""
+    """Number of its place in the queue; older places of the same key are ghosts."""
 
 
 class Outstanding(Generic[RequestT]):
@@ -104,7 +104,7 @@ class Outstanding(Generic[RequestT]):
         return requests
 
     def next_due_ns(self) -> int | None:
-        """When to call `due` next; None while nothing waits."""
+        """The time to call `due` next; None while nothing waits."""
         while self._due:
             due_ns, order, key = self._due[0]
             entry = self._entries.get(key)

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from luwu.base.errors import StateError, StoreFullError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Of the disk, of a quota, or below a limit of file sizes."""
+"""Errors of a full disk, a quota, or a limit of file sizes."""
 DISK_FAULTS = (*NO_ROOM, errno.EIO, errno.EROFS)
-"""What starting again would not mend."""
+"""Errors that a restart would not mend."""
 
 
 def refusal(

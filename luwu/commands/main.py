@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def usage() -> str:
-    """What `luwu --help` prints."""
+    """The text of `luwu --help`."""
     lines = ["usage: luwu VERB ...", ""]
     lines += [f"  {name:<9} {text}" for name, text in VERBS.items()]
     lines += ["", "luwu VERB --help tells more. Keys of the configuration: luwu config."]

@@ -113,7 +113,7 @@ def _finish() -> None:
 
 
 def _has_joined() -> bool:
-    """Whether the script was a member of the job."""
+    """True if the script was a member of the job."""
     shell = sys.modules.get("luwu.nic.shell")
     return shell is not None and bool(shell.Nic.has_joined)
 

@@ -36,7 +36,7 @@ class Progress:
 
     @property
     def steps_count(self) -> int:
-        """How many steps are decided."""
+        """The number of decided steps."""
         return 0 if self.last is None else self.last + 1
 
     def look(self) -> list[Decided]:

@@ -48,7 +48,7 @@ from switch_emu.switch.capacity import POOL_SLOTS
 
 POLL_S: Final = 0.005
 DROP_S: Final = 5.0
-"""How long a job that was dropped may take to end; its loops look every 0.2 s."""
+"""Time for a dropped job to end; its loops look every 0.2 s."""
 
 
 class Service(Closing):
@@ -116,7 +116,7 @@ class Service(Closing):
             raise role_failure(self.run, role, code, {}, "; no job can be served any more")
 
     def has_ended(self, role: str) -> bool:
-        """Whether a role's process is gone."""
+        """True if a role's process is gone."""
         return self._children[role].poll() is not None
 
     def _start(self, role: str) -> None:
@@ -154,7 +154,7 @@ class ServiceJob(Closing):
         self.run = run
         self.private_directory: Path | None = None
         self.left_sockets: list[str] = []
-        """What the roles had not removed when the job was over; one that was killed could not."""
+        """Files that the roles had not removed when the job was over; a killed role could not."""
         self._service = service
         self._roles: list[str] = []
 
@@ -187,7 +187,7 @@ class ServiceJob(Closing):
 
     @property
     def is_over(self) -> bool:
-        """Whether no role serves it any more."""
+        """True if no role serves it any more."""
         return all(
             ended_file(self.run, role).exists() or self._service.has_ended(role)
             for role in self._roles

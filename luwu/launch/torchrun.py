@@ -20,13 +20,13 @@ TORCHRUN_ENVIRON: Final = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
 }
-"""What torchrun finds in its environment.
+"""Variables of torchrun's environment.
 
 By itself it keeps the address of its first meeting's store: when a host takes the place of a lost
 one, those that stayed do not send it theirs, and all end after a minute of waiting for MASTER_ADDR.
 """
 TORCHRUN_FOLDER: Final = ".torchrun"
-"""Where torchrun puts the folders it always makes; removed at the end."""
+"""The folder for torchrun's own folders; removed at the end."""
 
 
 def guarded_command(

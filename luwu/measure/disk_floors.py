@@ -26,7 +26,7 @@ class DiskFloors:
 
     read_bytes_per_s: float
     write_bytes_per_s: float
-    """Of blocks that were written before, as in every step but the first two."""
+    """Rate for blocks that were written before, as in every step but the first two."""
     mixed_bytes_per_s: float
     """Read plus written, where each thread reads a page and writes one, as an update does."""
     pull_bytes_per_s: float
@@ -44,7 +44,7 @@ class DiskFloors:
     file_bytes: int
     """Size of the temporary file that was measured on."""
     reason: str
-    """Whether the page cache was passed by."""
+    """True if the page cache was bypassed."""
     total_bytes: int
     """Size of the file system."""
     free_bytes: int
@@ -172,7 +172,7 @@ def _pull_offsets(file_bytes: int, pull_bytes: int, count: int) -> list[int]:
 def _cpu_seconds(
     pool: ThreadPoolExecutor, work: Callable[[int], None], items: Sequence[int]
 ) -> float:
-    """Of an item, in the thread that does it; the median."""
+    """Processor time per item, in the thread that does it; the median."""
 
     def measured(item: int) -> float:
         before = cpu_seconds("thread")

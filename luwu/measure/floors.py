@@ -48,11 +48,11 @@ class Floors:
     """`compiled` or `portable`."""
     matmul_flops_per_s: float | None = None
     compute_s: float | None = None
-    """Of a step of all workers, where the model itself was measured."""
+    """Compute per step of all workers, where the model itself was measured."""
     socket_bytes_per_s: float | None = None
     messages: MessageFloors | None = None
     device: str = "cpu"
-    """Where workers compute; the rate of a GPU is not measured, a run needs all of it."""
+    """The device of workers; the rate of a GPU is not measured, a run needs all of it."""
 
     def document(self) -> dict[str, Any]:
         """For `floors.json` and results."""

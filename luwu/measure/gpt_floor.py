@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BLOCK_ELEMS_MAX: Final = 16 * 1024 * 1024
 """64 MiB of parameters, and of gradients, of each worker that computes at once."""
 TOKENS_MAX: Final = 1024
-"""Of a worker, in the measurement; more take so many times as long."""
+"""Tokens per worker in the measurement; more take proportionally longer."""
 
 
 def gpt_seconds(

@@ -43,12 +43,12 @@ PAYLOAD_BYTES: Final = 4096
 CHUNKS: Final = 4096
 """Each comes once; 4,096 last for some seconds."""
 ENDS: Final = 4 * CHILDREN + 4
-"""Of a chunk at the switch: a push, a pull and their answers, of each child and to the parent."""
+"""Messages per chunk at the switch: push, pull and their answers, per child and to the parent."""
 ARENA_BYTES: Final = 1 << 20
 QUIET_NS: Final = 5_000_000_000
 """Silence after which something is broken."""
 PEERS_NS: Final = 1_000_000
-"""How long children and parent look for messages that are on their way."""
+"""The time that children and parent look for messages that are on their way."""
 HANDED: Final = 64
 HAND_OVERS: Final = 9
 
@@ -150,7 +150,7 @@ class _Rehearsal(Closing):
         self._shell.run(turn)
 
     def _turn(self) -> None:
-        """What children and parent say to what has come."""
+        """Answers of children and parent to the messages that arrived."""
         for rank, side in enumerate((*self._children, self._parent)):
             while (item := side.receive(0)) is not None:
                 self._heard_count += 1

@@ -65,7 +65,7 @@ class PathRate:
 
     @property
     def both_bytes_per_s(self) -> float:
-        """Of the slower direction: gradients go up and weights come down."""
+        """Rate of the slower direction: gradients go up and weights come down."""
         return min(self.up_bytes_per_s, self.down_bytes_per_s)
 
 

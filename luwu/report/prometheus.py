@@ -57,7 +57,7 @@ HELP: Final = {
     "luwu_updates": "Pages that are being updated now.",
     "luwu_counted_at_seconds": "Time at which the role last wrote its counts, in seconds of Unix.",
 }
-"""What each metric counts, and in what unit. A count is of this start of the role's process."""
+"""Every metric, with its unit. A count is of this start of the role's process."""
 
 Counters = Mapping[str, Mapping[str, Any]]
 """By role: the document that it wrote."""

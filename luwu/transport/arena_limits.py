@@ -77,7 +77,7 @@ def _check_memfd() -> None:
 
 
 def _group_files() -> list[Path]:
-    """Where limits of our control group, and of those around it, may stand; versions 1 and 2."""
+    """Files with the limits of our control group and of those around it; versions 1 and 2."""
     files: list[Path] = []
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()

@@ -71,7 +71,7 @@ class _End:
     peer: str
     ledger: CreditLedger
     seeker: _Seeker | None
-    """How to seek the peer again; None on the listening side."""
+    """The call that seeks the peer again; None on the listening side."""
     counters: Counters = field(default_factory=Counters)
     other: _End | None = None
 

@@ -43,7 +43,7 @@ BUFFERS_COUNT_MAX: Final = 2
 """Buffers that may follow one header."""
 
 CREDIT_BYTES_DEFAULT: Final = 256 * 1024 * 1024
-"""What may be queued to one peer unless the constructor is told otherwise."""
+"""Bytes that may be queued to one peer, unless the constructor gets another number."""
 
 LISTENER: Final = ""
 """`PeerFailed.peer` of a connection that ended before it became a peer."""
@@ -115,7 +115,7 @@ class PeerUp:
 
     peer: str
     identity: Identity | None = None
-    """Whose key it proved to have; None: the connection has no keys, or we dialled it."""
+    """The owner of the key that it proved; None: the connection has no keys, or we dialled it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ ZERO_COPY_BYTES_MIN: Final = 64 * 1024
 """Below this a copy is cheaper than tracking (measured: 1 to 5 us against 15 to 22 us)."""
 
 TURN_BYTES: Final = ZERO_COPY_BYTES_MIN
-"""What one of several ways gets at least before it is the next one's turn; the receiver counts too.
+"""Bytes that one of several ways gets before the next one's turn; the receiver counts too.
 Not larger than ZERO_COPY_BYTES_MIN, for a tracked buffer ends a turn."""
 
 

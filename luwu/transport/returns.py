@@ -90,7 +90,7 @@ class Returns:
             self._let_go(given_back.popleft())
 
     def finish(self, passed: Passed) -> None:
-        """What we lent is ours again."""
+        """Take back a buffer that was lent."""
         passed.is_returned = True
         passed.views = None
         for ticket in passed.tickets:

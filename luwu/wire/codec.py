@@ -211,7 +211,7 @@ _CONVERTERS: dict[str, tuple[_ToWire, _FromWire]] = {
 
 
 class _Spec:
-    """How one message type travels, derived from its dataclass."""
+    """The wire form of one message type, derived from its dataclass."""
 
     def __init__(self, message_type: type[Message]) -> None:
         self.message_type = message_type

@@ -69,11 +69,11 @@ class Message:
     """Count of aborted tries of the job; what an older one computed is stale."""
     role: Role
     rank: int
-    """Of a worker: its rank. Of a switch or node: its number."""
+    """The rank of a worker; the number of a switch or node."""
     incarnation: int
-    """Of the sender: grows with each of its starts."""
+    """Number of the sender's starts."""
     generation: int
-    """Of the store: grows with each of its openings; fences a zombie node."""
+    """Number of the store's openings; fences a zombie node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class DataMessage(Message):
 
     chunk: int
     part: int
-    """Of a push: which of the rank's pushes of this chunk within the step. Of a pull and its
+    """In a push: the number of the rank's push of this chunk within the step. In a pull and its
     weights: which of the rank's uses of them within the step (forward, backward, ...)."""
 
 
@@ -113,7 +113,7 @@ class Push(DataMessage):
     raw: bool
     """Found no slot: must be summed at the node and in no switch."""
     dtype: str
-    """Of the payload; float32 if it is a sum. Or ENCODED: as the job's aggregator makes it."""
+    """The payload's dtype; float32 if it is a sum. Or ENCODED: as the job's aggregator makes it."""
 
 
 @message(3)
@@ -136,7 +136,7 @@ class Received(DataMessage):
 
     verb: Verb
     contributors: int
-    """Of the push it answers, of PRESENT and of HELLO; 0 for the other verbs."""
+    """The ranks of the push it answers, of PRESENT and of HELLO; 0 for the other verbs."""
 
 
 @message(6)
@@ -145,9 +145,9 @@ class Read(DataMessage):
 
     reader: int
     field: str
-    """Of the page's record: `weight`, `m`, ..."""
+    """A field of the page's record: `weight`, `m`, ..."""
     dtype: str
-    """What weights are to be rounded to; other fields come as they are."""
+    """The dtype that weights are rounded to; other fields are sent unchanged."""
 
 
 @message(7, payload=PayloadRule.ONE)
@@ -212,7 +212,7 @@ class Hello(Message):
     contributors: int
     """Bitmap of the ranks this member speaks for."""
     present: int
-    """Of these, the ones that can be heard."""
+    """Those of them that the switch receives messages from."""
     roll: int
     """Counts how often that changed, so that what is said late does not undo what was said since;
     see `Present`."""
@@ -234,7 +234,7 @@ class Welcome(Message):
     A member of the attempt before it takes this for the verdict, which may have been lost."""
     skipped_step: int = 0
     grad_norm: float = 0.0
-    """Of the skipped step. Both are 0 where none was."""
+    """The norm of the skipped step. Both are 0 where no step was skipped."""
     redoes: bool = False
     """The operator lets the job make steps again that were announced as decided and are lost. Else
     a member refuses a `step` before the first undecided one that it knows."""

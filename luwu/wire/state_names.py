@@ -29,7 +29,7 @@ _LATE: Final = ("sgd",)
 
 
 def has_step(optimizer: str) -> bool:
-    """Whether the state of each parameter has the number of its updates."""
+    """True if the state of each parameter has the number of its updates."""
     return optimizer in _COUNTING
 
 

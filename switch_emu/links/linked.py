@@ -67,7 +67,7 @@ class _Ends:
     held_bytes: int = 0
     """To be sent."""
     last_ns: int = 0
-    """When the last message that came from the peer is due."""
+    """The time when the last message that came from the peer is due."""
 
 
 class _HeldSend:
@@ -120,9 +120,9 @@ class _Due:
     ends: _Ends = field(compare=False)
     nbytes: int = field(compare=False, default=0)
     received: Received | None = field(compare=False, default=None)
-    """What `receive` returns then."""
+    """The event that `receive` returns then."""
     send: tuple[_HeldSend, bytes, list[memoryview]] | None = field(compare=False, default=None)
-    """What is handed to the inner transport then."""
+    """The call to the inner transport then."""
 
 
 class LinkedTransport(Transport):
@@ -139,7 +139,7 @@ class LinkedTransport(Transport):
         self._arriving: list[_Due] = []
         self._leaving: list[_Due] = []
         self._passed: deque[Received] = deque()
-        """What is on no link, and waits for its turn."""
+        """Events that are on no link, and wait for their turn."""
         self._order = 0
         self._is_woken = False
         self._is_closed = False
@@ -246,12 +246,12 @@ class LinkedTransport(Transport):
 
     @property
     def can_lose(self) -> bool:
-        """Whether a message may never arrive."""
+        """True if a message may never arrive."""
         return self._link.can_lose
 
     @property
     def holds_sends(self) -> bool:
-        """Whether anything is under way to a peer."""
+        """True if anything is under way to a peer."""
         return bool(self._leaving)
 
     def links(self) -> list[tuple[str, LinkCounters, LinkCounters]]:
@@ -261,7 +261,7 @@ class LinkedTransport(Transport):
     # ---------------------------------------------------------------------- what waits
 
     def _wait(self, now_ns: int, until_ns: int | None) -> Received | None:
-        """What the inner transport has to say before something is due or the time is over."""
+        """The inner transport's event before something is due or the time is over."""
         next_ns = self._next_due_ns()
         if next_ns is not None and next_ns - now_ns <= _NEAR_NS:
             return self._nap(next_ns if until_ns is None else min(next_ns, until_ns))

@@ -107,7 +107,7 @@ class CountersFile:
             path.parent.mkdir(parents=True, exist_ok=True)
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether a second has passed."""
+        """True if a second has passed."""
         return now_ns >= self._due_ns
 
     def write(

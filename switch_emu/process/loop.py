@@ -46,7 +46,7 @@ _SEE_OFF_NS_MAX = 10 * 10**9
 _ABOUT_PEERS = ("refused", "misfit", "unexpected")
 """Last words of the names of a core's notes that a peer can cause as often as it likes."""
 _TOLD_NS_MAX = 5 * 10**9
-"""How long children that were refused may take to leave."""
+"""Time for rejected children to leave."""
 
 
 class Shell:
@@ -81,7 +81,7 @@ class Shell:
         self._deaf_to: set[str] = set()
         """Connections that broke the protocol: what they send is dropped unread."""
         self._ends_with: tuple[LuwuError, int] | None = None
-        """Why the job cannot be served, and until when children may leave."""
+        """The reason why the job cannot be served, and the time until which children may leave."""
 
     # ---------------------------------------------------------------------- for subclasses
 
@@ -108,23 +108,23 @@ class Shell:
         return ()
 
     def next_tick_ns(self) -> int | None:
-        """When the core wants a tick."""
+        """The time of the core's next tick."""
         return None
 
     def waits_for(self) -> str:
-        """What must happen next, for people."""
+        """The events that the core waits for, for people."""
         raise NotImplementedError
 
     def is_known(self, peer: str) -> bool:
-        """Whether a connection is that of a parent, or of a child that has joined."""
+        """True if a connection is that of a parent, or of a child that has joined."""
         raise NotImplementedError
 
     def link_name(self, peer: str) -> str:
-        """What the core knows a connection as, for people."""
+        """The core's name of a connection, for people."""
         raise NotImplementedError
 
     def core_counts(self) -> Counts:
-        """What the core has counted."""
+        """The core's counters."""
         raise NotImplementedError
 
     def slot_counts(self) -> SlotCounts:
@@ -383,7 +383,7 @@ class Shell:
             self._end_flood(peer, f"{self._malformed[peer]} messages cannot be read: {error}")
 
     def _may_say(self, peer: str, message: Message) -> bool:
-        """Whether the key of a connection allows this; who may not is told, and it is logged."""
+        """True if the key of a connection allows this; who may not is told, and it is logged."""
         fault = self._admission.fault(peer, message)
         if not fault:
             is_strange = not isinstance(message, Hello) and not self._admission.has_claimed(peer)
@@ -405,7 +405,7 @@ class Shell:
             self.recorder.event("peer.refused", level=level, peer=peer, key=key, text=text)
 
     def _may_tell(self) -> bool:
-        """Whether the log has room for one more line about a peer's mistake."""
+        """True if the log has room for one more line about a peer's mistake."""
         may_say, left_out = self._refusals.may_say(SYSTEM_CLOCK.now_ns())
         if left_out:
             self.recorder.event("peers.refused", level="WARNING", untold_count=left_out)
@@ -430,7 +430,7 @@ class Shell:
 
 
 def _refuses(actions: Sequence[Any], peer: str) -> bool:
-    """Whether a core's answer to a Hello is that this can be no member."""
+    """True if a core's answer to a Hello is that this can be no member."""
     return any(
         isinstance(each, Send) and isinstance(each.message, Refuse) and peer in each.peers
         for each in actions
@@ -438,12 +438,12 @@ def _refuses(actions: Sequence[Any], peer: str) -> bool:
 
 
 def _level_of(error: LuwuError) -> str:
-    """Of a connection that ended before it was a peer's: a process of ours may have died."""
+    """Level of a connection that ended before it was a peer's: a process of ours may have died."""
     return "INFO" if isinstance(error, ConnectionFailed) else "WARNING"
 
 
 def refusal_of(m: Message, text: str) -> Refuse:
-    """What to answer to a message whose key does not allow it."""
+    """The answer to a message that its key does not allow."""
     return Refuse(
         job=m.job, epoch=m.epoch, step=m.step, attempt=m.attempt, role=Role.SWITCH, rank=0,
         incarnation=0, generation=m.generation, text=text[:TEXT_CHARS_MAX],

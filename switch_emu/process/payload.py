@@ -157,7 +157,7 @@ class Buffers:
 
 
 def terms_of(payload: Payload, dtype: str) -> tuple[tuple[memoryview, str], ...]:
-    """What must be added to get the payload's values: itself, or the terms of its sum."""
+    """The terms that add up to the payload's values: itself, or the terms of its sum."""
     if isinstance(payload, Unsummed):
         return payload.terms()
     return ((payload.view(), dtype),)

@@ -105,7 +105,7 @@ def link_fields(config: RunConfig, link: LinkPair, role: str) -> dict[str, Any]:
 
 
 def switch_fidelity(config: RunConfig) -> str:
-    """What the switch itself is: timed is a protocol switch whose links take time."""
+    """The fidelity of the switch itself: timed is a protocol switch whose links take time."""
     return "protocol" if config.fidelity == "timed" else config.fidelity
 
 

@@ -161,7 +161,7 @@ def _resident_bytes(pid: int, kinds: tuple[str, ...]) -> int | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """True if the process exists and is no zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -24,7 +24,7 @@ Sink = Callable[[bytes, bool], None]
 
 
 def stream_files(run: RunDirectory, process: str) -> tuple[Path, Path]:
-    """Where a worker's standard output and standard error go, if these files are there."""
+    """The files of a worker's standard output and standard error, if they exist."""
     log = run.log(process)
     return log.with_suffix(OUT), log.with_suffix(ERR)
 
