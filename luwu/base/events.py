@@ -29,7 +29,7 @@ from typing import IO, Final
 
 from luwu.base.clock import SYSTEM_CLOCK, local_time_text, unix_ns
 from luwu.base.closing import Closing
-from luwu.base.expendable import Expendable, say_if_possible
+from luwu.base.expendable import Expendable, print_if_possible
 
 CLOCK: Final = "clock"
 """Name of the record that a timeline is aligned by."""
@@ -79,7 +79,7 @@ class Recorder(Closing):
             text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
             with self._lock:
                 line = f"{local_time_text()} {level} {name} {text}".rstrip()
-                say_if_possible(line, self._printed)
+                print_if_possible(line, self._printed)
         self._append({"name": name, "role": self._role, "at_ns": SYSTEM_CLOCK.now_ns(), **fields})
         if level != "DEBUG":
             self.flush()
@@ -126,7 +126,7 @@ class Recorder(Closing):
         if file is not None:
             with contextlib.suppress(OSError):
                 file.close()  # tries to write what is left, in vain
-        Expendable(lambda text: say_if_possible(text, self._printed)).give_up(self._path, error)
+        Expendable(lambda text: print_if_possible(text, self._printed)).give_up(self._path, error)
 
 
 def _boot() -> str:

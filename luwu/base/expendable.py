@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO
 
 
-def say_if_possible(text: str, stream: IO[str] | None = None) -> None:
-    """Print a line, to standard error unless said otherwise; nothing, if that cannot be written."""
+def print_if_possible(text: str, stream: IO[str] | None = None) -> None:
+    """Print a line, to standard error by default; nothing if that cannot be written."""
     try:
         print(text, file=stream or sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -24,7 +24,7 @@ def say_if_possible(text: str, stream: IO[str] | None = None) -> None:
 class Expendable:
     """Writes of one process that may fail; the first failure in each directory is reported."""
 
-    def __init__(self, say: Callable[[str], object] = say_if_possible) -> None:
+    def __init__(self, say: Callable[[str], object] = print_if_possible) -> None:
         self._say = say
         self._named: set[Path] = set()
 

@@ -99,11 +99,11 @@ class Service(Closing):
             raise
         return job
 
-    def tell(self, role: str, do: str, config: Path) -> None:
+    def send(self, role: str, do: str, config: Path) -> None:
         """Tell a role to open or to drop a job."""
         self.look(role)
         try:
-            self._children[role].tell(json.dumps({"do": do, "config": str(config)}))
+            self._children[role].send_line(json.dumps({"do": do, "config": str(config)}))
         except BrokenPipeError as exc:
             raise ConnectionFailed(
                 f"the {role} of the service does not listen any more\n{tail(self.log(role))}"
@@ -164,7 +164,7 @@ class ServiceJob(Closing):
             stale.unlink(missing_ok=True)
         config = write_role(self.run, role, spec, self.private_directory)
         self._roles.append(role)
-        self._service.tell(role, "open", config)
+        self._service.send(role, "open", config)
         ready = wait_until_listens(
             role,
             self._service.log(role),
@@ -218,7 +218,7 @@ class ServiceJob(Closing):
         try:
             for role in self._roles:
                 if not ended_file(self.run, role).exists() and not self._service.has_ended(role):
-                    self._service.tell(role, "drop", self.run.role(f"{role}.json"))
+                    self._service.send(role, "drop", self.run.role(f"{role}.json"))
             self._wait_until_dropped()
         finally:
             self.run.connect_file.unlink(missing_ok=True)  # nobody can join any more

@@ -173,7 +173,7 @@ class _Probe(Closing):
         for _ in range(PINGS):
             start_ns = SYSTEM_CLOCK.now_ns()
             self._transport.send(_PEER, _PING)
-            self._hear(_PONG)
+            self._expect(_PONG)
             trips.append((SYSTEM_CLOCK.now_ns() - start_ns) / 1e9)
         return median(trips)
 
@@ -186,7 +186,7 @@ class _Probe(Closing):
             self._transport.send(_PEER, ask, payload)
         waits_for, heard_count = self._under_way, 0
         while waits_for:
-            self._hear(answer)
+            self._expect(answer)
             waits_for -= 1
             heard_count += 1
             if SYSTEM_CLOCK.now_ns() < end_ns:
@@ -197,7 +197,7 @@ class _Probe(Closing):
     def close(self) -> None:
         self._transport.close()
 
-    def _hear(self, expected: bytes) -> None:
+    def _expect(self, expected: bytes) -> None:
         end_ns = SYSTEM_CLOCK.now_ns() + int(self._timeout_s * 1e9)
         reason = f"it said nothing for {self._timeout_s:.0f} s"
         while (left_ns := end_ns - SYSTEM_CLOCK.now_ns()) > 0:

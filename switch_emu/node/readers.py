@@ -1,6 +1,6 @@
-"""Readers at the node's process: the versions held for them, and one thread that reads.
+"""Versions held for readers, in the node's process, and the one thread that reads them.
 
-Training comes first: readers have one thread between them, and what it reads waits, as other
+Training comes first: all readers share one thread, and what it has read waits, as other
 weights do, until what was sent before has left.
 """
 
@@ -28,7 +28,7 @@ from switch_emu.store import PageStore, Pin
 from switch_emu.store.kept import RECORD_KEY, KeptFiles, KeptVersion
 
 Finished = Callable[[], Sequence[Any]]
-"""To be called by the shell's loop: tells the core, returns its actions."""
+"""A call for the shell's loop: passes a result to the core, returns its actions."""
 
 
 Cast = Callable[[F32Array, str, memoryview], None]
@@ -36,7 +36,7 @@ Cast = Callable[[F32Array, str, memoryview], None]
 
 
 class Held(NamedTuple):
-    """What one reader sees."""
+    """The version that one reader holds."""
 
     pin: Pin
     kept: KeptVersion
@@ -44,8 +44,8 @@ class Held(NamedTuple):
     """Statistics, if a step was measured."""
 
 
-class Visits:
-    """See the module."""
+class HeldVersions:
+    """The versions held for readers, pinned in the store, and the thread that reads them."""
 
     def __init__(
         self, core: NodeCore, store: PageStore, layout: Layout, *, kept: KeptFiles,
@@ -98,7 +98,7 @@ class Visits:
         if held is None:
             return self._core.field_read(read, None, "the reader was shut")
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="luwu-visits", daemon=True)
+            self._thread = threading.Thread(target=self._serve, name="luwu-readers", daemon=True)
             self._thread.start()
         self._reads.put((read, held))
         return ()

@@ -41,7 +41,7 @@ from switch_emu.node.kernels import Made
 from switch_emu.node.pipeline import Pipeline
 from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.plan import NodePlan
-from switch_emu.node.readers import Visits
+from switch_emu.node.readers import HeldVersions
 from switch_emu.process.counting import CountersFile, Counts
 from switch_emu.process.loop import Shell
 from switch_emu.process.payload import Buffers, Payload
@@ -94,9 +94,9 @@ class NodeShell(Shell):
         self.spill: SpillFile | None = None
         self._pipeline: Pipeline | None = None
         self._places: WeightsPlaces | None = None
-        self._visits: Visits | None = None
+        self._versions: HeldVersions | None = None
         self._held_reads: deque[ReadWeights] = deque()
-        self._held_visits: deque[ReadField] = deque()
+        self._waiting_reads: deque[ReadField] = deque()
         self._down: set[str] = set()
         """Connections that are lost."""
         self._to_node: deque[Send] = deque()
@@ -132,7 +132,7 @@ class NodeShell(Shell):
             recorder=self.recorder,
             wake=self.transport.wake,
         )
-        self._visits = Visits(
+        self._versions = HeldVersions(
             self.core,
             store,
             self.description.layout,
@@ -193,8 +193,8 @@ class NodeShell(Shell):
         """Stop the pipeline; close store and spill file; let go of a place that was not used."""
         if self._pipeline is not None:
             self._pipeline.close()
-        if self._visits is not None:
-            self._visits.close()
+        if self._versions is not None:
+            self._versions.close()
         if self.spill is not None:
             self.spill.close()
         if self._kept is not None:
@@ -264,13 +264,13 @@ class NodeShell(Shell):
             case ReadWeights():
                 self._held_reads.append(action)  # started by `background`
             case ReadField():
-                self._held_visits.append(action)  # so is this
+                self._waiting_reads.append(action)  # so is this
             case PinVersion(reader):
-                assert self._visits is not None
-                self.do(self._visits.pin(reader))
+                assert self._versions is not None
+                self.do(self._versions.pin(reader))
             case Unpin(reader):
-                assert self._visits is not None
-                self._visits.unpin(reader)
+                assert self._versions is not None
+                self._versions.unpin(reader)
             case _:
                 assert self._pipeline is not None
                 self._pipeline.start(action)
@@ -291,8 +291,8 @@ class NodeShell(Shell):
         if self._pipeline is not None:
             for finished in self._pipeline.take_finished():
                 self.do(finished())
-        if self._visits is not None:
-            for finished in self._visits.take_finished():
+        if self._versions is not None:
+            for finished in self._versions.take_finished():
                 self.do(finished())
         self._start_reads()
         self._carry()
@@ -306,7 +306,7 @@ class NodeShell(Shell):
         return ()
 
     def next_tick_ns(self) -> int | None:
-        if (self._held_reads or self._held_visits) and self._sending:
+        if (self._held_reads or self._waiting_reads) and self._sending:
             # The transport does not tell when what was sent has left; look again soon.
             return SYSTEM_CLOCK.now_ns() + _LOOK_AGAIN_NS
         due = [self.core.next_tick_ns()]
@@ -388,9 +388,9 @@ class NodeShell(Shell):
                 self._pipeline.start(read)
             else:
                 self._held_reads.append(read)
-        while self._held_visits and self._waiting_bytes() < self._plan.outgoing_bytes:
-            assert self._visits is not None
-            self.do(self._visits.start(self._held_visits.popleft()))
+        while self._waiting_reads and self._waiting_bytes() < self._plan.outgoing_bytes:
+            assert self._versions is not None
+            self.do(self._versions.start(self._waiting_reads.popleft()))
 
     def _reserve_outgoing(self, nbytes: int) -> memoryview:
         """Memory for weights that are sent as a copy. Small ones leave at once, as a frame.

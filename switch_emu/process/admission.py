@@ -139,15 +139,15 @@ class Admission:
 
 
 class RateLimit:
-    """Lets so many texts through in a while, so that a flood does not fill the disk too."""
+    """Lets a number of texts pass per window of time, so that a flood does not fill the disk."""
 
     def __init__(self, most: int = _TEXTS_PER_WINDOW, window_ns: int = _WINDOW_NS) -> None:
         self._most, self._window_ns = most, window_ns
         self._since_ns = 0
         self._count = 0
 
-    def may_say(self, now_ns: int) -> tuple[bool, int]:
-        """True if to say one more, and how many were left out before it."""
+    def allow(self, now_ns: int) -> tuple[bool, int]:
+        """True if one more text may pass, and the number that was left out before it."""
         left_out = 0
         if now_ns - self._since_ns >= self._window_ns:
             left_out = max(0, self._count - self._most)

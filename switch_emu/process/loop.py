@@ -223,7 +223,7 @@ class Shell:
                 case End(text):
                     self.end_with(ConfigError(text, code="E207"))
                 case Note(name, fields, level):
-                    if name.rpartition(".")[2] not in _ABOUT_PEERS or self._may_tell():
+                    if name.rpartition(".")[2] not in _ABOUT_PEERS or self._may_log():
                         self.recorder.event(name, level=level, **dict(fields))
                 case _:
                     self.do_own(action)
@@ -253,7 +253,7 @@ class Shell:
         """A peer does not read what it is sent: it asks again for what it lacks, if it is alive."""
         if peer not in self._unread:
             self._unread.add(peer)
-            self._tell_refused(peer, f"it does not read what it is sent, which is dropped: {error}")
+            self._log_refused(peer, f"it does not read what it is sent, which is dropped: {error}")
 
     def drain(self, limit_s: float) -> None:
         """Wait until what was sent has left, at most so long."""
@@ -305,7 +305,7 @@ class Shell:
 
     def _end_flood(self, peer: str, text: str) -> None:
         """A connection went beyond a limit that honest ones never reach."""
-        self._tell_refused(peer, f"{text}; it is heard no more")
+        self._log_refused(peer, f"{text}; it is heard no more")
         self._expel(peer)
 
     def _handle(self, item: Any) -> None:
@@ -334,7 +334,7 @@ class Shell:
             case PeerFailed(peer, RemoteProtocolError() as error, False) if peer in self._children:
                 self._is_malformed(peer, error)
             case PeerFailed(peer, error, False) if peer == LISTENER:
-                self._tell_refused(peer, str(error), level=_level_of(error))
+                self._log_refused(peer, str(error), level=_level_of(error))
             case PeerFailed(peer, error, final):
                 level = "WARNING" if final else "DEBUG"
                 self.recorder.event("peer.failed", level=level, peer=peer, text=str(error))
@@ -360,7 +360,7 @@ class Shell:
                     peer, f"it sent {UNJOINED_MESSAGES_MAX} messages and has not joined"
                 )
                 return
-        if not self._may_say(peer, message):
+        if not self._is_allowed(peer, message):
             delivery.release()
             return
         if message.IS_DATA and buffers:
@@ -370,7 +370,7 @@ class Shell:
         data = bytes(buffers[0]) if buffers else None
         delivery.release()
         actions = self.received(now_ns, peer, message, data, 0)
-        if isinstance(message, Hello) and not _refuses(actions, peer):
+        if isinstance(message, Hello) and not _is_refusal(actions, peer):
             self._admission.joined(peer, message)
         self.do(actions)
 
@@ -378,38 +378,38 @@ class Shell:
         """A message of a connection cannot be read."""
         self._malformed[peer] += 1
         if self._malformed[peer] < MALFORMED_MESSAGES_MAX:
-            self._tell_refused(peer, f"a message cannot be read: {error}")
+            self._log_refused(peer, f"a message cannot be read: {error}")
         else:
             self._end_flood(peer, f"{self._malformed[peer]} messages cannot be read: {error}")
 
-    def _may_say(self, peer: str, message: Message) -> bool:
-        """True if the key of a connection allows this; who may not is told, and it is logged."""
+    def _is_allowed(self, peer: str, message: Message) -> bool:
+        """True if the key of a connection allows this; else log it, and send Refuse to a Hello."""
         fault = self._admission.fault(peer, message)
         if not fault:
             is_strange = not isinstance(message, Hello) and not self._admission.has_claimed(peer)
             if is_strange and message.role is not Role.READER and peer not in self._strange:
                 self._strange.add(peer)
                 said = type(message).__name__
-                self._tell_refused(peer, f"it says {said} and has not joined: asked to join first")
+                self._log_refused(peer, f"it says {said} and has not joined: asked to join first")
             return True
-        self._tell_refused(peer, fault)
+        self._log_refused(peer, fault)
         if isinstance(message, Hello):
             text = f"{fault}; use the key and the rank that this worker was given"
             self.send((peer,), refusal_of(message, text), None)
         return False
 
-    def _tell_refused(self, peer: str, text: str, level: str = "WARNING") -> None:
-        """Log a refusal; in a flood of them, the first ones."""
-        if self._may_tell():
+    def _log_refused(self, peer: str, text: str, level: str = "WARNING") -> None:
+        """Log a refusal; of a flood of them, the first ones."""
+        if self._may_log():
             key = self._admission.name_of(peer)
             self.recorder.event("peer.refused", level=level, peer=peer, key=key, text=text)
 
-    def _may_tell(self) -> bool:
+    def _may_log(self) -> bool:
         """True if the log has room for one more line about a peer's mistake."""
-        may_say, left_out = self._refusals.may_say(SYSTEM_CLOCK.now_ns())
+        is_allowed, left_out = self._refusals.allow(SYSTEM_CLOCK.now_ns())
         if left_out:
             self.recorder.event("peers.refused", level="WARNING", untold_count=left_out)
-        return may_say
+        return is_allowed
 
     def _reap(self) -> None:
         for _ in range(len(self._sending)):
@@ -429,8 +429,8 @@ class Shell:
         )  # fmt: skip
 
 
-def _refuses(actions: Sequence[Any], peer: str) -> bool:
-    """True if a core's answer to a Hello is that this can be no member."""
+def _is_refusal(actions: Sequence[Any], peer: str) -> bool:
+    """True if a core's answer to a Hello is a Refuse."""
     return any(
         isinstance(each, Send) and isinstance(each.message, Refuse) and peer in each.peers
         for each in actions

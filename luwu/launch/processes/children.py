@@ -78,7 +78,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
-    def tell(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         """Send a line to its standard input. Raises BrokenPipeError if nobody reads it."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
