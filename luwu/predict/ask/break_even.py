@@ -1,4 +1,4 @@
-"""How many tokens a device needs in a step so that compute hides what else the step does.
+"""Tokens per device and step with which compute hides the rest of the step.
 
 Compute of T tokens takes o Psi T/F on a device that achieves F operations a second, where o is 8
 with full recomputation and 6 without; an exchange takes so many bytes of each parameter over its

@@ -1,4 +1,4 @@
-"""What machines are made of, as the catalogue describes them; frozen, in SI.
+"""Parts of machines, as the catalogue describes them; frozen, in SI.
 
 A field's dimension stands in its type, and the catalogue's reader (`catalogue.py`) refuses any
 other. A field without a default must be given; None where a device does not have something.

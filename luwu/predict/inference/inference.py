@@ -1,4 +1,4 @@
-"""How long answers take: prefill of the prompt, decode of a token for each sequence, batches.
+"""The time of answers: prefill of the prompt, decode of a token per sequence, batches.
 
     IN1  product        max(operations / rate, bytes / memory rate); the rate is measured of a cube
                         with as many operations: what is flat or thin is bound by its bytes

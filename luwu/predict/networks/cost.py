@@ -1,4 +1,4 @@
-"""What machines and networks cost: to buy, an hour, a token; and the energy of a step.
+"""The cost of machines and networks: to buy, per hour, per token; and the energy of a step.
 
     B1  to buy        sum of count * price, at work sum of count * power
     B2  a network     its switches, its links, and two transceivers a link
