@@ -51,7 +51,7 @@ HELP: Final = {
     "luwu_step": "Number of the first step that is not decided, from 0.",
     "luwu_attempt": "Number of the attempt that counts; an abort or a skipped step raises it.",
     "luwu_spilled_total": "Sums of a chunk that found no room in memory and went to disk.",
-    "luwu_overflow_total": "Chunks whose encoded sum was none, and that were sent again.",
+    "luwu_overflow_total": "Chunks whose encoded sum overflowed, and that were sent again.",
     "luwu_sum_bytes": "Bytes of sums in memory that wait for their update.",
     "luwu_sum_bytes_limit": "Bytes of sums that memory has room for.",
     "luwu_updates": "Pages that are being updated now.",
