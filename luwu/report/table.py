@@ -160,7 +160,7 @@ def notes(document: dict[str, Any]) -> list[str]:
 
 
 def _chips_text(resources: dict[str, Any]) -> str:
-    """True if a real switch would hold the slots."""
+    """The text on whether the memory of real switches holds the slots."""
     names = {"tofino1": "Tofino 1", "tofino2": "Tofino 2"}
     told = "; ".join(
         f"{names[name]}, {format_bytes(chip['sram_bytes'])}: "

@@ -40,7 +40,7 @@ def kind_of(process: str) -> str:
 
 
 def check_nodes(config: RunConfig, state: Path | None) -> None:
-    """True if so many optimizer nodes can serve this job. Raises ConfigError."""
+    """Check that so many optimizer nodes can serve this job. Raises ConfigError."""
     from switch_emu.store.striped import node_count_of
 
     count = config.optimizer_nodes
