@@ -6,6 +6,33 @@
 
 The rest of a training script stays as it was. Names are imported when they are first used, so that
 programs which only need `luwu.wire` or the command line never load torch.
+
+Packages, the lowest layer first (docs/architecture.md has the picture and the rules):
+
+    base/          configuration, errors, limits, clock, events
+    layout/        parameters -> units -> chunks -> pages
+    aggregate/     forms in which gradients travel and are summed
+    tensor_files/  directories of safetensors, slice by slice
+    transport/     links between processes
+    wire/          messages and their bytes
+    report/        tables, pages and timelines of runs
+    protocol/      what the cores of worker, switch and node are made of
+    nic/           the worker's side of the protocol: core and shell
+    join/          the connection file, and joining a run by it
+    predict/       the performance model
+    training/      `fully_shard`, hooks, state dicts: everything that knows torch modules
+    checkpoint/    export and import of a state
+    optim/         optimizers that a script constructs
+    activations/   activations on disk between forward and backward
+    launch/        processes of a run
+    engines/       other programs that place processes on hosts: Ray
+    integrations/  training loops of other libraries
+    measure/       floors of this machine
+    estimate/      what a job needs, before it runs
+    compare/       arms side by side
+    chaos/         faults on purpose
+    commands/      the `luwu` command
+    testing/       clusters for tests, the pytest plugin
 """
 
 from __future__ import annotations

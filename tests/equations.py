@@ -23,7 +23,7 @@ HEAD = """\
 As they stand in the docstrings of `luwu/predict`, with their sources. Seconds, bytes, and rates of
 them; Psi is the number of parameters. Made by `python -m tests.equations`; do not edit.
 """
-NUMBER = re.compile(r"(?<![\w-])([A-Z]\d{1,2})(?= {2,})")
+NUMBER = re.compile(r"(?<![\w-])([A-Z]{1,2}\d{1,2})(?= {2,})")
 
 
 def docstrings() -> Iterator[tuple[Path, str]]:

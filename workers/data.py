@@ -1,4 +1,4 @@
-"""What the built-in job reads: tokens, and batches that are a pure function of numbers.
+"""The data of the built-in job: tokens, and batches that are a pure function of numbers.
 
 A sample is addressed by its global index: sample `i` starts at a place drawn from (seed, i). Step
 `s` of `world_size` workers with `per_rank` samples each covers

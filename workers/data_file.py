@@ -1,4 +1,4 @@
-"""What `--data` may name, checked without loading torch."""
+"""Checks of `--data`, without loading torch."""
 
 from __future__ import annotations
 

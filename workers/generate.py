@@ -47,7 +47,7 @@ _OF_JOB = ("layers", "width", "heads", "context", "tied", "dtype", "batch", "see
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """What to read and what to do with it. Raises ConfigError if it cannot work."""
+    """Options of this program. Raises ConfigError if they cannot work."""
 
     join: str
     """Run directory, connection file or URL."""

@@ -131,7 +131,7 @@ class LayerCache:
 
 
 class KeyValueCache:
-    """What a GPT keeps of the tokens it has seen, so that each passes through it once."""
+    """Keys and values of the tokens that a GPT has seen, so that each passes through it once."""
 
     def __init__(self, config: GPTConfig, batch: int = 1) -> None:
         self.layers = [LayerCache(config, batch) for _ in range(config.layers)]

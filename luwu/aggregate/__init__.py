@@ -1,12 +1,14 @@
 """How gradients are added in the network, as objects: what travels, what a slot does, what is left.
 
-interface.py         `Aggregator`: encode at the child, combine in a slot, decode at the node
-float32.py           the gradient itself, added in rank order: the default
-shared_exponent.py   int32 below the largest exponent of each block, agreed on first
-fixed_scale.py       int32 at a scale given beforehand; what does not fit is sent again as float
-named.py             an aggregator from its name, those of other packages included
+    interface.py        `Aggregator`: encode at the child, combine in a slot, decode at the node
+    float32.py          the gradient itself, added in rank order: the default
+    shared_exponent.py  int32 below the largest exponent of each block, agreed on first
+    fixed_scale.py      int32 at a scale given beforehand; what overflows is sent again as float32
+    named.py            an aggregator by its name, those of other packages included
+    dtypes.py           gradients of any dtype, widened to float32
+    sum_in_order.py     the float32 sum of a chunk, in the order given
 
-Arithmetic only, in numpy: no socket, no clock, no torch. Workers, switches and nodes import it.
+Arithmetic only, in NumPy: no socket, no clock, no torch. Workers, switches and nodes import it.
 """
 
 from luwu.aggregate.float32 import Float32

@@ -1,4 +1,4 @@
-"""What an aggregator is: three functions, and what they promise.
+"""The interface of an aggregator: three functions, and what they promise.
 
     child   measure   what must be known of a chunk before it is encoded, if anything (`asks_first`)
     switch  fold      the statements of several children about one chunk become one

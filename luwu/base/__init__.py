@@ -1,1 +1,31 @@
-"""What every other package may use: errors, limits, clock, quantities, events, failpoints."""
+"""Foundations that every other package may use; nothing here knows the network or torch.
+
+errors.py         errors that users and shells see, by whose fault they are
+error_table.py    the meaning of every error code, from `error_table.toml`
+refusals.py       errors of the system (read, write, flush) as errors of ours
+suggestion.py     the nearest known name to a misspelt one
+limits.py         every limit of the protocol and the store
+config.py         the configuration of a run: one table of keys, read from four places
+parsers.py        a parser for each kind of value that a user writes
+quantities.py     sizes, rates and times with units
+links.py          emulated links as a user writes them
+tree.py           the tree of switches
+values.py         plain values and tensors as bytes, without pickle
+json_file.py      JSON files that are written whole or not at all
+making.py         directories that appear whole or not at all
+locked.py         a lock on a directory: one writer at a time
+expendable.py     files that a run can do without
+clock.py          the clock: the only place that reads time
+seeds.py          random numbers, all derived from one seed by name
+events.py         events: one line for people, one JSON line for programs
+failpoints.py     named places where a test makes a process fail
+keys.py           keys of the processes of a job
+digest.py         the digest of a model's weights
+outstanding.py    requests under way, and when each is repeated
+closing.py        the base of objects that are closed by `with`
+lifeline.py       the end of a child process when its parent is gone
+own.py            imports of LuWu's own packages
+address.py        the address of an array's memory
+address_range.py  reserved addresses whose memory is given back and taken again
+libc.py           calls of libc that Python does not offer
+"""

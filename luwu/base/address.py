@@ -1,4 +1,4 @@
-"""Where memory lies.
+"""The address of an array's memory.
 
 `__array_interface__` is not asked: numpy makes a dict whose keys are new strings each time. CPython
 interns them, and a place in its table of interned strings is not used again until the table is made
@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 
 def address_of(view: memoryview) -> int:
-    """Where a view (contiguous) starts; of an empty one, any number."""
+    """The address of a contiguous view's first byte; any number for an empty one."""
     if view.readonly or not view.nbytes:  # ctypes takes neither
         return address_of_array(np.frombuffer(view, np.uint8))
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def address_of_array(array: npt.NDArray[np.generic]) -> int:
-    """Where the first element of an array lies."""
+    """The address of an array's first element."""
     return array.ctypes.data

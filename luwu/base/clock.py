@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 
 class Clock(Protocol):
-    """Anything that tells monotonic time in nanoseconds."""
+    """A source of monotonic time, in nanoseconds."""
 
     def now_ns(self) -> int:
         """Nanoseconds since an arbitrary fixed instant; never goes back."""
@@ -28,7 +28,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only by `advance`."""
 
     def __init__(self, now_ns: int = 0) -> None:
         self._now_ns = now_ns

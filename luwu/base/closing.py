@@ -1,4 +1,4 @@
-"""What must be closed can be used in a `with` statement, and is closed at its end."""
+"""The base of objects that must be closed: usable in a `with` statement, closed at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is asked to do: one table of keys, read from four places in one order.
+"""The configuration of a run: one table of keys, read from four places in one order.
 
     defaults  <  preset  <  TOML file (`--config FILE` or LUWU_CONFIG)  <  LUWU_<KEY>  <  flags
 
@@ -87,7 +87,7 @@ def _key(default: object, parse: Parser, shape: str, verbs: tuple[str, ...], tex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Every key of `luwu compare`, `run` and `up`; None where the program decides, and says so."""
+    """Every key of `luwu compare`, `run` and `up`; None where the program decides and prints it."""
 
     workers: int = _key(
         2, whole(1, WORLD_SIZE_MAX), "N", EVERYWHERE, "training processes of the job"
@@ -312,7 +312,7 @@ class Key:
 
     @property
     def is_boolean(self) -> bool:
-        """Whether `--x` alone and `--no-x` mean something."""
+        """True if `--x` alone and `--no-x` mean something."""
         return self.parse is boolean
 
 
@@ -330,7 +330,7 @@ class Resolved:
     origins: Mapping[str, str]
 
     def is_default(self, name: str) -> bool:
-        """Whether nobody set it."""
+        """True if no flag, file or variable set it."""
         return self.origins[name] == "default"
 
     def document(self) -> dict[str, Any]:

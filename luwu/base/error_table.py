@@ -1,4 +1,4 @@
-"""What every error code means, from `error_table.toml`: for `luwu explain` and docs/errors.md."""
+"""Meanings of all error codes, from `error_table.toml`: for `luwu explain` and docs/errors.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLE: Final = Path(__file__).with_name("error_table.toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What one code means."""
+    """The meaning of one code."""
 
     code: str
     title: str

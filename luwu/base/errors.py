@@ -29,7 +29,7 @@ from __future__ import annotations
 from typing import Final
 
 STOPPED_CODE: Final = 143
-"""Of a process that a signal stopped before its job was over; a shell says 128 + SIGTERM too."""
+"""Exit code of a process that a signal stopped before its job was over: 128 + SIGTERM."""
 
 
 class LuwuError(Exception):
@@ -53,7 +53,7 @@ class ConfigError(LuwuError):
 
 
 class ConnectionFailed(LuwuError):
-    """A peer cannot be reached, or refused us for good."""
+    """A peer cannot be reached, or has rejected this process for good."""
 
     exit_code = 3
     code = "E300"
@@ -66,7 +66,7 @@ class AccessRefused(ConnectionFailed):
 
 
 class KeysFailed(ConnectionFailed):
-    """What says who may connect does not work any more: stop, rather than let anybody in."""
+    """The check of keys does not work any more: the process stops rather than admit anybody."""
 
     code = "E307"
 

@@ -1,4 +1,4 @@
-"""What happened, when: one line for people, one JSON line for programs, the same fields.
+"""Events of a process: one line for people, one JSON line for programs, the same fields.
 
     12:00:03.214 INFO node.step step=41 chunk_count=768 read_s=0.412 update_s=0.388
 
@@ -29,12 +29,12 @@ from typing import IO, Final
 
 from luwu.base.clock import SYSTEM_CLOCK, local_time_text, unix_ns
 from luwu.base.closing import Closing
-from luwu.base.expendable import Expendable, say_if_possible
+from luwu.base.expendable import Expendable, print_if_possible
 
 CLOCK: Final = "clock"
 """Name of the record that a timeline is aligned by."""
 _BUFFER_BYTES: Final = 64 * 1024
-"""What a killed process may lose of its DEBUG records."""
+"""The most DEBUG records that a killed process may lose."""
 
 _open: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
 """Those of this process that write a file."""
@@ -79,7 +79,7 @@ class Recorder(Closing):
             text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
             with self._lock:
                 line = f"{local_time_text()} {level} {name} {text}".rstrip()
-                say_if_possible(line, self._printed)
+                print_if_possible(line, self._printed)
         self._append({"name": name, "role": self._role, "at_ns": SYSTEM_CLOCK.now_ns(), **fields})
         if level != "DEBUG":
             self.flush()
@@ -126,7 +126,7 @@ class Recorder(Closing):
         if file is not None:
             with contextlib.suppress(OSError):
                 file.close()  # tries to write what is left, in vain
-        Expendable(lambda text: say_if_possible(text, self._printed)).give_up(self._path, error)
+        Expendable(lambda text: print_if_possible(text, self._printed)).give_up(self._path, error)
 
 
 def _boot() -> str:

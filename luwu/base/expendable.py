@@ -1,4 +1,4 @@
-"""Files that a run can do without: what cannot be written is given up, with one warning.
+"""Files that a run can do without: a write that fails is given up, with one warning.
 
 Logs, events, counters and records say how a run goes; none of them is worth the run. On a disk that
 is full, the state's errors end the node (`refusals.py`), and these do not.
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO
 
 
-def say_if_possible(text: str, stream: IO[str] | None = None) -> None:
-    """Print a line, to standard error unless said otherwise; nothing, if that cannot be written."""
+def print_if_possible(text: str, stream: IO[str] | None = None) -> None:
+    """Print a line, to standard error by default; nothing if that cannot be written."""
     try:
         print(text, file=stream or sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -22,15 +22,15 @@ def say_if_possible(text: str, stream: IO[str] | None = None) -> None:
 
 
 class Expendable:
-    """Writes of one process that may fail; the first that does in each directory is said."""
+    """Writes of one process that may fail; the first failure in each directory is reported."""
 
-    def __init__(self, say: Callable[[str], object] = say_if_possible) -> None:
+    def __init__(self, say: Callable[[str], object] = print_if_possible) -> None:
         self._say = say
         self._named: set[Path] = set()
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """What the system refuses in here is given up."""
+        """A write that fails inside the `with` block is given up."""
         try:
             yield
         except OSError as exc:

@@ -1,4 +1,4 @@
-"""Named places where a process may be made to fail; off unless the environment says so.
+"""Named places where a process may be made to fail; off unless the environment names them.
 
     LUWU_FAILPOINTS="store.before_manifest=kill@3;node.after_write=raise;worker.before_push=delay:5ms"
 

@@ -33,14 +33,14 @@ KEY_BYTES: Final = 32
 KEY_HEX_CHARS: Final = 2 * KEY_BYTES
 ROLES: Final = ("worker", "reader", "switch", "node")
 ALLOWED_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of the list; it is read by a thread that must answer in time."""
+"""Limit of the list, which is read by a thread that must answer in time."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
 class SecretKey:
-    """A secret key; it shows itself to nobody who prints, logs, copies or stores it by accident."""
+    """A secret key; printing, logging, copying or storing it by accident does not reveal it."""
 
     __slots__ = ("_raw",)
 
@@ -67,7 +67,7 @@ class SecretKey:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a connection's key belongs to."""
+    """The owner of a connection's key."""
 
     name: str
     role: str
@@ -75,7 +75,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnKey:
-    """What a process is known by, and where it keeps it."""
+    """The key pair of a process, and the file that holds it."""
 
     directory: Path
     name: str
@@ -150,7 +150,7 @@ def read_secret(directory: Path, name: str) -> OwnKey:
 
 
 def read_allowed(directory: Path) -> dict[bytes, Identity]:
-    """Who may connect, by public key. Raises ConfigError where that cannot be said for sure."""
+    """Identities that may connect, by public key. Raises ConfigError if the list is unreadable."""
     file = directory / ALLOWED
     try:
         found = file.lstat()

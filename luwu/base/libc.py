@@ -1,4 +1,4 @@
-"""Calls of libc that Python has not: `mmap.mmap` can neither reserve addresses, nor map at a given
+"""Calls of libc that Python does not offer: `mmap.mmap` cannot reserve addresses, map at a given
 one, nor let go of its descriptor while it is mapped; and nothing tells `malloc` what to keep."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The child's end of the pipe: when standard input ends, whoever started us is gone."""
+"""The child's end of the pipe: when standard input ends, the parent process is gone."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ READERS_MAX: Final = 16
 """Versions a node holds for readers at once: each may take the space of the state on disk."""
 
 READERS_OF_CONNECTION_MAX: Final = 4
-"""Of these, versions held for readers of one connection, so that one cannot take all places."""
+"""The same for the readers of one connection, so that one cannot take all places."""
 
 TURN_MESSAGES_MAX: Final = 512
 """Messages that a switch or node handles before it looks at its timers again."""

@@ -38,14 +38,14 @@ REORDER_WINDOW_MAX: Final = 4096
 DILATION_MAX: Final = 1e6
 
 REORDER_STEP_NS: Final = 50_000
-"""How long a message at least waits for one that is to overtake it."""
+"""The least time that a message waits for one that is to overtake it."""
 
 _RETRY_NS_MIN: Final = 50_000_000
 """Below this a busy host, not a lost message, would be what is waited for."""
 _RETRY_FACTOR_MAX: Final = 8
 """The pause doubles three times."""
 _HOST_NS: Final = 10_000_000
-"""What the host may add to a round trip; a window must cover it."""
+"""The time that the host may add to a round trip; a window must cover it."""
 _CHUNKS_UNDER_WAY_MIN: Final = 4
 
 
@@ -69,10 +69,10 @@ class LinkSpec:
     """Share of messages that are sent twice by the network, in [0, 1); the copy takes its time."""
 
     reorder_window: int = 0
-    """How many later messages may overtake one; 0: they stay in order."""
+    """The number of later messages that may overtake one; 0: they stay in order."""
 
     queue_bytes: int | None = None
-    """What may wait to leave; a message beyond is dropped, unless nothing waits. None: no limit."""
+    """Bytes that may wait to leave; a message beyond is dropped unless none waits. None: any."""
 
     def __post_init__(self) -> None:
         rate = self.rate_bytes_per_s
@@ -114,19 +114,19 @@ class LinkSpec:
 
     @property
     def can_lose(self) -> bool:
-        """Whether a message may never arrive."""
+        """True if a message may never arrive."""
         return self.loss_ratio > 0 or self.queue_bytes is not None
 
     def serialise_ns(self, nbytes: float) -> float:
-        """How long so many bytes take to leave."""
+        """The time that so many bytes take to leave."""
         return 0.0 if self.rate_bytes_per_s is None else nbytes * 1e9 / self.rate_bytes_per_s
 
     def spread_ns(self, nbytes: float) -> float:
-        """How long a message of this size may wait for those that overtake it."""
+        """The time that a message of this size may wait for those that overtake it."""
         return self.reorder_window * max(self.serialise_ns(nbytes), float(REORDER_STEP_NS))
 
     def longest_ns(self, nbytes: int) -> float:
-        """How long a message of this size takes at most, once it leaves."""
+        """The most time that a message of this size takes, once it leaves."""
         leaving = self.serialise_ns(nbytes) + self.spread_ns(nbytes)
         return leaving + self.delay_ns + self.jitter_ns
 
@@ -155,7 +155,7 @@ class LinkPair:
 
     @property
     def can_lose(self) -> bool:
-        """Whether a message of either direction may never arrive."""
+        """True if a message of either direction may never arrive."""
         return self.up.can_lose or self.down.can_lose
 
     def window_bytes(self, chunk_bytes: int) -> int | None:
@@ -171,7 +171,7 @@ class LinkPair:
         return max(_CHUNKS_UNDER_WAY_MIN * chunk_bytes, int(2 * rate * round_trip_ns / 1e9))
 
     def retry(self) -> RetryPolicy:
-        """How patient who sends over this link must be.
+        """The retry policy of a sender over this link.
 
         A round trip, and the time that what is under way takes to leave, both ways. Where nothing
         can be lost, repetition stays the last resort that it is without a link.
@@ -196,7 +196,7 @@ class LinkPair:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> LinkPair:
-        """What `document` wrote. Raises ConfigError, TypeError."""
+        """The links that `document` wrote. Raises ConfigError, TypeError."""
         return cls(up=LinkSpec(**document["up"]), down=LinkSpec(**document["down"]))
 
 
@@ -223,7 +223,7 @@ class Links:
 
     @property
     def has_rate_or_delay(self) -> bool:
-        """Whether time passes on any link."""
+        """True if any link has a rate or a delay."""
         return any(
             spec.rate_bytes_per_s is not None or spec.delay_ns or spec.jitter_ns
             for _, _, spec in self.directions()
@@ -316,7 +316,7 @@ def parse_links(text: str, name: str = "link") -> Links:
 
 
 def retry_over(link: LinkPair) -> RetryPolicy | None:
-    """How patient who sends over a link must be; None: as usual, since nothing is emulated."""
+    """The retry policy of a sender over a link; None: the usual one, since nothing is emulated."""
     return None if link.is_ideal else link.retry()
 
 
@@ -334,7 +334,7 @@ def emulated_links(
     reorder: int | None = None,
     dilation: float = 1.0,
 ) -> Links:
-    """What `--link` says, with `--loss`, `--duplicate`, `--reorder` on every link and direction,
+    """The links of `--link`, with `--loss`, `--duplicate`, `--reorder` on every link and direction,
     and with rates and delays dilated. Raises ConfigError if something is said twice.
     """  # fmt: skip
     found = links or Links()

@@ -1,4 +1,4 @@
-"""One writer at a time: a lock on a directory that ends with whoever holds it."""
+"""A lock on a directory, for one writer at a time; it ends with the process that holds it."""
 
 from __future__ import annotations
 

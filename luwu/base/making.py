@@ -104,7 +104,7 @@ def lock_building(building: Path) -> int:
 
 
 def flush_directory(path: Path) -> None:
-    """What was made, renamed or removed in `path` is on the disk from here on."""
+    """Flush a directory: files made, renamed or removed in `path` are so on disk from here on."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

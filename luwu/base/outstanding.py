@@ -20,7 +20,7 @@ RequestT = TypeVar("RequestT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How patient a sender is."""
+    """The times after which a sender repeats a request."""
 
     first_ns: int = 10_000_000_000
     """Pause before the first repetition. On links that lose nothing while they are up, as ZeroMQ's,
@@ -30,7 +30,7 @@ class RetryPolicy:
     """The pause doubles up to this."""
 
     ns_per_byte: float = 0.0
-    """What each byte that is under way before an answer adds to the first pause: emulated links
+    """Time that each byte under way before an answer adds to the first pause: emulated links
     have a rate."""
 
     def document(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class _Entry(Generic[RequestT]):
     due_ns: int
     pause_ns: int
     order: int = 0
-    """Of its place in the queue; older places of the same key are ghosts."""
+    """Number of its place in the queue; older places of the same key are ghosts."""
 
 
 class Outstanding(Generic[RequestT]):
@@ -119,7 +119,7 @@ class Outstanding(Generic[RequestT]):
         return requests
 
     def next_due_ns(self) -> int | None:
-        """When to call `due` next; None while nothing waits."""
+        """The time to call `due` next; None while nothing waits."""
         while self._due:
             due_ns, order, key = self._due[0]
             entry = self._entries.get(key)

@@ -24,7 +24,7 @@ from typing import Final
 from luwu.base.errors import ConfigError
 
 DISTRIBUTION: Final = "luwu-emulator"
-"""What pip calls us. The package `luwu` of the public index is another project."""
+"""The name of this package for pip. The package `luwu` of the public index is another project."""
 PACKAGES: Final = ("switch_emu", "workers")
 BESIDE: Final = Path(__file__).resolve().parents[2]
 """The directory that holds our packages: that of the source, or site-packages."""
@@ -56,7 +56,7 @@ def take(name: str) -> None:
 
 
 def version() -> str:
-    """Of what is installed, or where the source is that runs."""
+    """The installed version, or the place of the source that runs."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -64,18 +64,18 @@ def version() -> str:
 
 
 def needs(extra: str) -> str:
-    """What to type for an extra of ours."""
+    """The command that installs an extra of this package."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def own_module(module: str) -> list[str]:
-    """What follows `python` so that it runs one of our modules."""
+    """The arguments of `python` that run one of our modules."""
     assert module.partition(".")[0] in PACKAGES
     return ["-m", "luwu.base.own", module]
 
 
 def found_first(module: str, path: Sequence[str]) -> tuple[str, bool] | None:
-    """What Python would find on a path in place of one of our modules, and if it has the module.
+    """The package that Python would find on a path in place of ours, and if it has the module.
 
     None where the module is not named as one of ours is, or where ours is what is found.
     """

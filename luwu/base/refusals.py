@@ -1,4 +1,4 @@
-"""What is said when the system refuses to read, write or flush: where, what it said, what to do.
+"""Failed reads, writes and flushes as our errors: the place, the system's reason, what to do.
 
 A write or a flush that failed is never tried again: a second flush may succeed although the first
 has lost the data. So each of these errors stops the node (exit code 5), and nothing of the step
@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from luwu.base.errors import StateError, StoreFullError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Of the disk, of a quota, or below a limit of file sizes."""
+"""Errors of a full disk, a quota, or a limit of file sizes."""
 DISK_FAULTS = (*NO_ROOM, errno.EIO, errno.EROFS)
-"""What starting again would not mend."""
+"""Errors that a restart would not mend."""
 
 
 def refusal(

@@ -1,4 +1,4 @@
-"""What a misspelt name was meant to be."""
+"""The known name nearest to a misspelt one."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Tree:
 
     @property
     def workers(self) -> int:
-        """How many there are below all switches."""
+        """The number of workers below all switches."""
         return self.ranks(self.root).bit_count()
 
     @property
@@ -136,7 +136,7 @@ class Tree:
         return tuple(each for each in self.places if each.parent == place.name)
 
     def roles_below(self, place: Place) -> tuple[str, ...]:
-        """What stands directly below a switch: workers, switches or both."""
+        """The kinds of children of a switch: workers, switches or both."""
         kinds = {"worker": place.workers, SWITCH: self.below(place)}
         return tuple(kind for kind, found in kinds.items() if found)
 
@@ -179,7 +179,7 @@ def leaves_per_group(groups: Iterable[Iterable[int]]) -> Tree:
 
 
 def groups_text(tree: Tree) -> str:
-    """What bits depend on of a tree, as a text to compare: `0-1|2-3|0-3`."""
+    """The part of a tree that bits depend on, as a text to compare: `0-1|2-3|0-3`."""
     return "|".join(ranges_text(ranks_of(bits)) for bits in tree.groups)
 
 

@@ -73,7 +73,7 @@ class _Writer:
         self.numpy: dict[str, Any] = {}
 
     def plain(self, value: Any, place: str, depth: int) -> Any:
-        """What JSON says of a value; its tensors are put aside."""
+        """A value as JSON would show it; its tensors are put aside."""
         if depth == 0:
             raise ConfigError(f"{place:.200}...: nested more than {DEPTH_MAX} deep, or in itself")
         kind = type(value)
@@ -100,7 +100,7 @@ class _Writer:
         return self._tensor(value, place)
 
     def _tensor(self, value: Any, place: str) -> Any:
-        """What has these classes has imported their package."""
+        """A tensor of torch or NumPy; a value of these classes has imported their package."""
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
             if value.layout is not torch.strided:

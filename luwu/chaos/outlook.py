@@ -1,4 +1,4 @@
-"""What a run should make of each fault, from its configuration alone. Pure.
+"""The expected outcome of each fault, from a run's configuration alone. Pure.
 
 kill node, switch    started again, --restarts times in all; then the run ends
 kill node            without --state its weights are lost, and the run ends
@@ -18,7 +18,7 @@ from luwu.chaos.plan import Fault
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What of a run's configuration decides."""
+    """The part of a run's configuration that decides."""
 
     workers: int
     workers_min: int
@@ -32,7 +32,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What should come of a fault."""
+    """The expected outcome of a fault."""
 
     ends: str | None = None
     """Why the run should end with it; None: it should go on."""

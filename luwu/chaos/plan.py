@@ -1,4 +1,4 @@
-"""Which faults happen when: a pure function of a seed and what was wished for.
+"""The plan of faults and their times: a pure function of a seed and a wish.
 
 A fault is SIGKILL to a process (`kill`), or SIGSTOP and, some time later, SIGCONT (`stall`). Its
 moment is a time since the chaos began, or some time after a decided step. Drawn faults have one
@@ -28,7 +28,7 @@ STALL_NS: Final = 2_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When a fault happens."""
+    """The time of a fault."""
 
     step: int | None = None
     """After so many more decided steps than there were at the beginning; None: after a time."""
@@ -87,7 +87,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What faults there should be; `draw` says which."""
+    """A wish for faults, from which `draw` makes a plan."""
 
     kill: tuple[str, ...] = ()
     stall: tuple[str, ...] = ()

@@ -45,7 +45,7 @@ _OF_FAULT: Final = (*KINDS, "after_steps", "after", "for")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFile:
-    """What a file says."""
+    """The content of a plan's file."""
 
     wish: Wish | None = None
     faults: tuple[Fault, ...] = ()

@@ -1,4 +1,4 @@
-"""Does what a plan says to the processes of a run, and looks how the run takes it.
+"""Carries out a plan on the processes of a run, and watches the outcome.
 
 One fault at a time: after each the run must decide two more steps (what the first needs may have
 been on its way already) or come to its end, within a limit; only then the next one is due. How long
@@ -50,7 +50,7 @@ class Taken:
 
 @dataclass(slots=True)
 class Verdict:
-    """What came of all."""
+    """The outcome of all faults."""
 
     planned_count: int
     taken: list[Taken] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""luwu.json: what the safetensors files of an export do not say, and what makes it exact.
+"""luwu.json: what the safetensors files of an export do not contain, and what makes it exact.
 
     format, version     what this is
     step                decided steps: the number of the next one
@@ -44,7 +44,7 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportDocument:
-    """What luwu.json says."""
+    """The content of luwu.json."""
 
     description: Description
     record: DecidedStep

@@ -49,7 +49,7 @@ _LUWU_JSON_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """How a state is exported."""
+    """The options of an export."""
 
     dtype: str = "float32"
     """Of the weights; the optimizer's state is float32 always."""
@@ -66,7 +66,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What an export came to."""
+    """The result of an export."""
 
     path: Path
     step: int

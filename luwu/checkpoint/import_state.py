@@ -34,7 +34,7 @@ from switch_emu.store.striped import node_count_of, node_directory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """How a state is made."""
+    """The options of an import."""
 
     chunk_bytes: int | None = None
     """None: as the state had it that was exported, or that tells the layout."""
@@ -43,7 +43,7 @@ class ImportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What an import came to."""
+    """The result of an import."""
 
     path: Path
     step: int

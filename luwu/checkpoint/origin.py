@@ -1,4 +1,4 @@
-"""What an import takes from where: an export as a whole, or weights from any safetensors."""
+"""The origin of an import: an export as a whole, or weights from any safetensors."""
 
 from __future__ import annotations
 

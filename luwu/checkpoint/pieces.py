@@ -1,4 +1,4 @@
-"""Which parts of chunks make up a parameter, and the other way round. Integer arithmetic only."""
+"""Parts of chunks that make up a parameter, and the other way round. Integer arithmetic only."""
 
 from __future__ import annotations
 

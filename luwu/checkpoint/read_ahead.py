@@ -1,4 +1,4 @@
-"""Fields of chunks, read by a few threads ahead of whoever wants them, in bounded memory.
+"""Fields of chunks, read ahead of their use by a few threads, in bounded memory.
 
 Wants come in the order in which they are served. A chunk may hold pieces of many parameters, and a
 unit with frozen and trained ones goes back and forth between two chunks: what was read is kept

@@ -1,4 +1,4 @@
-"""Where an export reads the state of a job that is running: a decided step, held by its node."""
+"""The source of an export from a running job: a decided step, held by its node."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class _NotWholeYet(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a snapshot came to."""
+    """The result of a snapshot."""
 
     path: Path
     version: int

@@ -1,4 +1,4 @@
-"""Where an export reads a state from."""
+"""The source of a state that an export reads."""
 
 from __future__ import annotations
 

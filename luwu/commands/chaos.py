@@ -58,21 +58,21 @@ EVERY_NS: Final = 30_000_000_000
 LIMIT_S: Final = 60.0
 START_S: Final = 120.0
 GONE_CODE: Final = 1
-"""Of a run without any process that never said how it ended."""
+"""Exit code of a run that has no process left and never recorded its end."""
 GONE_NS: Final = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is known of the job to be disturbed."""
+    """The job to disturb, as far as its directory describes it."""
 
     config: RunConfig
     says_restarts: bool
-    """Whether somebody said how often switch and node are started again."""
+    """True if the user set how often switch and node are restarted."""
     tokens: tuple[str, ...]
-    """Of `luwu run`, where we start it."""
+    """The command line of `luwu run`, where this command starts it."""
     run: RunDirectory | None
-    """Where it is, if it goes on already."""
+    """Its directory, if it runs already."""
 
 
 def run(parsed: Parsed) -> int:
@@ -253,7 +253,7 @@ def _check_running(run: RunDirectory, file: PlanFile) -> None:
 
 
 class _Outcome:
-    """How a run that we did not start has ended; None while it goes on."""
+    """The end of a run that another command started; None while it goes on."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run

@@ -242,7 +242,7 @@ def _check_losses(document: dict[str, Any], console: Console) -> int:
 
 
 def program_text() -> str:
-    """How this command is called from here: `luwu` where that is found."""
+    """The name of this command in the shell: `luwu` where that is found."""
     if shutil.which("luwu"):
         return "luwu"
     beside = Path(sys.executable).with_name("luwu")

@@ -59,7 +59,7 @@ class Finding:
     name: str
     text: str
     advice: str = ""
-    """What to do; empty where all is well."""
+    """The next thing to do; empty where all is well."""
 
 
 def run(parsed: Parsed) -> int:

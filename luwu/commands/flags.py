@@ -1,4 +1,4 @@
-"""The command line of a verb: flags that are keys, a few of its own, then whatever follows.
+"""The command line of a verb: flags that are keys, a few of its own, then the rest.
 
 `--memory-budget 2GiB`, `--memory-budget=2GiB` and `--memory_budget 2GiB` are the same; so are
 `--x`, `--x true` and `--x=true`, and so are `--no-x` and `--x false`. Names are never abbreviated.
@@ -23,27 +23,27 @@ class Flag:
     name: str
     text: str
     shape: str = ""
-    """What stands for its value in the help; without one it takes none."""
+    """The name of its value in the help; without one it takes none."""
     repeats: bool = False
-    """Whether it may be given several times; elsewhere the last one counts."""
+    """True if it may be given several times; elsewhere the last one counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """What a verb's command line looks like."""
+    """The form of a verb's command line."""
 
     name: str
     usage: str
     text: str
     flags: tuple[Flag, ...] = ()
     has_keys: bool = True
-    """Whether the keys of `RunConfig` for this verb are flags of it."""
+    """True if the keys of `RunConfig` for this verb are flags of it."""
     has_all_keys: bool = False
-    """Whether those of all verbs are."""
+    """True if those of all verbs are."""
     keys_of: str = ""
     """The verb whose keys are flags of this one too."""
     rest: str = "none"
-    """What may stand beside the flags: `none`, `one` word, `two`, `many`, or `script` with all that
+    """The words beside the flags: `none`, `one`, `two`, `many`, or `script` with all that
     follows."""
     presets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -80,7 +80,7 @@ class Parsed:
     """All values of flags that may be given several times, in their order."""
 
     def has(self, name: str) -> bool:
-        """Whether a flag without a value was given."""
+        """True if a flag without a value was given."""
         return name in self.flags
 
 
@@ -152,7 +152,7 @@ def flags_of(verb: Verb) -> tuple[Flag, ...]:
 
 
 def help_text(verb: Verb) -> str:
-    """What `luwu VERB --help` prints."""
+    """The text of `luwu VERB --help`."""
     lines = [f"usage: {verb.usage}", "", verb.text, ""]
     rows = []
     for name in verb.keys:

@@ -17,7 +17,7 @@ from typing import Final
 from luwu.base import own
 from luwu.base.error_table import entry
 from luwu.base.errors import ConfigError, LuwuError
-from luwu.base.expendable import say_if_possible
+from luwu.base.expendable import print_if_possible
 from luwu.base.libc import keep_one_arena
 from luwu.base.refusals import DISK_FAULTS, refusal
 from luwu.base.suggestion import suggestion
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def usage() -> str:
-    """What `luwu --help` prints."""
+    """The text of `luwu --help`."""
     lines = ["usage: luwu VERB ...", ""]
     lines += [f"  {name:<9} {text}" for name, text in VERBS.items()]
     lines += ["", "luwu VERB --help tells more. Keys of the configuration: luwu config."]
@@ -105,8 +105,8 @@ def _run_verb(name: str, tokens: list[str]) -> int:
 def _fail(program: str, error: LuwuError) -> int:
     """Say what went wrong, and where more is told of it; the exit code."""
     title = entry(error.code).title
-    say_if_possible(f"{program}: {error}")
-    say_if_possible(f"{error.code}: {title}; more: luwu explain {error.code}")
+    print_if_possible(f"{program}: {error}")
+    print_if_possible(f"{error.code}: {title}; more: luwu explain {error.code}")
     return error.exit_code
 
 

@@ -31,7 +31,7 @@ def blind(catalogue: Catalogue, *, as_json: bool, out: str | None) -> str:
 
 
 def model_commit() -> str:
-    """Of the checkout that this package is in. Raises ConfigError."""
+    """The commit of the checkout that this package is in. Raises ConfigError."""
     if _git("status", "--porcelain", "--", "."):
         raise ConfigError(
             f"{_MODEL} has changes that are not committed; commit them, for blind rows name the "

@@ -81,7 +81,7 @@ class Case:
     place: str
 
     def config(self, shape: Shape, data: Path) -> RunConfig:
-        """What it is started with."""
+        """The configuration that it is started with."""
         flags = {
             **shape.flags, "workers": str(self.workers), "transport": self.transport,
             "arms": "luwu", "data": str(data),
@@ -176,7 +176,7 @@ def _predict(
 
 
 def _by_unit(job: JobShape, values: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
-    """What each chunk has, the root's first, as the layout has them."""
+    """The values of each unit's chunks, the root's first, in the layout's order."""
     units: list[list[Any]] = [[] for _ in job.layout.units]
     for chunk, value in zip(job.layout.chunks, values, strict=True):
         units[chunk.unit].append(value)
@@ -184,7 +184,7 @@ def _by_unit(job: JobShape, values: Sequence[Any]) -> tuple[tuple[Any, ...], ...
 
 
 def _parameters(config: RunConfig) -> int:
-    """Of the built-in GPT."""
+    """The number of parameters of the built-in GPT."""
     from workers.gpt import without_storage
 
     model = without_storage(gpt_options(config).gpt(BYTE_VOCAB))
@@ -221,14 +221,14 @@ def _measure(config: RunConfig, directory: Path, stopping: Any) -> tuple[float, 
 
 
 def _busy_seconds() -> float:
-    """Of all processors, by all processes, since the machine was started."""
+    """Busy time of all processors, by all processes, since the machine was started."""
     fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
     user, nice, system, _, _, irq, softirq, *_ = map(int, fields)
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def _our_seconds() -> float:
-    """Of this process and of what it started and saw end."""
+    """Processor time of this process and of its ended children."""
     found = 0.0
     for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
         usage = resource.getrusage(who)

@@ -28,7 +28,7 @@ _HEADINGS: Final = {"step_s": "step", "tokens_per_s_per_device": "tokens/s each"
 
 
 def run_sweep(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
-    """What the command prints. Raises ConfigError."""
+    """The output of the command. Raises ConfigError."""
     if len(rest) != 1:
         raise ConfigError(f"luwu predict sweep takes a file; usage: {USAGE}")
     axes = [parse_axis(each) for each in parsed.repeated.get("over", [])]

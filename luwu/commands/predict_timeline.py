@@ -54,7 +54,7 @@ def timeline(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
 
 
 def _played(question: Question) -> tuple[str, dict[str, Record]]:
-    """What to say of the steps, and what each process would have recorded of them."""
+    """A text on the steps, and the records that each process would have written."""
     on = question.as_on_topology()
     if on.nodes is not None:
         steps = play_driven_steps(on.job, on.nodes)

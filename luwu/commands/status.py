@@ -64,7 +64,7 @@ def _serve_metrics(found: RunDirectory, where: str) -> int:
 
 
 def status(found: RunDirectory) -> dict[str, Any]:
-    """What is known of a run now."""
+    """The status of a run, as known now."""
     entries = [entry for path in _process_files(found) for entry in _entries(path)]
     outcome = read_json(found.file("outcome.json"))
     connection = read_connection(found.connect_file)
@@ -92,7 +92,7 @@ def status(found: RunDirectory) -> dict[str, Any]:
 
 
 def counters(found: RunDirectory) -> dict[str, dict[str, Any]]:
-    """What each switch and node has counted, as it last said; by name of the process."""
+    """The last counters of each switch and node, by name of the process."""
     files = sorted((found.path / "counters").glob("*.json"))
     return {path.stem: read_json(path) or {} for path in files}
 

@@ -201,7 +201,7 @@ def _check_name(resolved: Resolved, name: str) -> None:
 
 
 def _check_number(config: RunConfig, role: str | None, number: int, given: str | None) -> None:
-    """Which of several nodes this is, and whom it and others join."""
+    """The number of this node, and the endpoints that it and the others join."""
     if given is not None and role != "node":
         raise ConfigError("number: it says which optimizer node this is; give --role node too")
     if number and config.join is None and config.run_dir is None:

@@ -37,28 +37,28 @@ from luwu.launch.serving import (
 from luwu.launch.supervisor import Supervisor
 
 NODE_FILE: Final = "connect-node.json"
-"""Where the node is, for its switch; workers read connect.json, which the switch writes."""
+"""The file with the node's endpoint, for its switch; workers read the switch's connect.json."""
 
 
 def node_file(number: int) -> str:
-    """Where an optimizer node is, and those before it."""
+    """The file with the endpoints of an optimizer node and of those before it."""
     return NODE_FILE if number == 0 else f"connect-node-{number}.json"
 
 
 def switch_file(name: str) -> str:
-    """Where a switch of a tree is, for its children."""
+    """The file with the endpoint of a switch, for its children."""
     return f"connect-{name}.json"
 
 
 def keys_flag(config: RunConfig) -> str:
-    """What a command that joins needs where there are keys; `join` lines have it."""
+    """The flag that a joining command needs where there are keys; `join` lines have it."""
     return "" if config.keys is None else f" --keys {shlex.quote(str(config.keys))}"
 
 
 def join_parent(
     resolved: Resolved, file: Path, console: Console, should_stop: Callable[[], bool]
 ) -> Connection:
-    """Where a switch's parent is: --join, or a file in the same --run-dir. Raises ConfigError."""
+    """A switch's parent: --join, or a file in the same --run-dir. Raises ConfigError."""
     config = resolved.config
     parent = join(
         config.join or str(file), timeout_s=config.connect_timeout, say=console.say,
@@ -75,7 +75,7 @@ def join_parent(
 def join_nodes(
     resolved: Resolved, directory: RunDirectory, console: Console, should_stop: Callable[[], bool]
 ) -> Connection:  # fmt: skip
-    """Where all optimizer nodes are, for the switch above all others. Raises ConfigError."""
+    """The endpoints of all optimizer nodes, for the switch above all others. Raises ConfigError."""
     found = join_parent(resolved, directory.file(NODE_FILE), console, should_stop)
     last = found.optimizer_nodes - 1
     if len(found.more_nodes) < last and resolved.config.join is None:

@@ -89,7 +89,7 @@ def start_node(
 def _as_before(
     resolved: Resolved, config: RunConfig, before: Connection, number: int
 ) -> RunConfig:  # fmt: skip
-    """What the nodes before this one were started with holds for it. Raises ConfigError."""
+    """The settings of the nodes before this one, which hold for it too. Raises ConfigError."""
     count = before.optimizer_nodes
     if not resolved.is_default("optimizer_nodes") and config.optimizer_nodes != count:
         raise ConfigError(

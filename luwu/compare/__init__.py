@@ -1,1 +1,1 @@
-"""`luwu compare`: one arm after the other, and what they say side by side."""
+"""`luwu compare`: runs one arm after the other, and shows their results side by side."""

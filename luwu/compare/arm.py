@@ -38,7 +38,7 @@ NETWORK_ARMS: Final = ("luwu", "ps", MIRRORED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRun:
-    """What one arm left: raw records of its workers and its node, and what we saw from outside."""
+    """The results of one arm: records of its workers and its node, and samples from outside."""
 
     name: str
     workers: list[dict[str, Any]]
@@ -48,13 +48,13 @@ class ArmRun:
     threads: int
     updated_before_last_push_ratio: float | None
     switches: list[dict[str, Any]] = field(default_factory=list)
-    """What passed through each switch, the root first."""
+    """Traffic of each switch, the root first."""
     host_links: list[dict[str, Any]] = field(default_factory=list)
-    """What each host's link carried (`hosts.link_documents`)."""
+    """Traffic of each host's link (`hosts.link_documents`)."""
     busy_seconds: dict[str, float] | None = None
-    """Of a step, by resource."""
+    """Seconds per step, by resource."""
     links: list[dict[str, Any]] | None = None
-    """What each emulated link carried; None where this arm has none."""
+    """Traffic of each emulated link; None where this arm has none."""
     pool: dict[str, Any] | None = None
     """Slots of the switch, its own process or the node's: `SwitchCore.report`."""
 
@@ -212,7 +212,7 @@ def _result(run: RunDirectory, name: str, rank: int) -> dict[str, Any]:
 
 
 def _links(node: dict[str, Any], switches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the machines say of their emulated links."""
+    """The reports of the machines on their emulated links."""
     return [row for summary in (*switches, node) for row in summary.get("links", [])]
 
 

@@ -31,7 +31,7 @@ MODEL: Final = "gpt"
 
 
 def environment(arms: Sequence[ArmRun]) -> dict[str, Any]:
-    """Where it ran, as far as results depend on it."""
+    """The environment of the run, as far as results depend on it."""
     first = arms[0].workers[0]
     return {
         "luwu": package_version("luwu"),
@@ -138,7 +138,7 @@ def arm_document(
 
 
 def _weights_digest(arm: ArmRun) -> str | None:
-    """Of the weights, wherever this arm keeps them: a node that mirrors has gradients instead."""
+    """Digest of the weights, where the arm keeps them; a node that mirrors has gradients."""
     at_node = None if arm.name == MIRRORED else (arm.node or {}).get("weights_digest")
     found: str | None = at_node or arm.workers[0]["weights_digest"]
     return found
@@ -189,7 +189,7 @@ def _worker_peak(arm: ArmRun, worker: dict[str, Any]) -> int | None:
 
 
 def _network_bytes(workers: Sequence[dict[str, Any]], node: dict[str, Any]) -> dict[str, Any]:
-    """What workers pushed and pulled, and what the node's links carried."""
+    """Bytes that workers pushed and pulled, and bytes on the node's links."""
     said = [worker.get("network_bytes") or {} for worker in workers]
     links = node["network_bytes"]
     return {

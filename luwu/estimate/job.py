@@ -1,4 +1,4 @@
-"""From a configuration to a job, its plan and its estimate: here the machine is looked at."""
+"""A configuration made into a job, its plan and its estimate; looks at the machine."""
 
 from __future__ import annotations
 

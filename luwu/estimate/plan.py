@@ -86,7 +86,7 @@ class ResourceFloor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a job will take; all per step unless the name says otherwise."""
+    """All that a job takes, per step unless the name says otherwise."""
 
     parameters_count: int
     disk: tuple[DiskUse, ...]

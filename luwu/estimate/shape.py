@@ -21,7 +21,7 @@ ROOT = "root"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobShape:
-    """What decides how much a step moves."""
+    """The numbers that decide how much a step moves."""
 
     layout: Layout
     workers: int
@@ -87,7 +87,7 @@ class JobShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What the node's budget keeps in RAM."""
+    """The part of the state that the node's budget keeps in RAM."""
 
     places_bytes: int
     """Weights in shared memory, used in place by every worker; 0: each pull is sent."""

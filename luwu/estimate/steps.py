@@ -1,4 +1,4 @@
-"""What the steps of `luwu run` took, and what bound them: its model is not known before it runs.
+"""Times and bottlenecks of the steps of `luwu run`, whose model is known only when it runs.
 
 A step lasts from one decision of the node to the next. What is predicted is the time of the disk:
 the bytes that moved, at the rates measured before the run; how far that is off is said of it.

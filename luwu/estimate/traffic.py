@@ -53,7 +53,7 @@ class LinkUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTraffic:
-    """What the pages of a step cost on disk, if nothing is handed out and nothing spilled."""
+    """Disk traffic of a step's pages, if nothing is published and nothing spilled."""
 
     update: DiskUse
     forward: DiskUse

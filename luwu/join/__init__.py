@@ -1,1 +1,1 @@
-"""How a process finds its job: the connection file or URL, and what is opened from it."""
+"""The connection file or URL by which a process finds its job, and joins it."""

@@ -1,1 +1,20 @@
-"""Starts the processes of a run and watches over them."""
+"""Starts the processes of a run, watches them, and leaves nothing behind.
+
+supervisor.py     the processes of a run on this host
+serving.py        switch and node of a job, and the file by which workers join
+roles.py          the specification of a switch and of a node
+service.py        switch and node that serve one job after another
+agent.py          the workers of this host, restarted one by one
+torchrun.py       command lines of workers
+entry.py          the program of a worker: the user's script
+attendance.py     workers of this host that are done
+worker_loss.py    what a lost worker means: `--on-worker-loss`
+progress.py       progress of a run, from its node's events
+resuming.py       where a run with `--resume` begins
+state_users.py    the run that has a state open
+answering.py      waits for an endpoint to answer
+local.py          `luwu.init_local`: a job in this process
+local_cluster.py  switch, node and workers in threads of this process
+hosts/            hosts on one machine, made of network namespaces
+processes/        child processes, their directory and their output
+"""

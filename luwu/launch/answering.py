@@ -1,4 +1,4 @@
-"""Wait until somebody answers at an endpoint that was dialled."""
+"""Waits until a dialled endpoint answers."""
 
 from __future__ import annotations
 

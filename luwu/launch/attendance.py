@@ -1,4 +1,4 @@
-"""Who of this host's workers is done, and whether others wait for it in vain.
+"""Workers of this host that are done, and workers that wait for one of them in vain.
 
 A worker that ends leaves `roles/worker-r.ended`, which says whether it joined the job; one that
 leaves the job has `worker.leaves` among its events, with the step that would have been its next.
@@ -29,7 +29,7 @@ LEAVES: Final = "worker.leaves"
 MISSES: Final = "worker.misses"
 _LOOK_NS: Final = 500_000_000
 _ALONE_NS: Final = 10 * 10**9
-"""How long torchruns of several hosts may take to meet before it is said who waits for whom."""
+"""Time for torchruns of several hosts to meet, before a report of who waits for whom."""
 _TAIL_BYTES: Final = 16 * 1024
 _ADVICE: Final = (
     "let every rank make the same number of steps; one without samples calls luwu.empty_backward()"
@@ -49,7 +49,7 @@ class _Worker:
     last_step: int
     """The last step that it computed a gradient of; -1: none."""
     misses: str
-    """Which ranks had not joined, as it was told last."""
+    """The ranks that had not joined, as of the last report."""
     failed_with: str | None
     """The kind of error that ended it."""
 
@@ -81,7 +81,7 @@ class Attendance:
         self._said: set[str] = set()
 
     def news(self) -> list[str]:
-        """What is to be said now, and was not yet."""
+        """Reports that are new since the last call."""
         now_ns = self._clock.now_ns()
         if now_ns < self._next_ns:
             return []
@@ -95,7 +95,7 @@ class Attendance:
         return news
 
     def vain_waits(self) -> list[str]:
-        """What is known now of ranks that are gone and others that waited for them."""
+        """Ranks that are gone, and others that waited for them, as known now."""
         return [text for _, text in self._find(self._look())]
 
     def check_joined(self) -> None:

@@ -1,4 +1,4 @@
-"""What torchrun starts for each worker: the user's script, with its output and errors kept.
+"""The program that torchrun starts per worker: runs the user's script, keeps output and errors.
 
     python -m luwu.launch.entry RUN_DIR PREFIX SCRIPT ...      or     ... PREFIX -m MODULE ...
 
@@ -113,7 +113,7 @@ def _finish() -> None:
 
 
 def _has_joined() -> bool:
-    """Whether the script was a member of the job."""
+    """True if the script was a member of the job."""
     shell = sys.modules.get("luwu.nic.shell")
     return shell is not None and bool(shell.Nic.has_joined)
 

@@ -148,7 +148,7 @@ class LocalCluster(Closing):
 
     @property
     def endpoints(self) -> Mapping[str, str]:
-        """Where the node and each switch listen, by `node` and the switches' names."""
+        """The endpoints of the node and of each switch, by `node` and the switches' names."""
         return self._endpoints
 
     @property
@@ -157,7 +157,7 @@ class LocalCluster(Closing):
         return self.switches[self._tree.root.name]
 
     def _endpoint(self, rank: int | None = None) -> str:
-        """Where a rank connects; without one, the way in that all have."""
+        """The endpoint of a rank; without one, the one that all ranks have."""
         if not self._tree.places:
             return self._endpoints[NODE]
         place = self._tree.root if rank is None else self._tree.leaf_of(rank)
@@ -202,7 +202,7 @@ class LocalCluster(Closing):
 
     @property
     def errors(self) -> Sequence[BaseException]:
-        """What switches and node have ended with so far."""
+        """Errors that switches and node have ended with so far."""
         return self._errors
 
     def wait_until_served(self) -> None:
@@ -211,7 +211,7 @@ class LocalCluster(Closing):
             thread.join()
 
     def links(self) -> list[dict[str, Any]]:
-        """What emulated links have carried; see `switch_emu.links.link_report`."""
+        """Traffic of emulated links; see `switch_emu.links.link_report`."""
         if not self.spec.has_switch:
             return link_rows(self.node.transport, "worker", self.node.link_name)
         return [

@@ -1,4 +1,4 @@
-"""How far a run is, read from what its node writes: `events/node.jsonl`.
+"""The progress of a run, read from what its node writes: `events/node.jsonl`.
 
     node.step     step=41    step 41 is decided (of several nodes the first decides for all)
     node.opened   version=41   a node that was started again found 41 decided steps
@@ -36,7 +36,7 @@ class Progress:
 
     @property
     def steps_count(self) -> int:
-        """How many steps are decided."""
+        """The number of decided steps."""
         return 0 if self.last is None else self.last + 1
 
     def look(self) -> list[Decided]:

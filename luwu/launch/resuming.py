@@ -1,4 +1,4 @@
-"""Where a run with `--resume` begins, and how one that was stopped goes on, in words."""
+"""The step where a run with `--resume` begins, and how to continue a stopped run, as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def first_step(run: RunDirectory) -> int | None:
 
 
 def beginning(state: Path | None, step: int | None) -> str:
-    """What a run with --resume says before its workers start."""
+    """The message of a run with --resume before its workers start."""
     if step is None:
         place = "RAM (no --state)" if state is None else state
         return f"no state in {place}: starting at step 0"
@@ -33,7 +33,7 @@ def beginning(state: Path | None, step: int | None) -> str:
 
 
 def ending(run: RunDirectory, state: Path | None, step: int | None) -> str | None:
-    """What it says at the end, if no step was left to make."""
+    """The message at its end, if no step was left to compute."""
     made = read_json(run.result("node.json"))
     if step is None or made is None or made["steps"] != step:
         return None
@@ -43,7 +43,7 @@ def ending(run: RunDirectory, state: Path | None, step: int | None) -> str | Non
 def stopped(
     run: RunDirectory, state: Path | None, flags: Mapping[str, str], script: Sequence[str]
 ) -> str:
-    """What a run that somebody stopped says: what is kept, and the command that goes on with it."""
+    """The message of a stopped run: what is kept, and the command that continues it."""
     progress = Progress(run)
     progress.look()
     said = "interrupted; every process of the run was stopped"

@@ -60,7 +60,7 @@ class RoleProcess:
         self.role = role
         self.starts_count = 0
         self.endpoint: str | None = None
-        """Where it listens, once it has said so."""
+        """The endpoint at which it listens, once it has reported it."""
         self._run = run
         self._run_id = run_id
         self._enter = tuple(enter)
@@ -94,19 +94,19 @@ class RoleProcess:
         return self.child
 
     def ready(self) -> dict[str, Any] | None:
-        """What it said when it began to listen; None until then."""
+        """Its report when it began to listen; None until then."""
         document = read_json(self._ready_file)
         if document is not None:
             self.endpoint = document["endpoint"]
         return document
 
     def error(self) -> dict[str, Any]:
-        """What it wrote about its end, if anything."""
+        """The error that it wrote at its end, if any."""
         return read_json(self._run.error(self.role)) or {}
 
     @property
     def is_restartable(self) -> bool:
-        """Whether its state outlives it; a switch has none to lose."""
+        """True if its state outlives it; a switch has none to lose."""
         return not is_node(self.role) or self._spec["state"] is not None
 
     @property
@@ -139,12 +139,12 @@ def write_role(
 
 
 def ready_file(run: RunDirectory, role: str) -> Path:
-    """Where a role says that it listens."""
+    """The file in which a role reports that it listens."""
     return run.role(f"{role}.ready.json")
 
 
 def ended_file(run: RunDirectory, role: str) -> Path:
-    """Where a role that serves several jobs says how this one ended."""
+    """The file in which a role that serves several jobs reports how this one ended."""
     return run.role(f"{role}.ended.json")
 
 
@@ -160,7 +160,7 @@ def wait_until_listens(
     role: str, log: Path, *, ready: Callable[[], dict[str, Any] | None],
     look: Callable[[], None], timeout_s: float, poll_s: float = POLL_S,
 ) -> dict[str, Any]:  # fmt: skip
-    """What the role said when it began to listen.
+    """The role's report when it began to listen.
 
     Raises: what `look` raises, where it never will; ConnectionFailed when it says nothing.
     """
@@ -234,7 +234,7 @@ def keys_of(config: RunConfig, *endpoints: str) -> Path | None:
 
 
 def key_environ(config: RunConfig) -> dict[str, str]:
-    """Where workers find their keys, and by which names."""
+    """The environment by which workers find their keys."""
     found = {}
     if config.keys is not None:
         found["LUWU_KEYS"] = str(config.keys.absolute())

@@ -48,7 +48,7 @@ from switch_emu.switch.capacity import POOL_SLOTS
 
 POLL_S: Final = 0.005
 DROP_S: Final = 5.0
-"""How long a job that was dropped may take to end; its loops look every 0.2 s."""
+"""Time for a dropped job to end; its loops look every 0.2 s."""
 
 
 class Service(Closing):
@@ -99,11 +99,11 @@ class Service(Closing):
             raise
         return job
 
-    def tell(self, role: str, do: str, config: Path) -> None:
+    def send(self, role: str, do: str, config: Path) -> None:
         """Tell a role to open or to drop a job."""
         self.look(role)
         try:
-            self._children[role].tell(json.dumps({"do": do, "config": str(config)}))
+            self._children[role].send_line(json.dumps({"do": do, "config": str(config)}))
         except BrokenPipeError as exc:
             raise ConnectionFailed(
                 f"the {role} of the service does not listen any more\n{tail(self.log(role))}"
@@ -116,7 +116,7 @@ class Service(Closing):
             raise role_failure(self.run, role, code, {}, "; no job can be served any more")
 
     def has_ended(self, role: str) -> bool:
-        """Whether a role's process is gone."""
+        """True if a role's process is gone."""
         return self._children[role].poll() is not None
 
     def _start(self, role: str) -> None:
@@ -154,7 +154,7 @@ class ServiceJob(Closing):
         self.run = run
         self.private_directory: Path | None = None
         self.left_sockets: list[str] = []
-        """What the roles had not removed when the job was over; one that was killed could not."""
+        """Files that the roles had not removed when the job was over; a killed role could not."""
         self._service = service
         self._roles: list[str] = []
 
@@ -164,7 +164,7 @@ class ServiceJob(Closing):
             stale.unlink(missing_ok=True)
         config = write_role(self.run, role, spec, self.private_directory)
         self._roles.append(role)
-        self._service.tell(role, "open", config)
+        self._service.send(role, "open", config)
         ready = wait_until_listens(
             role,
             self._service.log(role),
@@ -187,7 +187,7 @@ class ServiceJob(Closing):
 
     @property
     def is_over(self) -> bool:
-        """Whether no role serves it any more."""
+        """True if no role serves it any more."""
         return all(
             ended_file(self.run, role).exists() or self._service.has_ended(role)
             for role in self._roles
@@ -218,7 +218,7 @@ class ServiceJob(Closing):
         try:
             for role in self._roles:
                 if not ended_file(self.run, role).exists() and not self._service.has_ended(role):
-                    self._service.tell(role, "drop", self.run.role(f"{role}.json"))
+                    self._service.send(role, "drop", self.run.role(f"{role}.json"))
             self._wait_until_dropped()
         finally:
             self.run.connect_file.unlink(missing_ok=True)  # nobody can join any more

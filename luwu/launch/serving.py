@@ -52,11 +52,11 @@ ARENA_CHUNKS_MIN: Final = 32
 
 
 class Starter(Protocol):
-    """Who starts the roles of a job: a supervisor, or a service that serves many."""
+    """The starter of a job's roles: a supervisor, or a service of many jobs."""
 
     @property
     def run(self) -> RunDirectory:
-        """Where the job's records are."""
+        """The directory of the job's records."""
 
     private_directory: Path | None
     """Holds the sockets; removed at the end."""
@@ -67,12 +67,12 @@ class Starter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What `auto` came to."""
+    """The sizes that `auto` was resolved to."""
 
     memory_budget_bytes: int
     chunk_bytes: int
     lines: tuple[str, ...]
-    """What was decided, for people."""
+    """The decisions, as text."""
 
 
 NO_COMPILER: Final = (
@@ -137,7 +137,7 @@ def check_budget(budget_bytes: int) -> None:
 
 
 def state_directory(config: RunConfig, default: Path) -> Path | None:
-    """Where the node keeps its state; None: in RAM, for durability `none` without --state."""
+    """The node's state directory; None: in RAM, for durability `none` without --state."""
     if config.state is not None:
         return config.state
     return None if config.durability == "none" else default
@@ -233,7 +233,7 @@ def add_nodes(
 
 
 class _Endpoints:
-    """Where the roles of a job on this host listen."""
+    """The endpoints of a job's roles on this host."""
 
     def __init__(
         self, config: RunConfig, transport: str, tree: Tree, supervisor: Starter,
@@ -251,7 +251,7 @@ class _Endpoints:
         self.of_node = self._bind if is_alone else self._at("node")
 
     def of_switch(self, place: Place) -> str:
-        """Where its children connect; where they are workers alone, all of them."""
+        """The endpoint of its children; where they are workers alone, of all of them."""
         if self._is_split(place):
             return self._at(place.process)
         if self._has_workers_here(place):
@@ -261,11 +261,11 @@ class _Endpoints:
         return self._bind if is_bound else self._at(place.process)
 
     def of_workers(self, place: Place) -> str | None:
-        """Where its workers connect, if not where its switches do."""
+        """The endpoint of its workers, if not that of its switches."""
         return self._shared(place) if self._is_split(place) else None
 
     def _has_workers_here(self, place: Place) -> bool:
-        """Whether its workers reach it by shared memory, and others by another way."""
+        """True if its workers connect by shared memory, and others in another way."""
         if self._hosts is not None and self._hosts.plan.where_switch(place) == CENTRE:
             return False
         return bool(self.are_shared and self._transport != "shm" and place.workers)
@@ -412,7 +412,7 @@ def _slot_bytes(config: RunConfig, connection: Connection, children_count: int) 
 
 
 def can_share() -> bool:
-    """Whether this machine allows shared memory at all."""
+    """True if this machine allows shared memory at all."""
     try:
         check_arena(ARENA_BYTES_MIN)
     except ConfigError:
@@ -457,7 +457,7 @@ def decide_arena_bytes(workers: int, chunk_bytes: int) -> int:
 def connection_of(
     config: RunConfig, *, job: int, node: str, chunk_bytes: int, arena_bytes: int = 0
 ) -> Connection:
-    """What members of this job must know."""
+    """The connection of this job's members."""
     return Connection(
         job=job,
         world_size=config.workers,
@@ -482,7 +482,7 @@ def new_job() -> int:
 
 
 def directory_of_node(state: Path, number: int, count: int) -> Path:
-    """Where a node keeps its pages."""
+    """The directory of a node's pages."""
     from switch_emu.store.striped import node_directory
 
     return node_directory(state, number, count)

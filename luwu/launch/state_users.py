@@ -35,7 +35,7 @@ def run_of(state: Path) -> Path | None:
 
 
 def _node_configs() -> Iterator[Path]:
-    """What the nodes that run on this host were started with."""
+    """The specifications of the nodes that run on this host."""
     for entry in os.listdir("/proc"):
         if not entry.isdecimal():
             continue

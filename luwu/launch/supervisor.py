@@ -53,9 +53,9 @@ from luwu.launch.torchrun import (
 STOP_PATIENCE_S: Final = 1.2
 """From the request to stop until the kill: all is over within 2 s."""
 ENDING_S: Final = 60.0
-"""How long the node may take to end after the last worker."""
+"""Time for the node to end after the last worker."""
 SPIN_COUNT: Final = "10000"
-"""How long a compute thread that waits for another keeps its core. GNU OpenMP's own 300,000 made a
+"""The time that a waiting compute thread keeps its core. GNU OpenMP's own 300,000 made a
 step 20 times longer when two other processes wanted the two cores; this costs 5 % alone."""
 
 
@@ -65,7 +65,7 @@ class WorkerGroup:
 
     guard: Child
     agent: LogFollower
-    """What who starts the workers has to say."""
+    """The reports of the starter of workers."""
 
 
 class Supervisor(Closing):
@@ -81,9 +81,9 @@ class Supervisor(Closing):
         self.private_directory: Path | None = None
         """Holds the sockets; removed at the end, by the roles if we are killed."""
         self.hosts: Hosts | None = None
-        """Where the processes run; None: here."""
+        """The hosts of the processes; None: this one."""
         self.worker_environ: dict[str, str] = {}
-        """What workers find in their environment besides what all do."""
+        """Variables of the workers' environment beside those of all processes."""
         self._console = console
         self._restarts_left = restarts_max
         self._should_stop = should_stop
@@ -224,7 +224,7 @@ class Supervisor(Closing):
 
     @property
     def roles_done(self) -> bool:
-        """Whether every role has ended by itself."""
+        """True if every role has ended by itself."""
         return all(self._has_ended(role) for role in self._roles)
 
     @property

@@ -20,13 +20,13 @@ TORCHRUN_ENVIRON: Final = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
 }
-"""What torchrun finds in its environment.
+"""Variables of torchrun's environment.
 
 By itself it keeps the address of its first meeting's store: when a host takes the place of a lost
 one, those that stayed do not send it theirs, and all end after a minute of waiting for MASTER_ADDR.
 """
 TORCHRUN_FOLDER: Final = ".torchrun"
-"""Where torchrun puts the folders it always makes; removed at the end."""
+"""The folder for torchrun's own folders; removed at the end."""
 
 
 def guarded_command(
@@ -40,7 +40,7 @@ def guarded_command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the torchruns of several hosts meet."""
+    """The endpoint where the torchruns of several hosts meet."""
 
     endpoint: str
     """HOST:PORT; torchrun on the host whose address that is listens there."""

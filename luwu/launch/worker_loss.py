@@ -1,4 +1,4 @@
-"""What a lost worker means for a run: `--on-worker-loss`, in the terms of those who act on it.
+"""The meaning of `--on-worker-loss` for the node and for the launcher.
 
 stop    torchrun ends all workers; with --worker-restarts it starts all of them again
 wait    the lost one alone is started again, at most --worker-restarts times in all; the others
@@ -18,12 +18,12 @@ _RESTARTS: Final = {"stop": 0, "wait": 3, "drop": 0}
 
 
 def drops_workers(config: RunConfig) -> bool:
-    """Whether the job goes on without workers that are lost."""
+    """True if the job goes on without workers that are lost."""
     return config.on_worker_loss == "drop"
 
 
 def drop_after_s(config: RunConfig) -> float | None:
-    """How long a worker may be away; None: it is waited for."""
+    """The time that a worker may be away; None: the job waits for it."""
     return config.drop_after if drops_workers(config) else None
 
 

@@ -1,4 +1,4 @@
-"""Where every parameter lies: `layout.py`; what is laid out: `parameters.py`. Integers only."""
+"""The place of every parameter: `layout.py`, of `parameters.py`. Integers only."""
 
 from luwu.layout.layout import Chunk, Layout, Placement, Segment, segment_runs
 from luwu.layout.parameters import COUNT_BYTES, DTYPE_BYTES, SUM_BYTES, Parameter, Unit, padded

@@ -1,4 +1,4 @@
-"""Where every parameter lies: parameters -> units -> chunks -> pages -> owning node.
+"""The place of every parameter: parameters -> units -> chunks -> pages -> owning node.
 
     unit     0                                             1
              |<------ region: trainable ------>|<-frozen->||<---- trainable ...
@@ -39,7 +39,7 @@ from luwu.layout.parameters import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where one parameter lies in its unit's flat vector."""
+    """The place of one parameter in its unit's flat vector."""
 
     parameter: int
     unit: int
@@ -50,7 +50,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """What travels and fills one slot; its page is what is stored."""
+    """The part of a unit that travels and fills one slot; its page is what is stored."""
 
     index: int
     unit: int

@@ -1,4 +1,4 @@
-"""What the disk of a directory can do at best, on a temporary file that is always removed."""
+"""Floors of a directory's disk, measured on a temporary file that is always removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DiskFloors:
 
     read_bytes_per_s: float
     write_bytes_per_s: float
-    """Of blocks that were written before, as in every step but the first two."""
+    """Rate for blocks that were written before, as in every step but the first two."""
     mixed_bytes_per_s: float
     """Read plus written, where each thread reads a page and writes one, as an update does."""
     pull_bytes_per_s: float
@@ -45,7 +45,7 @@ class DiskFloors:
     file_bytes: int
     """Size of the temporary file that was measured on."""
     reason: str
-    """Whether the page cache was passed by."""
+    """The access that was measured: direct I/O, or buffered and why."""
     total_bytes: int
     """Size of the file system."""
     free_bytes: int
@@ -73,92 +73,101 @@ def disk_floors(
         return None
 
 
+class _Requests:
+    """Reads and writes of the temporary file; each thread has a buffer of its own."""
+
+    def __init__(self, file: Any, *, pages: int, page_bytes: int, pull_bytes: int) -> None:
+        self._file, self._pages = file, pages
+        self._page_bytes, self._pull_bytes = page_bytes, pull_bytes
+        self._noise = os.urandom(min(page_bytes, MIB))
+        self._local = threading.local()
+
+    def buffer(self) -> memoryview:
+        """A page's part of this thread's buffer."""
+        return self._whole_buffer()[: self._page_bytes]
+
+    def read(self, page: int) -> None:
+        self._file.read(page * self._page_bytes, self.buffer())
+
+    def write(self, page: int) -> None:
+        self._file.write(page * self._page_bytes, self.buffer())
+
+    def pull(self, offset: int) -> None:
+        self._file.read(offset, self._whole_buffer()[: self._pull_bytes])
+
+    def both(self, page: int) -> None:
+        """Read a page, and write the one of the other side, as an update does."""
+        self.read(page)
+        self.write(self._pages + page)
+
+    def _whole_buffer(self) -> memoryview:
+        from switch_emu.store.direct_io import aligned_buffer
+
+        if not hasattr(self._local, "buffer"):
+            size = max(self._page_bytes, self._pull_bytes)
+            self._local.buffer = aligned_buffer(size)
+            self._local.buffer[:] = (self._noise * (size // len(self._noise) + 1))[:size]
+        found: memoryview = self._local.buffer
+        return found
+
+
+def _sizes(page_bytes: int, threads_count: int, file_bytes: int) -> tuple[int, int, int]:
+    """Bytes of a page, bytes of a pull, and pages on each side, in whole blocks."""
+    from switch_emu.store.direct_io import BLOCK_BYTES
+
+    page_bytes = max(BLOCK_BYTES, -(-page_bytes // BLOCK_BYTES) * BLOCK_BYTES)
+    most = file_bytes // BLOCK_BYTES * BLOCK_BYTES
+    pull_bytes = max(BLOCK_BYTES, min(page_bytes // 3, most) // BLOCK_BYTES * BLOCK_BYTES)
+    most = file_bytes // (2 * threads_count) // BLOCK_BYTES * BLOCK_BYTES
+    page_bytes = max(BLOCK_BYTES, min(page_bytes, most))
+    return page_bytes, pull_bytes, max(threads_count, file_bytes // 2 // page_bytes)
+
+
 def _measure(
     folder: Path, usage: Any, page_bytes: int, counts: tuple[int, int], samples: Samples
 ) -> DiskFloors:
-    from switch_emu.store.direct_io import (
-        BLOCK_BYTES,
-        BlockFile,
-        IoCounter,
-        aligned_buffer,
-        probe_direct_io,
-    )
+    from switch_emu.store.direct_io import BLOCK_BYTES, BlockFile, IoCounter, probe_direct_io
 
     threads_count, pulls_count = counts
-    page_bytes = max(BLOCK_BYTES, -(-page_bytes // BLOCK_BYTES) * BLOCK_BYTES)
-    most = samples.disk_bytes // BLOCK_BYTES * BLOCK_BYTES
-    pull_bytes = max(BLOCK_BYTES, min(page_bytes // 3, most) // BLOCK_BYTES * BLOCK_BYTES)
-    most = samples.disk_bytes // (2 * threads_count) // BLOCK_BYTES * BLOCK_BYTES
-    page_bytes = max(BLOCK_BYTES, min(page_bytes, most))
-    pages = max(threads_count, samples.disk_bytes // 2 // page_bytes)
+    page_bytes, pull_bytes, pages = _sizes(page_bytes, threads_count, samples.disk_bytes)
     side_bytes = pages * page_bytes
     path = folder / "pages"
     with path.open("wb") as made:
         os.posix_fallocate(made.fileno(), 0, 2 * side_bytes)
     pulls = _pull_offsets(2 * side_bytes, pull_bytes, 3 * max(pages, 2 * pulls_count))
     direct = probe_direct_io(path)
-    local = threading.local()
-    noise = os.urandom(min(page_bytes, MIB))
     file = BlockFile(path, direct, IoCounter(), synced=True)
-
-    def buffer() -> memoryview:
-        if not hasattr(local, "buffer"):
-            size = max(page_bytes, pull_bytes)
-            local.buffer = aligned_buffer(size)
-            local.buffer[:] = (noise * (size // len(noise) + 1))[:size]
-        found: memoryview = local.buffer
-        return found[:page_bytes]
-
-    def read(page: int) -> None:
-        file.read(page * page_bytes, buffer())
-
-    def write(page: int) -> None:
-        file.write(page * page_bytes, buffer())
-
-    def pull(offset: int) -> None:
-        buffer()
-        file.read(offset, local.buffer[:pull_bytes])
-
-    def both(page: int) -> None:
-        read(page)
-        write(pages + page)
-
+    do = _Requests(file, pages=pages, page_bytes=page_bytes, pull_bytes=pull_bytes)
     with ThreadPoolExecutor(threads_count) as pool, ThreadPoolExecutor(pulls_count) as pullers:
         try:
-            run_all(pool, write, range(2 * pages))  # from the second time on, blocks are there
-            run_all(pullers, pull, pulls[: 2 * pulls_count])  # makes their buffers
+            run_all(pool, do.write, range(2 * pages))  # from the second time on, blocks are there
+            run_all(pullers, do.pull, pulls[: 2 * pulls_count])  # makes their buffers
             file.flush()
             read_s, write_s, both_s, pull_s = taking_turns(
                 (
-                    partial(run_all, pool, read, range(pages)),
-                    partial(run_all, pool, write, range(pages, 2 * pages)),
-                    partial(run_all, pool, both, range(pages)),
-                    partial(run_all, pullers, pull, pulls),
+                    partial(run_all, pool, do.read, range(pages)),
+                    partial(run_all, pool, do.write, range(pages, 2 * pages)),
+                    partial(run_all, pool, do.both, range(pages)),
+                    partial(run_all, pullers, do.pull, pulls),
                 ),
                 samples.seconds,
             )
-            page_cpu_s = _cpu_seconds(pool, both, range(min(pages, CPU_REQUESTS)))
-            pull_cpu_s = _cpu_seconds(pullers, pull, pulls[:CPU_REQUESTS])
-            flush_s = median(_flush_seconds(file, buffer()[:BLOCK_BYTES]) for _ in range(FLUSHES))
+            page_cpu_s = _cpu_seconds(pool, do.both, range(min(pages, CPU_REQUESTS)))
+            pull_cpu_s = _cpu_seconds(pullers, do.pull, pulls[:CPU_REQUESTS])
+            block = do.buffer()[:BLOCK_BYTES]
+            flush_s = median(_flush_seconds(file, block) for _ in range(FLUSHES))
         finally:
             file.close()
     return DiskFloors(
-        read_bytes_per_s=side_bytes / read_s,
-        write_bytes_per_s=side_bytes / write_s,
+        read_bytes_per_s=side_bytes / read_s, write_bytes_per_s=side_bytes / write_s,
         mixed_bytes_per_s=2 * side_bytes / both_s,
         pull_bytes_per_s=len(pulls) * pull_bytes / pull_s,
-        flush_s=flush_s,
-        page_cpu_s=page_cpu_s,
-        pull_cpu_s=pull_cpu_s,
-        requests_count=threads_count,
-        request_bytes=page_bytes,
-        pulls_count=pulls_count,
-        pull_request_bytes=pull_bytes,
-        file_bytes=2 * side_bytes,
-        reason=direct.reason,
-        total_bytes=usage.total,
-        free_bytes=usage.free,
-    )
+        flush_s=flush_s, page_cpu_s=page_cpu_s, pull_cpu_s=pull_cpu_s,
+        requests_count=threads_count, request_bytes=page_bytes,
+        pulls_count=pulls_count, pull_request_bytes=pull_bytes,
+        file_bytes=2 * side_bytes, reason=direct.reason,
+        total_bytes=usage.total, free_bytes=usage.free,
+    )  # fmt: skip
 
 
 def _pull_offsets(file_bytes: int, pull_bytes: int, count: int) -> list[int]:
@@ -173,7 +182,7 @@ def _pull_offsets(file_bytes: int, pull_bytes: int, count: int) -> list[int]:
 def _cpu_seconds(
     pool: ThreadPoolExecutor, work: Callable[[int], None], items: Sequence[int]
 ) -> float:
-    """Of an item, in the thread that does it; the median."""
+    """Processor time per item, in the thread that does it; the median."""
 
     def measured(item: int) -> float:
         before = cpu_seconds("thread")

@@ -1,4 +1,4 @@
-"""What this machine can do at best, measured in a few seconds before a run.
+"""Floors of this machine, measured within a few seconds before a run.
 
     copy      bytes read plus written by a copy between two arrays, all cores
     disk      read, overwrite, and both at once, past the page cache where that can be, in pages of
@@ -39,7 +39,7 @@ MATMUL_SIZE: Final = 768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floors:
-    """What was measured; None for what was not."""
+    """The measured floors; None for what was not measured."""
 
     cores_count: int
     copy_bytes_per_s: float | None = None
@@ -49,11 +49,11 @@ class Floors:
     """`compiled` or `portable`."""
     matmul_flops_per_s: float | None = None
     compute_s: float | None = None
-    """Of a step of all workers, where the model itself was measured."""
+    """Compute per step of all workers, where the model itself was measured."""
     socket_bytes_per_s: float | None = None
     messages: MessageFloors | None = None
     device: str = "cpu"
-    """Where workers compute; the rate of a GPU is not measured, a run needs all of it."""
+    """The device of workers; the rate of a GPU is not measured, a run needs all of it."""
 
     def document(self) -> dict[str, Any]:
         """For `floors.json` and results."""

@@ -1,4 +1,4 @@
-"""How long the built-in GPT computes in a step, by one of its blocks and what is around them.
+"""Compute of the built-in GPT per step, from one of its blocks and what surrounds them.
 
 A small model is far from the rate of a large matrix product: its time goes to norms, activations
 and attention (a width of 128 took several times as long as its products alone). So one block runs
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BLOCK_ELEMS_MAX: Final = 16 * 1024 * 1024
 """64 MiB of parameters, and of gradients, of each worker that computes at once."""
 TOKENS_MAX: Final = 1024
-"""Of a worker, in the measurement; more take so many times as long."""
+"""Tokens per worker in the measurement; more take proportionally longer."""
 
 
 def gpt_seconds(

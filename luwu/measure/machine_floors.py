@@ -34,7 +34,7 @@ from luwu.predict.hardware.software import fitted
 from luwu.predict.machine.machine import RECORD, MachineFloors
 
 SMALL_BYTES: Final = 4096
-"""Of a message that shows what a link takes beside bytes."""
+"""Bytes of a message that shows the cost of a link beside its bytes."""
 SMALL_COUNT: Final = 200
 STREAM_BYTES: Final = 96 * MIB
 NODE_TUNABLES: Final = ""
@@ -43,7 +43,7 @@ QUICK: Final = Samples(copy_bytes=32 * MIB, disk_bytes=256 * MIB, seconds=0.3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineAsk:
-    """What a job's floors depend on."""
+    """The properties of a job that its floors depend on."""
 
     layers: int
     width: int
@@ -54,14 +54,14 @@ class MachineAsk:
     """Samples of a worker."""
     workers: int
     threads: int
-    """Of a worker's compute."""
+    """Threads of a worker's compute."""
     transport: str
     chunk_bytes: int
-    """Of the largest chunk there is."""
+    """Bytes of the largest chunk."""
     unit_bytes: int
     model_bytes: int
     directory: Path | None
-    """Where the state will be; None: in memory."""
+    """The directory of the state; None: in memory."""
     updates_count: int
     reads_count: int
     samples: Samples = QUICK
@@ -107,7 +107,7 @@ def machine_floors(
 
 @lru_cache
 def _compute(asked: MachineAsk) -> dict[str, float]:
-    """Of a worker, while all of them compute."""
+    """Compute per worker, while all of them compute."""
     model = {name: getattr(asked, name) for name in ("layers", "width", "heads", "context")}
     document = {
         "model": {**model, "vocab": asked.vocab}, "batch": asked.batch, "threads": asked.threads,

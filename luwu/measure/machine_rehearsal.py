@@ -1,4 +1,4 @@
-"""What messages and pages cost switch and node, by one worker without a model.
+"""Processor time of switch and node per message and page, with one worker without a model.
 
 A real node and a real switch, with the store, chunks and transport of the job, serve one worker
 that only pushes, commits and pulls. Counted are seconds of a processor that each of the two took,
@@ -36,7 +36,7 @@ from luwu.wire.hyper import StepHyper, encode_hyper
 
 ROUNDS: Final = 6
 ENDS: Final = 4
-"""Of a pulled chunk at the switch, with one worker."""
+"""Messages per pulled chunk at the switch, with one worker."""
 LINK_THREADS: Final = "ZMQbg"
 HYPER: Final = {
     "lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "maximize": False,
@@ -49,7 +49,7 @@ class RehearsalFloors:
 
     end_s: float
     update_s_per_byte: float
-    """Of weights."""
+    """Seconds per byte of weights."""
     read_s_per_byte: float
 
 

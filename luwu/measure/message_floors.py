@@ -1,4 +1,4 @@
-"""What messages cost the processors, by a rehearsal of a switch on this machine.
+"""Processor time per message, measured with a switch on this machine.
 
 A real `SwitchShell` with its core and transport stands between two children and a parent that only
 encode, send, receive and decode; a burst of chunks goes through it as in a step: gradients, sums,
@@ -43,12 +43,12 @@ PAYLOAD_BYTES: Final = 4096
 CHUNKS: Final = 4096
 """Each comes once; 4,096 last for some seconds."""
 ENDS: Final = 4 * CHILDREN + 4
-"""Of a chunk at the switch: a push, a pull and their answers, of each child and to the parent."""
+"""Messages per chunk at the switch: push, pull and their answers, per child and to the parent."""
 ARENA_BYTES: Final = 1 << 20
 QUIET_NS: Final = 5_000_000_000
 """Silence after which something is broken."""
 PEERS_NS: Final = 1_000_000
-"""How long children and parent look for messages that are on their way."""
+"""The time that children and parent look for messages that are on their way."""
 HANDED: Final = 64
 HAND_OVERS: Final = 9
 
@@ -99,7 +99,7 @@ class _Rehearsal(Closing):
         self._gradients = [child.reserve(PAYLOAD_BYTES) for child in self._children]
         self._weights = memoryview(bytearray(PAYLOAD_BYTES))
         self._chunk = self._left = self._joined_count = 0
-        self._heard_count = self._said_count = 0
+        self._heard_count = self._sent_count = 0
         self._peers_s = 0.0
         self._described = _job().to_bytes()
 
@@ -134,11 +134,11 @@ class _Rehearsal(Closing):
             nonlocal quiet_ns
             before_s, start_ns = cpu_seconds("thread"), SYSTEM_CLOCK.now_ns()
             now_ns = start_ns
-            heard, said = self._heard_count, self._said_count
-            while not is_done() and self._said_count == said and now_ns - start_ns < PEERS_NS:
+            heard, said = self._heard_count, self._sent_count
+            while not is_done() and self._sent_count == said and now_ns - start_ns < PEERS_NS:
                 self._turn()
                 now_ns = SYSTEM_CLOCK.now_ns()
-            if self._said_count == said:
+            if self._sent_count == said:
                 self.transport.wake()  # nothing is on its way to the switch
             if self._heard_count > heard:
                 quiet_ns = now_ns + QUIET_NS
@@ -150,19 +150,19 @@ class _Rehearsal(Closing):
         self._shell.run(turn)
 
     def _turn(self) -> None:
-        """What children and parent say to what has come."""
+        """Answers of children and parent to the messages that arrived."""
         for rank, side in enumerate((*self._children, self._parent)):
             while (item := side.receive(0)) is not None:
                 self._heard_count += 1
                 if isinstance(item, PeerUp) and rank < CHILDREN:
-                    self._say_hello(rank)
+                    self._send_hello(rank)
                 elif isinstance(item, Delivery):
                     message = decode(item.header, len(item.buffers))
                     item.release()
                     if rank < CHILDREN:
-                        self._child_heard(rank, message)
+                        self._child_received(rank, message)
                     else:
-                        self._parent_heard(item.peer, message)
+                        self._parent_received(item.peer, message)
 
     def _push(self) -> None:
         """Both children push the next chunks."""
@@ -175,52 +175,52 @@ class _Rehearsal(Closing):
                     contributors=1 << rank, absent=0, weight=1.0, last=True, raw=False,
                     dtype="float32",
                 )  # fmt: skip
-                self._say(child, PARENT, push, self._gradients[rank])
+                self._send(child, PARENT, push, self._gradients[rank])
             self._chunk += 1
         self._peers_s += cpu_seconds("thread") - before_s
 
-    def _say(
+    def _send(
         self, side: Transport, peer: str, message: wire.Message, payload: memoryview | None = None
     ) -> None:
-        self._said_count += 1
+        self._sent_count += 1
         side.send(peer, encode(message), () if payload is None else (payload,))
 
-    def _say_hello(self, rank: int) -> None:
+    def _send_hello(self, rank: int) -> None:
         hello = wire.Hello(
             **_common(Role.WORKER, rank) | {"attempt": 0, "generation": 0},  # just started
             protocol=PROTOCOL_VERSION, world_size=CHILDREN,
             contributors=1 << rank, present=1 << rank, roll=0,
             description_hash=description_hash(self._described),
         )  # fmt: skip
-        self._say(self._children[rank], PARENT, hello, memoryview(self._described))
+        self._send(self._children[rank], PARENT, hello, memoryview(self._described))
 
-    def _child_heard(self, rank: int, message: wire.Message) -> None:
+    def _child_received(self, rank: int, message: wire.Message) -> None:
         if isinstance(message, wire.Welcome):
             self._joined_count += 1
         elif isinstance(message, wire.Received):
             pull = wire.Pull(**_common(Role.WORKER, rank), part=0, chunk=message.chunk)
-            self._say(self._children[rank], PARENT, pull)
+            self._send(self._children[rank], PARENT, pull)
         elif isinstance(message, wire.Weights):
             self._left -= 1
 
-    def _parent_heard(self, peer: str, message: wire.Message) -> None:
+    def _parent_received(self, peer: str, message: wire.Message) -> None:
         ours = _common(Role.NODE, 0)
         if isinstance(message, wire.Hello):
             welcome = wire.Welcome(
                 **ours, loaded=True, push_window_bytes=1 << 40, contributors=message.contributors
             )
-            self._say(self._parent, peer, welcome)
+            self._send(self._parent, peer, welcome)
         elif isinstance(message, wire.Push):
             receipt = wire.Received(
                 **ours, part=0, chunk=message.chunk, verb=Verb.PUSH,
                 contributors=message.contributors,
             )  # fmt: skip
-            self._say(self._parent, peer, receipt)
+            self._send(self._parent, peer, receipt)
         elif isinstance(message, wire.Pull):
             weights = wire.Weights(
                 **ours, part=0, chunk=message.chunk, dtype="float32", in_place=False
             )
-            self._say(self._parent, peer, weights, self._weights)
+            self._send(self._parent, peer, weights, self._weights)
 
 
 def _job() -> Description:

@@ -1,4 +1,4 @@
-"""How fast our own path to another host is, by number of connections: what `--stripes` should be.
+"""The rate of the path to another host, by number of connections: to choose `--stripes`.
 
 One host answers (`PathServer`), the other measures. Both use the transport that a run uses, so what
 is measured is encryption, copies, I/O threads and the network together.
@@ -53,7 +53,7 @@ _PING, _PONG, _PUT, _GOT, _GET, _DATA = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathRate:
-    """What a number of connections came to; medians over the rounds."""
+    """The rate of a number of connections; medians over the rounds."""
 
     streams: int
     up_bytes_per_s: float
@@ -65,7 +65,7 @@ class PathRate:
 
     @property
     def both_bytes_per_s(self) -> float:
-        """Of the slower direction: gradients go up and weights come down."""
+        """Rate of the slower direction: gradients go up and weights come down."""
         return min(self.up_bytes_per_s, self.down_bytes_per_s)
 
 
@@ -171,7 +171,7 @@ class _Probe(Closing):
         for _ in range(PINGS):
             start_ns = SYSTEM_CLOCK.now_ns()
             self._transport.send(_PEER, _PING)
-            self._hear(_PONG)
+            self._expect(_PONG)
             trips.append((SYSTEM_CLOCK.now_ns() - start_ns) / 1e9)
         return median(trips)
 
@@ -184,7 +184,7 @@ class _Probe(Closing):
             self._transport.send(_PEER, ask, payload)
         waits_for, heard_count = self._under_way, 0
         while waits_for:
-            self._hear(answer)
+            self._expect(answer)
             waits_for -= 1
             heard_count += 1
             if SYSTEM_CLOCK.now_ns() < end_ns:
@@ -195,7 +195,7 @@ class _Probe(Closing):
     def close(self) -> None:
         self._transport.close()
 
-    def _hear(self, expected: bytes) -> None:
+    def _expect(self, expected: bytes) -> None:
         end_ns = SYSTEM_CLOCK.now_ns() + int(self._timeout_s * 1e9)
         reason = f"it said nothing for {self._timeout_s:.0f} s"
         while (left_ns := end_ns - SYSTEM_CLOCK.now_ns()) > 0:

@@ -1,4 +1,4 @@
-"""How floors are measured: the median of a few repeats, after one that warms up."""
+"""Timing of floors: the median of a few repeats, after one that warms up."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ REPEATS_MAX: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """How much is moved, and for how long at least, to measure one floor."""
+    """The amount that is moved, and the least duration, to measure one floor."""
 
     copy_bytes: int
-    """Of each of the two arrays."""
+    """Bytes of each of the two arrays."""
     disk_bytes: int
-    """Of the temporary file."""
+    """Bytes of the temporary file."""
     seconds: float
 
 
@@ -76,7 +76,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def cpu_seconds(of: Literal["thread", "process"] = "process") -> float:
-    """What the calling thread, or all threads of this process, took of processors so far."""
+    """Processor time of the calling thread, or of all threads of this process, so far."""
     usage = resource.getrusage(resource.RUSAGE_THREAD if of == "thread" else resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 

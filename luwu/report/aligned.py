@@ -39,11 +39,11 @@ class Steps:
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing is left out."""
+        """True if nothing is left out."""
         return self.first is None and self.end is None
 
     def has(self, step: object) -> bool:
-        """Whether a record with this step belongs to it."""
+        """True if a record with this step belongs to it."""
         if self.is_all:
             return True
         if not isinstance(step, int):
@@ -74,7 +74,7 @@ def parse_steps(text: str, name: str) -> Steps:
 
 @dataclass(slots=True)
 class Survey:
-    """What is known once all files were read: how to align them, and what is in them."""
+    """The contents of all event files, and the offsets that align their clocks."""
 
     files: list[EventFile]
     steps: Steps
@@ -94,7 +94,7 @@ class Survey:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know, a sentence each."""
+        """Remarks for the reader, a sentence each."""
         found = []
         if self.cut_count:
             found.append(f"{self.cut_count} lines were cut short by a kill and are left out")
@@ -109,7 +109,7 @@ class Survey:
         return found
 
     def shift_ns(self, boot: str | None) -> int:
-        """What makes a monotonic time one from the run's start."""
+        """The offset from a monotonic time to the run's start."""
         return self.offsets[boot] - self.origin_ns
 
 
@@ -160,7 +160,7 @@ class Timed:
     end_ns: int | None
     """None for an instant."""
     fields: dict[str, Any]
-    """What names it: step, unit, chunk and so on."""
+    """The fields that identify it: step, unit, chunk and so on."""
 
 
 def timed(file: EventFile, found: Survey) -> Iterator[Timed]:

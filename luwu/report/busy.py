@@ -1,4 +1,4 @@
-"""How busy each engine of a run was, and how much of that lay behind compute.
+"""Busy time of each engine of a run, and the share of it that compute hides.
 
 Busy is the time in which at least one span of the engine was under way; `at once` is how many were,
 on average, while it was busy. *Compute* of a worker is forward and backward of its units without
@@ -50,7 +50,7 @@ class Intervals:
         return int((before_end - self._length_before(other.starts_I)).sum())
 
     def without(self, other: Intervals) -> Intervals:
-        """What lies in these only."""
+        """These intervals without the parts that `other` covers."""
         edges = np.concatenate([other.starts_I, other.ends_I, self.starts_I, self.ends_I])
         edges.sort()
         starts_I, ends_I = edges[:-1], edges[1:]
@@ -58,7 +58,7 @@ class Intervals:
         return union(starts_I[chosen], ends_I[chosen])
 
     def _length_before(self, times: Times) -> Times:
-        """How much of these lies before each time."""
+        """The length of these intervals before each time."""
         index = np.searchsorted(self.starts_I, times, side="right")
         sums = np.concatenate([[0], np.cumsum(self.ends_I - self.starts_I)])
         ends = np.concatenate([[0], self.ends_I])

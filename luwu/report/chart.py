@@ -1,4 +1,4 @@
-"""Charts as SVG: lines over steps, bars with their spread, curves over values that somebody chose,
+"""Charts as SVG: lines over steps, bars with their spread, curves over chosen values,
 and spans of time in rows. No script, no outside file.
 
 They are parts of a page; `as_file` makes one a file of its own.
@@ -245,7 +245,7 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start") -> str:
 
 
 def _dashes(index: int) -> str:
-    """Of curves whose colour others have too."""
+    """The dash pattern of a curve whose colour others have too."""
     again = index // len(COLOURS)
     return f' stroke-dasharray="{8 // again} 4"' if again else ""
 

@@ -109,7 +109,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def _what_is_wrong(record: Any) -> str:
-    """Why this is no record; nothing if it is one."""
+    """The reason why this is no record; empty if it is one."""
     if not isinstance(record, dict) or not isinstance(record.get("name"), str):
         return "no record with a name"
     start_ns, end_ns = record.get("start_ns"), record.get("end_ns")

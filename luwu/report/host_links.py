@@ -1,4 +1,4 @@
-"""What the links between hosts carried, as a table: a row for each link and direction."""
+"""Bytes on the links between hosts, as a table: a row per link and direction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the update was hidden behind the backward: read from the spans of node and workers.
+"""The share of updates hidden behind the backward, from the spans of node and workers.
 
 A page is *updated early* if its update ended before the last push of its step began; the share of
 early pages is over all steps. All processes of one host share the monotonic clock.

@@ -1,4 +1,4 @@
-"""What the roles of a run have counted, for Prometheus to scrape (the extra `prometheus`).
+"""Counters of a run's roles, for Prometheus to scrape (the extra `prometheus`).
 
 The roles write `counters/*.json` once a second (`process/counting.py` there); a scrape reads what
 they last wrote, so no role listens for it and a slow scraper holds nobody up.
@@ -51,13 +51,13 @@ HELP: Final = {
     "luwu_step": "Number of the first step that is not decided, from 0.",
     "luwu_attempt": "Number of the attempt that counts; an abort or a skipped step raises it.",
     "luwu_spilled_total": "Sums of a chunk that found no room in memory and went to disk.",
-    "luwu_overflow_total": "Chunks whose encoded sum was none, and that were sent again.",
+    "luwu_overflow_total": "Chunks whose encoded sum overflowed, and that were sent again.",
     "luwu_sum_bytes": "Bytes of sums in memory that wait for their update.",
     "luwu_sum_bytes_limit": "Bytes of sums that memory has room for.",
     "luwu_updates": "Pages that are being updated now.",
     "luwu_counted_at_seconds": "Time at which the role last wrote its counts, in seconds of Unix.",
 }
-"""What each metric counts, and in what unit. A count is of this start of the role's process."""
+"""Every metric, with its unit. A count is of this start of the role's process."""
 
 Counters = Mapping[str, Mapping[str, Any]]
 """By role: the document that it wrote."""

@@ -17,7 +17,7 @@ EARLY_PULLS = "pull_before_use_ratio"
 
 
 def rows() -> list[Row]:
-    """What is compared: a name, and how an arm's entry is written."""
+    """The rows: a name, and the form of an arm's entry."""
     return [
         ("processes x compute threads", _threads),
         ("step time, median", lambda arm: _seconds(arm["step_seconds_median"])),
@@ -116,7 +116,7 @@ def plan_rows(document: dict[str, Any]) -> list[list[str]]:
 
 
 def notes(document: dict[str, Any]) -> list[str]:
-    """What must be known to read the table rightly, a sentence each."""
+    """Remarks that the table needs to be read rightly, a sentence each."""
     found = []
     if len({arm.get("compute_threads") for arm in document["arms"]}) > 1:
         found.append(
@@ -160,7 +160,7 @@ def notes(document: dict[str, Any]) -> list[str]:
 
 
 def _chips_text(resources: dict[str, Any]) -> str:
-    """Whether a real switch would hold the slots."""
+    """The text on whether the memory of real switches holds the slots."""
     names = {"tofino1": "Tofino 1", "tofino2": "Tofino 2"}
     told = "; ".join(
         f"{names[name]}, {format_bytes(chip['sram_bytes'])}: "
@@ -175,7 +175,7 @@ def _chips_text(resources: dict[str, Any]) -> str:
 
 
 def _slots(arm: dict[str, Any], what: str) -> str:
-    """Of a switch with a fixed number of slots."""
+    """The slots of a switch that has a fixed number."""
     pool = arm.get("switch") or {}
     resources = pool.get("resources")
     if resources is None:

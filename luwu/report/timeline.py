@@ -223,7 +223,7 @@ def _name(writer: _Writer, what: str, text: str, pid: int, tid: int, place: int)
 
 
 def _title(item: Timed) -> str:
-    """What is written on it."""
+    """The label of a span."""
     fields = item.fields
     if item.end_ns is None:
         if item.name != _DECIDED:

@@ -33,7 +33,7 @@ ADVICE = "move it to the top level of a module, and give it what it needs by arg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """Where a function is."""
+    """The module and name of a function."""
 
     module: str
     file: str
@@ -41,7 +41,7 @@ class Named:
 
 
 def name_function(function: Callable[..., Any]) -> Named:
-    """Where another process finds a function. Raises ConfigError."""
+    """The name by which another process finds a function. Raises ConfigError."""
     if not isinstance(function, types.FunctionType):
         raise ConfigError(
             f"{function!r:.100} is no function but of {type(function).__qualname__}; worker "
@@ -94,12 +94,12 @@ def read_call(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def result_folder(call: Path, rank: int) -> Path:
-    """Where a rank's result is."""
+    """The folder of a rank's result."""
     return call.parent / f"result-{rank}"
 
 
 def where_file(call: Path, rank: int) -> Path:
-    """Where a rank tells what it is doing."""
+    """The file in which a rank reports what it is doing."""
     return call.parent / f"where-{rank}"
 
 

@@ -96,7 +96,7 @@ class Cluster(Closing):
 
     @property
     def output(self) -> str:
-        """What the launcher has printed."""
+        """The launcher's output so far."""
         return self._output.read_text(encoding="utf-8", errors="replace")
 
     def processes(self) -> list[ProcessEntry]:
@@ -231,7 +231,7 @@ class Cluster(Closing):
         return found
 
     def wait_until_clean(self, limit_s: float = 5) -> list[str]:
-        """What is still left after `limit_s`; returns as soon as nothing is."""
+        """Leftovers after `limit_s`; returns as soon as there are none."""
         end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
         while (found := self.leftovers()) and SYSTEM_CLOCK.now_ns() < end_ns:
             sleep(POLL_S)

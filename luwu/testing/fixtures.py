@@ -1,4 +1,4 @@
-"""What the plugin's fixtures hand to a test; imported when one of them is used."""
+"""The objects that the plugin's fixtures return; imported when one of them is used."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Call:
     ) -> None:  # fmt: skip
         self.name = fn.__qualname__
         self.is_settled = False
-        """Whether its end was waited for."""
+        """True if its end was waited for."""
         self._record = record
         self._namespace: Namespace | None = None
         self._owns_namespace = isinstance(service, ProcService)
@@ -122,7 +122,7 @@ class Call:
         self._running.wait_for_text(rank, text)
 
     def wait(self) -> list[Any]:
-        """What the function returned, by rank. Raises the first failure."""
+        """The function's results, by rank. Raises the first failure."""
         __tracebackhide__ = True
         self.is_settled = True
         try:
@@ -206,10 +206,10 @@ class WholeCluster(Cluster):
     """All processes of a `luwu run`."""
 
     call: Path | None = None
-    """Where the function's results are, if it runs one."""
+    """The folder of the function's results, if it runs one."""
 
     def returned(self, limit_s: float = 120) -> list[Any]:
-        """What the function returned, by rank, once `luwu run` has ended well."""
+        """The function's results, by rank, once `luwu run` has ended well."""
         if self.call is None:
             raise ConfigError("this cluster runs a script, which returns nothing; see results()")
         code = self.wait(limit_s)

@@ -1,4 +1,4 @@
-"""What a test may leave behind outside of its own directories, and how it is found (I8)."""
+"""Leftovers of a test outside of its own directories, and how they are found (I8)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 PATIENCE_S: Final = 2.0
-"""How long what is ending may take."""
+"""Time for processes that are ending."""
 _POLL_S: Final = 0.02
 _UNFINISHED: Final = ("*.partial", ".*.creating")
 """Files that are written beside their place and renamed: one that is there was never finished."""
@@ -47,7 +47,7 @@ def left_segments(before: set[str]) -> list[str]:
 
 
 def memory_files(pids: Iterable[int]) -> int:
-    """How many nameless segments (memfd) the processes hold."""
+    """The number of segments without a name (memfd) that the processes hold."""
     count = 0
     for pid in pids:
         try:
@@ -64,7 +64,7 @@ def unfinished_files(folder: Path) -> list[str]:
 
 
 def until_empty(look: Callable[[], list[str]], limit_s: float = PATIENCE_S) -> list[str]:
-    """What is found after `limit_s`; returns as soon as nothing is."""
+    """Findings after `limit_s`; returns as soon as there are none."""
     end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
     while (found := look()) and SYSTEM_CLOCK.now_ns() < end_ns:
         sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""Where a test's workers join: a namespace on our service, or a job that somebody else serves.
+"""The job that a test's workers join: a namespace of this session's service, or another's job.
 
 A namespace is a state directory and the runs on it. Each run is a job of its own, with its own id
 and endpoints, and goes on with the state that the runs before it left: the way to test a resume.
@@ -48,7 +48,7 @@ class ProcService(Closing):
 
     @property
     def logs(self) -> list[Path]:
-        """What switch and node have said, over all jobs."""
+        """The logs of switch and node, over all jobs."""
         return [self.service.log(role) for role in self.pids]
 
     def namespace(self, directory: Path) -> Namespace:
@@ -56,7 +56,7 @@ class ProcService(Closing):
         return Namespace(self, directory)
 
     def config(self, *, workers: int, resume: bool) -> RunConfig:
-        """What a job is served with."""
+        """The configuration of a job."""
         return RunConfig(**{**self._config, "workers": workers, "resume": resume})
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Namespace:
         self.service = service
         self.directory = directory
         self.state = directory / "state"
-        """Where the node keeps the training state."""
+        """The node's state directory."""
         self.job: ServiceJob | None = None
         """The job that is served now."""
         self.last_run: RunDirectory | None = None
@@ -122,12 +122,12 @@ class Namespace:
 
     @property
     def has_state(self) -> bool:
-        """Whether there is something to go on with."""
+        """True if there is something to go on with."""
         return (self.state / CONFIG_NAME).exists()
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the last run came to: steps, weights_digest, bytes on disk and network."""
+        """Results of the last run: steps, weights_digest, bytes on disk and network."""
         found = None if self.last_run is None else read_json(self.last_run.result("node.json"))
         if found is None:
             raise ConfigError("no run has come to its end in this namespace; luwu_run one first")

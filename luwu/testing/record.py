@@ -1,4 +1,4 @@
-"""What one test started: where its processes write, for a report, and what it left behind."""
+"""The processes that a test started: their output, for a report, and their leftovers."""
 
 from __future__ import annotations
 

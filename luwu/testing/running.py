@@ -75,12 +75,12 @@ class Running(Closing):
 
     @property
     def is_over(self) -> bool:
-        """Whether every process has ended."""
+        """True if every process has ended."""
         return all(guard.poll() is not None for guard in self._guards)
 
     @property
     def has_joined(self) -> bool:
-        """Whether the workers were members of the job, so that it comes to its end."""
+        """True if the workers were members of the job, so that it comes to its end."""
         return any(member_file(self._call, rank).exists() for rank in range(self.workers))
 
     @property
@@ -107,7 +107,7 @@ class Running(Closing):
         self._until(lambda: text in _read(self.run.log(f"worker-{rank}")))
 
     def wait(self) -> list[Any]:
-        """What the function returned, by rank. Raises the first failure, DeadlineError."""
+        """The function's results, by rank. Raises the first failure, DeadlineError."""
         __tracebackhide__ = True
         try:
             self._until(lambda: self.is_over)
@@ -123,7 +123,7 @@ class Running(Closing):
             kill_marked(self._mark(rank) + MARK_SUFFIX)
 
     def _runs(self, rank: int) -> bool:
-        """Whether a worker was seen in its function."""
+        """True if a worker was seen in its function."""
         where = _read(where_file(self._call, rank))
         return bool(where) and not where.startswith(BEFORE)
 

@@ -1,4 +1,4 @@
-"""Where a setting comes from: an argument, else the command line, else the ini file."""
+"""Settings of the plugin: from an argument, else the command line, else the ini file."""
 
 from __future__ import annotations
 

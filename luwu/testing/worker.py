@@ -1,4 +1,4 @@
-"""What a worker process of a test runs: `-m luwu.testing.worker CALL`, under `luwu.launch.entry`.
+"""The program of a test's worker process: `-m luwu.testing.worker CALL`, below `luwu.launch.entry`.
 
 A process that is killed cannot say where it was. So a thread writes down where the function is, as
 often as that changes, and the test shows what was written last.
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
     rank = int(os.environ["RANK"])
     with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
         faulthandler.enable()
-    is_called = _tell_where(where_file(call, rank))
+    is_called = _report_where(where_file(call, rank))
     function, args = read_call(call)
     is_called.set()
     result = function(rank, *args)
@@ -41,14 +41,14 @@ def main(arguments: Sequence[str]) -> None:
     save_value(result_folder(call, rank), result, name=f"the result of rank {rank}")
 
 
-def _tell_where(file: Path) -> threading.Event:
-    """Begin to tell; the event is to be set when the function is called."""
+def _report_where(file: Path) -> threading.Event:
+    """Begin to report; the event is to be set when the function is called."""
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     partial = file.with_suffix(".new")
     is_called = threading.Event()
 
-    def tell() -> None:
+    def report() -> None:
         told = ""
         while True:
             begins = "" if is_called.is_set() else BEFORE
@@ -59,7 +59,7 @@ def _tell_where(file: Path) -> threading.Event:
                 partial.replace(file)
             threading.Event().wait(LOOK_S)
 
-    threading.Thread(target=tell, name="luwu-where", daemon=True).start()
+    threading.Thread(target=report, name="luwu-where", daemon=True).start()
     return is_called
 
 

@@ -80,7 +80,7 @@ def _new_region(nbytes: int) -> Region:
 
 
 def _advised() -> bool:
-    """Whether this system gives huge pages to shared memory that asks for them."""
+    """True if this system gives huge pages to shared memory that asks for them."""
     try:
         return "[advise]" in _HUGE_PAGES.read_text(encoding="ascii")
     except OSError:

@@ -1,4 +1,4 @@
-"""What a machine allows of shared memory, asked before anything is mapped.
+"""Limits of the machine on shared memory, read before anything is mapped.
 
 An arena is sparse, so a system that cannot hold it says nothing when it is made and kills the
 process when it is filled. Each limit that would end it is looked up here instead:
@@ -77,7 +77,7 @@ def _check_memfd() -> None:
 
 
 def _group_files() -> list[Path]:
-    """Where limits of our control group, and of those around it, may stand; versions 1 and 2."""
+    """Files with the limits of our control group and of those around it; versions 1 and 2."""
     files: list[Path] = []
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()

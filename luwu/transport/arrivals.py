@@ -28,7 +28,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """How many connections a listener takes."""
+    """The number of connections that a listener admits."""
 
     total: int = 4096
     """At a time, in all; the limit of open files bounds it too."""
@@ -50,25 +50,25 @@ class Arrived:
 
     @property
     def address(self) -> str:
-        """Where it comes from, without its port."""
+        """Its address, without the port."""
         return str(self.there[0]) if isinstance(self.there, tuple) else "this machine"
 
     @property
     def place(self) -> str:
-        """Where it comes from, as logs name it."""
+        """Its origin, as logs name it."""
         return f"{self.address}:{self.there[1]}" if isinstance(self.there, tuple) else self.address
 
 
 @dataclass(frozen=True, slots=True)
 class _Unmet:
-    """A connection that has not said who it is."""
+    """A connection that has not identified itself."""
 
     address: str
     since_ns: int
 
 
 class Arrivals:
-    """What is known of the connections to one listener, by file descriptor."""
+    """The connections to one listener, by file descriptor."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -119,7 +119,7 @@ class Arrivals:
             self.end(fd)
 
     def place_of(self, fd: int) -> str:
-        """Where a connection that `came` is from, for logs; empty if that is not known."""
+        """The origin of a connection that `came`, for logs; empty if unknown."""
         arrived = self._arrived.get(fd)
         return "" if arrived is None else arrived.place
 
@@ -157,7 +157,7 @@ class Arrivals:
         return True
 
     def is_unix(self, fd: int) -> bool:
-        """Whether it is a Unix socket, for sure."""
+        """True if it is a Unix socket, for sure."""
         copy = _copy(fd)
         if copy is None:
             return False
@@ -165,7 +165,7 @@ class Arrivals:
             return copy.family == socket.AF_UNIX
 
     def is_foreign(self, fd: int) -> bool:
-        """Whether another user (root aside) is at the other end of a Unix socket."""
+        """True if another user (root aside) is at the other end of a Unix socket."""
         copy = _copy(fd)
         if copy is None:
             return False

@@ -49,7 +49,7 @@ class Greeted(PeerUp):
 
 
 class Hub(Protocol):
-    """What a connection needs of its transport."""
+    """The part of a transport that a connection uses."""
 
     context: zmq.Context[Any]
     timing: ZeroMqTiming
@@ -89,13 +89,13 @@ class Side(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Route:
-    """One connection that a ROUTER let in, or refused to listen to (`lane` None)."""
+    """One connection that a ROUTER admitted, or ignores (`lane` None)."""
 
     routing_id: bytes
     lane: Lane | None
     fd: int = -1
     arrived: Arrived | None = None
-    """Where it comes from, so that it can be ended."""
+    """Its origin, so that it can be ended."""
     key: bytes = b""
     """Its public key, where it has one."""
     others_heard: Counter[bytes] = field(default_factory=Counter)
@@ -110,7 +110,7 @@ class _UnmetEnd:
     fault: int
     """The monitor's event that tells of a failed handshake; 0: there was none."""
     place: str
-    """Where it came from, if that is known."""
+    """Its origin, if known."""
 
 
 class Listener:
@@ -251,7 +251,7 @@ class Listener:
         return key, zap.identity_of(key)
 
     def _unwelcome(self, fd: int, key: bytes, identity: Identity | None) -> str | None:
-        """Why a connection may not be here though it speaks as ours do; None if it may."""
+        """The reason to reject a connection that follows our protocol; None if it is admitted."""
         if self._hub.arrivals.is_foreign(fd):
             return "is a process of another user"
         if not key:
@@ -335,7 +335,7 @@ class Listener:
 def _stranger_fault(
     routing_id: bytes, frames: list[zmq.Frame], frames_count: int, greeting_bytes: int
 ) -> str | None:
-    """Why whoever sent this first message is none of ours; None if it is."""
+    """The reason why the sender of this first message is no peer; None if it is one."""
     if len(routing_id) != _OWN_ROUTING_ID_BYTES or routing_id[0] != 0:
         return "chose a name for itself, or does not speak ZeroMQ"
     if frames_count < 2 or _socket_type(frames[1]) != "DEALER":
@@ -346,7 +346,7 @@ def _stranger_fault(
 
 
 def _is_later(routing_id: bytes, other: bytes) -> bool:
-    """Which of two connections was given its number later; numbers wrap around."""
+    """True if the first of two connections got its number later; numbers wrap around."""
     counts = [int.from_bytes(each[1:], "big") for each in (routing_id, other)]
     return 0 < (counts[0] - counts[1]) % 2**32 < 2**31
 

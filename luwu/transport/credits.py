@@ -12,11 +12,11 @@ from luwu.base.errors import ConfigError
 from luwu.transport.interface import CreditExceeded
 
 HEADER_RESERVE_BYTES: Final = 1024 * 1024
-"""What messages without buffers may queue beyond a used-up credit: answers never wait for data."""
+"""Bytes that messages without buffers may queue beyond the credit: answers never wait for data."""
 
 
 class CreditLedger:
-    """How many bytes are queued to one peer, and how many may be."""
+    """The bytes that are queued to one peer, and their limit."""
 
     __slots__ = ("limit_bytes", "peer", "queued_bytes")
 

@@ -23,7 +23,7 @@ LIBZMQ_VERSION_MIN: Final = (4, 3, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """What a transport is known by, and whom it lets in where it listens."""
+    """The key pair of a transport, and the keys that its listener admits."""
 
     own: OwnKey
     accepts: frozenset[str] = frozenset()
@@ -60,7 +60,7 @@ def public_of(secret: SecretKey) -> bytes:
 
 
 def serve_keyed(socket: zmq.Socket[Any], security: Security) -> None:
-    """What is bound next shows our key, and asks ZAP about everybody.
+    """Let the next bind prove our key, and ask ZAP about every peer.
 
     It has no ZAP domain: with one, libzmq would ask about Unix sockets of the same ROUTER too.
     """
@@ -70,14 +70,14 @@ def serve_keyed(socket: zmq.Socket[Any], security: Security) -> None:
 
 
 def dial_keyed(socket: zmq.Socket[Any], security: Security, server_key: bytes) -> None:
-    """What is connected next must have `server_key`, and sees ours."""
+    """Let the next connect demand `server_key`, and prove ours."""
     socket.curve_serverkey = z85.encode(server_key)
     socket.curve_secretkey = z85.encode(security.own.secret.reveal())
     socket.curve_publickey = z85.encode(security.public)
 
 
 def leave_open(socket: zmq.Socket[Any]) -> None:
-    """What is bound next is not encrypted."""
+    """Let the next bind be without encryption."""
     socket.curve_server = False
 
 
@@ -106,7 +106,7 @@ def check_curve() -> None:
 
 
 def curve_library() -> str:
-    """What does the cryptography: libsodium, or what libzmq has built in, which is slow."""
+    """The library that encrypts: libsodium, or libzmq's own code, which is slow."""
     if not zmq.has("curve"):
         return "none"
     zmq.curve_keypair()  # loads it

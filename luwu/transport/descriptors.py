@@ -33,7 +33,7 @@ _UNMATCHED_COUNT_MAX: Final = 1024
 
 
 def path_beside(path: Path) -> Path:
-    """Where the Unix socket of a listener at `path` is."""
+    """The path of the Unix socket of a listener at `path`."""
     return path.with_name(path.name + DESCRIPTOR_SUFFIX)
 
 

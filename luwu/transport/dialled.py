@@ -13,7 +13,7 @@ from luwu.transport.sockets import new_socket, prepare_connect, read_frames
 
 
 class Dialled:
-    """Dials until it is told to stop. With a greeting it serves one connection, then waits for
+    """Dials until it is stopped. With a greeting it serves one connection, then waits for
     `restart` with another one."""
 
     def __init__(self, hub: Hub, peer: str, endpoint: Endpoint, *, greeting: bytes) -> None:

@@ -64,7 +64,7 @@ class TcpEndpoint:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether no byte leaves the host, as far as the text tells: names are not looked up."""
+        """True if no byte leaves the host, as far as the text tells: names are not looked up."""
         try:
             return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
         except ValueError:
@@ -72,12 +72,12 @@ class TcpEndpoint:
 
     @property
     def is_ipv6(self) -> bool:
-        """Whether the host is an IPv6 address."""
+        """True if the host is an IPv6 address."""
         return ":" in self.host
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether this means every address of the machine."""
+        """True if this means every address of the machine."""
         return self.host in ("*", "0.0.0.0", "::")
 
 
@@ -152,7 +152,7 @@ def address_of(endpoint: TcpEndpoint) -> str:
 
 
 def listening_endpoint(endpoint: TcpEndpoint, *, own_key: bytes | None) -> TcpEndpoint:
-    """What to bind, numeric, with our key. Raises ConfigError where nobody could reach us."""
+    """The endpoint to bind, numeric, with our key. Raises ConfigError if no peer could reach it."""
     if endpoint.is_wildcard:
         raise ConfigError(
             f"{endpoint} means every address of this machine, also those that nobody meant to open "
@@ -218,7 +218,7 @@ def advertised(advertise: str, bound: TcpEndpoint) -> TcpEndpoint:
 
 
 def bind_error(endpoint: Endpoint, code: int, text: str) -> ConfigError:
-    """Why the system refused to listen, and what to do."""
+    """The error for a failed bind: the reason, and what to do."""
     if code == errno.EADDRINUSE:
         return ConfigError(
             f"{endpoint} is in use by another process; stop it, choose another port, or port 0 "

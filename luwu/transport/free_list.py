@@ -2,8 +2,8 @@
 
 Invariants; the tests cite them by number:
 
-    F1  Free stretches are sorted, not empty, and no two of them touch.
-    F2  Free and taken stretches together are the whole, and none overlaps another.
+    AF1  Free stretches are sorted, not empty, and no two of them touch.
+    AF2  Free and taken stretches together are the whole, and none overlaps another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bisect import bisect_left
 
 
 class FreeList:
-    """Which bytes of [0, nbytes) are free."""
+    """The free bytes of [0, nbytes)."""
 
     __slots__ = ("_ends", "_starts", "free_bytes")
 

@@ -37,7 +37,7 @@ _LOST = "the other transport was closed"
 
 
 class InProcessNetwork:
-    """Where transports of one process find each other."""
+    """The network of one process, in which its transports find each other."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -71,7 +71,7 @@ class _End:
     peer: str
     ledger: CreditLedger
     seeker: _Seeker | None
-    """How to seek the peer again; None on the listening side."""
+    """The call that seeks the peer again; None on the listening side."""
     counters: Counters = field(default_factory=Counters)
     other: _End | None = None
 

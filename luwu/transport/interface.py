@@ -62,7 +62,7 @@ class CreditExceeded(LuwuError):
 
 
 class SendHandle(Protocol):
-    """What `send` returns."""
+    """The handle that `send` returns."""
 
     @property
     def done(self) -> bool:
@@ -112,7 +112,7 @@ class PeerUp:
 
     peer: str
     identity: Identity | None = None
-    """Whose key it proved to have; None: the connection has no keys, or we dialled it."""
+    """The owner of the key that it proved; None: the connection has no keys, or we dialled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ Received: TypeAlias = Delivery | PeerUp | PeerDown | PeerFailed
 
 @dataclass(slots=True)
 class Counters:
-    """Bytes of application messages; what the transport says by itself is not counted."""
+    """Bytes of application messages; messages of the transport itself are not counted."""
 
     header_bytes_sent: int = 0
     payload_bytes_sent: int = 0

@@ -22,7 +22,7 @@ from luwu.transport.interface import (
 )
 
 TURN_BYTES: Final = ZERO_COPY_BYTES_MIN
-"""What one of several ways gets at least before it is the next one's turn; the receiver counts too.
+"""Bytes that one of several ways gets before the next one's turn; the receiver counts too.
 Not larger than ZERO_COPY_BYTES_MIN, for a tracked buffer ends a turn."""
 
 

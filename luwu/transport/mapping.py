@@ -152,7 +152,7 @@ def advise_huge(view: memoryview) -> None:
 
 
 def key_of(fd: int) -> tuple[int, int]:
-    """What two descriptors of one file have in common; nobody can forge it."""
+    """The identity of the file behind a descriptor, which cannot be forged."""
     found = os.fstat(fd)
     return found.st_dev, found.st_ino
 

@@ -1,4 +1,4 @@
-"""How two transports over shared memory meet: from ZeroMQ's PeerUp to ours.
+"""The meeting of two transports over shared memory: from ZeroMQ's PeerUp to ours.
 
     dialler     inner PeerUp -> connects the Unix socket, says GREETING     `Meetings.begin`
     listener    inner PeerUp -> waits for it                                `Meetings.begin`

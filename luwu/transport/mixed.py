@@ -134,7 +134,7 @@ class MixedTransport(Transport):
         return replace(heard, peer=heard.peer + _MARK)
 
     def _copied(self, heard: Received) -> Received:
-        """What a parent sent, in shared memory where there is room for it."""
+        """A delivery of the parent, copied into shared memory where there is room for it."""
         if not isinstance(heard, Delivery) or heard.peer not in self._dialled:
             return heard
         if sum(buffer.nbytes for buffer in heard.buffers) < ZERO_COPY_BYTES_MIN:

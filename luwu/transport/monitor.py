@@ -115,11 +115,11 @@ class DialStory:
         return self._phase is _Phase.FAILED
 
     def lost(self) -> PeerDown:
-        """What to report when the last message has been read."""
+        """The event to report when the last message has been read."""
         return PeerDown(self._peer, LOST)
 
     def tell(self, event: int) -> PeerUp | PeerFailed | None:
-        """What a monitor event means; a failure that repeats is told once."""
+        """Report the meaning of a monitor event; a repeated failure is reported once."""
         if self._phase in (_Phase.ENDED, _Phase.FAILED):
             return None
         where = f"{self._endpoint} (peer {self._peer!r})"
@@ -173,7 +173,7 @@ class DialStory:
 
 
 def stranger_error(event: int, place: str, endpoints: str) -> LuwuError:
-    """Why a connection to our listener ended before it became a peer. `place`: where it came from,
+    """The error of a connection that ended before it became a peer. `place`: where it came from,
     empty if it was gone before that could be asked."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         what = "with a key that is not allowed; allow it, if it should join"

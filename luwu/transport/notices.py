@@ -1,4 +1,4 @@
-"""What transports over shared memory say to each other: bytes in, bytes out. Pure.
+"""Notices between transports over shared memory: bytes in, bytes out. Pure.
 
 Each message over ZeroMQ begins with a notice, and its first byte is the notice's kind:
 
@@ -36,7 +36,7 @@ FORGOTTEN: Final = 0x46
 
 TOKEN_BYTES: Final = 16
 PREFIX_BYTES_MAX: Final = 128
-"""How much longer a notice may be than the header in it."""
+"""The most bytes of a notice beside the header in it."""
 
 NUMBERS_COUNT_MAX: Final = 500
 """Numbers in one notice; 4,001 bytes, within the cap of a header."""
@@ -50,7 +50,7 @@ _MASK_AT: Final = 1
 
 
 class Span(NamedTuple):
-    """Where a buffer lies."""
+    """The place of a buffer: an arena, an offset, a length."""
 
     arena_index: int
     offset: int
@@ -67,7 +67,7 @@ class Shared(NamedTuple):
 
 
 def greeting(token: bytes) -> bytes:
-    """What a dialler says first; the same token went through the Unix socket."""
+    """The first notice of a dialler; the same token went through the Unix socket."""
     return bytes([GREETING]) + _MAGIC + token
 
 
@@ -85,7 +85,7 @@ def met() -> bytes:
 
 
 def is_met(notice: bytes, frames_count: int) -> bool:
-    """Whether this is the answer to a greeting."""
+    """True if this is the answer to a greeting."""
     return notice == _MET and not frames_count
 
 
@@ -138,7 +138,7 @@ def numbers(kind: int, values: Sequence[int]) -> bytes:
 
 
 def read_numbers(notice: bytes, frames_count: int) -> tuple[int, ...]:
-    """What RELEASED or FORGOTTEN names. Raises RemoteProtocolError."""
+    """The numbers in RELEASED or FORGOTTEN. Raises RemoteProtocolError."""
     count, rest = divmod(len(notice) - 1, 8)
     if rest or not 1 <= count <= NUMBERS_COUNT_MAX or frames_count:
         raise RemoteProtocolError(

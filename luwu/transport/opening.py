@@ -22,7 +22,7 @@ EACH_CONNECTION_TIMES: Final = 4
 STRANGERS_COUNT: Final = 256
 
 _CREDIT_BYTES = 1 << 50
-"""What is sent by reference is bounded by the arenas it lies in, not per peer."""
+"""Credit of peers over shared memory: the arenas bound what is sent by reference."""
 
 
 def open_transport(
@@ -72,7 +72,7 @@ def open_transport(
 
 
 def io_threads_for(connections_count: int, cores_count: int) -> int:
-    """How many I/O threads libzmq should have for so many connections, on so many cores.
+    """The number of I/O threads of libzmq for so many connections, on so many cores.
 
     A connection is served by one thread, so more threads than connections idle; and every thread
     that copies wants a core, while half of them are left to those who use the bytes.

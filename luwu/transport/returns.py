@@ -1,4 +1,4 @@
-"""What peers lend to us: made a delivery, given back, and told to its owners in few notices.
+"""Buffers lent by peers: made a delivery, given back, and returned in few notices.
 
     SHARED notice -> `borrow` -> Delivery
     Delivery.release (any thread) -> `give_back` -> `collect` -> nobody holds it -> RELEASED is due
@@ -90,7 +90,7 @@ class Returns:
             self._let_go(given_back.popleft())
 
     def finish(self, passed: Passed) -> None:
-        """What we lent is ours again."""
+        """Take back a buffer that was lent."""
         passed.is_returned = True
         passed.views = None
         for ticket in passed.tickets:

@@ -76,7 +76,7 @@ class Ticket:
         self._on_release(self)
 
     def covers(self, region: Region, offset: int, nbytes: int) -> bool:
-        """Whether all of a span lies in one of our buffers."""
+        """True if all of a span lies in one of our buffers."""
         for place, start, length in self.places:
             if place is region and start <= offset and offset + nbytes <= start + length:
                 return True
@@ -160,9 +160,9 @@ class Link:
         self.lent: dict[int, Passed] = {}
         self.lent_bytes = 0
         self.released: list[int] = []
-        """What a RELEASED notice must name."""
+        """Numbers that a RELEASED notice must name."""
         self.forgotten: list[int] = []
-        """What a FORGOTTEN notice must name."""
+        """Numbers that a FORGOTTEN notice must name."""
         self._channel = channel
         self._passed: dict[Region, int] = {}
         self._passed_count = 0
@@ -170,7 +170,7 @@ class Link:
         self._arenas_count = 0
 
     def span(self, region: Region, offset: int, nbytes: int) -> Span | None:
-        """How to name memory of a region to the peer; None if that is not possible now."""
+        """The span that names memory of a region to the peer; None if that is not possible now."""
         index = self._passed.get(region)
         if index is None:
             if not descriptors.pass_arena(self._channel, region.fd, region.nbytes):
@@ -209,7 +209,7 @@ class Link:
             self.counters.payload_bytes_received += view.nbytes
 
     def place(self, span: Span, regions: Regions) -> tuple[Region, int, int]:
-        """Where a span of the peer's is. Raises RemoteProtocolError, ConnectionFailed."""
+        """The region, offset and length of a span. Raises RemoteProtocolError, ConnectionFailed."""
         region = self._arenas.get(span.arena_index)
         if region is None:
             region = self._arena(span.arena_index, regions)

@@ -1,4 +1,4 @@
-"""Transport over shared memory, for one host: ZeroMQ says where a payload is, nobody copies it.
+"""Transport over shared memory, on one host: ZeroMQ carries the place of a payload, not its bytes.
 
     reserve() --> arena (memfd) ----- mapped by every peer that was told of it --> delivery.buffers
     send() -----> notice over ZeroMQ: "message 7: arena 0, offset, bytes" -------> receive()
@@ -152,7 +152,7 @@ class ShmTransport(Transport):
         return self._inner.waits_on()
 
     def wait_ns(self, timeout_ns: int | None) -> int | None:
-        """How long it may block at most; less than asked while notices could not be sent."""
+        """The most time that it may block; less than asked while notices could not be sent."""
         if not self._returns.are_due:
             return timeout_ns
         return _RETRY_NS if timeout_ns is None else min(timeout_ns, _RETRY_NS)
@@ -244,7 +244,7 @@ class ShmTransport(Transport):
         return heard
 
     def _understand(self, heard: Received) -> Received | None:
-        """What the inner transport's news mean for our caller; None: nothing."""
+        """The meaning of the inner transport's event for our caller; None: nothing."""
         if isinstance(heard, Delivery):
             link = self._links.get(heard.peer)
             if link is None:

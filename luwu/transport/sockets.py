@@ -27,7 +27,7 @@ _AS_THE_SYSTEM_LIKES = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroMqTiming:
-    """How patient the sockets are, in milliseconds, which is libzmq's unit."""
+    """Timeouts of the sockets, in milliseconds, which is libzmq's unit."""
 
     reconnect_ms: int = 50
     """Pause before the second attempt to connect; it doubles up to the next value."""
@@ -35,7 +35,7 @@ class ZeroMqTiming:
     reconnect_ms_max: int = 1_000
 
     handshake_ms: int = 5_000
-    """What connects and does not speak ZeroMQ is dropped after this."""
+    """A connection that does not follow ZeroMQ's protocol is dropped after this."""
 
     heartbeat_ms: int = 1_000
     """Pause between heartbeats of tcp connections; ipc needs none, the system reports the end."""
@@ -45,7 +45,7 @@ class ZeroMqTiming:
     for only whole frames count as a sign of life: 64 MiB in 10 s need 54 Mbit/s."""
 
     linger_ms: int = 1_000
-    """How long `close` may take to send what is queued."""
+    """The time that `close` may take to send what is queued."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -114,7 +114,7 @@ class StripedTransport(TransportAround[ZeroMqTransport]):
         return self._inner.waits_on()
 
     def wait_ns(self, timeout_ns: int | None) -> int | None:
-        """How long it may block at most; less than asked where a link has a deadline."""
+        """The most time that it may block; less than asked where a link has a deadline."""
         return self._links.wait_ns(timeout_ns)
 
     def wake(self) -> None:

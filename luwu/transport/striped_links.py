@@ -55,7 +55,7 @@ class Links:
 
     def __init__(self, inner: ZeroMqTransport) -> None:
         self.ready: deque[Received] = deque()
-        """What our caller is to be told."""
+        """Events for our caller."""
         self._inner = inner
         self._held_bytes_max = inner.credit_bytes + PAYLOAD_BYTES_MAX
         self._stripes: dict[str, tuple[Link, int] | None] = {}
@@ -78,11 +78,11 @@ class Links:
             self._stripes[name] = (link, index)
 
     def __contains__(self, peer: str) -> bool:
-        """Whether this is a peer of several stripes, or one of them."""
+        """True if this is a peer of several stripes, or one of them."""
         return peer in self._stripes or peer in self._up
 
     def concern(self, heard: Received) -> bool:
-        """Whether this is news of a stripe: for `understand`, not for our caller."""
+        """True if this is news of a stripe: for `understand`, not for our caller."""
         return heard.peer in self._stripes or isinstance(heard, Greeted)
 
     def lane(self, peer: str) -> Lane:
@@ -228,7 +228,7 @@ class Links:
         self.timed.add(link)
 
     def wait_ns(self, timeout_ns: int | None) -> int | None:
-        """How long to wait at most; less than asked when a deadline comes before that."""
+        """The most time to wait; less than asked when a deadline comes before that."""
         for link in self.timed:
             assert link.deadline_ns is not None
             left_ns = max(0, link.deadline_ns - SYSTEM_CLOCK.now_ns())

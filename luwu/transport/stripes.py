@@ -29,16 +29,16 @@ _MAGIC: Final = b"luwu-stripe-1"
 ANNOUNCEMENT_BYTES: Final = _FORM.size
 
 _HELD_MESSAGE_BYTES: Final = 512
-"""What a held message takes besides its bytes."""
+"""Memory of a held message beside its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What a connection says that it is."""
+    """The link and the stripe that a connection announces."""
 
     link_id: bytes
     index: int
-    """Of this stripe, from 0."""
+    """The number of this stripe, from 0."""
     count: int
     """Stripes of the link."""
 
@@ -49,7 +49,7 @@ def announcement(announced: Announced) -> bytes:
 
 
 def read_announcement(greeting: bytes) -> Announced | None:
-    """What a first message announces; None if that makes no sense."""
+    """The announcement in a first message; None if it is malformed."""
     if len(greeting) != ANNOUNCEMENT_BYTES:
         return None
     magic, link_id, index, count = _FORM.unpack(greeting)
@@ -112,15 +112,15 @@ class Link:
     names: list[str | None]
     messages: InOrder
     endpoint: str | None
-    """Where we dial it; None: it dials us."""
+    """The endpoint that we dial; None: it dials us."""
     identity: Identity | None = None
-    """Whose key it has, if it dials us with keys: the same on each stripe."""
+    """The owner of its key, if it dials us with keys: the same on each stripe."""
     met_count: int = 0
     is_up: bool = False
     lane: Lane | None = None
     """None: nothing can be sent."""
     deadline_ns: int | None = None
-    """Of meeting or ending."""
+    """The deadline of meeting or ending."""
     is_late: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""Who may connect: the handler that libzmq asks about every key (ZAP, ZeroMQ's RFC 27).
+"""Admission by keys: the handler that libzmq asks about every key (ZAP, ZeroMQ's RFC 27).
 
     the transport         binds the handler's socket, then starts its thread, then lets others in
     the handler's thread  answers libzmq; reads the list of allowed keys again when it changes
@@ -29,7 +29,7 @@ from luwu.transport.curve import Security
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 LOOK_MS: Final = 250
-"""How long a change of the list may take to be seen."""
+"""The time until a change of the list is seen."""
 SILENCE_NS_MAX: Final = 1_500_000_000
 """A handler that gives no sign of life for this long, while we do, is dead."""
 _REFUSED_KEPT: Final = 256
@@ -56,7 +56,7 @@ class ZapHandler:
         self.version = 0
         """Grows when the list of allowed keys has changed."""
         self.refused: deque[str] = deque(maxlen=_REFUSED_KEPT)
-        """Who was not let in, and why, oldest first."""
+        """Rejected connections, with the reason, oldest first."""
         self._beat_ns = self._looked_ns = SYSTEM_CLOCK.now_ns()
         self._silent_ns = 0
         self._error: BaseException | None = None
@@ -69,7 +69,7 @@ class ZapHandler:
         self._thread.start()
 
     def identity_of(self, key: bytes) -> Identity | None:
-        """Who a key belongs to; None if it may not be here (any more)."""
+        """The owner of a key; None if it may not connect (any more)."""
         identity = self._allowed.get(key)
         return identity if identity is not None and identity.role in self._accepts else None
 
@@ -173,7 +173,7 @@ class ZapHandler:
 
 
 def _stamp(directory: Path) -> tuple[int, int, int] | None:
-    """What changes when the list does, or who may read it."""
+    """A stamp that changes with the list, or with its permissions."""
     try:
         found = (directory / ALLOWED).stat()
     except OSError:

@@ -1,1 +1,12 @@
-"""The protocol's messages, their bytes, and the description all ranks must agree on."""
+"""The protocol's messages, their bytes, and the description that all ranks must agree on.
+
+messages.py     every message, one frozen dataclass each
+kinds.py        roles, verbs, payload rules, and the decorator that numbers messages
+codec.py        messages to header bytes and back
+description.py  the job as all ranks must describe it
+hyper.py        hyper-parameters of one step
+squares.py      sums of squares that add up to the same norm on any number of nodes
+statistics.py   statistics of a chunk in a measured step
+reading.py      the description of a version that a reader receives
+state_names.py  torch's names of an optimizer's state and hyper-parameters
+"""

@@ -28,12 +28,12 @@ NORM_TYPE = "norm_type"
 NORM_TYPES: Final = (1.0, 2.0, math.inf)
 """By which norms gradients can be clipped."""
 DIMENSIONS_MAX = 64
-"""Of one parameter: what torch allows."""
+"""Dimensions of one parameter: the most that torch allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What the job trains, and how."""
+    """The job: the model, the optimizer and the settings that all ranks share."""
 
     layout: Layout
     optimizer: str
@@ -43,7 +43,7 @@ class Description:
     state_fields: tuple[str, ...] = ()
     """Names of the float32 fields an updated page holds beside its weights."""
     agreement: Mapping[str, str] = field(default_factory=dict)
-    """What else must be equal on all ranks: data digest, seed, ..."""
+    """Further values that must be equal on all ranks: data digest, seed, ..."""
 
     @property
     def aggregate(self) -> str:
@@ -52,7 +52,7 @@ class Description:
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """What the names of frozen models beside the trained one begin with, such as `Teacher.`."""
+        """Prefixes of the names of frozen models beside the trained one, such as `Teacher.`."""
         said = self.agreement.get(BESIDE, "")
         return tuple(said.split(" ")) if said else ()
 
@@ -142,7 +142,7 @@ def aggregate_of(encoded: bytes | memoryview) -> str:
 
 
 def differences(found: bytes | memoryview, expected: bytes | memoryview) -> list[str]:
-    """What differs between two descriptions, a line each, for people; the first few only.
+    """The differences of two descriptions, a line each, for people; the first few only.
 
     Never raises: either may be anything a peer sent.
     """

@@ -19,14 +19,14 @@ Number = float | int | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepHyper:
-    """What the update of one step needs to know."""
+    """The hyper-parameters and settings of one step's update."""
 
     groups: tuple[Mapping[str, Number], ...]
     """One a parameter group, e.g. {"lr": 1e-3, "beta1": 0.9, ...}."""
     max_grad_norm: float | None = None
     """Clip the global norm of the mean gradient to this; None: do not clip."""
     loss_scale: float = 1.0
-    """What every rank's loss was multiplied by; it is part of the weights of the pushes."""
+    """The factor of every rank's loss; it is part of the weights of the pushes."""
     keeps: bool = False
     """Every rank sends something to keep beside the version that the step makes."""
     measure: bool = False
@@ -45,7 +45,7 @@ def encode_hyper(hyper: StepHyper) -> bytes:
 
 
 def hyper_hash(encoded: bytes) -> str:
-    """What ranks compare: SHA-256 in hex."""
+    """The hash that ranks compare: SHA-256 in hex."""
     return hashlib.sha256(encoded).hexdigest()
 
 

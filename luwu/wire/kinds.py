@@ -1,4 +1,4 @@
-"""What messages are made of: roles, verbs, payload rules, and the decorator that numbers them."""
+"""Parts of messages: roles, verbs, payload rules, and the decorator that numbers messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KindT = TypeVar("KindT")
 
 
 class Role(IntEnum):
-    """What a process is in the job."""
+    """The role of a process in the job."""
 
     WORKER = 1
     READER = 2
@@ -21,7 +21,7 @@ class Role(IntEnum):
 
 
 class Verb(IntEnum):
-    """What a `Received` answers."""
+    """The request that a `Received` answers."""
 
     LOAD = 1
     BEGIN = 2
@@ -34,7 +34,7 @@ class Verb(IntEnum):
 
 
 class PayloadRule(IntEnum):
-    """How many payload frames follow the header."""
+    """The number of payload frames after the header."""
 
     NONE = 0
     ONE = 1

@@ -1,41 +1,41 @@
 """Every message of the protocol, one frozen dataclass each; `codec.py` turns them into bytes.
 
-A message that wants an answer is repeated by its sender until the answer comes, and its receiver
-does nothing twice; announcements that get lost are therefore only late.
+A request is repeated by its sender until the answer arrives, and its receiver acts on it once;
+an announcement that is lost is therefore only late.
 
     child -> parent                     parent -> child                     repeated until
-    Hello    I am, and this is my job   Welcome | Refuse                    either
+    Hello    joins; names the job       Welcome | Refuse                    either
     Load     initial weights            Received                            received
     Begin    hyper-parameters of step   Received                            received
     Push     a gradient chunk           Received                            received
-    Propose  what it will need          Agreed                              agreed
-    Confirm  was the sum one?           Confirmed                           confirmed
+    Propose  what encoding needs        Agreed                              agreed
+    Confirm  did the sum overflow?      Confirmed                           confirmed
     Pull     weights for a step         Weights                             weights came
     Commit   this step is complete      Verdict, then Decided               decided
-    Keep     what only this worker has  Received                            received
-    Cancel   give this attempt up       Abort                               abort
-    Leave    I am done                  Received                            received
-    Present  whom of mine I hear        Received; maybe Abort               received
-    Open     hold a decided version     Opened | Gone                       opened
+    Keep     an attachment to a step    Received                            received
+    Cancel   ends this attempt          Abort                               abort
+    Leave    the member is done         Received                            received
+    Present  ranks it hears from        Received; maybe Abort               received
+    Open     holds a decided version    Opened | Gone                       opened
     Read     a field of one page        Content | Gone                      content came
-    Shut     let go of the version      Gone                                gone
-    Measured my sums are complete       Verdict                             verdict
+    Shut     releases the version       Gone                                gone
+    Measured its sums are complete      Verdict                             verdict
     Prepared a version is durable here  Resolved                            resolved
     anything of an older attempt        Abort    the attempt and step that count
-    anything of an unknown member       Rejoin   say Hello again
+    anything of an unknown member       Rejoin   send Hello again
 
-A child is a worker or a switch, a parent a switch or the optimizer node. A switch folds what its
-children say into one message of each kind; `contributors` says for which ranks a message speaks.
+A child is a worker or a switch, a parent a switch or the optimizer node. A switch merges what its
+children send into one message of each kind; `contributors` holds the ranks that it stands for.
 
 Propose and Confirm are for aggregators that need them (`luwu.aggregate`): the first before a chunk
-is encoded and pushed, the second after. A chunk whose sum was none is pushed again, as it was
+is encoded and pushed, the second after. A chunk whose sum overflowed is pushed again, as it was
 before it was encoded, under a part of its own (`RESENT_PART`).
 
 Open, Read and Shut are those of a reader, which is no member and belongs to no attempt: a switch
-hands them on as they are, and the answers back to the connection that asked.
+forwards them unchanged, and the answers to the connection that asked.
 
 Measured and Prepared pass between optimizer nodes, where there are several: node 0 is the parent of
-the others, and also hears Hello, Cancel and Leave of them.
+the others, and also receives their Hello, Cancel and Leave.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ is taken for it. No backward of a step has a number as high."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What all messages say of their sender."""
+    """The fields of every message: the sender and its position."""
 
     CODE: ClassVar[int]
     PAYLOAD: ClassVar[PayloadRule] = PayloadRule.NONE
@@ -69,11 +69,11 @@ class Message:
     """Count of aborted tries of the job; what an older one computed is stale."""
     role: Role
     rank: int
-    """Of a worker: its rank. Of a switch or node: its number."""
+    """The rank of a worker; the number of a switch or node."""
     incarnation: int
-    """Of the sender: grows with each of its starts."""
+    """Number of the sender's starts."""
     generation: int
-    """Of the store: grows with each of its openings; fences a zombie node."""
+    """Number of the store's openings; fences a zombie node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class DataMessage(Message):
 
     chunk: int
     part: int
-    """Of a push: which of the rank's pushes of this chunk within the step. Of a pull and its
+    """In a push: the number of the rank's push of this chunk within the step. In a pull and its
     weights: which of the rank's uses of them within the step (forward, backward, ...)."""
 
 
@@ -113,7 +113,7 @@ class Push(DataMessage):
     raw: bool
     """Found no slot: must be summed at the node and in no switch."""
     dtype: str
-    """Of the payload; float32 if it is a sum. Or ENCODED: as the job's aggregator makes it."""
+    """The payload's dtype; float32 if it is a sum. Or ENCODED: as the job's aggregator makes it."""
 
 
 @message(3)
@@ -136,7 +136,7 @@ class Received(DataMessage):
 
     verb: Verb
     contributors: int
-    """Of the push it answers, of PRESENT and of HELLO; 0 for the other verbs."""
+    """The ranks of the push it answers, of PRESENT and of HELLO; 0 for the other verbs."""
 
 
 @message(6)
@@ -145,9 +145,9 @@ class Read(DataMessage):
 
     reader: int
     field: str
-    """Of the page's record: `weight`, `m`, ..."""
+    """A field of the page's record: `weight`, `m`, ..."""
     dtype: str
-    """What weights are to be rounded to; other fields come as they are."""
+    """The dtype that weights are rounded to; other fields are sent unchanged."""
 
 
 @message(7, payload=PayloadRule.ONE)
@@ -161,7 +161,7 @@ class Content(DataMessage):
 
 @message(8, payload=PayloadRule.ONE)
 class Keep(DataMessage):
-    """What a worker wants beside the version that `step` makes; `chunk` counts its pieces.
+    """A piece of a worker's attachment to the version that `step` makes; `chunk` counts pieces.
 
     Where the hyper-parameters of a step say so, it is decided only with those of all ranks.
     """
@@ -173,7 +173,7 @@ class Keep(DataMessage):
 
 @message(9, payload=PayloadRule.ONE)
 class Propose(DataMessage):
-    """What all must know of a chunk before any encodes it; empty: no gradient of these ranks."""
+    """Facts of a chunk that all ranks need before any encodes it; empty: these have no gradient."""
 
     IS_DATA: ClassVar[bool] = False  # small, and folded on the way: its payload is plain bytes
 
@@ -182,14 +182,14 @@ class Propose(DataMessage):
 
 @message(10, payload=PayloadRule.ONE)
 class Agreed(DataMessage):
-    """What all proposed of a chunk, folded: it may be encoded now. Empty: nobody has a gradient."""
+    """The proposals of all ranks for a chunk, combined: it may be encoded. Empty: no gradient."""
 
     IS_DATA: ClassVar[bool] = False
 
 
 @message(11)
 class Confirm(DataMessage):
-    """The encoded chunk was received: tell me whether the sum over all ranks is one."""
+    """The encoded chunk was received: did the sum over all ranks overflow?"""
 
 
 @message(12)
@@ -212,7 +212,7 @@ class Hello(Message):
     contributors: int
     """Bitmap of the ranks this member speaks for."""
     present: int
-    """Of these, the ones that can be heard."""
+    """Those of them that the switch receives messages from."""
     roll: int
     """Counts how often that changed, so that what is said late does not undo what was said since;
     see `Present`."""
@@ -234,7 +234,7 @@ class Welcome(Message):
     A member of the attempt before it takes this for the verdict, which may have been lost."""
     skipped_step: int = 0
     grad_norm: float = 0.0
-    """Of the skipped step. Both are 0 where none was."""
+    """The norm of the skipped step. Both are 0 where no step was skipped."""
     redoes: bool = False
     """The operator lets the job make steps again that were announced as decided and are lost. Else
     a member refuses a `step` before the first undecided one that it knows."""
@@ -252,7 +252,7 @@ class Welcome(Message):
 
 @message(18)
 class Refuse(Message):
-    """You cannot be a member, for good; `text` says why and what to do."""
+    """The sender cannot be a member, for good; `text` gives the reason and what to do."""
 
     text: str
     is_older: bool = False
@@ -261,7 +261,7 @@ class Refuse(Message):
 
 @message(19)
 class Rejoin(Message):
-    """I do not know you (I was started again): say Hello."""
+    """The parent does not know this member (it restarted): send Hello."""
 
 
 @message(20, payload=PayloadRule.ONE)
@@ -327,14 +327,14 @@ class Abort(Message):
 
 @message(26)
 class Leave(Message):
-    """The members in `contributors` are done and will say no more."""
+    """The members in `contributors` are done and send nothing more."""
 
     contributors: int
 
 
 @message(34)
 class Present(Message):
-    """Which of its ranks a switch can hear; those of a switch below are what that said last."""
+    """The ranks that a switch receives from; for a switch below it, those of its last Present."""
 
     contributors: int
     roll: int
@@ -364,7 +364,7 @@ class Shut(Message):
 
 @message(30)
 class Gone(Message):
-    """Nothing is held for this reader, or not any more; `text` says why and what to do."""
+    """No version is held for this reader, or no longer; `text` gives the reason and what to do."""
 
     reader: int
     text: str

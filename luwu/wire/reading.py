@@ -1,4 +1,4 @@
-"""What a reader is told of the version it holds: canonical JSON, the payload of `Opened`."""
+"""The description of a version for its reader: canonical JSON, the payload of `Opened`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class VersionFacts:
 
 
 def parse_facts(encoded: bytes) -> VersionFacts:
-    """What a node sent. Raises RemoteProtocolError if it is none."""
+    """The facts that a node sent. Raises RemoteProtocolError if they are malformed."""
     try:
         found = json.loads(encoded)
         norm = found["grad_norm"]

@@ -50,7 +50,7 @@ def exact_sum(values: Iterable[float]) -> list[float]:
 
 
 def encode_squares(squares: Squares, norm_type: float = 2.0) -> bytes:
-    """What a node says of its squares."""
+    """A node's squares as bytes."""
     rows = []
     for weight, values in sorted(squares.items()):
         parts = [max(values)] if norm_type == math.inf and values else exact_sum(values)
@@ -59,7 +59,7 @@ def encode_squares(squares: Squares, norm_type: float = 2.0) -> bytes:
 
 
 def parse_squares(encoded: bytes) -> Squares:
-    """What another node said. Raises RemoteProtocolError if it is no such thing."""
+    """The squares that another node sent. Raises RemoteProtocolError if they are malformed."""
     try:
         found = {
             float.fromhex(weight): [float.fromhex(part) for part in parts]

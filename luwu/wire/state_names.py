@@ -1,4 +1,4 @@
-"""What torch calls the optimizer's state and hyper-parameters.
+"""Torch's names of an optimizer's state and hyper-parameters.
 
 Keys are those of `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`, flattened:
 `state.NAME.exp_avg` and so on, NAME the parameter's. A parameter that was never updated has no
@@ -29,7 +29,7 @@ _LATE: Final = ("sgd",)
 
 
 def has_step(optimizer: str) -> bool:
-    """Whether the state of each parameter has the number of its updates."""
+    """True if the state of each parameter has the number of its updates."""
     return optimizer in _COUNTING
 
 

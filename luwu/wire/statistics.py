@@ -1,4 +1,4 @@
-"""What a node says of a chunk in a measured step: sums of squares for each of its segments.
+"""Statistics of a chunk that a node sends in a measured step: sums of squares per segment.
 
     a chunk      divisor, then its segments in the order of `Layout.segments`
     a segment    gradient, weights, update: a sum of squares each, and what it was rounded by
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from luwu.base.errors import RemoteProtocolError
 
 STATS: Final = "stats"
-"""What a reader asks for, as it asks for a field of a page."""
+"""The field name by which a reader asks for statistics, as for a field of a page."""
 
 SEGMENT_NUMBERS: Final = 6
 
@@ -34,18 +34,18 @@ class Rounded(NamedTuple):
 
 
 class SegmentSquares(NamedTuple):
-    """Of one segment."""
+    """Statistics of one segment."""
 
     grad: Rounded
-    """Of the sum over all ranks, not divided, before clipping."""
+    """Square of the sum over all ranks, not divided, before clipping."""
     weight: Rounded
-    """Of the weights after the update."""
+    """Square of the weights after the update."""
     update: Rounded
-    """Of the difference of new and old weights, in float32."""
+    """Square of the difference of new and old weights, in float32."""
 
 
 class ChunkStats(NamedTuple):
-    """Of one chunk."""
+    """Statistics of one chunk."""
 
     divisor: float
     """Total weight of the sum; 0: the step did not touch the chunk."""
@@ -75,7 +75,7 @@ def encode_stats(stats: ChunkStats) -> bytes:
 
 
 def decode_stats(encoded: bytes, segments_count: int) -> ChunkStats:
-    """What a node sent. Raises RemoteProtocolError if it is none."""
+    """The statistics that a node sent. Raises RemoteProtocolError if they are malformed."""
     if len(encoded) != stats_bytes(segments_count):
         raise RemoteProtocolError(
             f"statistics of a chunk of {segments_count} segments have {len(encoded)} bytes"

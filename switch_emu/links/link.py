@@ -45,7 +45,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class LinkCounters:
-    """What has become of the messages of one direction; see L1."""
+    """Counts of the messages of one direction; see L1."""
 
     sent: Traffic = field(default_factory=Traffic)
     """Offered to the link."""
@@ -82,13 +82,13 @@ class EmulatedLink:
         self.counters = LinkCounters()
         self._draw = draw
         self._free_ns = 0
-        """When all that was taken has left."""
+        """The time when all that was taken has left."""
         self._rest_ns = 0.0
-        """What rounding has not given to `_free_ns` yet; small messages take less than 1 ns."""
+        """The rest that rounding kept from `_free_ns`; small messages take less than 1 ns."""
         self._arrivals_ns: deque[int] = deque()
-        """Of the last messages, as many as may be overtaken by the next one."""
+        """Arrivals of the last messages, as many as the next one may overtake."""
         self._floor_ns = 0
-        """When all older ones have arrived."""
+        """The time when all older ones have arrived."""
 
     def offer(self, now_ns: int, nbytes: int) -> tuple[int, ...]:
         """Take a message; when it arrives. Empty: it never does. Two: it does so twice."""
@@ -128,7 +128,7 @@ class EmulatedLink:
         return (self._free_ns - now_ns) * rate / 1e9 + nbytes > limit
 
     def _leave(self, now_ns: int, nbytes: int) -> int:
-        """When the message has left."""
+        """The time when the message has left."""
         if self._free_ns < now_ns:
             self._free_ns, self._rest_ns = now_ns, 0.0
         taken_ns = self.spec.serialise_ns(nbytes) + self._rest_ns

@@ -1,4 +1,4 @@
-"""What emulated links carried, as summaries write it: one row for each link and direction.
+"""Traffic of emulated links, as summaries write it: a row per link and direction.
 
     {"link": "worker (ranks 0)", "direction": "up", "label": "emulated",
      "messages": {"sent": 12, "repeated": 0, "received": 11, "dropped": 1, "lost": 1, ...},

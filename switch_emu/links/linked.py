@@ -11,11 +11,11 @@ untouched: their end emulates the link.
 T1 to T6 hold (`luwu/transport/interface.py`), except that a link that loses, repeats or reorders
 messages does so. What follows for the rest:
 
-    T2  PeerDown passes no held message of its peer; what was held to be sent to it is cut.
-    T3  Held bytes use up the peer's credit.
-    T4  A handle is done when the inner one is, of both copies if there are two, or when the
+    T2: PeerDown passes no held message of its peer; what was held to be sent to it is cut.
+    T3: Held bytes use up the peer's credit.
+    T4: A handle is done when the inner one is, of both copies if there are two, or when the
         message was dropped. A delivery's buffers go back when all copies were released.
-    T6  `close` hands on what is due within `FLUSH_NS_MAX`; the rest is cut.
+    T6: `close` hands on what is due within `FLUSH_NS_MAX`; the rest is cut.
 
 No thread is added: what is held moves while somebody is in `receive`, `send` or `close`. A shell
 that is busy elsewhere for a millisecond makes its links as much late.
@@ -67,7 +67,7 @@ class _Ends:
     held_bytes: int = 0
     """To be sent."""
     last_ns: int = 0
-    """When the last message that came from the peer is due."""
+    """The time when the last message that came from the peer is due."""
 
 
 class _HeldSend:
@@ -120,9 +120,9 @@ class _Due:
     ends: _Ends = field(compare=False)
     nbytes: int = field(compare=False, default=0)
     received: Received | None = field(compare=False, default=None)
-    """What `receive` returns then."""
+    """The event that `receive` returns then."""
     send: tuple[_HeldSend, bytes, list[memoryview]] | None = field(compare=False, default=None)
-    """What is handed to the inner transport then."""
+    """The call to the inner transport then."""
 
 
 class LinkedTransport(TransportAround[Transport]):
@@ -139,7 +139,7 @@ class LinkedTransport(TransportAround[Transport]):
         self._arriving: list[_Due] = []
         self._leaving: list[_Due] = []
         self._passed: deque[Received] = deque()
-        """What is on no link, and waits for its turn."""
+        """Events that are on no link, and wait for their turn."""
         self._order = 0
         self._is_woken = False
         self._is_closed = False
@@ -234,12 +234,12 @@ class LinkedTransport(TransportAround[Transport]):
 
     @property
     def can_lose(self) -> bool:
-        """Whether a message may never arrive."""
+        """True if a message may never arrive."""
         return self._link.can_lose
 
     @property
     def holds_sends(self) -> bool:
-        """Whether anything is under way to a peer."""
+        """True if anything is under way to a peer."""
         return bool(self._leaving)
 
     def links(self) -> list[tuple[str, LinkCounters, LinkCounters]]:
@@ -250,7 +250,7 @@ class LinkedTransport(TransportAround[Transport]):
     # ---------------------------------------------------------------------- what waits
 
     def _wait(self, now_ns: int, until_ns: int | None) -> Received | None:
-        """What the inner transport has to say before something is due or the time is over."""
+        """The inner transport's event before something is due or the time is over."""
         next_ns = self._next_due_ns()
         if next_ns is not None and next_ns - now_ns <= _NEAR_NS:
             return self._nap(next_ns if until_ns is None else min(next_ns, until_ns))

@@ -1,6 +1,6 @@
 """Readers at the node's process: the versions pinned for them, and one thread that reads.
 
-Training comes first: readers have one thread between them, and what it reads waits, as other
+Training comes first: all readers share one thread, and what it has read waits, as other
 weights do, until what was sent before has left.
 """
 
@@ -98,7 +98,7 @@ class ReaderThread:
         if pinned is None:
             return self._core.field_read(read, None, "the reader was shut")
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="luwu-visits", daemon=True)
+            self._thread = threading.Thread(target=self._serve, name="luwu-readers", daemon=True)
             self._thread.start()
         self._reads.put((read, pinned))
         return ()

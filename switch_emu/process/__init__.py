@@ -1,1 +1,1 @@
-"""What switch and node have in common as processes: the loop, admission, payloads, counters."""
+"""The parts that switch and node share as processes: loop, admission, payloads, counters."""

@@ -1,4 +1,4 @@
-"""What a key allows: who may speak as whom, and whose rank is whose. Pure.
+"""Admission: the roles and ranks that a key may send for. Pure.
 
 A transport says whose key a connection has (`PeerUp.identity`); a message says who sent it. This is
 where the two are compared, before a core sees the message:
@@ -36,10 +36,10 @@ _WINDOW_NS: Final = 60 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who speaks for some ranks."""
+    """The connection that sends for some ranks."""
 
     name: str
-    """Of its key."""
+    """The name of its key."""
     peer: str
     role: Role
     ranks: int
@@ -64,12 +64,12 @@ class Admission:
         self._identities.pop(peer, None)
 
     def name_of(self, peer: str) -> str:
-        """Of the key of a connection; empty if it has none."""
+        """The name of a connection's key; empty if it has none."""
         identity = self._identities.get(peer)
         return "" if identity is None else identity.name
 
     def fault(self, peer: str, m: wire.Message) -> str:
-        """Why this connection may not say this; empty if it may."""
+        """The reason why this connection may not send this; empty if it may."""
         identity = self._identities.get(peer)
         if identity is None:
             return ""
@@ -100,7 +100,7 @@ class Admission:
         self._by_name[claim.name] = self._by_ranks[claim.role, claim.ranks] = claim
 
     def has_claimed(self, peer: str) -> bool:
-        """Whether this connection speaks for ranks, or has no key that could be asked."""
+        """True if this connection speaks for ranks, or has no key that could be asked."""
         identity = self._identities.get(peer)
         claim = None if identity is None else self._by_name.get(identity.name)
         return identity is None or (claim is not None and claim.peer == peer)
@@ -139,15 +139,15 @@ class Admission:
 
 
 class RateLimit:
-    """Lets so many texts through in a while, so that a flood does not fill the disk too."""
+    """Lets a number of texts pass per window of time, so that a flood does not fill the disk."""
 
     def __init__(self, most: int = _TEXTS_PER_WINDOW, window_ns: int = _WINDOW_NS) -> None:
         self._most, self._window_ns = most, window_ns
         self._since_ns = 0
         self._count = 0
 
-    def may_say(self, now_ns: int) -> tuple[bool, int]:
-        """Whether to say one more, and how many were left out before it."""
+    def allow(self, now_ns: int) -> tuple[bool, int]:
+        """True if one more text may pass, and the number that was left out before it."""
         left_out = 0
         if now_ns - self._since_ns >= self._window_ns:
             left_out = max(0, self._count - self._most)

@@ -1,4 +1,4 @@
-"""What a switch or node has counted so far: by link, and in its core; written once a second.
+"""Counters of a switch or node, by link and in its core; written once a second.
 
     counters/switch.json   {"schema": 1, "job": 5713, "role": "switch", "pid": 4711,
                             "at": "2026-...",
@@ -35,7 +35,7 @@ SlotCounts = Mapping[str, Sequence[int]]
 
 
 class CountersFile:
-    """Where a role's counts are put for others to read."""
+    """The file with a role's counters, for others to read."""
 
     def __init__(self, path: Path, role: str, job: int) -> None:
         self._path, self._role, self._job = path, role, job
@@ -45,7 +45,7 @@ class CountersFile:
             path.parent.mkdir(parents=True, exist_ok=True)
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether a second has passed."""
+        """True if a second has passed."""
         return now_ns >= self._due_ns
 
     def write(

@@ -1,4 +1,4 @@
-"""What the processes of the switch and the node share: a loop between one transport and cores.
+"""The event loop of the switch's and the node's process, between one transport and cores.
 
 The loop receives, gives messages to a core and does what the core says; time comes from the
 monotonic clock. Payloads are counted (`payload.py`), so a buffer goes back to the transport when
@@ -47,7 +47,7 @@ _SEE_OFF_NS_MAX = 10 * 10**9
 _ABOUT_PEERS = ("refused", "misfit", "unexpected")
 """Last words of the names of a core's notes that a peer can cause as often as it likes."""
 _TOLD_NS_MAX = 5 * 10**9
-"""How long children that were refused may take to leave."""
+"""Time for rejected children to leave."""
 
 
 class Shell:
@@ -82,7 +82,7 @@ class Shell:
         self._deaf_to: set[str] = set()
         """Connections that broke the protocol: what they send is dropped unread."""
         self._ends_with: tuple[LuwuError, int] | None = None
-        """Why the job cannot be served, and until when children may leave."""
+        """The reason why the job cannot be served, and the time until which children may leave."""
 
     # ---------------------------------------------------------------------- for subclasses
 
@@ -109,23 +109,23 @@ class Shell:
         return ()
 
     def next_tick_ns(self) -> int | None:
-        """When the core wants a tick."""
+        """The time of the core's next tick."""
         return None
 
     def waits_for(self) -> str:
-        """What must happen next, for people."""
+        """The events that the core waits for, for people."""
         raise NotImplementedError
 
     def is_known(self, peer: str) -> bool:
-        """Whether a connection is that of a parent, or of a child that has joined."""
+        """True if a connection is that of a parent, or of a child that has joined."""
         raise NotImplementedError
 
     def link_name(self, peer: str) -> str:
-        """What the core knows a connection as, for people."""
+        """The core's name of a connection, for people."""
         raise NotImplementedError
 
     def core_counts(self) -> Counts:
-        """What the core has counted."""
+        """The core's counters."""
         raise NotImplementedError
 
     def slot_counts(self) -> SlotCounts:
@@ -224,7 +224,7 @@ class Shell:
                 case End(text):
                     self.end_with(ConfigError(text, code="E207"))
                 case Note(name, fields, level):
-                    if name.rpartition(".")[2] not in _ABOUT_PEERS or self._may_tell():
+                    if name.rpartition(".")[2] not in _ABOUT_PEERS or self._may_log():
                         self.recorder.event(name, level=level, **dict(fields))
                 case _:
                     self.do_own(action)
@@ -254,7 +254,7 @@ class Shell:
         """A peer does not read what it is sent: it asks again for what it lacks, if it is alive."""
         if peer not in self._unread:
             self._unread.add(peer)
-            self._tell_refused(peer, f"it does not read what it is sent, which is dropped: {error}")
+            self._log_refused(peer, f"it does not read what it is sent, which is dropped: {error}")
 
     def drain(self, limit_s: float) -> None:
         """Wait until what was sent has left, at most so long."""
@@ -306,7 +306,7 @@ class Shell:
 
     def _end_flood(self, peer: str, text: str) -> None:
         """A connection went beyond a limit that honest ones never reach."""
-        self._tell_refused(peer, f"{text}; it is heard no more")
+        self._log_refused(peer, f"{text}; it is heard no more")
         self._expel(peer)
 
     def _handle(self, item: Any) -> None:
@@ -335,7 +335,7 @@ class Shell:
             case PeerFailed(peer, RemoteProtocolError() as error, False) if peer in self._children:
                 self._is_malformed(peer, error)
             case PeerFailed(peer, error, False) if peer == LISTENER:
-                self._tell_refused(peer, str(error), level=_level_of(error))
+                self._log_refused(peer, str(error), level=_level_of(error))
             case PeerFailed(peer, error, final):
                 level = "WARNING" if final else "DEBUG"
                 self.recorder.event("peer.failed", level=level, peer=peer, text=str(error))
@@ -363,7 +363,7 @@ class Shell:
                     peer, f"it sent {UNJOINED_MESSAGES_MAX} messages and has not joined"
                 )
                 return
-        if not self._may_say(peer, message):
+        if not self._is_allowed(peer, message):
             delivery.release()
             return
         if message.IS_DATA and buffers:
@@ -373,7 +373,7 @@ class Shell:
         data = bytes(buffers[0]) if buffers else None
         delivery.release()
         actions = self.received(now_ns, peer, message, data, 0)
-        if isinstance(message, Hello) and not _refuses(actions, peer):
+        if isinstance(message, Hello) and not _is_refusal(actions, peer):
             self._admission.joined(peer, message)
         self.do(actions)
 
@@ -381,38 +381,38 @@ class Shell:
         """A message of a connection cannot be read."""
         self._malformed[peer] += 1
         if self._malformed[peer] < MALFORMED_MESSAGES_MAX:
-            self._tell_refused(peer, f"a message cannot be read: {error}")
+            self._log_refused(peer, f"a message cannot be read: {error}")
         else:
             self._end_flood(peer, f"{self._malformed[peer]} messages cannot be read: {error}")
 
-    def _may_say(self, peer: str, message: Message) -> bool:
-        """Whether the key of a connection allows this; who may not is told, and it is logged."""
+    def _is_allowed(self, peer: str, message: Message) -> bool:
+        """True if the key of a connection allows this; else log it, and send Refuse to a Hello."""
         fault = self._admission.fault(peer, message)
         if not fault:
             is_strange = not isinstance(message, Hello) and not self._admission.has_claimed(peer)
             if is_strange and message.role is not Role.READER and peer not in self._strange:
                 self._strange.add(peer)
                 said = type(message).__name__
-                self._tell_refused(peer, f"it says {said} and has not joined: asked to join first")
+                self._log_refused(peer, f"it says {said} and has not joined: asked to join first")
             return True
-        self._tell_refused(peer, fault)
+        self._log_refused(peer, fault)
         if isinstance(message, Hello):
             text = f"{fault}; use the key and the rank that this worker was given"
             self.send((peer,), refusal_of(message, text), None)
         return False
 
-    def _tell_refused(self, peer: str, text: str, level: str = "WARNING") -> None:
-        """Log a refusal; in a flood of them, the first ones."""
-        if self._may_tell():
+    def _log_refused(self, peer: str, text: str, level: str = "WARNING") -> None:
+        """Log a refusal; of a flood of them, the first ones."""
+        if self._may_log():
             key = self._admission.name_of(peer)
             self.recorder.event("peer.refused", level=level, peer=peer, key=key, text=text)
 
-    def _may_tell(self) -> bool:
-        """Whether the log has room for one more line about a peer's mistake."""
-        may_say, left_out = self._refusals.may_say(SYSTEM_CLOCK.now_ns())
+    def _may_log(self) -> bool:
+        """True if the log has room for one more line about a peer's mistake."""
+        is_allowed, left_out = self._refusals.allow(SYSTEM_CLOCK.now_ns())
         if left_out:
             self.recorder.event("peers.refused", level="WARNING", untold_count=left_out)
-        return may_say
+        return is_allowed
 
     def _reap(self) -> None:
         for _ in range(len(self._sending)):
@@ -432,8 +432,8 @@ class Shell:
         )  # fmt: skip
 
 
-def _refuses(actions: Sequence[Any], peer: str) -> bool:
-    """Whether a core's answer to a Hello is that this can be no member."""
+def _is_refusal(actions: Sequence[Any], peer: str) -> bool:
+    """True if a core's answer to a Hello is a Refuse."""
     return any(
         isinstance(each, Send) and isinstance(each.message, Refuse) and peer in each.peers
         for each in actions
@@ -441,12 +441,12 @@ def _refuses(actions: Sequence[Any], peer: str) -> bool:
 
 
 def _level_of(error: LuwuError) -> str:
-    """Of a connection that ended before it was a peer's: a process of ours may have died."""
+    """Level of a connection that ended before it was a peer's: a process of ours may have died."""
     return "INFO" if isinstance(error, ConnectionFailed) else "WARNING"
 
 
 def refusal_of(m: Message, text: str) -> Refuse:
-    """What to answer to a message whose key does not allow it."""
+    """The answer to a message that its key does not allow."""
     return Refuse(
         job=m.job, epoch=m.epoch, step=m.step, attempt=m.attempt, role=Role.SWITCH, rank=0,
         incarnation=0, generation=m.generation, text=text[:TEXT_CHARS_MAX],

@@ -18,7 +18,7 @@ from luwu.transport.interface import CreditExceeded
 
 
 class SpillFile(Protocol):
-    """Where payloads go that find no room in RAM."""
+    """A file for payloads that find no room in RAM."""
 
     def put(self, data: memoryview) -> int:
         """Keep the bytes; the number of their place."""
@@ -92,7 +92,7 @@ class Payload:
 
 
 class Unsummed(Payload):
-    """A sum that nobody has made yet: whoever needs it adds its terms on the way.
+    """A sum that is not computed yet: its user adds the terms while it reads them.
 
     To the cores it is a float32 payload as any other. It holds its terms until it is dropped.
     """
@@ -129,7 +129,7 @@ class Unsummed(Payload):
 
 
 class Buffers:
-    """Memory for what is made here and sent, used again when nobody needs it. For any thread.
+    """Memory for payloads that are computed here and sent; reused once released. For any thread.
 
     It holds as much as was ever in use at once.
     """
@@ -157,7 +157,7 @@ class Buffers:
 
 
 def terms_of(payload: Payload, dtype: str) -> tuple[tuple[memoryview, str], ...]:
-    """What must be added to get the payload's values: itself, or the terms of its sum."""
+    """The terms that add up to the payload's values: itself, or the terms of its sum."""
     if isinstance(payload, Unsummed):
         return payload.terms()
     return ((payload.view(), dtype),)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from luwu.base.errors import STOPPED_CODE, ConfigError, LuwuError
-from luwu.base.expendable import say_if_possible
+from luwu.base.expendable import print_if_possible
 from luwu.base.job_spec import from_document
 from luwu.base.json_file import read_json, write_json
 from luwu.base.refusals import DISK_FAULTS, refusal
@@ -55,7 +55,7 @@ def attend(
 def failed(role: str, error: Exception, exit_code: int, error_file: Path | None) -> int:
     """Say and write down what ended us; the exit code."""
     text = traceback.format_exc()
-    say_if_possible(text if exit_code == 1 else f"{type(error).__name__}: {error}")
+    print_if_possible(text if exit_code == 1 else f"{type(error).__name__}: {error}")
     if error_file is not None:
         document = {
             "schema": 1,
@@ -70,7 +70,7 @@ def failed(role: str, error: Exception, exit_code: int, error_file: Path | None)
         try:
             write_json(error_file, document)
         except OSError as unwritten:  # a full disk, say: the launcher has our log and exit code
-            say_if_possible(f"{error_file} cannot be written: {unwritten}")
+            print_if_possible(f"{error_file} cannot be written: {unwritten}")
     return exit_code
 
 

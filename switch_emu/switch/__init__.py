@@ -1,1 +1,10 @@
-"""The SmartSwitch: sums what workers push and multicasts weights."""
+"""The SmartSwitch: sums what workers push and multicasts weights.
+
+core/        the pure state machine
+shell.py     the process part: transport and core together
+process.py   starts a switch from its specification; imports no torch
+adding.py    the sum of a slot, compiled or in NumPy
+capacity.py  the number of slots in protocol fidelity
+ranges.py    the ranges of slots that several jobs have
+recorded.py  the whole life of a switch in a file, to be replayed
+"""

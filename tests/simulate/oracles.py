@@ -7,6 +7,7 @@ O4  when faults end, the job finishes within a bound (`history.py`)
 O5  the payloads that a process holds stay within its limits (`world.Account`)
 O6  weights that a worker computes with are those of the version it asked for, decided or, until
     then, as made under its attempt
+O7  the suite fails where the program is wrong: of planted bugs it finds each (`tests/planted.py`)
 
 Each start of a rank pushes other gradients (`job.gradient`), so O2, O3 and O6 are one question: is
 there one start for each rank such that a plain loop has these bits? A *candidate* is such a choice

@@ -6,11 +6,11 @@
 
 After a fault:
 
-    V1  a kill ends the node by that signal; EIO and ENOSPC end it with exit code 5, and what it
+    SV1  a kill ends the node by that signal; EIO and ENOSPC end it with exit code 5, and what it
         said names a file, what the system said and what to do next
-    V2  what is on disk is a whole version, not older than the last that a worker was told to be
+    SV2  what is on disk is a whole version, not older than the last that a worker was told to be
         decided, with the weights that plain training has there
-    V3  started again, with the same workers, training ends with the weights of plain training
+    SV3  started again, with the same workers, training ends with the weights of plain training
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Stage:
                 raise Violated(f"training ended with exit code {code}\n{self._logs()}")
             digest = story.digest_at_the_end(place, number)
             if digest != story.reference()[-1]:
-                raise Violated(f"V3: digest {digest}, plain training has {story.reference()[-1]}")
+                raise Violated(f"SV3: digest {digest}, plain training has {story.reference()[-1]}")
             return was_met
 
     def _place(self, phase: str) -> Place:
@@ -195,11 +195,11 @@ def _is_state(place: Place, path: str) -> bool:
 
 
 def _check_end(place: Place, trial: Trial, code: int, lines: Sequence[str]) -> bool:
-    """V1; whether the call was met at all."""
+    """SV1; whether the call was met at all."""
     if trial.fault in ("kill before", "kill after"):
         number = signal.SIGKILL if trial.fault == "kill before" else signal.SIGABRT
         if code not in (0, -number):
-            raise Violated(f"V1: the node ended with {code}: {story.said_at_the_end(place, 0)}")
+            raise Violated(f"SV1: the node ended with {code}: {story.said_at_the_end(place, 0)}")
         return code != 0
     if not any("(INJECTED)" in line for line in lines):
         return False
@@ -214,22 +214,22 @@ def _check_end(place: Place, trial: Trial, code: int, lines: Sequence[str]) -> b
     missing = [text for text in wanted if text not in message]
     names = (Path(trial.call.path).name, place.state.name)
     if code != 5 or said.get("type") != kind or missing or not any(n in message for n in names):
-        raise Violated(f"V1: the node ended with {code}, {said.get('type')}: {message or said}")
+        raise Violated(f"SV1: the node ended with {code}, {said.get('type')}: {message or said}")
     return True
 
 
 def _check_state(place: Place, announced: int) -> None:
-    """V2."""
+    """SV2."""
     if not (place.state / "CONFIG").exists():
         if announced >= 0:
-            raise Violated(f"V2: version {announced} was announced, and there is no state")
+            raise Violated(f"SV2: version {announced} was announced, and there is no state")
         return
     with FilePageStore.open(place.state, read_only=True) as store:
         found = -1 if store.decided is None else store.decided.version
         if found < announced:
-            raise Violated(f"V2: version {announced} was announced, {found} is decided on disk")
+            raise Violated(f"SV2: version {announced} was announced, {found} is decided on disk")
         if found >= 0:
             layout = parse_description(store.config.description).layout
             digest = weights_digest(store, layout)
             if digest != story.reference()[found]:
-                raise Violated(f"V2: version {found} on disk has other weights: {digest}")
+                raise Violated(f"SV2: version {found} on disk has other weights: {digest}")

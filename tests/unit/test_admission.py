@@ -163,6 +163,6 @@ def test_a_switch_speaks_for_those_below_it() -> None:
 def test_a_flood_is_told_of_in_part() -> None:
     """Goal: what was left out is counted, and the next window speaks again."""
     limit = RateLimit(most=2, window_ns=10)
-    assert [limit.may_say(100)[0] for _ in range(5)] == [True, True, False, False, False]
-    assert limit.may_say(110) == (True, 3)
-    assert limit.may_say(120) == (True, 0)
+    assert [limit.allow(100)[0] for _ in range(5)] == [True, True, False, False, False]
+    assert limit.allow(110) == (True, 3)
+    assert limit.allow(120) == (True, 0)

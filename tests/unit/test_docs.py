@@ -12,7 +12,12 @@ from luwu.commands.main import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
-    [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("deploy/*.md")]
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").glob("deploy/*.md"),
+    ]
 )
 NOTES = sorted([*(ROOT / "docs").glob("design/*.md"), *(ROOT / "benchmarks").glob("**/*.md")])
 
@@ -47,3 +52,23 @@ def anchors(text: str) -> set[str]:
         re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
         for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     }
+
+
+def test_read_the_code_names_what_it_says() -> None:
+    """Goal: the files that README.md offers to read have about as many lines as it says."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.partition("## Read the code\n")[2].partition("\n## ")[0]
+    files = re.findall(r"\]\(([\w/]+\.py)\)", section)
+    said = re.search(r"about ([\d,]+) lines", section)
+    assert said is not None
+    lines = sum(len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files)
+    assert len(files) == 5
+    assert abs(lines - int(said[1].replace(",", ""))) <= 200
+
+
+def test_the_index_lists_every_page() -> None:
+    """Goal: docs/README.md links to each page and each design note."""
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    listed = {ROOT / "docs" / target for target in re.findall(r"\]\(([\w./-]+\.md)", index)}
+    pages = {*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("[dp]*/*.md")}
+    assert pages - {ROOT / "docs" / "README.md"} <= listed

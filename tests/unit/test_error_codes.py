@@ -90,7 +90,7 @@ def test_the_table_has_what_is_raised_and_nothing_else() -> None:
 
 
 def test_a_code_begins_with_the_exit_code() -> None:
-    """Goal: who sees E5.. knows that the state is meant, whatever class carries it."""
+    """Goal: a code's first digit is the exit code, whatever class carries it."""
     found = classes()
     wrong = [
         (place, name, code)

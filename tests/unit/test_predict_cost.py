@@ -139,7 +139,7 @@ def test_a_tariff_comes_from_the_user(tmp_path: Path, catalogue: Catalogue) -> N
 
 
 def test_the_catalogue_prices_a_cluster(catalogue: Catalogue) -> None:
-    """C11. Goal: 128 hosts of 8 H100 on 64-port switches: three quarters of a switch for 16 ports,
+    """Goal: 128 hosts of 8 H100 on 64-port switches: three quarters of a switch for 16 ports,
     and two links each; the price of hosts is most of it."""
     network = Clos(endpoints=1024, radix=64, network=catalogue.network("ib-ndr"))
     hosts = Hosts(server=catalogue.server("H100x8"), count=128)
@@ -172,7 +172,7 @@ def test_predict_laws_energy_adds_up() -> None:
 
 
 def test_predict_laws_rail_only_saves_by_tiers() -> None:
-    """B6, simulation.md 5.13. Goal: n = 32,768, k = 64: domains of 8 save nothing, as rails still
+    """B6. Goal: n = 32,768, k = 64: domains of 8 save nothing, as rails still
     have three tiers; of 256, one tier: P (5 - 3) + 2 c of 5 P + 6 c; of 512, two."""
     none, one, two = saving(32_768, 8), saving(32_768, 256), saving(32_768, 512)
     assert (none.capex_saving, none.power_saving) == (0.0, 0.0)

@@ -59,7 +59,7 @@ def test_predict_laws_tokens_that_hide_the_network(
     job: TrainingJob, nodes: OptimizerNodes, catalogue: Catalogue
 ) -> None:
     """Goal: the tokens of a worker's step at which its pull takes as long as its compute depend
-    neither on the size of the model nor on the number of workers (simulation.md 5.10)."""
+    neither on the size of the model nor on the number of workers."""
     breaks = []
     for name in ("GPT-175B", "GPT-530B"):
         step = predict_in_network_step(replace(job, model=catalogue.model(name)), nodes)

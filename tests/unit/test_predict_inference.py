@@ -127,14 +127,14 @@ def test_predict_laws_one_device_exchanges_nothing(job: InferenceJob) -> None:
 
 @pytest.mark.parametrize("tensor", [1, 2, 8])
 def test_predict_laws_a_decode_reads_all_weights(job: InferenceJob, tensor: int) -> None:
-    """I1. Goal: a token of one sequence takes at least weights over the memory's rate."""
+    """IN1. Goal: a token of one sequence takes at least weights over the memory's rate."""
     one = replace(job, tensor=tensor, device=replace(job.device, memory_bytes=2e11))
     weights = one.model.layers * layer_weight_bytes(one)
     assert predict_decode(one).seconds > weights / one.device.memory_rate
 
 
 def test_predict_laws_tensor_ranks_lower_latency_and_stages_do_not(job: InferenceJob) -> None:
-    """I4. Goal: of one request, more tensor ranks are faster, more stages are not; with all stages
+    """IN4. Goal: of one request, more tensor ranks are faster, more stages are not; with all stages
     at work, stages lose less to exchanges than ranks do."""
     large = replace(job, device=replace(job.device, memory_bytes=4e11))
     by_ranks = [predict_decode(replace(large, tensor=each)).seconds for each in (1, 2, 4, 8)]
@@ -156,7 +156,7 @@ def test_predict_laws_tensor_ranks_lower_latency_and_stages_do_not(job: Inferenc
 
 
 def test_predict_laws_full_stages_are_as_fast_as_the_slowest(job: InferenceJob) -> None:
-    """I4. Goal: m batches in p stages take the sum of the stages, or m times the slowest."""
+    """IN4. Goal: m batches in p stages take the sum of the stages, or m times the slowest."""
     one = replace(job, pipeline=4)
     alone = predict_decode(one)
     assert alone.parts["waiting for stages"] == 0
@@ -212,7 +212,7 @@ def test_predict_laws_more_is_never_slower(
 
 
 def test_predict_laws_a_static_batch_is_prefill_and_decodes(job: InferenceJob) -> None:
-    """I5. Goal: the mean length stands for all: decodes at each length add up to the same."""
+    """IN5. Goal: the mean length stands for all: decodes at each length add up to the same."""
     some = replace(job, batch=16)
     found = predict_inference(some)
     each = [predict_decode(some, 1024 + 0.5 + i).seconds for i in range(256)]
@@ -223,7 +223,7 @@ def test_predict_laws_a_static_batch_is_prefill_and_decodes(job: InferenceJob) -
 
 
 def test_predict_laws_continuous_rounds_keep_their_budget(job: InferenceJob) -> None:
-    """I6. Goal: decodes and the prefill of those that follow fill a round to its budget, no more;
+    """IN6. Goal: decodes and the prefill of those that follow fill a round to its budget, no more;
     with memory and budget to spare the batch is the job's."""
     some = replace(job, batching="continuous", batch=64)
     assert predict_continuous(some)[0] == 64

@@ -301,7 +301,7 @@ def test_rented_devices_cost_their_rental(catalogue: Catalogue) -> None:
 
 
 def test_predict_laws_break_even_is_that_of_the_sources() -> None:
-    """B8 to B11. Goal: the numbers of simulation.md 5.10, of A100 at 184 TFLOP/s, 12.5 GB/s, and 12
+    """B8 to B11. Goal: the numbers derived by hand, of A100 at 184 TFLOP/s, 12.5 GB/s, and 12
     drives of 3.4 GB/s."""
     achieved, rate = 184e12, 12.5e9
     assert pull_tokens(achieved, rate) == pytest.approx(7.4e3, rel=0.01)

@@ -55,7 +55,7 @@ def saturated(made: InferenceJob, waves: int, seed: int = 1) -> tuple[Served, fl
 
 
 def test_predict_laws_one_request_is_its_rounds(catalogue: Catalogue) -> None:
-    """I8. Goal: alone, a prompt takes one round for each budget's worth, and each token a round."""
+    """IN8. Goal: alone, a prompt takes one round per budget's worth, and each token a round."""
     made = job(catalogue, budget_tokens=512)
     (answer,) = (served := serve(made, requests_at_once(1, 1024, 4))).answers
     pieces = [predict_round(made, PiecesWork(prefill_tokens=512, prompt=512 * (1 + 2 * each),
@@ -86,7 +86,7 @@ def test_predict_laws_one_request_is_its_rounds(catalogue: Catalogue) -> None:
 def test_predict_laws_saturation_is_the_closed_form(
     catalogue: Catalogue, change: dict[str, Any], within: float
 ) -> None:
-    """I6. Goal: with more equal requests than can be answered, tokens a second are those of the
+    """IN6. Goal: with more equal requests than can be answered, tokens a second are those of the
     closed form: within 1 % where every round is as full as its budget, within 4 % where rounds
     differ (the closed form counts a decode more for each answer, whose first token is the
     prefill's)."""
@@ -96,7 +96,7 @@ def test_predict_laws_saturation_is_the_closed_form(
 
 @pytest.mark.parametrize("pipeline", [1, 3, 4])
 def test_predict_laws_stages_are_the_round(catalogue: Catalogue, pipeline: int) -> None:
-    """I11. Goal: a round's stages take what the closed form says of all of it, also where layers
+    """IN11. Goal: a round's stages take what the closed form says of all of it, also where layers
     are left over."""
     made = job(catalogue, tensor=4, pipeline=pipeline)
     time = predict_round(made, Work(decodes=20, context=100, prefill_tokens=300, prompt=700))
@@ -107,7 +107,7 @@ def test_predict_laws_stages_are_the_round(catalogue: Catalogue, pipeline: int) 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 1000])
 def test_predict_laws_pieces_add_up_to_a_prompt(catalogue: Catalogue, piece: int) -> None:
-    """I9. Goal: attention of a prompt is the same in any pieces."""
+    """IN9. Goal: attention of a prompt is the same in any pieces."""
     made = job(catalogue)
     whole = layer_time(made, Work(prefill_tokens=1000, prompt=1000), Notes())["attention"]
     found = 0.0
@@ -142,7 +142,7 @@ def mixed(count: int) -> list[Request]:
 
 @pytest.mark.parametrize("change", [{}, {"tensor": 2, "pipeline": 4}, {"batch": 1}], ids=str)
 def test_predict_laws_all_tokens_come_out(catalogue: Catalogue, change: dict[str, Any]) -> None:
-    """I8, I10. Goal: every prompt is read once, every token made once; no round is over its budget,
+    """IN8, IN10. Goal: every prompt is read once, every token made once; no round is over budget,
     no stage at two rounds, no time below zero; answers are in the order of the requests."""
     made = job(catalogue, budget_tokens=700, **{"batch": 16, **change})
     requests = mixed(60)
@@ -170,7 +170,7 @@ def test_predict_laws_all_tokens_come_out(catalogue: Catalogue, change: dict[str
 
 
 def test_predict_laws_memory_is_never_over(catalogue: Catalogue) -> None:
-    """I10. Goal: sequences that are longer than the batch was counted for wait until memory has
+    """IN10. Goal: sequences that are longer than the batch was counted for wait until memory has
     room; as many as it holds are at once, and not one more."""
     made = job(catalogue, tensor=2, batch=400, input_tokens=100, output_tokens=50)
     served = serve(made, requests_at_once(60, 20000, 200))
@@ -250,7 +250,7 @@ def test_percentiles_are_by_nearest_rank() -> None:
 
 
 def test_groups_share_sequences_evenly(catalogue: Catalogue) -> None:
-    """I11. Goal: no group begins all that comes at once."""
+    """IN11. Goal: no group begins all that comes at once."""
     served = serve(job(catalogue, tensor=2, pipeline=4), requests_at_once(8, 256, 16))
     firsts = Counter(each.group for each in served.rounds for _ in range(each.ended))
     assert firsts == {group: 2 for group in range(4)}

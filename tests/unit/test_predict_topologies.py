@@ -132,7 +132,7 @@ def test_predict_laws_rails_of_one_are_a_clos() -> None:
 
 
 def test_predict_laws_rail_only_saves_in_steps() -> None:
-    """simulation.md 5.13. Goal: n = 32,768, k = 64: rails of domains of 8 still have three tiers
+    """Goal: n = 32,768, k = 64: rails of domains of 8 still have three tiers
     and save nothing; of 256, one tier less; of 512, one switch each."""
     full = clos(32_768, 64).inventory
     assert rail_only(32_768, 64, 8).inventory == full
@@ -317,7 +317,7 @@ def test_predict_laws_groups_share_the_uplinks_of_a_tree() -> None:
 
 
 def test_predict_laws_rail_aligned_steps_are_those_of_a_clos() -> None:
-    """simulation.md 5.5. Goal: data and pipeline parallel groups in a rail have of rail-only what
+    """Goal: data and pipeline parallel groups in a rail have of rail-only what
     they have of full bisection; groups in a domain have the fast domain."""
     rails, full = rail_only(1024, 64, 8), clos(1024, 64, rails=8)
     for group in (of(128, 8), of(16, 64), of(2, 512)):

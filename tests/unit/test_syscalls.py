@@ -177,7 +177,7 @@ def test_a_campaign_would_notice(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(story, "start_node", careless)
-        with pytest.raises(Violated, match="V1: the node ended with 0"):
+        with pytest.raises(Violated, match="SV1: the node ended with 0"):
             stage.run(flush)
 
 

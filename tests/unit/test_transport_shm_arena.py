@@ -47,7 +47,7 @@ class TestArena(OverShm):
 
     @pytest.mark.parametrize("seed", range(10))
     def test_free_list_against_a_model(self, seed: int) -> None:
-        """F1, F2. Method: 500 random takes and gives beside a plain list of taken bytes."""
+        """AF1, AF2. Method: 500 random takes and gives beside a plain list of taken bytes."""
         rng = random.Random(seed)
         free = FreeList(64)
         taken: list[tuple[int, int]] = []

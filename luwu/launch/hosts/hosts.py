@@ -1,4 +1,4 @@
-"""Which process of a run stands on which of its hosts (`luwu compare --hosts H --link RATE`).
+"""The processes of a run on each of its hosts (`luwu compare --hosts H --link RATE`).
 
     workers     in the order of their ranks, as many on each host as on the others, or one more
     switches    one for the workers of one host: there; all others, and the root: in the centre
@@ -32,12 +32,12 @@ from luwu.launch.hosts.network import host_link_rate
 from luwu.launch.hosts.nodes import is_node
 
 MASTER_PORT: Final = 29500
-"""Of torchrun's rendezvous on host-0; nobody else is in its namespace."""
+"""Port of torchrun's rendezvous on host-0; its namespace has no other process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who stands where."""
+    """The host of each process."""
 
     groups: tuple[tuple[int, ...], ...]
     """Ranks of each host."""
@@ -83,11 +83,11 @@ class Hosts:
         return self._namespaces.enter(f"host-{index}")
 
     def listen_at(self, process: str) -> str:
-        """Where a role listens for others than its own host's."""
+        """The endpoint of a role for processes of other hosts."""
         return f"tcp://{self._namespaces.address(self.plan.where(process))}:0"
 
     def torchrun_flags(self, index: int) -> list[str]:
-        """How the agent of a host finds the others."""
+        """The flags by which the torchrun of a host finds the others."""
         return [
             "--nnodes", str(self.plan.hosts_count), "--node-rank", str(index),
             "--master-addr", self._namespaces.address("host-0"),
@@ -97,11 +97,11 @@ class Hosts:
         ]  # fmt: skip
 
     def start_counting(self) -> None:
-        """What the links have carried until now does not count."""
+        """Start counting: bytes on the links until now are left out."""
         self._before = self._namespaces.counts()
 
     def counted(self) -> dict[str, LinkBytes]:
-        """What each link has carried since, as the kernel counts."""
+        """Bytes on each link since then, as the kernel counts."""
         return {
             where: count.since(self._before[where])
             for where, count in self._namespaces.counts().items()
@@ -109,7 +109,7 @@ class Hosts:
 
 
 def plan_hosts(config: RunConfig) -> Plan | None:
-    """Who would stand where; None without --hosts. Raises ConfigError."""
+    """The host of each process; None without --hosts. Raises ConfigError."""
     if config.hosts is None:
         return None
     host_link_rate(config)
@@ -150,7 +150,7 @@ def link_documents(
     hosts: Hosts, rate_bytes_per_s: float | None, *, steps_count: int,
     switches: Sequence[dict[str, Any]], workers: Sequence[dict[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """What each link carried, by the kernel's count and, where we move the bytes, by ours.
+    """Bytes on each link, by the kernel's count and, where this program moves them, by its own.
 
     Ours is payload; the kernel's has all headers, acknowledgements and torchrun's own messages.
     """

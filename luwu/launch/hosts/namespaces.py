@@ -58,7 +58,7 @@ class LinkBytes:
     dropped: int = 0
 
     def since(self, before: LinkBytes) -> LinkBytes:
-        """What was added."""
+        """The difference to an earlier count."""
         earlier = asdict(before)
         return LinkBytes(**{name: value - earlier[name] for name, value in asdict(self).items()})
 
@@ -95,7 +95,7 @@ class Namespaces(Closing):
         return [*command, "--"]
 
     def address(self, where: str) -> str:
-        """Where a namespace is reached by all others."""
+        """The address of a namespace for all others."""
         return CENTRE_ADDRESS if where == CENTRE else f"10.213.{self.linked.index(where)}.2"
 
     def counts(self) -> dict[str, LinkBytes]:

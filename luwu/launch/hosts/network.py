@@ -1,4 +1,4 @@
-"""The emulated network and disk of a run, as its configuration says, and what cannot work there."""
+"""The emulated network and disk of a run, from its configuration, and checks of both."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def node_link(config: RunConfig) -> LinkPair:
 
 
 def switch_fidelity(config: RunConfig) -> str:
-    """What the switch itself is: timed is a protocol switch whose links take time."""
+    """The fidelity of the switch itself: timed is a protocol switch whose links take time."""
     return "protocol" if config.fidelity == "timed" else config.fidelity
 
 

@@ -30,7 +30,7 @@ def node_result(number: int, count: int) -> str:
 
 
 def is_node(process: str) -> bool:
-    """Whether a process is an optimizer node."""
+    """True if a process is an optimizer node."""
     return kind_of(process) == "node"
 
 
@@ -40,7 +40,7 @@ def kind_of(process: str) -> str:
 
 
 def check_nodes(config: RunConfig, state: Path | None) -> None:
-    """Whether so many optimizer nodes can serve this job. Raises ConfigError."""
+    """Check that so many optimizer nodes can serve this job. Raises ConfigError."""
     from switch_emu.store.striped import node_count_of
 
     count = config.optimizer_nodes

@@ -1,1 +1,13 @@
-"""Processes of a run: started, watched, stopped; their directory and what they print."""
+"""Processes of a run: started, watched, stopped; their directory and their output.
+
+children.py       child processes that end when this one does
+guard.py          a guard over a command: none of its processes outlives the launcher
+stopping.py       Ctrl-C and other signals to stop
+failures.py       the message of a run that failed
+console.py        lines and the live line on a terminal
+relay.py          output of worker 0, passed on as it arrives
+run_directory.py  the directory of a run
+sockets.py        the private directory for a run's sockets
+sampling.py       memory of a run's processes over time
+allocator.py      settings of malloc and memcpy for processes that are started
+"""

@@ -1,4 +1,4 @@
-"""How malloc and memcpy behave in processes we start: GLIBC_TUNABLES; other systems ignore it.
+"""Settings of malloc and memcpy in started processes: GLIBC_TUNABLES; other systems ignore them.
 
 What is freed stays with the process, up to 256 MiB, for whichever thread asks next, and in huge
 pages where the system gives them; else it is given back to the kernel, and cleared page by page
@@ -36,6 +36,6 @@ _KEEPING = (
 SWITCH_TUNABLES: Final = ":".join(_KEEPING)
 
 WORKER_TUNABLES: Final = ":".join(("glibc.cpu.x86_non_temporal_threshold=0x80000", *_KEEPING))
-"""Of all workers of all arms. A copy of 512 KiB and more goes past the cache, so its destination is
+"""Setting of all workers of all arms. A copy from 512 KiB on bypasses the cache: its destination is
 not read first (measured, two threads: 26 GB/s without, 35 to 45 with). glibc decides by the size of
 the cache, which on virtual machines may be that of a whole host."""

@@ -78,7 +78,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
-    def tell(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         """Send a line to its standard input. Raises BrokenPipeError if nobody reads it."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
@@ -161,7 +161,7 @@ def _resident_bytes(pid: int, kinds: tuple[str, ...]) -> int | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """True if the process exists and is no zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What the launcher shows: lines that stay, and one live line on a terminal."""
+"""The launcher's output: lines that stay, and one live line on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Console:
         self._has_details = details
         self._live = ""
         self._is_in_line = False
-        """What was passed on last ended in the middle of a line."""
+        """True if the last output ended in the middle of a line."""
 
     def say(self, text: str = "") -> None:
         """Print a line that stays."""
@@ -55,7 +55,7 @@ class Console:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a live line is seen."""
+        """True if a live line is seen."""
         return self._is_terminal
 
     def end_live(self) -> None:

@@ -1,4 +1,4 @@
-"""What a user is told when a run ends badly: the first failure in full, the others in a line."""
+"""The message of a run that failed: the first failure in full, the others in a line."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _ranks_by_pid(run: RunDirectory, prefix: str) -> dict[int, int]:
 
 
 def _elsewhere(run: RunDirectory, prefix: str, here: list[int]) -> str:
-    """Which workers other hosts had, where there are any."""
+    """The workers of other hosts, where there are any."""
     document = read_json(run.role(f"{prefix}workers.json")) or {}
     others = sorted(set(range(document.get("world_size", 0))) - set(here))
     if not here or not others:

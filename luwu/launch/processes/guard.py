@@ -54,13 +54,13 @@ def main(arguments: Sequence[str]) -> int:
     if stopping.is_set():
         _ask_to_stop(mark)
     else:
-        _say_what_is_left(mark)
+        _report_leftovers(mark)
     kill_marked(mark)
     code = process.wait()
     return code if code >= 0 else 128 - code
 
 
-def _say_what_is_left(mark: str) -> None:
+def _report_leftovers(mark: str) -> None:
     """The command has ended; processes of its own that are about to end are no news."""
     _wait_for_end(mark)
     for pid in marked_processes(mark):

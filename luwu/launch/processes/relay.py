@@ -1,4 +1,4 @@
-"""What worker 0 prints, passed on as it comes: a progress bar moves, and streams stay apart.
+"""The output of worker 0, passed on as it arrives: a progress bar moves, streams stay apart.
 
 Worker 0 writes to two files, `logs/worker-0.out` and `.err`, if they are there when it starts. What
 is new in them goes on as bytes, whole lines or not, and to `logs/worker-0.log` behind what came
@@ -24,7 +24,7 @@ Sink = Callable[[bytes, bool], None]
 
 
 def stream_files(run: RunDirectory, process: str) -> tuple[Path, Path]:
-    """Where a worker's standard output and standard error go, if these files are there."""
+    """The files of a worker's standard output and standard error, if they exist."""
     log = run.log(process)
     return log.with_suffix(OUT), log.with_suffix(ERR)
 

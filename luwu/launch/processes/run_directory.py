@@ -102,7 +102,7 @@ class RunDirectory:
 
     @property
     def connect_file(self) -> Path:
-        """Where to join the run."""
+        """The file by which workers join the run."""
         return self.path / "connect.json"
 
     def log(self, process: str) -> Path:
@@ -114,11 +114,11 @@ class RunDirectory:
         return self.path / "events" / f"{process}.jsonl"
 
     def counters(self, process: str) -> Path:
-        """What a switch or node has counted so far (`switch_emu.process.counting`)."""
+        """The file with the counters of a switch or node (`switch_emu.process.counting`)."""
         return self.path / "counters" / f"{process}.json"
 
     def error(self, process: str) -> Path:
-        """What made a process fail."""
+        """The file with the error that ended a process."""
         return self.path / "errors" / f"{process}.json"
 
     def role(self, name: str) -> Path:

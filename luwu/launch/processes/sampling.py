@@ -12,7 +12,7 @@ SAMPLES_PER_S: Final = 10
 
 
 class MemorySampler:
-    """Looks at the processes it was told of ten times a second, in a thread of its own."""
+    """Samples the memory of given processes ten times a second, in a thread of its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,1 +1,19 @@
-"""From a question in a file to its answer, swept and compared."""
+"""Questions from files, and their answers, swept and compared.
+
+question.py            a question as users write it, made into what is predicted
+question_training.py   questions of training
+question_inference.py  questions of inference, on devices
+question_sockets.py    questions of inference, on sockets of hosts
+question_arrivals.py   `[arrivals]`: requests one by one
+question_cost.py       `[cost]`: what is bought or rented
+answer.py              the answer to a question: time, its parts, the bottleneck
+answer_training.py     the answer to a question of training
+answer_inference.py    the answer to a question of inference
+answer_arrivals.py     the answer for requests that were played
+answer_parts.py        what all answers have in common
+break_even.py          tokens per step that hide exchanges
+sensitivity.py         the numbers that an answer depends on
+sweep.py               a question over values of its keys
+replay.py              the answer again, by the event core
+pictures.py            a record of the event core as rows of a picture
+"""

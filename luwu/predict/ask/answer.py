@@ -1,4 +1,4 @@
-"""What is said of a question: how long, what it goes to, what binds, what the answer hangs on.
+"""The answer to a question: the time, its parts, the bottleneck, and what the answer depends on.
 
 `answer` makes a document (one JSON schema for all systems, with what a system does not have left
 out), `text` the same for people, `side_by_side` a table of several.

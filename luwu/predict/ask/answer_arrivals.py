@@ -1,4 +1,4 @@
-"""What is said of requests that were played: how long they waited, how many at once.
+"""The answer for requests that were played: how long they waited, and how many at once.
 
 Percentiles are of all requests of all copies, by nearest rank. Where more come than can be answered
 the queue grows as long as they come: waits then hang on how many were played, and the document

@@ -1,4 +1,4 @@
-"""What is said of a question of inference: when tokens come, how many, what they wait for.
+"""The answer to a question of inference: latency, throughput, and the bottleneck.
 
 The document has the keys of training's where they mean the same: `parts_s` are those of the time
 between two tokens of a sequence, `tokens_per_s` are tokens that come out. The first token is that

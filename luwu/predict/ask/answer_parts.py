@@ -1,4 +1,4 @@
-"""What answers of all kinds have in common: what they hang on, where numbers are from, memory."""
+"""Parts that all answers have: what they depend on, sources of numbers, memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a question of training: the step, what it goes to, what binds.
+"""The answer to a question of training: the step, its parts, and the bottleneck.
 
 Operations are counted twice and never mixed: MFU without what is computed again, HFU with it.
 """

@@ -1,4 +1,4 @@
-"""How many tokens a device needs in a step so that compute hides what else the step does.
+"""Tokens per device and step with which compute hides the rest of the step.
 
 Compute of T tokens takes o Psi T/F on a device that achieves F operations a second, where o is 8
 with full recomputation and 6 without; an exchange takes so many bytes of each parameter over its
@@ -11,7 +11,7 @@ rate. They are equal at
 
 e and e_g are bytes of a weight and of a gradient on the wire. None depends on Psi, and B8 to B10
 not on the number of devices. Below, tokens a second fall in proportion with T. Of experts, F counts
-all parameters as the bytes do. Source: simulation.md 5.10.
+all parameters as the bytes do. Derived.
 """
 
 from __future__ import annotations

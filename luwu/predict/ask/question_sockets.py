@@ -60,7 +60,7 @@ class ServedBySockets:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """That come out of all sockets of all copies (I5); None where prefill is not known."""
+        """That come out of all sockets of all copies (IN5); None where prefill is not known."""
         if self.prefill is None:
             return None
         job = self.job

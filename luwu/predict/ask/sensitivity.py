@@ -1,4 +1,4 @@
-"""Which numbers an answer hangs on: each changed by a tenth, one at a time.
+"""The numbers that an answer depends on: each changed by a tenth, one at a time.
 
 An elasticity of -0.8 says that with one percent more of an input a step takes 0.8 % less. It is the
 mean of both directions. An input of elasticity zero had no effect, and is named.

@@ -1,4 +1,4 @@
-"""One prediction of a configuration that nobody looked up."""
+"""One prediction of a configuration whose published result is not known here."""
 
 from __future__ import annotations
 

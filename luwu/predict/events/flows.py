@@ -13,7 +13,7 @@ same, with what it carried.
 
 More capacity everywhere makes all flows faster, as much as it is more. On one link alone it may
 make others slower: who gets on there takes a fair share of a link that others had to themselves.
-Sources: Bertsekas and Gallager, Data Networks, 2nd ed., 6.5 (A2); simulation.md 6; derived.
+Sources: Bertsekas and Gallager, Data Networks, 2nd ed., 6.5 (A2); derived.
 """
 
 from __future__ import annotations

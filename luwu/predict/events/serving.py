@@ -1,18 +1,18 @@
 """Requests that come and are answered: continuous batching, round by round.
 
-    I8   round      each sequence in decode gets a token; what is left of the budget goes to
-                    prompts, in the order in which they came, in pieces if need be; its time is I4's
-    I9   piece      of c tokens of a prompt after o others: attention sees c (2 o + c)/2 in all, so
-                    it is that of c tokens of prompts of 2 o + c; all pieces add up to a prompt
-    I10  admission  first come, first served, where the batch has a place and memory holds the
-                    whole sequence at its end (F1, F3): none is ever put out again
-    I11  stages     p groups of sequences, each in a round of its own; a stage does one of them at a
-                    time, and a group's next round begins when its last one has left the last stage
+    IN8   round      each sequence in decode gets a token; what is left of the budget goes to
+                     prompts, in order of arrival, in pieces if need be; its time is IN4's
+    IN9   piece      of c tokens of a prompt after o others: attention sees c (2 o + c)/2 in all,
+                     so it is that of c tokens of prompts of 2 o + c; all pieces add up to a prompt
+    IN10  admission  first come, first served, where the batch has a place and memory holds the
+                     whole sequence at its end (F1, F3): none is ever put out again
+    IN11  stages     p groups of sequences, each in a round of its own; a stage does one of them at
+                     a time; a group's next round begins when its last has left the last stage
 
 A prompt's last piece gives its first token. Time to it is from the arrival, with the wait in the
 queue; time between tokens is of one sequence. Percentiles are by nearest rank. Groups share the
-sequences evenly. Sources: simulation.md 5.12 (a budget of tokens for decodes and pieces of prompts;
-I8); derived (I9 to I11).
+sequences evenly. Sources: chunked prefill, a budget of tokens for decodes and pieces
+of prompts (Agrawal et al., Sarathi-Serve, OSDI 2024; IN8); derived (IN9 to IN11).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PiecesWork(Work):
-    """Of a round with pieces of several prompts (I9)."""
+    """Of a round with pieces of several prompts (IN9)."""
 
     ended: int
     """Prompts of which this is the last piece."""
@@ -288,7 +288,7 @@ class _World:
             self._end_round(group, plan)
 
     def _plan(self, group: int) -> _Plan:
-        """A group's next round (I8): decodes, prompts that were begun, new ones."""
+        """A group's next round (IN8): decodes, prompts that were begun, new ones."""
         plan, left = _Plan(), self._job.budget_tokens
         plan.decodes = [each for each in self._groups[group] if not each.unread][:left]
         left -= len(plan.decodes)
@@ -303,7 +303,7 @@ class _World:
         return plan
 
     def _admit(self, group: int) -> _Sequence | None:
-        """The first in the queue, if there is a place for it (I10)."""
+        """The first in the queue, if there is a place for it (IN10)."""
         active = sum(map(len, self._groups))
         if not self._queue or active >= self._job.batch:
             return None

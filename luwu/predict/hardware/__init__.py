@@ -1,1 +1,12 @@
-"""Catalogue of machines, models and software, and how their performance scales."""
+"""The catalogue of machines, models and software, and how their performance scales.
+
+catalogue.py  all that is known, read from files, each number with its source
+hardware.py   devices, networks, drives, processors, switches
+curves.py     measured rates by size
+hosts.py      processors and drives of hosts that take part in training
+model.py      a transformer: parameters and operations
+software.py   what a framework does, and what was fitted
+scaling.py    hardware of later generations
+units.py      numbers with units, of files and of people, in SI
+keys.py       keys of a question, and what each contains
+"""

@@ -1,4 +1,4 @@
-"""What is known of hardware and models: files of data, and those that a user adds.
+"""The catalogue of hardware and models: files of data, and those that a user adds.
 
     [device.A100-80]
     bf16 = {value = 312, unit = "TFLOP/s", source = "datasheet", tag = "read", date = "2026-10-01"}

@@ -1,11 +1,11 @@
-"""What machines are made of, as the catalogue describes them; frozen, in SI.
+"""Parts of machines, as the catalogue describes them; frozen, in SI.
 
 A field's dimension stands in its type, and the catalogue's reader (`catalogue.py`) refuses any
 other. A field without a default must be given; None where a device does not have something.
 
     N14  streams    a port carries min(rate, streams * rate of one) * efficiency of long messages
 
-Source of N14: simulation.md 5.6, of virtual machines whose single stream does not fill a port.
+N14 is of virtual machines whose single stream does not fill a port.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a framework does: which kernels, what it hides behind compute, what it keeps.
+"""Properties of a framework: its kernels, what it overlaps with compute, what it keeps.
 
 Facts of a framework are data (`data/software.toml`); what was fitted to measurements is in
 `data/fitted.toml`, at most twenty numbers in all, each with the rows it was fitted on.

@@ -1,20 +1,22 @@
-"""How long answers take: prefill of the prompt, decode of a token for each sequence, batches.
+"""The time of answers: prefill of the prompt, decode of a token per sequence, batches.
 
-    I1  product         max(operations / rate, bytes / memory rate); the rate is measured of a cube
+    IN1  product        max(operations / rate, bytes / memory rate); the rate is measured of a cube
                         with as many operations: what is flat or thin is bound by its bytes
-    I2  attention       of decode: max(cache / memory rate, operations / rate); of prefill:
+    IN2  attention      of decode: max(cache / memory rate, operations / rate); of prefill:
                         operations / rate
-    I3  a layer         products + attention + passes over memory + 2 all-reduces + launches
-    I4  a round         all layers, the output layer, the choice of tokens, sends between stages;
+    IN3  a layer        products + attention + passes over memory + 2 all-reduces + launches
+    IN4  a round        all layers, the output layer, the choice of tokens, sends between stages;
                         with m parts of a batch in p stages no faster than m times the slowest stage
-    I5  static batch    prefill + (output - 1) decodes at the mean length
-    I6  continuous      of b sequences each round decodes one token, and prefills b input / output
+    IN5  static batch   prefill + (output - 1) decodes at the mean length
+    IN6  continuous     of b sequences each round decodes one token, and prefills b input / output
                         tokens for those that take the place of what ended; b is bound by memory and
                         by the budget of a round
+    IN7  small          an all-reduce of n ranks by NCCL's protocol for small messages: base +
+                        2 (n - 1) hop + 2 (n - 1)/n S / (share of the rate)
 
-An all-reduce takes what was measured at its size, or NCCL's protocol for small messages (I7)
-where that is faster, as in decode, where sizes are a few KB.
-Sources: LIMINAL's form, max(compute, memory) and exchanges in the open; NCCL's tuning (I7).
+An all-reduce takes what was measured at its size, or IN7 where that is faster, as in decode, where
+sizes are a few KB.
+Sources: LIMINAL's form, max(compute, memory) and exchanges in the open; NCCL's tuning (IN7).
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ class Inference:
 
 
 def predict_inference(job: InferenceJob) -> Inference:
-    """All that users ask of a job (I5, I6). Raises ConfigError for a device without curves."""
+    """All that users ask of a job (IN5, IN6). Raises ConfigError for a device without curves."""
     prefill = predict_prefill(job)
     if job.batching == "continuous":
         batch, decode = predict_continuous(job)
@@ -149,7 +151,7 @@ def predict_decode(job: InferenceJob, context: float | None = None) -> RoundTime
 
 
 def predict_continuous(job: InferenceJob) -> tuple[float, RoundTime]:
-    """Sequences in decode, and a round that gives each one token (I6)."""
+    """Sequences in decode, and a round that gives each one token (IN6)."""
     prefills = job.input_tokens / job.output_tokens
     batch = min(job.batch, job.pipeline * job.budget_tokens / (1 + prefills))
     parts = min(batch, job.pipeline)
@@ -179,7 +181,7 @@ def with_largest_batch(job: InferenceJob) -> InferenceJob:
 def _round(
     job: InferenceJob, work: Work, parts: float, *, layer_launch_s: float, round_s: float
 ) -> RoundTime:
-    """Of as many parts of a batch as are under way, each of them `work` (I4)."""
+    """Of as many parts of a batch as are under way, each of them `work` (IN4)."""
     notes = Notes()
     layer = {**layer_time(job, work, notes), "launches": layer_launch_s}
     layer_s = sum(layer.values())
@@ -199,7 +201,7 @@ def _round(
 
 
 def layer_time(job: InferenceJob, work: Work, notes: Notes) -> dict[str, float]:
-    """Seconds of one layer on a rank, by what they go to, without launches (I3)."""
+    """Seconds of one layer on a rank, by what they go to, without launches (IN3)."""
     exchange = 2 * _all_reduce(job, WIRE_BYTES * work.tokens * job.model.hidden, notes)
     return {
         "products": _products(job, work.tokens, notes),
@@ -227,7 +229,7 @@ def _products(job: InferenceJob, n: float, notes: Notes) -> float:
 
 
 def product(device: Device, precision: str, shape: Sequence[float], notes: Notes) -> float:
-    """Seconds of [rows, inner] x [inner, columns], weights on the right (I1)."""
+    """Seconds of [rows, inner] x [inner, columns], weights on the right (IN1)."""
     rows, inner, columns = shape
     weights = inner * columns * WEIGHT_BYTES[precision]
     passed_s = _memory(device, weights + rows * (inner + columns) * WIRE_BYTES)
@@ -257,7 +259,7 @@ def _rate(device: Device, precision: str, size: float, notes: Notes | None = Non
 
 
 def _attention(job: InferenceJob, work: Work) -> float:
-    """Scores and their product with values, of decode and of prefill (I2)."""
+    """Scores and their product with values, of decode and of prefill (IN2)."""
     model, rate = job.model, job.device.bf16 * fitted("attention_efficiency")
     seen = work.decodes * work.context
     cached_s = _memory(job.device, seen * layer_cache_bytes(job))
@@ -310,7 +312,7 @@ def _all_reduce(job: InferenceJob, nbytes: float, notes: Notes) -> float:
 
 
 def small_all_reduce(ranks: int, nbytes: float, rate: float) -> float:
-    """By NCCL's protocol for small messages, in a domain (I7)."""
+    """By NCCL's protocol for small messages, in a domain (IN7)."""
     if ranks == 1:
         return 0.0
     latency_s = NCCL_BASE_S + 2 * (ranks - 1) * NCCL_HOP_S

@@ -1,4 +1,4 @@
-"""What is served, on what, and what it takes of memory.
+"""A job of inference: the model, the devices, and the memory that it needs.
 
     F1  cache of a sequence   2 l/p tokens max(1, g/t) d bytes, on each rank of the stage with most
     F2  weights of a rank     its share of each matrix; embedding and output layer are in 16 bits

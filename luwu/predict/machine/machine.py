@@ -15,10 +15,10 @@ needed. No run is looked at. With W workers, a chunk of b bytes:
     X8  wire     seconds of the sender's and of the receiver's link thread, by byte; none where
                  memory is shared
     X9  compute  units forward in order, then backward, by one thread of a worker
-    X10 a step   as the play of all threads on the cores says (machine_play.py); not shorter than
+    X10  a step  as the play of all threads on the cores says (machine_play.py); not shorter than
                  work / cores, than the disk's time, or than the play on cores without number
 
-    X11 crowding one share of X10, fitted once for all cases: what no part alone shows, as processes
+    X11  crowd   one share of X10, fitted once for all cases: what no part alone shows, as processes
                  take caches from one another, and wait for the interpreter's lock and to be woken
 
 An *end* is a message that a process sends or receives, with all that its state machine does for it.

@@ -1,4 +1,4 @@
-"""How long ranks take to exchange: closed forms of n ranks, S bytes of the whole tensor.
+"""The time of exchanges: closed forms of n ranks, S bytes of the whole tensor.
 
 A `Path` is what one rank has: a, the time of an empty message, and B, the rate of a long one, which
 short ones do not reach (Hockney).

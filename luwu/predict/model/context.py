@@ -1,4 +1,4 @@
-"""What context parallel ranks exchange: ring attention.
+"""Exchanges of context parallel ranks: ring attention.
 
 A sequence is shared by c ranks; each has the queries, keys and values of n of its tokens. Keys and
 values go around: in each of c - 1 steps a rank sends the block that it has to the next one, while

@@ -1,4 +1,4 @@
-"""What is to be predicted, and what a prediction is."""
+"""The job of a prediction, and the prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a device takes for a layer, forward and backward, and for the output layer.
+"""The time of a layer on a device, forward and backward, and of the output layer.
 
     T1  a layer's forward     products + attention + passes over memory + exchanges
     T2  a layer's backward    twice products and passes, 2 times the attention (2.5 in one kernel)

@@ -1,4 +1,4 @@
-"""What a device holds while it trains.
+"""Memory of a device in training.
 
     Y1  states of 3-D training    18 bytes a parameter: 2 of weights, 4 of gradients, 12 of Adam
     Y2  activations of a layer    what backward needs of it, unless it is computed again; of experts

@@ -1,4 +1,4 @@
-"""How long a device takes: a matrix product by its size, everything else by the bytes it passes.
+"""The time of operators: a matrix product by its size, all others by the bytes they pass.
 
 O1   product      operations / (rate of its smallest dimension * scale)
 O2   pass         bytes / (memory rate * efficiency)

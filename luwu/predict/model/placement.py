@@ -1,4 +1,4 @@
-"""Where the ranks of a job sit, and so what carries their exchanges: a domain, or the network.
+"""The placement of a job's ranks, and so the carrier of their exchanges: a domain or the network.
 
     G1  numbering     tensor ranks are next to each other, then context, data and pipeline: a group
                       is every stride-th device, the stride being the product of the degrees before

@@ -1,4 +1,4 @@
-"""What machines and networks cost: to buy, an hour, a token; and the energy of a step.
+"""The cost of machines and networks: to buy, per hour, per token; and the energy of a step.
 
     B1  to buy        sum of count * price, at work sum of count * power
     B2  a network     its switches, its links, and two transceivers a link
@@ -10,7 +10,7 @@
                       changes rails is exchanged in the domain of K first
 
 A price or power that nobody knows is an error that names it, not a zero. Dollars, watts, joules,
-seconds. Source: simulation.md 5.13; with P a port's price and c a transceiver's, B2 of a Clos of t
+seconds. Derived; with P a port's price and c a transceiver's, B2 of a Clos of t
 tiers is n [(2t - 1) P + 2 t c].
 """
 

@@ -13,7 +13,7 @@
                     adaptive routing takes, whichever is more
 
 Rates are what one rank has while all work, as in `topologies.py`.
-Sources: simulation.md 5.5; Kim et al. ISCA 2008 (dragonfly); D5 and D6 count flows.
+Sources: Kim et al. ISCA 2008 (dragonfly); D5 and D6 count flows.
 """
 
 from __future__ import annotations

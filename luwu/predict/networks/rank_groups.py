@@ -1,4 +1,4 @@
-"""A group of ranks that exchange over a network, and what every network tells of it.
+"""A group of ranks that exchange over a network, and what every network knows of it.
 
 A network says, for a group and a collective, the three numbers that closed forms need: the rate of
 one rank, the latency between two, and what passes the middle of the group; and what it is made of.

@@ -20,7 +20,7 @@ Rates are what one rank has while every rank of the network works in a group of 
 Where groups do not fill blocks evenly, they are those of the worst placed one. They count ports, so
 they are reached where blocks have equally many links to all switches above (`Clos.is_even`); other
 sizes come out of S3 with as few switches, and some flows then meet on a link.
-Sources: simulation.md 5.5, 5.13; S5 and S6 count flows.
+Derived; S5 and S6 count flows.
 """
 
 from __future__ import annotations

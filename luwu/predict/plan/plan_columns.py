@@ -1,4 +1,4 @@
-"""What documents and tables of all plans have in common: devices, money, networks."""
+"""Columns that documents and tables of all plans have: devices, money, networks."""
 
 from __future__ import annotations
 

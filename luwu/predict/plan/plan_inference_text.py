@@ -1,4 +1,4 @@
-"""What is said of a plan of inference: a document, and the same for people."""
+"""A plan of inference as a document, and as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a plan: a document, and the same for people."""
+"""A plan of training as a document, and as text."""
 
 from __future__ import annotations
 

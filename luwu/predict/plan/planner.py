@@ -1,4 +1,4 @@
-"""Which configuration is best: all degrees, micro-batches and recomputations, of the systems and
+"""The best configuration: all degrees, micro-batches and recomputations, of the systems and
 networks asked.
 
     model = "GPT-175B"              as in a question (`question.py`), without what is searched

@@ -1,4 +1,4 @@
-"""What a plan may spend, on how many devices, and which of its goals orders the list.
+"""The budget of a plan, its number of devices, and the goal that orders the list.
 
     devices = [8, 16, 32]          or one number; left out, what a budget buys
     batch_per_device = 2           instead of batch, where the number of devices varies

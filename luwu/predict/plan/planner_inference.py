@@ -1,4 +1,4 @@
-"""Which configuration answers best: a plan of inference, on devices or on sockets.
+"""The best configuration of inference, on devices or on sockets.
 
     systems = ["inference"]         or "inference-sockets", or both
     model = "Llama3-405B"           as in a question, without what is searched

@@ -1,4 +1,4 @@
-"""What a plan of inference searches: every configuration as a question's table, and its batches.
+"""Configurations that a plan of inference searches, each as a question's table, with batches.
 
 Tensor ranks are powers of two that share a model's heads: of devices within a domain, of sockets as
 many as there are. Stages (of devices alone) are no more than layers, and copies of the model take

@@ -1,4 +1,4 @@
-"""What a plan searches: every configuration as a question's table, and the networks.
+"""Configurations that a plan of training searches, each as a question's table, and networks.
 
 A micro-batch is a power of two up to 64, of recomputation there is none, selective and full, and
 those alone count that share devices and batch evenly. Degrees of "3d", each only where it matters:

@@ -1,0 +1,12 @@
+"""What of the architecture can be counted, counted: `python -m tests.house`.
+
+    __main__.py   prints every count, its findings and its bound; exit code 1 if one is above
+    source.py     the modules of the product, their syntax trees, names and imports
+    cores.py      classes of cores that inherit; modules of cores that no test imports
+    circles.py    modules that import each other
+    sizes.py      long files, long functions, wide signatures
+    labels.py     numbered rules: defined once, cited as defined
+    texts.py      maps in docstrings of packages, names that the architecture page cites
+
+Nothing is imported of what is checked: everything is read from syntax trees and text.
+"""

@@ -1,0 +1,98 @@
+"""Cores: classes that inherit from another class of the project, and modules without a test."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.house.source import Module, definition, imported, modules
+
+CORES = ("luwu.protocol", "luwu.nic.core", "switch_emu.switch.core", "switch_emu.node.core")
+PLAIN_BASES = {
+    "BaseException",
+    "Enum",
+    "Exception",
+    "Flag",
+    "IntEnum",
+    "IntFlag",
+    "NamedTuple",
+    "Protocol",
+    "StrEnum",
+}
+"""What a class of a core, or a base of it, may inherit from."""
+PLAIN_MODULES = ("luwu.wire", "luwu.base.errors")
+"""Messages and errors."""
+
+
+def in_core(name: str) -> bool:
+    return any(name == core or name.startswith(core + ".") for core in CORES)
+
+
+def classes_that_inherit(root: Path) -> list[str]:
+    """Classes of cores with a base of the project that is no enum, protocol, error or message."""
+    known = modules(root)
+    found = []
+    for name, module in known.items():
+        if not in_core(name):
+            continue
+        for node in module.statements:
+            if not isinstance(node, ast.ClassDef):
+                continue
+            bases = [b for b in _bases(module, node, known) if not _is_plain(*b, known)]
+            if bases:
+                names = ", ".join(base for _, base in bases)
+                found.append(f"{module.place}:{node.lineno} {node.name}({names})")
+    return found
+
+
+def _bases(
+    module: Module, node: ast.ClassDef, known: dict[str, Module]
+) -> Iterator[tuple[str, str]]:
+    """(module, name) of each base that the project defines."""
+    names = {local: (source, name) for local, source, name in imported(module, known)}
+    for base in node.bases:
+        text = ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
+        prefix, _, last = text.rpartition(".")
+        if prefix in names:
+            yield definition(names[prefix][0], last, known)
+        elif text in names and names[text][1]:
+            yield definition(*names[text], known)
+        elif _class(module, text) is not None:
+            yield module.name, text
+
+
+def _class(module: Module, name: str) -> ast.ClassDef | None:
+    for node in module.statements:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node
+    return None
+
+
+def _is_plain(module: str, name: str, known: dict[str, Module]) -> bool:
+    """Whether a base is an enum, a tuple, a protocol, an error or a message."""
+    if any(module == plain or module.startswith(plain + ".") for plain in PLAIN_MODULES):
+        return True
+    node = _class(known[module], name) if module in known else None
+    if node is None:
+        return False
+    for base in node.bases:
+        text = ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
+        if text.rpartition(".")[2] in PLAIN_BASES:
+            return True
+    return any(_is_plain(*base, known) for base in _bases(known[module], node, known))
+
+
+def modules_without_test(root: Path) -> list[str]:
+    """Modules of cores that no test file and no suite imports, by itself or through its package."""
+    known = modules(root)
+    tested = set()
+    for name, module in modules(root, ("tests",)).items():
+        if not (name.rpartition(".")[2].startswith("test_") or name.startswith("tests.suites")):
+            continue
+        for _, source, imported_name in imported(module, known):
+            tested.add(source)
+            if imported_name:
+                tested.add(definition(source, imported_name, known)[0])
+    cores = [m for name, m in known.items() if in_core(name) and not m.is_package]
+    return [module.place for module in cores if module.name not in tested]

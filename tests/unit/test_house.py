@@ -1,0 +1,122 @@
+"""tests/house: what it counts is within its bounds, and it sees what it is there to see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.house import circles, cores, labels, sizes, texts
+from tests.house.__main__ import COUNTS, Count, report
+from tests.house.source import ROOT
+
+
+@pytest.mark.parametrize("count", COUNTS, ids=[count.what for count in COUNTS])
+def test_counts_are_within_their_bounds(count: Count) -> None:
+    """Goal: the structure only gets better: whoever lowers a count lowers its bound."""
+    found = count.find(ROOT)
+    assert len(found) <= count.bound, "\n".join(found)
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    """A tree of packages with these files."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in path.relative_to(root).parents:
+            if path.suffix == ".py" and folder.name:
+                (root / folder / "__init__.py").touch()
+        path.write_text(text)
+    return root
+
+
+WIDE = "a, b, c, d, e, f, g, h, i, j, k"
+BASE = "class Base:\n    pass\n"
+CASES: dict[str, tuple[Callable[[Path], list[str]], dict[str, str], dict[str, str]]] = {
+    "inherits": (
+        cores.classes_that_inherit,
+        {
+            "luwu/protocol/a.py": BASE,
+            "luwu/nic/core/b.py": "from luwu.protocol.a import Base\nclass Part(Base):\n    pass\n",
+        },
+        {
+            "luwu/protocol/a.py": "from enum import Enum\nclass Base(Enum):\n    pass\n",
+            "luwu/nic/core/b.py": "from luwu.protocol import a\nclass Part(a.Base):\n    pass\n",
+        },
+    ),
+    "inherits through a package": (
+        cores.classes_that_inherit,
+        {
+            "luwu/base/a.py": BASE,
+            "luwu/base/__init__.py": "from luwu.base.a import Base\n",
+            "luwu/nic/core/b.py": "import luwu.base as base\nclass Part(base.Base):\n    pass\n",
+        },
+        {
+            "luwu/wire/a.py": BASE,
+            "luwu/nic/core/b.py": "from luwu.wire import a\nclass Part(a.Base): ...\n",
+        },
+    ),
+    "without a test": (
+        cores.modules_without_test,
+        {"luwu/protocol/a.py": BASE, "tests/unit/helper.py": "import luwu.protocol.a\n"},
+        {
+            "luwu/protocol/a.py": BASE,
+            "luwu/protocol/__init__.py": "from luwu.protocol.a import Base\n",
+            "tests/unit/test_a.py": "from luwu.protocol import Base\n",
+        },
+    ),
+    "circle": (
+        circles.modules_in_circles,
+        {"luwu/a.py": "from luwu import b\n", "luwu/b.py": "def f():\n    import luwu.a\n"},
+        {"luwu/a.py": "from luwu import b\n", "luwu/b.py": "import luwu.c\n", "luwu/c.py": ""},
+    ),
+    "defined twice": (
+        labels.problems,
+        {"luwu/a.py": '"""\nS1  a rule\n"""\n', "docs/b.md": "| S1 | another |\n"},
+        {"luwu/a.py": '"""\nS1  a rule\n"""\n# by S1, in F32\n', "docs/b.md": "S1 holds.\n"},
+    ),
+    "not defined": (
+        labels.problems,
+        {"luwu/a.py": '"""\nS1  a rule\n"""\n# by S2\n'},
+        {"luwu/predict/a.py": '"""\n    S1  a form\n"""\n', "luwu/a.py": '"""S1  a rule"""\n'},
+    ),
+    "long file": (sizes.long_files, {"luwu/a.py": "\n" * 701}, {"luwu/a.py": "\n" * 700}),
+    "long function": (
+        sizes.long_functions,
+        {"luwu/a.py": "def f():\n" + "    f()\n" * 60},
+        {"luwu/a.py": "def f():\n" + "    f()\n" * 59},
+    ),
+    "wide": (
+        sizes.wide_signatures,
+        {"luwu/a.py": f"def f({WIDE}): ...\n"},
+        {"luwu/a.py": f"class A:\n  def f(  # more than ten: why\n    self, {WIDE}\n  ): ...\n"},
+    ),
+    "no map": (
+        texts.packages_without_map,
+        {f"luwu/a/b{number}.py": "" for number in range(7)},
+        {f"luwu/a/b{number}.py": "" for number in range(6)},
+    ),
+    "no such name": (
+        texts.names_that_do_not_exist,
+        {"luwu/a.py": BASE, "docs/architecture.md": "See `luwu/a.py:Bass` and `luwu/b/`.\n"},
+        {"luwu/a.py": BASE, "docs/architecture.md": "See `luwu/a.py:Base`, `luwu.a`, `x = 1`.\n"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_count_finds_what_is_wrong(case: str, tmp_path: Path) -> None:
+    """Goal: each count is above 0 for a tree with its fault, and 0 for one without."""
+    find, wrong, right = CASES[case]
+    assert find(write(tmp_path / "wrong", wrong))
+    assert find(write(tmp_path / "right", right)) == []
+
+
+def test_the_exit_code_follows_the_bounds(tmp_path: Path) -> None:
+    """Goal: a count above its bound is marked, and fails the command; one at its bound does not."""
+    root = write(tmp_path, {"luwu/a.py": "\n" * 701})
+    text, sound = report(root, (Count("files", sizes.long_files, 0),))
+    assert not sound
+    assert "<- above" in text
+    assert report(root, (Count("files", sizes.long_files, 1),))[1]
