@@ -44,6 +44,11 @@ class JobSpec:
     """The user allowed connections to leave this machine without keys."""
 
 
+def shared_fields(spec: JobSpec) -> dict[str, Any]:
+    """The fields of `JobSpec` alone, for another specification of the same job."""
+    return {each.name: getattr(spec, each.name) for each in dataclasses.fields(JobSpec)}
+
+
 def document_of(spec: JobSpec) -> dict[str, Any]:
     """A specification as JSON takes it; `from_document` reads it."""
     return {name: _plain(value) for name, value in dataclasses.asdict(spec).items()}

@@ -22,7 +22,7 @@ from luwu.commands.up_in_tree import join_parent, node_file
 from luwu.join.connection import Connection, write_connection
 from luwu.launch.hosts.nodes import check_nodes, node_role
 from luwu.launch.processes.console import Console
-from luwu.launch.roles import node_spec
+from luwu.launch.roles import NodeEnds, job_spec, node_spec
 from luwu.launch.serving import (
     LOOPBACK,
     STATE_DIRECTORY,
@@ -63,16 +63,16 @@ def start_node(
     spec = node_spec(
         config,
         directory,
-        job=job,
-        listen=config.bind or LOOPBACK,
+        job_spec(config, job=job, chunk_bytes=sizes.chunk_bytes),  # separate roles talk over tcp
+        NodeEnds(
+            listen=config.bind or LOOPBACK,
+            advertise=config.advertise,
+            first=None if before is None else before.node,
+        ),
         memory_budget_bytes=sizes.memory_budget_bytes,
-        chunk_bytes=sizes.chunk_bytes,
-        arena_bytes=0,  # separate roles talk over tcp
         state=own_state,
-        advertise=config.advertise,
         groups=() if config.tree is None else tree_of(config).groups,
         number=number,
-        first=None if before is None else before.node,
         key_name=config.key_name,
     )
     endpoint = supervisor.add_role(node_role(number), spec)

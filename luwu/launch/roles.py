@@ -15,17 +15,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConnectionFailed
-from luwu.base.job_spec import document_of
+from luwu.base.job_spec import JobSpec, document_of, shared_fields
 from luwu.base.json_file import read_json, remove_partial, write_json
 from luwu.base.limits import POOL_BYTES_DEFAULT
 from luwu.base.links import LinkPair, retry_over
-from luwu.base.outstanding import RetryPolicy
 from luwu.base.own import own_module
 from luwu.base.refusals import refusing
 from luwu.base.seeds import derive
@@ -176,27 +176,55 @@ def wait_until_listens(
     return said
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEnds:
+    """Where a node listens, and the endpoint of node 0, for the others."""
+
+    listen: str
+    advertise: str | None = None
+    first: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchEnds:
+    """Where a switch listens, and the endpoints above it."""
+
+    listen: str
+    parent: str
+    more_parents: tuple[str, ...] = ()
+    """Of nodes after the first."""
+    workers_at: str | None = None
+    """Endpoint for workers, where `listen` is for switches alone."""
+    advertise: str | None = None
+
+
+def job_spec(config: RunConfig, *, job: int, chunk_bytes: int, arena_bytes: int = 0) -> JobSpec:
+    """What all processes of a job are told of it."""
+    return JobSpec(
+        job=job, chunk_bytes=chunk_bytes, grace_s=config.grace, arena_bytes=arena_bytes,
+        stripes=config.stripes, insecure=config.insecure,
+    )  # fmt: skip
+
+
 def node_spec(
-    config: RunConfig, run: RunDirectory, *, job: int, listen: str, memory_budget_bytes: int,
-    chunk_bytes: int, state: Path | None, arena_bytes: int = 0, advertise: str | None = None,
-    groups: Sequence[int] = (), number: int = 0, first: str | None = None,
+    config: RunConfig, run: RunDirectory, job: JobSpec, ends: NodeEnds, *,
+    memory_budget_bytes: int, state: Path | None, groups: Sequence[int] = (), number: int = 0,
     key_name: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What a node is started with (`NodeSpec`), as JSON takes it; `state` and the budget are this
     node's own."""
     role = node_role(number)
+    shared = replace(job, retry=retry_over(node_link(config)) if number else None)
     spec = NodeSpec(
-        job=job,
+        **shared_fields(shared),
         world_size=config.workers,
-        listen=listen,
-        advertise=advertise,
-        insecure=config.insecure,
-        keys=keys_of(config, listen, first or ""),
+        listen=ends.listen,
+        advertise=ends.advertise,
+        keys=keys_of(config, ends.listen, ends.first or ""),
         key_name=key_name or role,
         state=None if state is None else state.absolute(),
         durability=cast(Durability, config.durability),
         memory_budget_bytes=memory_budget_bytes,
-        chunk_bytes=chunk_bytes,
         has_switch=not config.no_switch,
         resume=config.resume,
         events=run.events(role),
@@ -205,18 +233,14 @@ def node_spec(
         summary=run.result(node_result(number, config.optimizer_nodes)),
         number=number,
         count=config.optimizer_nodes,
-        first=first,
-        arena_bytes=arena_bytes,
-        stripes=config.stripes,
+        first=ends.first,
         fidelity=switch_fidelity(config),
         slots=config.slots,
         groups=tuple(groups),
-        grace_s=config.grace,
         drop_after_s=drop_after_s(config),
         ranks_min=config.workers_min if drops_workers(config) else None,
         redoes=config.on_lost_steps == "redo",
         disk_bytes_per_s=dilated_disk_rate(config),
-        retry=retry_over(node_link(config)) if number else None,
         link=_emulated(node_link(config)),
         link_seed=derive(config.seed, "links", role),
     )
@@ -254,45 +278,35 @@ def record_of(config: RunConfig, place: Place) -> Path | None:
 
 
 def switch_spec(
-    config: RunConfig, run: RunDirectory, *, job: int, tree: Tree, place: Place, listen: str,
-    parent: str, chunk_bytes: int, arena_bytes: int = 0, stripes: int = 1,
-    advertise: str | None = None, workers_at: str | None = None,
-    retry: RetryPolicy | None = None,
-    slot_bytes: int = 0, only_forwards: bool = False, more_parents: Sequence[str] = (),
-    key_name: str | None = None,
+    config: RunConfig, run: RunDirectory, job: JobSpec, ends: SwitchEnds, *, tree: Tree,
+    place: Place, slot_bytes: int = 0, only_forwards: bool = False, key_name: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What a switch is started with (`SwitchSpec`), as JSON takes it; `slot_bytes`: memory of
     slots, at least."""
     children, roles = tree.children(place), tree.roles_below(place)
     spec = SwitchSpec(
-        job=job,
+        **shared_fields(job),
         name=place.name,
         above=tree.parent_process(place),
         children=tuple(children),
         rank=tree.index(place),
-        listen=listen,
-        workers_at=workers_at,
-        advertise=advertise,
-        parent=parent,
-        more_parents=tuple(more_parents),
-        insecure=config.insecure,
-        keys=keys_of(config, listen, workers_at or "", parent),
+        listen=ends.listen,
+        workers_at=ends.workers_at,
+        advertise=ends.advertise,
+        parent=ends.parent,
+        more_parents=ends.more_parents,
+        keys=keys_of(config, ends.listen, ends.workers_at or "", ends.parent),
         key_name=key_name or place.process,
-        slot_bytes_max=max(POOL_BYTES_DEFAULT, 4 * len(children) * chunk_bytes, slot_bytes),
-        copies_bytes_max=max(POOL_BYTES_DEFAULT, 4 * chunk_bytes),
+        slot_bytes_max=max(POOL_BYTES_DEFAULT, 4 * len(children) * job.chunk_bytes, slot_bytes),
+        copies_bytes_max=max(POOL_BYTES_DEFAULT, 4 * job.chunk_bytes),
         events=run.events(place.process),
         counters=run.counters(place.process),
         record=record_of(config, place),
         summary=run.result(f"{place.process}.json"),
-        arena_bytes=arena_bytes,
-        stripes=stripes,
         fidelity=switch_fidelity(config),
         slots=config.slots,
         only_forwards=only_forwards,
-        chunk_bytes=chunk_bytes,
-        grace_s=config.grace,
         drop_after_s=drop_after_s(config),
-        retry=retry,
         link_roles=tuple(roles),
         link=_emulated(links_of(config).below(roles, place.process)),
         link_seed=derive(config.seed, "links", place.process),

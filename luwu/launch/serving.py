@@ -38,7 +38,7 @@ from luwu.launch.hosts.network import (
 from luwu.launch.hosts.nodes import check_nodes, node_role
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.sockets import private_directory
-from luwu.launch.roles import node_spec, switch_spec
+from luwu.launch.roles import NodeEnds, SwitchEnds, job_spec, node_spec, switch_spec
 from luwu.transport import check_arena
 from luwu.transport.arena_limits import memory_limit
 from switch_emu.node.plan import default_chunk_bytes
@@ -214,19 +214,20 @@ def add_nodes(
     for number in range(count):
         role = node_role(number)
         is_file = not listen.startswith("tcp://")
+        ends = NodeEnds(
+            listen=f"{listen}-{number}" if number and is_file else listen,
+            advertise=config.advertise if config.no_switch else None,
+            first=endpoints[0] if number else None,
+        )
         spec = node_spec(
             config,
             supervisor.run,
-            job=job,
-            listen=f"{listen}-{number}" if number and is_file else listen,
+            job_spec(config, job=job, chunk_bytes=sizes.chunk_bytes, arena_bytes=arena_bytes),
+            ends,
             memory_budget_bytes=sizes.memory_budget_bytes // count,
-            chunk_bytes=sizes.chunk_bytes,
-            arena_bytes=arena_bytes,
             state=None if state is None else directory_of_node(state, number, count),
-            advertise=config.advertise if config.no_switch else None,
             groups=groups,
             number=number,
-            first=endpoints[0] if number else None,
         )
         endpoints.append(supervisor.add_role(role, spec))
     return endpoints
@@ -325,21 +326,27 @@ def add_switch(
 ) -> str:  # fmt: skip
     """Start a switch below the endpoint `parent`; where it listens."""
     above = node_link(config) if place.parent == NODE else links_of(config).switch
+    job = replace(
+        connection,
+        stripes=stripes_of(config, connection),
+        retry=retry_over(above),
+        grace_s=config.grace,
+        insecure=config.insecure,
+    )
+    ends = SwitchEnds(
+        listen=listen,
+        parent=parent,
+        more_parents=tuple(more_parents),
+        workers_at=workers_at,
+        advertise=config.advertise,
+    )
     spec = switch_spec(
         config,
         supervisor.run,
-        job=connection.job,
+        job,
+        ends,
         tree=tree,
         place=place,
-        listen=listen,
-        parent=parent,
-        more_parents=more_parents,
-        chunk_bytes=connection.chunk_bytes,
-        arena_bytes=connection.arena_bytes,
-        stripes=stripes_of(config, connection),
-        advertise=config.advertise,
-        workers_at=workers_at,
-        retry=retry_over(above),
         slot_bytes=_slot_bytes(config, connection, len(tree.children(place))),
         only_forwards=only_forwards,
         key_name=key_name,

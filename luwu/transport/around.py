@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from luwu.transport.interface import Buffer, Counters, Received, SendHandle, Transport
+from luwu.transport.interface import Buffer, Received, SendHandle, Transport
 
 InnerT = TypeVar("InnerT", bound=Transport)
 
@@ -43,10 +43,6 @@ class TransportAround(Transport, Generic[InnerT]):
     def wake(self) -> None:
         """End a blocked `receive`; see `Transport.wake`."""
         self._inner.wake()
-
-    def counters(self, peer: str | None = None) -> Counters:
-        """Bytes so far, as the inner transport counts them; see `Transport.counters`."""
-        return self._inner.counters(peer)
 
     def close(self) -> None:
         """Close the inner transport; see `Transport.close`."""

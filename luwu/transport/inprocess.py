@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
 from luwu.base.clock import SYSTEM_CLOCK
@@ -21,7 +21,6 @@ from luwu.base.limits import CREDIT_BYTES_DEFAULT
 from luwu.transport.credits import CreditLedger, anonymous_memory, check_limit
 from luwu.transport.interface import (
     Buffer,
-    Counters,
     Delivery,
     PeerDown,
     PeerFailed,
@@ -72,7 +71,6 @@ class _End:
     ledger: CreditLedger
     seeker: _Seeker | None
     """The call that seeks the peer again; None on the listening side."""
-    counters: Counters = field(default_factory=Counters)
     other: _End | None = None
 
 
@@ -114,7 +112,6 @@ class InProcessTransport(Transport):
         self._ends: dict[str, _End] = {}
         self._dialled: set[str] = set()
         self._endpoints: list[str] = []
-        self._departed = Counters()
         self._woken = False
         self._has_returns = False
         self._closed = False
@@ -156,12 +153,8 @@ class InProcessTransport(Transport):
             end = self._end(peer)
             end.ledger.check(len(header), payload_bytes)
             passed = _Passed(self, end.ledger, len(header) + payload_bytes)
-            end.counters.header_bytes_sent += len(header)
-            end.counters.payload_bytes_sent += payload_bytes
             other = end.other
             assert other is not None
-            other.counters.header_bytes_received += len(header)
-            other.counters.payload_bytes_received += payload_bytes
             delivery = Delivery(
                 other.peer, bytes(header), views, passed.finish, is_shared=bool(views)
             )
@@ -197,18 +190,6 @@ class InProcessTransport(Transport):
         with self._changed:
             self._woken = True
             self._changed.notify()
-
-    def counters(self, peer: str | None = None) -> Counters:
-        """Bytes so far; see `Transport.counters`."""
-        total = Counters()
-        with self._network.lock:
-            if peer is not None:
-                total.add(self._end(peer).counters)
-                return total
-            total.add(self._departed)
-            for end in self._ends.values():
-                total.add(end.counters)
-        return total
 
     def close(self) -> None:
         """Leave the network; the others get PeerDown after what was already sent to them."""
@@ -283,7 +264,6 @@ class InProcessTransport(Transport):
 
     def _drop(self, end: _End) -> None:
         del self._ends[end.peer]
-        self._departed.add(end.counters)
 
 
 def _check_endpoint(endpoint: str) -> None:

@@ -136,23 +136,6 @@ class PeerFailed:
 Received: TypeAlias = Delivery | PeerUp | PeerDown | PeerFailed
 
 
-@dataclass(slots=True)
-class Counters:
-    """Bytes of application messages; messages of the transport itself are not counted."""
-
-    header_bytes_sent: int = 0
-    payload_bytes_sent: int = 0
-    header_bytes_received: int = 0
-    payload_bytes_received: int = 0
-
-    def add(self, other: Counters) -> None:
-        """Add another's bytes to ours."""
-        self.header_bytes_sent += other.header_bytes_sent
-        self.payload_bytes_sent += other.payload_bytes_sent
-        self.header_bytes_received += other.header_bytes_received
-        self.payload_bytes_received += other.payload_bytes_received
-
-
 class Transport(Closing):
     """The links of one process role; see the module's text for what always holds."""
 
@@ -207,10 +190,6 @@ class Transport(Closing):
     @abstractmethod
     def wake(self) -> None:
         """Let a blocked `receive`, or the next one that would block, return None. Any thread."""
-
-    @abstractmethod
-    def counters(self, peer: str | None = None) -> Counters:
-        """Bytes to and from `peer`, or of all peers, departed ones included. Raises PeerGone."""
 
     @abstractmethod
     def close(self) -> None:

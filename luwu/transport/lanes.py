@@ -1,4 +1,4 @@
-"""The way to one ZeroMQ peer: frames out and in, with their credit and counters."""
+"""The way to one ZeroMQ peer: frames out and in, with their credit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.transport.credits import CreditLedger
 from luwu.transport.interface import (
     BUFFERS_COUNT_MAX,
-    Counters,
     Delivery,
     PeerFailed,
     PeerGone,
@@ -49,7 +48,7 @@ class Way(NamedTuple):
 
 
 class Lane:
-    """All ways to one peer, in turns, with one credit and one set of counters.
+    """All ways to one peer, in turns, with one credit.
 
     A turn lasts until its messages come to `TURN_BYTES`. Then what was sent last is tracked too:
     when libzmq needs it no more, it needs nothing of this turn, for one way is a FIFO.
@@ -61,7 +60,6 @@ class Lane:
         self.peer = peer
         self.ways = ways
         self.header_bytes_max = header_bytes_max
-        self.counters = Counters()
         self._turn = 0
         self._ledger = CreditLedger(peer, limit_bytes)
         self._queued: deque[tuple[SendHandle, int]] = deque()
@@ -105,8 +103,6 @@ class Lane:
             self._ledger.queued_bytes += turn_bytes
             self._turn_bytes = 0
             self._turn = (self._turn + 1) % len(self.ways)
-        self.counters.header_bytes_sent += len(header)
-        self.counters.payload_bytes_sent += payload_bytes
         return handle
 
     def _write(self, parts: list[bytes | memoryview | zmq.Frame]) -> None:
@@ -151,6 +147,4 @@ def delivery_of(
         )
         return PeerFailed(lane.peer, error, final=False)
     buffers = [frame.buffer.toreadonly() for frame in frames[1:]]
-    lane.counters.header_bytes_received += header_bytes
-    lane.counters.payload_bytes_received += sum(view.nbytes for view in buffers)
     return Delivery(lane.peer, frames[0].bytes, buffers)

@@ -24,7 +24,6 @@ from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.transport.interface import (
     LISTENER,
     Buffer,
-    Counters,
     CreditExceeded,
     Delivery,
     Received,
@@ -95,17 +94,6 @@ class MixedTransport(Transport):
         """End a blocked `receive`; see `Transport.wake`."""
         self._is_woken = True
         self._wired.wake()
-
-    def counters(self, peer: str | None = None) -> Counters:
-        """Bytes so far, of both; see `Transport.counters`."""
-        total = Counters()
-        if peer is not None:
-            transport, name = self._route(peer)
-            total.add(transport.counters(name))
-            return total
-        total.add(self._shared.counters())
-        total.add(self._wired.counters())
-        return total
 
     def close(self) -> None:
         """Close both; see `Transport.close`."""

@@ -23,7 +23,7 @@ from typing import Final
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import WORLD_SIZE_MAX
 from luwu.transport import descriptors
-from luwu.transport.interface import Counters, Delivery, SendHandle
+from luwu.transport.interface import SendHandle
 from luwu.transport.mapping import Region, Regions
 from luwu.transport.notices import Span
 
@@ -140,7 +140,6 @@ class Link:
         "_channel",
         "_passed",
         "_passed_count",
-        "counters",
         "forgotten",
         "heard_sequence",
         "is_up",
@@ -154,7 +153,6 @@ class Link:
     def __init__(self, peer: str, channel: socket.socket) -> None:
         self.peer = peer
         self.is_up = True
-        self.counters = Counters()
         self.sent_sequence = 0
         self.heard_sequence = 0
         self.lent: dict[int, Passed] = {}
@@ -201,12 +199,6 @@ class Link:
             )
         self.lent_bytes -= passed.nbytes
         return passed
-
-    def count(self, delivery: Delivery) -> None:
-        """A message came."""
-        self.counters.header_bytes_received += len(delivery.header)
-        for view in delivery.buffers:
-            self.counters.payload_bytes_received += view.nbytes
 
     def place(self, span: Span, regions: Regions) -> tuple[Region, int, int]:
         """The region, offset and length of a span. Raises RemoteProtocolError, ConnectionFailed."""

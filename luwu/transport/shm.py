@@ -31,7 +31,6 @@ from luwu.transport.arena import Arena
 from luwu.transport.credits import exceeded
 from luwu.transport.interface import (
     Buffer,
-    Counters,
     Delivery,
     PeerFailed,
     PeerUp,
@@ -81,7 +80,6 @@ class ShmTransport(Transport):
             self._regions.add(self._arena.region)
         self._meetings = Meetings(self._inner)
         self._links: dict[str, Link] = {}
-        self._departed = Counters()
         self._returns = Returns(self._inner)
         self._has_news = False  # handles became done
         self._is_woken = False
@@ -118,8 +116,6 @@ class ShmTransport(Transport):
             handle = self._lend(link, header, views, payload_bytes)
         if handle is None:
             handle = self._inner.send(peer, notices.inline(header), views)
-        link.counters.header_bytes_sent += len(header)
-        link.counters.payload_bytes_sent += payload_bytes
         return handle
 
     def credit(self, peer: str) -> int:
@@ -161,17 +157,6 @@ class ShmTransport(Transport):
         """End a blocked `receive`; see `Transport.wake`."""
         self._is_woken = True
         self._inner.wake()
-
-    def counters(self, peer: str | None = None) -> Counters:
-        """Bytes so far, shared or not; see `Transport.counters`."""
-        total = Counters()
-        if peer is not None:
-            total.add(self._link(peer).counters)
-            return total
-        total.add(self._departed)
-        for link in self._links.values():
-            total.add(link.counters)
-        return total
 
     def close(self) -> None:
         """Close everything; see `ZeroMqTransport.close`. What was received stays readable."""
@@ -272,11 +257,9 @@ class ShmTransport(Transport):
         kind = notice[0]
         if kind == notices.SHARED:
             delivery = self._returns.borrow(link, heard, self._regions)
-            link.count(delivery)
             return delivery
         if kind == notices.INLINE:
             heard.header = notices.read_inline(notice)
-            link.count(heard)
             return heard
         if kind == notices.RELEASED:
             self._has_news = True
@@ -299,7 +282,6 @@ class ShmTransport(Transport):
     def _end(self, link: Link) -> None:
         """The connection is over."""
         del self._links[link.peer]
-        self._departed.add(link.counters)
         self._returns.end(link)
         arenas, lent = link.close()
         for region in arenas:

@@ -23,7 +23,6 @@ from luwu.transport.arrivals import ConnectionLimits
 from luwu.transport.curve import Security
 from luwu.transport.interface import (
     Buffer,
-    Counters,
     Received,
     SendHandle,
     checked_views,
@@ -121,14 +120,6 @@ class StripedTransport(TransportAround[ZeroMqTransport]):
         """End a blocked `receive`; see `Transport.wake`."""
         self._is_woken = True
         self._inner.wake()
-
-    def counters(self, peer: str | None = None) -> Counters:
-        """Bytes so far; see `Transport.counters`."""
-        if peer is None:
-            total = self._inner.counters()  # all that was received, and what was sent to others
-            self._links.add_sent(total)
-            return total
-        return self._links.counters(peer) if peer in self._links else self._inner.counters(peer)
 
     def close(self) -> None:
         """Close everything; see `ZeroMqTransport.close`."""

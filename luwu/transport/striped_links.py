@@ -27,7 +27,6 @@ from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX
 from luwu.transport.connections import Greeted
 from luwu.transport.interface import (
     LISTENER,
-    Counters,
     Delivery,
     PeerDown,
     PeerFailed,
@@ -66,7 +65,6 @@ class Links:
         """Those that dial us."""
         self.timed: set[Link] = set()
         """Those that must be whole, or over, in time: `wait_ns` and `look_at_the_clock`."""
-        self._sent_before = Counters()
 
     def dial(self, peer: str, endpoint: str, count: int) -> None:
         """Seek a peer over so many connections; see `Transport.dial`."""
@@ -91,22 +89,6 @@ class Links:
         if link is None or link.lane is None:
             raise gone(peer)
         return link.lane
-
-    def counters(self, peer: str) -> Counters:
-        """Bytes to and from one peer. Raises PeerGone."""
-        total = Counters()
-        total.add(self.lane(peer).counters)
-        for name in self._up[peer].names:
-            assert name is not None
-            total.add(self._inner.counters(name))
-        return total
-
-    def add_sent(self, total: Counters) -> None:
-        """Add what was sent to peers of several stripes, departed ones included."""
-        total.add(self._sent_before)
-        for link in self._up.values():
-            if link.lane is not None:
-                total.add(link.lane.counters)
 
     def close(self) -> None:
         """Forget everything; the inner transport is closed."""
@@ -201,7 +183,7 @@ class Links:
         """The connection of a stripe is over."""
         link.messages.end(index)
         if link.is_up:
-            self._send_no_more(link)
+            link.lane = None
             if link.deadline_ns is None:
                 self._set_deadline(link, self._inner.timing.linger_ms)
             self._hand_out(link)
@@ -256,7 +238,7 @@ class Links:
 
     def _finish(self, link: Link, reason: str) -> None:
         """The link was up and is over."""
-        self._send_no_more(link)
+        link.lane = None
         del self._up[link.peer]
         self.ready.append(PeerDown(link.peer, reason))
         self._let_go(link)
@@ -314,8 +296,3 @@ class Links:
     ) -> Link:
         messages = InOrder(len(names), self._held_bytes_max)
         return Link(peer, link_id, list(names), messages, endpoint)
-
-    def _send_no_more(self, link: Link) -> None:
-        if link.lane is not None:
-            self._sent_before.add(link.lane.counters)
-            link.lane = None

@@ -32,7 +32,6 @@ from luwu.transport.dialled import Dialled
 from luwu.transport.interface import (
     LISTENER,
     Buffer,
-    Counters,
     PeerFailed,
     Received,
     SendHandle,
@@ -89,7 +88,6 @@ class ZeroMqTransport(Transport):
         self._dialled: dict[str, Dialled] = {}
         self._ipc: list[endpoints.IpcEndpoint] = []
         self._lanes: dict[str, Lane] = {}
-        self._departed = Counters()
         self._poller = zmq.Poller()
         self._calls: dict[Any, Callable[[], None]] = {}
         self._readable: deque[Side] = deque()
@@ -184,17 +182,6 @@ class ZeroMqTransport(Transport):
             if not self._closed:
                 os.eventfd_write(self._wake_fd, 1)
 
-    def counters(self, peer: str | None = None) -> Counters:
-        """Bytes so far; see `Transport.counters`."""
-        total = Counters()
-        if peer is not None:
-            total.add(self.lane(peer).counters)
-            return total
-        total.add(self._departed)
-        for lane in self._lanes.values():
-            total.add(lane.counters)
-        return total
-
     def close(self) -> None:
         """Close everything; takes `linger_ms` at most."""
         with self._wake_lock:
@@ -253,7 +240,6 @@ class ZeroMqTransport(Transport):
         """For connections: a peer is gone."""
         if self._lanes.get(lane.peer) is lane:
             del self._lanes[lane.peer]
-            self._departed.add(lane.counters)
 
     def _bind(self, endpoint: endpoints.Endpoint) -> str:
         if getattr(endpoint, "key", None) is not None and self.zap is None:

@@ -243,8 +243,7 @@ class LinkedTransport(TransportAround[Transport]):
         return bool(self._leaving)
 
     def links(self) -> list[tuple[str, LinkCounters, LinkCounters]]:
-        """(peer, up, down) of every connection there was, oldest first; `counters` has the bytes
-        that passed on the host."""
+        """(peer, up, down) of every connection there was, oldest first."""
         return [(ends.peer, ends.up.counters, ends.down.counters) for ends in self._all]
 
     # ---------------------------------------------------------------------- what waits

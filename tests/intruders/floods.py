@@ -97,9 +97,6 @@ class Repeating(Transport):
     def wake(self) -> None:
         self._inner.wake()
 
-    def counters(self, peer: str | None = None) -> Any:
-        return self._inner.counters(peer)
-
     def close(self) -> None:
         self._inner.close()
 

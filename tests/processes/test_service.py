@@ -16,7 +16,7 @@ from luwu.base.json_file import read_json
 from luwu.base.tree import one_switch
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.sockets import private_directory
-from luwu.launch.roles import ended_file, ready_file, switch_spec, write_role
+from luwu.launch.roles import SwitchEnds, ended_file, job_spec, ready_file, switch_spec, write_role
 from luwu.launch.service import Service, ServiceJob, probe
 from luwu.testing.leftovers import memory_files, until_empty
 
@@ -88,8 +88,9 @@ def test_the_end_of_its_input_is_its_end(tmp_path: Path, how: str) -> None:
     sockets = private_directory()
     run = RunDirectory.create(tmp_path / "run")
     spec = switch_spec(
-        RunConfig(), run, job=1, tree=(tree := one_switch(2)), place=tree.root, listen=f"ipc://{sockets}/switch",
-        parent=f"ipc://{sockets}/node", chunk_bytes=MIB,
+        RunConfig(), run, job_spec(RunConfig(), job=1, chunk_bytes=MIB),
+        SwitchEnds(listen=f"ipc://{sockets}/switch", parent=f"ipc://{sockets}/node"),
+        tree=(tree := one_switch(2)), place=tree.root,
     )  # fmt: skip
     order = {"do": "open", "config": str(write_role(run, "switch", spec, sockets))}
     process = subprocess.Popen(

@@ -20,7 +20,7 @@ from luwu.launch.processes.children import Child, is_alive, private_bytes
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.relay import ByLine
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.roles import switch_spec
+from luwu.launch.roles import SwitchEnds, job_spec, switch_spec
 from luwu.launch.supervisor import Supervisor
 from luwu.testing.cluster import SOURCE, Cluster
 from tests.unit.waiting import is_soon
@@ -68,8 +68,9 @@ def poll_until(supervisor: Supervisor, role: str, *, but: int = 0, limit_s: floa
 
 def add_switch(supervisor: Supervisor, listen: str = "tcp://127.0.0.1:0") -> str:
     spec = switch_spec(
-        RunConfig(), supervisor.run, job=7, tree=(tree := one_switch(2)), place=tree.root,
-        listen=listen, parent="tcp://127.0.0.1:9", chunk_bytes=16384,
+        RunConfig(), supervisor.run, job_spec(RunConfig(), job=7, chunk_bytes=16384),
+        SwitchEnds(listen=listen, parent="tcp://127.0.0.1:9"),
+        tree=(tree := one_switch(2)), place=tree.root,
     )  # fmt: skip
     return supervisor.add_role("switch", spec)
 
@@ -241,8 +242,8 @@ def test_a_role_that_dies_while_another_starts_is_started_again(supervisor: Supe
     assert is_soon(lambda: not is_alive(first))
     tree = one_switch(2)
     spec = switch_spec(
-        RunConfig(), supervisor.run, job=7, tree=tree, place=tree.root, chunk_bytes=16384,
-        listen="tcp://127.0.0.1:0", parent=endpoint,
+        RunConfig(), supervisor.run, job_spec(RunConfig(), job=7, chunk_bytes=16384),
+        SwitchEnds(listen="tcp://127.0.0.1:0", parent=endpoint), tree=tree, place=tree.root,
     )  # fmt: skip
     supervisor.add_role("switch-b", spec)
     [entry] = [e for e in supervisor.run.read_processes() if e.role == "switch"]

@@ -18,7 +18,6 @@ from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX
 from luwu.base.seeds import derive
 from luwu.transport import (
     BUFFERS_COUNT_MAX,
-    Counters,
     CreditExceeded,
     Delivery,
     PeerDown,
@@ -282,7 +281,7 @@ class TransportSuite:
             assert SYSTEM_CLOCK.now_ns() - start_ns >= timeout_ns
 
     def test_unknown_and_departed_peers_are_gone(self, make: Make, endpoint: str) -> None:
-        """Goal: send, credit and counters of a peer that is not there raise, and say what to do."""
+        """Goal: send and credit of a peer that is not there raise, and say what to do."""
         listener, dialler, child = pair(make, endpoint)
         dialler.close()
         assert down(listener) == child
@@ -291,7 +290,6 @@ class TransportSuite:
             for ask in (
                 lambda peer=peer: listener.send(peer, b"h"),
                 lambda peer=peer: listener.credit(peer),
-                lambda peer=peer: listener.counters(peer),
             ):
                 with pytest.raises(PeerGone, match="Wait for its PeerUp"):
                     ask()
@@ -386,22 +384,6 @@ class TransportSuite:
                     assert event is None
             except PeerGone:
                 assert down(dialler) == "parent"
-
-    def test_counters_count_application_bytes(self, make: Make, endpoint: str) -> None:
-        """Goal: header and payload apart, both directions; totals outlive the peer."""
-        listener, dialler, child = pair(make, endpoint)
-        dialler.send("parent", b"12345", [bytes(100_000), b"abc"])
-        message(listener).release()
-        listener.send(child, b"1234567")
-        message(dialler)
-        expected = Counters(5, 100_003, 7, 0)
-        assert dialler.counters("parent") == dialler.counters() == expected
-        mirrored = Counters(7, 0, 5, 100_003)
-        assert listener.counters(child) == listener.counters() == mirrored
-
-        dialler.close()
-        down(listener)
-        assert listener.counters() == mirrored
 
     def test_an_endpoint_in_use_is_refused(self, make: Make, endpoint: str) -> None:
         """Goal: a second listener is told that the place is taken, and the first one goes on."""
