@@ -10,6 +10,4 @@ push_form.py     checks of a push, so that only what fits is summed
 sum_order.py     the order of a float32 sum in a tree of switches
 outcomes.py      verdicts and decisions that were announced; sent again on request
 lost_steps.py    decided steps that the state of a node lacks
-speaker.py       the base of cores that do not have an outbox yet
-parent.py        the base of switch and node cores that do not have children yet
 """
