@@ -11,4 +11,5 @@ data_file.py  checks of `--data` without torch
 pace.py       slower compute, for emulation
 finetune.py   fine-tunes a Hugging Face model
 generate.py   text from a GPT while it trains
+arm.py        what all arms have in common
 """

@@ -28,4 +28,5 @@ own.py            imports of LuWu's own packages
 address.py        the address of an array's memory
 address_range.py  reserved addresses whose memory is given back and taken again
 libc.py           calls of libc that Python does not offer
+job_spec.py       the specification of a job that its processes share, as a document and back
 """

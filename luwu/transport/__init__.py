@@ -30,6 +30,7 @@ Only `luwu.transport` imports zmq; nothing here knows messages or the layout of 
     mapping.py        arenas mapped into this process
     descriptors.py    file descriptors passed between processes
     mixed.py          shared memory and sockets in one transport
+    around.py         the base of transports around another
 """
 
 from luwu.base.limits import CREDIT_BYTES_DEFAULT

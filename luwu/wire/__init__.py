@@ -9,4 +9,5 @@ squares.py      sums of squares that add up to the same norm on any number of no
 statistics.py   statistics of a chunk in a measured step
 reading.py      the description of a version that a reader receives
 state_names.py  torch's names of an optimizer's state and hyper-parameters
+link_counts.py  the one count of messages and bytes, by link and kind of message
 """

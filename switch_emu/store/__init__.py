@@ -25,6 +25,8 @@ Start reading at `interface.py` (what holds), then `file.py` (how), `manifest.py
     verify.py       checks whether a state is whole
     rollback.py     back to the version before
     clone.py        copies of a store's files as reflinks
+    page_table.py   where each page and its sides lie in the file
+    records.py      what is known of a page: sides, steps, checksums
 """
 
 from switch_emu.store.config import Field, PageKind, StoreConfig, check_config
