@@ -51,7 +51,6 @@ What is said of it:
                     plan_inference_text.py says it; plan_columns.py is of both texts
     sweep.py        a question over values of its keys
     pictures.py     what the event core did, as rows of a picture
-    blind/          what is expected of configurations that nobody looked up
     calibration.py, offload_calibration.py, inference_calibration.py, validate.py,
     rankings.py
                     published results beside predictions
