@@ -8,7 +8,6 @@ What is known, and what is asked:
     catalogue.py    all of it from files, each number with its source; files of users over them
     scaling.py      hardware of later generations
     model.py        a transformer: parameters, operations
-    meta_model.py   the same of a PyTorch module
     software.py     what a framework does; what was fitted
     job.py          what is trained, on what, how; what a prediction is
     question.py     a job on a system, as users write it

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 Buffer = bytes | bytearray | memoryview
 
-Durability = Literal["step", "process", "checkpoint", "none"]
+Durability = Literal["step", "process", "none"]
 """What a decided step survives: power loss; any kill of processes; see `FilePageStore`."""
 
 

@@ -3,98 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.question import make_question
-from luwu.predict.events.engines import Record
 from luwu.predict.events.in_network import play_steps
-from luwu.predict.events.pipelines import (
-    Stage,
-    layer_centric_unit_s,
-    run_pipeline,
-    step_centric_s,
-)
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.systems.in_network import OptimizerNodes, predict_in_network_step
-
-MIB = 2.0**20
-STAGES = (
-    Stage("read", 60e9, 20e-6), Stage("update", 40e9, 5e-6), Stage("write", 35e9, 30e-6),
-    Stage("send", 12e9, 10e-6),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("count", [1, 2, 7, 500])
-def test_predict_laws_step_centric_is_its_closed_form(count: int) -> None:
-    """P1. Goal: equal chunks with room for all: the event core is the closed form, to rounding."""
-    record = run_pipeline([3 * MIB] * count, STAGES, in_flight=count)
-    assert record.end_s == pytest.approx(step_centric_s(3 * MIB * count, 3 * MIB, STAGES))
-
-
-@pytest.mark.parametrize("in_flight", [1, 2, 3, 4, 8])
-def test_predict_laws_layer_centric_is_its_closed_form(in_flight: int) -> None:
-    """P2. Goal: with few units in flight the pace is that of the slowest stage, or of the buffers;
-    within 1 % over many units."""
-    count = 2000
-    record = run_pipeline([100 * MIB] * count, STAGES, in_flight)
-    expected = layer_centric_unit_s(100 * MIB, STAGES, in_flight)
-    assert record.end_s / count == pytest.approx(expected, rel=0.01)
-
-
-def test_predict_laws_a_large_unit_sets_the_pace() -> None:
-    """Goal: what closed forms of equal units miss: one embedding ten times as large as a layer
-    stops a pipeline of units, and not one of chunks."""
-    units = [1000 * MIB, *[100 * MIB] * 20]
-    by_unit = run_pipeline(units, STAGES, in_flight=2).end_s
-    chunks = [MIB] * int(sum(units) / MIB)
-    by_chunk = run_pipeline(chunks, STAGES, in_flight=64).end_s
-    assert by_chunk < by_unit
-
-
-@pytest.mark.parametrize("in_flight", [1, 3])
-def test_predict_laws_bytes_are_conserved_and_engines_do_one_thing(in_flight: int) -> None:
-    """Goal: every stage passes every byte once; a stage is never at two units, and a unit never at
-    two stages."""
-    units = [MIB * (1 + index % 5) for index in range(50)]
-    record = run_pipeline(units, STAGES, in_flight)
-    for stage in STAGES:
-        assert record.amount(stage.name) == sum(units)
-        spans = sorted(record.of(stage.name), key=lambda span: span.start_s)
-        assert all(a.end_s <= b.start_s for a, b in pairwise(spans))
-    for index in range(len(units)):
-        mine = [span for span in record.spans if span.job == f"unit {index}"]
-        assert [span.engine for span in mine] == [stage.name for stage in STAGES]
-        assert all(a.end_s <= b.start_s for a, b in pairwise(mine))
-
-
-def test_predict_laws_more_is_never_slower_in_events() -> None:
-    """Goal: no faster stage, and no more buffers, make it later."""
-    units = [MIB * (1 + index % 7) for index in range(60)]
-    base = run_pipeline(units, STAGES, 3).end_s
-    assert run_pipeline(units, STAGES, 4).end_s <= base
-    for at, stage in enumerate(STAGES):
-        faster = list(STAGES)
-        faster[at] = Stage(stage.name, 2 * stage.rate, stage.each_s)
-        assert run_pipeline(units, faster, 3).end_s <= base
-
-
-def test_predict_laws_two_runs_are_identical() -> None:
-    """Goal: the same record, span by span."""
-    units = [MIB * (1 + index % 7) for index in range(60)]
-    assert run_pipeline(units, STAGES, 3) == run_pipeline(units, STAGES, 3)
-    assert Record().end_s == 0
-
-
-def test_bad_prediction_buffers() -> None:
-    """Goal: a pipeline without room is refused."""
-    with pytest.raises(ConfigError, match="in_flight: 0"):
-        run_pipeline([MIB], STAGES, 0)
-
 
 # ---------------------------------------------------------------------- steps of LuWu
 

@@ -2,10 +2,7 @@
 
 engines.py    things that work on one job after another, and a record of when they did
 in_network.py steps of LuWu: a worker's compute, both directions of its link, the node's engines
-driven.py     the same, decided by the project's own cores (driven_node.py, driven_worker.py)
-links.py      what passes between these
 recorded.py   what was played, as the events of a run
-pipelines.py  units through stages of the node's optimizer, with as many in flight as there is room
 schedules.py  1F1B and interleaved pipelines of training: what each stage does when
 schedule_paths.py       the same by the longest path, without a record
 pipeline_training.py    a step of 3-D training through its pipeline's schedule
