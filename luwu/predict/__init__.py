@@ -45,11 +45,11 @@ What is said of it:
     sensitivity.py  what it hangs on    cost.py    what it costs
     break_even.py   tokens that hide exchanges
     planner.py      the best of all configurations, of planner_space.py and planner_budget.py;
-                    plan_text.py says it, and replay.py has the event core play it
+                    plan_text.py says it, and replay.py plays its best
     planner_inference.py    the same of inference, of planner_inference_space.py
     search.py       what both searches have in common; plan_text.py prints both
     sweep.py        a question over values of its keys
-    pictures.py     what the event core did, as rows of a picture
+    pictures.py     what was played, as rows of a picture
     calibration.py, offload_calibration.py, inference_calibration.py, validate.py,
     rankings.py
                     published results beside predictions

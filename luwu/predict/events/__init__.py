@@ -1,7 +1,6 @@
 """The event core: what closed forms get wrong, played through in virtual time.
 
 engines.py    things that work on one job after another, and a record of when they did
-in_network.py steps of LuWu: a worker's compute, both directions of its link, the node's engines
 recorded.py   what was played, as the events of a run
 schedules.py  1F1B and interleaved pipelines of training: what each stage does when
 schedule_paths.py       the same by the longest path, without a record

@@ -26,7 +26,7 @@ whose memory does not fit a device is left out and counted; so is one that a net
 cannot have, with the first reason. What remains is scored by closed forms; the *Pareto set* are
 those that no other beats in all of tokens a second, memory left on a device, and with [cost]
 dollars per million tokens, price and power; with several numbers of devices and nothing that is
-bought, also in few devices. The best of it are played by the event core, where that can play them,
+bought, also in few devices. The best of it are played (`ask/replay.py`), where that can be done,
 and both numbers are told. The order of search is fixed, and of two equal ones the first counts, so
 two searches are the same.
 """
@@ -78,7 +78,7 @@ class Found:
     """Of a device's memory."""
     expense: Expense | None = None
     replay: Replay | None = None
-    """By the event core; None: it was not among the best."""
+    """Played; None: it was not among the best."""
 
     @property
     def devices(self) -> int:
@@ -147,7 +147,7 @@ def _order(found: Found, goal: str) -> float:
 
 
 def _played(best: list[Found], count: int) -> list[Found]:
-    """The first so many by the event core, as long as it has tasks left."""
+    """The first so many, played as long as there are tasks left."""
     left, shown = TASKS_MAX, []
     for each in best[:count]:
         again = replay(each.question, tasks_max=left)
