@@ -3,7 +3,7 @@
     driven_worker.py    the project's `NicCore`: what is asked for, what may be used
     driven_switch.py    the project's `SwitchCore`: what is summed, kept and sent to whom
     driven_node.py      the project's `NodeCore`: what is read, updated, published, written,
-                        prepared and decided, and when
+                        prepared and decided, and when; engine_work.py has what it takes
     links.py            the directions between them
 
 A decision that is changed in a core changes a run and the prediction alike; nothing of what the
@@ -34,9 +34,10 @@ from luwu.base.suggestion import suggestion
 from luwu.layout import SUM_BYTES, Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
 from luwu.predict.driven.cores import OWN, Cores, worker_name
-from luwu.predict.driven.driven_node import DrivenNode, EngineWork, NodeCosts
+from luwu.predict.driven.driven_node import DrivenNode
 from luwu.predict.driven.driven_switch import DrivenSwitch
 from luwu.predict.driven.driven_worker import DrivenWorker, Script
+from luwu.predict.driven.engine_work import EngineWork, NodeCosts
 from luwu.predict.driven.links import Arrived, Link
 from luwu.predict.driven.units import Unit, units_of
 from luwu.predict.events.engines import Record

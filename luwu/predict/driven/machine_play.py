@@ -118,7 +118,7 @@ class _World:
                 updates_max=job.updates_count + QUEUED, reads_max=job.reads_count,
             ),
             crew=self._threads(job.updates_count), readers=self._threads(job.reads_count),
-            work=work, send=self._send_from_node, in_place=job.in_place, cores=cores,
+            work=work, send=self._send_from_node, cores=cores,
         )  # fmt: skip
 
     @property
@@ -220,6 +220,7 @@ class _MachineWork:
     """What threads of the node and its disk take (X6, X7)."""
 
     def __init__(self, world: _World, messages: Thread) -> None:
+        self.in_place = world.job.in_place
         self._world, self._messages = world, messages
         self._job, self._floors, self._disk = world.job, world.floors, world.disk
         self._stays = [
@@ -258,9 +259,6 @@ class _MachineWork:
 
     def spill(self, payload: Token) -> Process:
         raise AssertionError("there is room for all sums")
-
-    def is_placed(self, action: do.ReadWeights) -> bool:
-        return self._job.in_place
 
     def cost_bytes(self, chunk: int, nbytes: int) -> float:
         return self._world.costs[chunk]
