@@ -2,7 +2,7 @@
 
 Cases:    `closed form`    a step of LuWu with 175 B parameters, and what it hangs on: some hundred
                            closed forms
-          `event core`     steps of the same question, played unit by unit, and their picture
+          `cores`          steps of the same question, as LuWu's cores decide them, and a picture
           `plan`           all configurations of a job, 10,000 at least, by closed forms
 Arms:     `process` is the command, from its start to its end; `call` the same command within this
           process, whose modules are imported.
@@ -12,7 +12,7 @@ Floor:    of a process, an interpreter that does nothing. Of a call, the arithme
           configuration as configurations fit.
 Goal:     1 s, 10 s and 30 s of the process, the slowest of all repeats, on 2 cores
 Checked:  every repeat gives the same document, byte for byte, and process and call give the same
-          one; the event core's step is the closed form's within 1 %; a plan tries as many
+          one; the cores' step is the closed form's within 3 %; a plan tries as many
           configurations as it should, and the fastest, asked alone, has the step that it says.
 Left out: the accuracy of what is predicted: `luwu predict validate`.
 """
@@ -35,17 +35,17 @@ from benchmarks.harness import Row, say
 from luwu.base.errors import LuwuError
 from luwu.commands.main import main as luwu
 from luwu.predict.ask.question import Question, make_question, read_table
-from luwu.predict.events.in_network import play_steps
+from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.plan.planner import plan
 from luwu.predict.systems.in_network import OptimizerNodes
 
 SOURCE: Final = Path(__file__).resolve().parents[1]
-GOALS_S: Final = {"closed form": 1.0, "event core": 10.0, "plan": 30.0}
+GOALS_S: Final = {"closed form": 1.0, "cores": 10.0, "plan": 30.0}
 CONFIGURATIONS_MIN: Final = 10_000
 REPEATS: Final = 5
 LIMIT_S: Final = 120.0
-EVENTS_OFF_MAX: Final = 0.01
+PLAYED_OFF_MAX: Final = 0.03
 QUESTION: Final = """
 system = "luwu"
 model = "{model}"
@@ -163,21 +163,24 @@ def _cases(directory: Path, sizes: Sizes) -> list[Case]:
     asked, picture = make_question(read_table(question), catalogue), directory / "step.svg"
     assert isinstance(asked.part, OptimizerNodes)
     job, nodes, words = asked.job, asked.part, ("predict", "step", str(question), "--json")
-    _check_events(asked, play_steps(job, nodes).step_s)
+    _check_played(asked, play_driven_steps(job, nodes).step_s)
     return [
         Case("closed form", words, asked.answer),
         Case(
-            "event core", (*words, "--svg", str(picture)), lambda: play_steps(job, nodes), picture
+            "cores",
+            (*words, "--svg", str(picture)),
+            lambda: play_driven_steps(job, nodes),
+            picture,
         ),
         _plan_case(search, own, catalogue, sizes),
     ]
 
 
-def _check_events(asked: Question, step_s: float) -> None:
+def _check_played(asked: Question, step_s: float) -> None:
     closed = asked.answer()
     off = step_s / (closed.seconds - closed.parts["straggling"]) - 1
-    if abs(off) > EVENTS_OFF_MAX:
-        raise LuwuError(f"the event core's step is {off:+.1%} off the closed form's")
+    if abs(off) > PLAYED_OFF_MAX:
+        raise LuwuError(f"the cores' step is {off:+.1%} off the closed form's")
 
 
 def _plan_case(file: Path, own: Path, catalogue: Catalogue, sizes: Sizes) -> Case:

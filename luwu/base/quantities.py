@@ -16,36 +16,29 @@ from luwu.base.errors import ConfigError
 
 _NUMBER = re.compile(r"^\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z/]*)\s*$")
 
-_BYTES = {
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
-_NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
-_BITS_PER_S = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
+BYTES = {
+    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+BITS_PER_S = {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
 
 
 def parse_bytes(text: str, *, name: str = "size") -> int:
     """Bytes of a text such as `2GiB`. Raises ConfigError."""
-    return _scaled(text, _BYTES, name, "512KiB, 4MiB or 2GB")
+    return _scaled(text, BYTES, name, "512KiB, 4MiB or 2GB")
 
 
 def parse_ns(text: str, *, name: str = "time") -> int:
     """Nanoseconds of a text such as `0.2ms`. Raises ConfigError."""
-    return _scaled(text, _NANOSECONDS, name, "50us, 0.2ms or 10s")
+    return _scaled(text, NANOSECONDS, name, "50us, 0.2ms or 10s")
 
 
 def parse_bytes_per_s(text: str, *, name: str = "rate") -> float:
     """Bytes per second of a text such as `1gbit` or `2GB/s`. Raises ConfigError."""
     if text.strip().lower().endswith("/s"):
-        return float(_scaled(text.strip()[:-2], _BYTES, name, "1gbit or 2GB/s"))
-    return _scaled(text, _BITS_PER_S, name, "1gbit or 2GB/s") / 8
+        return float(_scaled(text.strip()[:-2], BYTES, name, "1gbit or 2GB/s"))
+    return _scaled(text, BITS_PER_S, name, "1gbit or 2GB/s") / 8
 
 
 def format_bytes(count: float) -> str:
@@ -63,7 +56,7 @@ def _scaled(text: str, units: dict[str, int], name: str, examples: str) -> int:
     number, unit = match.groups()
     if unit == "" and Fraction(number) == 0:
         return 0
-    scale = units.get(unit.lower())
+    scale = next((each for name, each in units.items() if name.lower() == unit.lower()), None)
     if scale is None:
         raise ConfigError(
             f"{name}: {text!r} has {'no unit' if not unit else f'the unknown unit {unit!r}'}; "

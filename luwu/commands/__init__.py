@@ -22,7 +22,6 @@ explain.py           `luwu explain`
 config.py            `luwu config`
 plan.py              `luwu plan`
 predict.py           `luwu predict`: `step`, `compare`, `validate`
-predict_blind.py     its `blind`
 predict_flows.py     its `flows`
 predict_machine.py   its `validate --machine`
 predict_sweep.py     its `sweep`

@@ -14,7 +14,6 @@ from luwu.base.errors import ConfigError
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.predict.ask.question import read_table
 from luwu.predict.hardware.catalogue import load
-from luwu.predict.plan.plan_inference_text import inference_plan_document, inference_plan_text
 from luwu.predict.plan.plan_text import plan_document, plan_text
 from luwu.predict.plan.planner import plan
 from luwu.predict.plan.planner_inference import plan_inference
@@ -45,11 +44,8 @@ def run(parsed: Parsed) -> int:
     own = parsed.flags.get("catalogue")
     table = read_table(Path(parsed.rest[0]))
     catalogue = load(*([Path(own)] if own else []))
-    if is_of_inference(table):
-        served = plan_inference(table, catalogue)
-        document, text = inference_plan_document(served), inference_plan_text(served)
-    else:
-        found = plan(table, catalogue)
-        document, text = plan_document(found), plan_text(found)
-    print(json.dumps(document, indent=1) if parsed.has("json") else text)
+    search = plan_inference if is_of_inference(table) else plan
+    found = search(table, catalogue)
+    as_json = parsed.has("json")
+    print(json.dumps(plan_document(found), indent=1) if as_json else plan_text(found))
     return 0

@@ -8,7 +8,6 @@ luwu predict timeline FILE --out FILE          a step as a timeline: predict_tim
 luwu predict flows FILE [--channels N]         its exchanges, link by link: predict_flows.py
 luwu predict validate [--json]                 published results, predicted
 luwu predict validate --machine [--json]       runs on this machine, predicted and measured
-luwu predict blind [--json] [--out FILE]       results that nobody looked up: predict_blind.py
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Final
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.commands.flags import Flag, Parsed, Verb
-from luwu.commands.predict_blind import blind
 from luwu.commands.predict_flows import flows
 from luwu.commands.predict_pictures import step_timeline
 from luwu.commands.predict_sweep import run_sweep
@@ -35,7 +33,7 @@ VERB: Final = Verb(
     name="predict",
     usage=(
         "luwu predict step FILE | compare FILE... | sweep FILE --over KEY=V,V... | timeline FILE "
-        "--out FILE | flows FILE | validate | blind [--json] [--catalogue FILE]"
+        "--out FILE | flows FILE | validate [--json] [--catalogue FILE]"
     ),
     text=(
         "Predict a step of training on machines that are not here: its time, what binds, memory,\n"
@@ -48,7 +46,7 @@ VERB: Final = Verb(
         Flag(name="over", shape="KEY=V,V", text="of sweep: values of a key", repeats=True),
         Flag(name="of", shape="METRIC", text="of sweep: a number of the answer; step_s"),
         Flag(name="svg", shape="FILE", text="of step and sweep: write a picture there"),
-        Flag(name="out", shape="FILE", text="of timeline: a Chrome trace; of blind: its JSON"),
+        Flag(name="out", shape="FILE", text="of timeline: a Chrome trace"),
         Flag(name="channels", shape="N", text="of flows: between two ranks, each hashed; 1"),
         Flag(name="run_dir", shape="DIR", text="of timeline: keep the events for luwu trace DIR"),
     ),
@@ -57,7 +55,7 @@ VERB: Final = Verb(
 )
 _FLAGS_OF: Final = {
     "over": ("sweep",), "of": ("sweep",), "svg": ("step", "sweep"),
-    "out": ("timeline", "blind"), "run_dir": ("timeline",), "machine": ("validate",),
+    "out": ("timeline",), "run_dir": ("timeline",), "machine": ("validate",),
     "channels": ("flows",),
 }  # fmt: skip
 """Flags that not every word after the verb takes."""
@@ -121,13 +119,7 @@ def _validate(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     return json.dumps(document, indent=1) if parsed.has("json") else validate.text(document)
 
 
-def _blind(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
-    if rest:
-        raise ConfigError(f"luwu predict blind takes no {rest[0]!r}; usage: {VERB.usage}")
-    return blind(catalogue, as_json=parsed.has("json"), out=parsed.flags.get("out"))
-
-
 _DOES: Final[dict[str, Callable[[Parsed, Sequence[str], Catalogue], str]]] = {
     "step": _step, "compare": _compare, "sweep": run_sweep, "timeline": timeline,
-    "flows": flows, "validate": _validate, "blind": _blind,
+    "flows": flows, "validate": _validate,
 }  # fmt: skip

@@ -35,8 +35,8 @@ from luwu.measure.floors import core_count
 from luwu.measure.machine_floors import QUICK, MachineAsk, machine_floors
 from luwu.measure.machine_rehearsal import RehearsalFloors, rehearse
 from luwu.measure.timing import Samples
+from luwu.predict.driven.machine_play import predict_machine_step
 from luwu.predict.machine.machine import MachineFloors, MachineJob, MachineStep
-from luwu.predict.machine.machine_play import predict_machine_step
 from workers.data import BYTE_VOCAB
 
 SCHEMA: Final = 1

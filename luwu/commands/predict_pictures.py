@@ -9,12 +9,12 @@ from luwu.base.errors import ConfigError
 from luwu.predict.ask.pictures import Picture, colour_index, is_pale, stages_picture, steps_picture
 from luwu.predict.ask.question import AnyQuestion, Question
 from luwu.predict.ask.replay import PLAYED, play_three_d
-from luwu.predict.events.in_network import play_steps
+from luwu.predict.driven.driven import play_driven_steps
 from luwu.report.chart import Bar, as_file, span_chart
 
 
 def step_timeline(question: AnyQuestion, path: Path) -> str:
-    """Draw what the event core plays of a question; what to say of it. Raises ConfigError."""
+    """Draw the steps of a question as they are played; the line to print. Raises ConfigError."""
     if not isinstance(question, Question) or question.system not in PLAYED:
         raise ConfigError(
             f"svg: the event core plays steps of {' and '.join(PLAYED)}, and this is "
@@ -29,9 +29,9 @@ def _steps(question: Question) -> tuple[Picture, str]:
     """A picture, and what it shows."""
     on = question.as_on_topology()
     if on.nodes is not None:
-        played = play_steps(on.job, on.nodes)
+        played = play_driven_steps(on.job, on.nodes)
         shown = steps_picture(played)
-        steps = f"{len(shown.marks_s)} steps of the event core"
+        steps = f"{len(shown.marks_s)} steps as the cores decide them"
         return shown, f"{steps}, {played.step_s:.3f} s each without straggling"
     record, stages = play_three_d(question).record, question.job.pipeline
     shown = stages_picture(record, stages)

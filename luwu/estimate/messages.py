@@ -1,17 +1,10 @@
 """Messages of a step, counted as the cores send them, and what they cost the processors.
 
 An *end* is a message that a process sends or receives, with all that its state machine does for it.
-Of each chunk, with W workers:
-
-                                    each worker     switch      node
-    pushed     Push, Received       2               2 W + 2     2
-    pulled     Pull, Weights        2               2 W + 2     2
-
-    source     luwu/nic/core    switch_emu/switch/core   switch_emu/node/core
-
-Without a switch the node asks its own one: 2 W + 2 there, two of them by a queue in memory. A step
-has Begin, Received, Commit, Verdict and Decided besides. What is repeated, goes on raw or is given
-back is not counted.
+How many a chunk has that is pulled or pushed, and how many the step itself, the cores say: they are
+played (`luwu/predict/driven/counting.py`). Without a switch the node asks its own one, whose ends
+are the node's; two of them are by a queue in memory. What is repeated, goes on raw or is given back
+is not counted.
 
 A page is handed to a thread of the node and its end is heard of: twice by an update (`updated`,
 `written`), once by a read of weights. Where it lies on disk, its requests take a processor too.
@@ -30,11 +23,9 @@ from typing import Final
 
 from luwu.estimate.shape import JobShape, Kept
 from luwu.measure.floors import Floors
+from luwu.predict.driven.cores import OWN, Cores
+from luwu.predict.driven.counting import Ends, ends_of_step
 
-ENDS: Final = 2
-"""Of a chunk that is pushed or pulled, at each of two processes."""
-STATEMENTS: Final = 5
-"""Begin, Received, Commit, Verdict, Decided."""
 HANDED_BY_UPDATE: Final = 2
 HANDED_BY_READ: Final = 1
 
@@ -56,24 +47,24 @@ class MessageUse:
         return self.forward_ends + self.backward_ends
 
 
-def message_uses(job: JobShape) -> tuple[MessageUse, ...]:
+def message_uses(job: JobShape, cores: Cores = OWN) -> tuple[MessageUse, ...]:
     """By role; see the module."""
     chunks = job.layout.chunks
-    forward = len(chunks)
-    backward = sum(job.pulls_twice(chunk.unit) for chunk in chunks)
-    backward += sum(chunk.trainable for chunk in chunks)
+    again = sum(job.pulls_twice(chunk.unit) for chunk in chunks)
+    pushed = sum(chunk.trainable for chunk in chunks)
+    ends = ends_of_step(job.workers, job.update, cores)
 
-    def use(role: str, count: int, ends: int) -> MessageUse:
+    def use(role: str, count: int, each: Ends) -> MessageUse:
+        backward = each.pull * again + each.push * pushed + each.step
         return MessageUse(
-            role=role, processes_count=count, forward_ends=ends * forward,
-            backward_ends=ends * backward + STATEMENTS * ends // ENDS,
+            role=role, processes_count=count, forward_ends=round(each.pull * len(chunks)),
+            backward_ends=round(backward),
         )  # fmt: skip
 
-    gathering = ENDS * (job.workers + 1)
-    worker = use("worker", job.workers, ENDS)
+    worker = use("worker", job.workers, ends["worker"])
     if not job.has_switch:
-        return (worker, use("node", 1, gathering))
-    return (worker, use("switch", 1, gathering), use("node", 1, ENDS))
+        return (worker, use("node", 1, ends["switch"]))
+    return (worker, use("switch", 1, ends["switch"]), use("node", 1, ends["node"]))
 
 
 def pages_seconds(job: JobShape, kept: Kept, floors: Floors) -> float:

@@ -34,6 +34,9 @@ fewer than four chunks, the forward's reads wait for the copies, so both are add
 billion parameters had one read in flight, and the disk was idle for two fifths of its forward). In
 the backward, updates have the disk meanwhile.
 
+It is right as a floor on a machine that is here: no step is shorter than what each part was
+measured to take. Who waits for whom is not in it; `luwu/predict/driven` plays that.
+
 What is left out: Python in the workers between messages and compute, and what processes lose to one
 another on the same cores. Where chunks are many and small, these are half of a step.
 """

@@ -11,7 +11,6 @@
     ask/        a question from a file, its answer, sweeps and sensitivities
     plan/       the best configuration within a budget
     check/      predictions beside published results, and fits to them
-    blind/      predictions of configurations whose published results nobody had looked at
     data/       the catalogue, published results, fitted numbers
 
 Times are seconds, sizes bytes, rates bytes or operations per second, one direction of a link, dense

@@ -115,10 +115,6 @@ class Members:
         """Whether any rank of a member counts in this attempt."""
         return bool(member.ranks & self.active)
 
-    def is_in(self, ranks: int) -> bool:
-        """Whether a child has said Hello."""
-        return ranks in self._by_ranks
-
     def member_at(self, peer: str) -> Member | None:
         """The member behind a connection."""
         return self._by_peer.get(peer)

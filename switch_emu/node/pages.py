@@ -86,12 +86,6 @@ def field_view(kind: PageKind, record: memoryview, name: str) -> F32Array:
     return np.frombuffer(record[start:stop], np.float32)
 
 
-def updates_view(kind: PageKind, record: memoryview) -> np.ndarray:
-    """The record's counts of updates: int64 [segments], without a copy."""
-    start, stop = kind.range(UPDATES)
-    return np.frombuffer(record[start:stop], np.int64)
-
-
 def read_counts(read: Callable[[memoryview], None], kind: PageKind, into: memoryview) -> None:
     """Fill `into`, int64 [segments], with a page's counts of updates.
 

@@ -53,7 +53,6 @@ from switch_emu.switch.recorded import make_switch_core, record_file
 DURABILITY_WORDS = {
     "step": "every decided step survives power loss",
     "process": "every decided step survives the end of any process, not power loss",
-    "checkpoint": "every k-th decided step survives power loss",
     "none": "nothing survives the end of this process",
 }
 

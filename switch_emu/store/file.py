@@ -498,7 +498,5 @@ class FilePageStore(PageStore):
 
 
 def _check_durability(durability: Durability) -> None:
-    if durability == "checkpoint":
-        raise ConfigError("durability 'checkpoint' is not built yet; use step, process or none")
     if durability not in ("step", "process", "none"):
         raise ConfigError(f"durability {durability!r} is unknown; use step, process or none")

@@ -10,7 +10,7 @@ from luwu.base.errors import StateError
 
 Buffer = bytes | bytearray | memoryview
 
-Durability = Literal["step", "process", "checkpoint", "none"]
+Durability = Literal["step", "process", "none"]
 """What a decided step survives: power loss; any kill of processes; see `FilePageStore`."""
 
 

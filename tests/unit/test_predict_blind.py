@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.blind import __main__ as program
+from benchmarks.blind.document import blind_rows, document, parameters_sha256, text
 from luwu.base.errors import ConfigError
-from luwu.commands import predict_blind
-from luwu.predict.blind.document import blind_rows, document, parameters_sha256, text
 from luwu.predict.hardware.catalogue import load
 
 FROZEN = Path(__file__).parents[2] / "docs" / "predict" / "blind.json"
@@ -38,16 +38,16 @@ def test_the_frozen_rows_say_what_made_them() -> None:
 
 def test_bad_prediction_of_a_model_that_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: no commit is named that did not make the numbers."""
-    monkeypatch.setattr(predict_blind, "_git", lambda *words: " M luwu/predict/systems/zero.py")
+    monkeypatch.setattr(program, "_git", lambda *words: " M luwu/predict/systems/zero.py")
     with pytest.raises(ConfigError, match="not committed"):
-        predict_blind.model_commit()
+        program.model_commit()
 
 
 def test_bad_prediction_outside_of_a_checkout(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Goal: an installed package says that it knows no commit."""
-    monkeypatch.setattr(predict_blind, "_MODEL", tmp_path)
+    monkeypatch.setattr(program, "_FOLDERS", (tmp_path,))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(ConfigError, match="no git checkout"):
-        predict_blind.model_commit()
+    with pytest.raises(ConfigError, match="not in a git checkout"):
+        program.model_commit()

@@ -16,7 +16,6 @@ from luwu.predict.ask.question import make_question
 from luwu.predict.driven import links
 from luwu.predict.driven.driven import Driven, Playing, play_driven_steps
 from luwu.predict.driven.driven_node import DrivenNode
-from luwu.predict.events.in_network import play_steps
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hosts import STATE_BYTES
 from luwu.predict.model.job import TrainingJob
@@ -64,14 +63,12 @@ def luwu(catalogue: Catalogue, **changes: Any) -> tuple[TrainingJob, OptimizerNo
 def test_predict_laws_driven_steps_are_the_closed_form(
     catalogue: Catalogue, micro_batch: int, node: dict[str, Any]
 ) -> None:
-    """L6. Goal: where drives are not what is waited for, the cores' step is the closed form and the
-    events of in_network.py within 3 %: what these do by units, the cores do by chunks, so that the
-    stages of a unit overlap."""
+    """L6. Goal: where drives are not what is waited for, the cores' step is the closed form
+    within 3 %."""
     job, nodes = luwu(catalogue, micro_batch=micro_batch, batch=8 * micro_batch, node=node)
     closed = predict_in_network_step(job, nodes)
     step_s = play_driven_steps(job, nodes).step_s
     assert step_s == pytest.approx(closed.seconds - closed.parts["straggling"], rel=0.03)
-    assert step_s == pytest.approx(play_steps(job, nodes).step_s, rel=0.03)
 
 
 @pytest.mark.parametrize("cached", [0.0, 0.25, 1.0])
@@ -93,6 +90,62 @@ def test_predict_laws_driven_bytes_are_conserved(
     assert record.amount("disk write") == pytest.approx(state, rel=1e-5)
     busy = node_resources(job, nodes, parameters)["node memory"]
     assert record.busy_s("node memory") == pytest.approx(busy, rel=1e-5)
+
+
+@pytest.mark.parametrize(("micro_batch", "count"), [(1, 2), (2, 4), (4, 8)])
+def test_predict_laws_driven_pushes_go_on_behind_the_next_forward(
+    catalogue: Catalogue, micro_batch: int, count: int
+) -> None:
+    """L6. Goal: with gradients of 4 bytes and a state in memory, a step is its phases, or its first
+    forward and all pushes, within 5 %: the closed form once was 30 % too slow, as pushes waited for
+    forwards. The sums of a step wait in memory until it is whole."""
+    job, nodes = luwu(
+        catalogue, micro_batch=micro_batch, batch=8 * micro_batch * count,
+        software="megatron-2023", node={"cached": 1.0, "memory_bytes": "2 TB"},
+    )  # fmt: skip
+    closed = predict_in_network_step(job, nodes)
+    step_s = play_driven_steps(job, nodes, COARSE).step_s
+    assert step_s == pytest.approx(closed.seconds - closed.parts["straggling"], rel=0.05)
+
+
+def test_predict_laws_driven_steps_wait_for_drives(catalogue: Catalogue) -> None:
+    """L4. Goal: where drives bind, steps cannot run ahead of their writes: in their stride they
+    take at least the time that writing takes, and less than reading and writing in turn."""
+    job, nodes = luwu(catalogue, micro_batch=1, batch=8, node={"disks": 6})
+    closed = predict_in_network_step(job, nodes)
+    assert closed.binding == "disk write"
+    written_s = closed.resources["disk write"]
+    step_s = play_driven_steps(job, nodes, replace(COARSE, steps=6)).step_s
+    assert written_s * 0.99 < step_s < written_s + closed.resources["disk read"]
+
+
+def test_predict_laws_driven_weights_are_kept(catalogue: Catalogue) -> None:
+    """L6. Goal: weights that stay from forward to backward are pulled once; within 3 % of the
+    closed form."""
+    job, nodes = luwu(catalogue, node={"pulls": 1, "cached": 1.0})
+    closed = predict_in_network_step(job, nodes)
+    played = play_driven_steps(job, nodes)
+    assert played.step_s == pytest.approx(closed.seconds - closed.parts["straggling"], rel=0.03)
+    assert played.record.amount("down") == pytest.approx(6 * job.model.parameters, rel=1e-4)
+
+
+def test_cores_see_a_single_unit_ahead(catalogue: Catalogue) -> None:
+    """Goal: pulling a single unit ahead leaves gaps between compute and network; the closed form
+    has none."""
+    job, nodes = luwu(catalogue, node={"cached": 1.0})
+    closed = predict_in_network_step(job, nodes)
+    one = play_driven_steps(job, nodes, replace(COARSE, ahead=1)).step_s
+    assert one > closed.seconds * 1.2
+
+
+def test_two_workers_stand_for_all(catalogue: Catalogue) -> None:
+    """Goal: the switch sums what equal workers push at once; a third one changes nothing but what
+    is played, and one alone is as long on its way."""
+    job, nodes = luwu(catalogue)
+    steps_s = [
+        play_driven_steps(job, nodes, replace(COARSE, workers=count)).step_s for count in (1, 2, 3)
+    ]
+    assert steps_s == [pytest.approx(steps_s[0])] * 3
 
 
 def test_predict_laws_driven_engines_do_one_thing(catalogue: Catalogue) -> None:
@@ -199,7 +252,7 @@ def test_driven_messages_are_those_of_the_wire(
     monkeypatch.setattr(links.Link, "send", checked)
     play_driven_steps(*luwu(catalogue), COARSE)
     assert {"Hello", "Welcome", "Pull", "Weights", "Begin", "Push", "Commit"} <= set(kinds)
-    assert kinds["Verdict"] == kinds["Decided"] == 3
+    assert kinds["Verdict"] == kinds["Decided"] == 3 * 3  # node to switch, and to two workers
     assert kinds["Pull"] == kinds["Weights"] == 2 * kinds["Push"]
 
 

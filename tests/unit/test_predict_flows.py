@@ -28,7 +28,8 @@ from luwu.predict.hardware.hardware import Network
 from luwu.predict.model.collectives import Path, ring_all_gather
 from luwu.predict.networks.rank_groups import RankGroup
 from luwu.predict.networks.topologies import AggregationTree, Clos, RailOnly
-from luwu.predict.networks.topology_graphs import graph, host, neighbour_flows, rate_of_flows
+from luwu.predict.networks.topology_graphs import graph, host, neighbour_flows
+from tests.unit.graph_flows import rate_of_flows
 
 NETWORK = Network(name="n", rate=12.5e9, efficiency=0.92, latency_s=5e-6, hop_s=1e-6)
 TOPOLOGIES = [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.check.inference_calibration import compare_inference, inference_rows
+from luwu.predict.check.inference_calibration import compare_inference
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.curves import Curve
 from luwu.predict.hardware.model import Transformer
@@ -347,20 +347,19 @@ def test_bad_prediction_prefill_without_a_peak(sockets: SocketJob) -> None:
 
 def test_published_inference_is_predicted(catalogue: Catalogue) -> None:
     """Goal: rows C7 and C10 within 12 % on the mean; and stages scale in the published order."""
-    compared = [compare_inference(row) for row in inference_rows(catalogue)]
+    compared = compare_inference(catalogue)
     assert len(compared) == 19
-    errors = {each.row.name: round(each.error, 3) for each in compared}
+    errors = {each.name: round(each.error, 3) for each in compared}
     assert mean(map(abs, errors.values())) <= 0.12, errors
     assert max(map(abs, errors.values())) <= 0.2, errors
-    ratios = [each.predicted for each in compared if each.row.kind == "pipeline"]
+    ratios = [each.predicted for each in compared if each.kind == "pipeline"]
     assert ratios == sorted(ratios)
 
 
 def test_published_errors_have_the_sign_of_time(catalogue: Catalogue) -> None:
     """Goal: too slow is above zero, of times and of rates."""
-    rows = inference_rows(catalogue)
+    rows = compare_inference(catalogue)
     for unit in ("ms", "tokens/s", "ratio"):
-        row = next(each for each in rows if each.unit == unit)
-        found = compare_inference(row)
+        found = next(each for each in rows if each.unit == unit)
         slower = 1.1 if unit == "ms" else 1 / 1.1
-        assert replace(found, predicted=row.published * slower).error == pytest.approx(0.1)
+        assert replace(found, predicted=found.published * slower).error == pytest.approx(0.1)

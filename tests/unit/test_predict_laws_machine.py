@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 import simpy
 
+from luwu.predict.driven.machine_play import predict_machine_step
 from luwu.predict.machine.machine import MachineFloors, MachineJob, compute_by_unit
 from luwu.predict.machine.machine_cores import Cores, Device, Thread
-from luwu.predict.machine.machine_play import predict_machine_step
 
 MIB = 1024 * 1024
 FLOORS = MachineFloors(

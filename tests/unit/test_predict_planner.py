@@ -174,14 +174,15 @@ def test_predict_laws_what_is_rented_has_dollars_alone(mine: Catalogue) -> None:
 
 
 def test_the_best_are_played(mine: Catalogue) -> None:
-    """Goal: the event core plays the best where it can, and the plan says which and why not; both
-    numbers are near each other."""
+    """Goal: the best are played where they can be, and the plan says which and why not. Where
+    drives are what is waited for, the cores' steps are longer than the closed form's, which lets
+    the next forward go on."""
     found = plan({**NETWORKS, "systems": ["luwu"], "batch": 128}, mine, played=3)
     played = [each for each in found.best if each.replay is not None]
     assert len(played) == min(3, len(found.best))
     times = [(each.step.seconds, each.replay.step_s) for each in played if each.replay]
     assert any(again is not None for _, again in times)
-    assert all(again is None or 0.7 < again / once < 1.3 for once, again in times)
+    assert all(again is None or 0.7 < again / once < 1.6 for once, again in times)
     others = plan({**TABLE, "systems": ["zero3"]}, mine, played=20)
     said = "no steps of that system are played: zero3"
     assert {each.replay.why for each in others.best if each.replay} == {said}

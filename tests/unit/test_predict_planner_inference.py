@@ -13,7 +13,7 @@ from luwu.commands.main import main
 from luwu.predict.ask.answer import answer
 from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue, load
-from luwu.predict.plan.plan_inference_text import inference_plan_document, inference_plan_text
+from luwu.predict.plan.plan_text import plan_document, plan_text
 from luwu.predict.plan.planner_inference import plan_inference
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "predict.md"
@@ -118,7 +118,7 @@ def test_predict_laws_limits_of_inference_hold(mine: Catalogue, key: str) -> Non
         assert [e.question for e in found.best] == [e.question for e in within]
         rates.append(found.best[0].tokens_per_s)
     assert found.beyond_limits[key] > 0
-    assert f"{found.beyond_limits[key]} beyond {key}_max" in inference_plan_text(found)
+    assert f"{found.beyond_limits[key]} beyond {key}_max" in plan_text(found)
     assert rates == sorted(rates, reverse=True)
 
 
@@ -129,13 +129,13 @@ def test_predict_laws_goals_of_inference_order_the_same_set(mine: Catalogue) -> 
     for goal in ("token_s", "first_token_s", "dollars_per_million_tokens", "capex", "watts"):
         found = plan_inference({**table, "goal": goal}, mine)
         assert {repr(each) for each in found.best} == {repr(each) for each in plain.best}
-        document = inference_plan_document(found)
+        document = plan_document(found)
         values = [each[goal] for each in document["best"]]
         assert values == sorted(values)
     within = plan_inference({**table, "budget": "300 kUSD"}, mine)
     assert within.beyond_budget > 0
     assert {each.devices for each in within.best} == {8}
-    head = inference_plan_text(found).splitlines()
+    head = plan_text(found).splitlines()
     assert "least power first:" in head[0]
     for name in ("tokens/s", "first token", "between", "devices", "USD/Mtoken", "kW", "network"):
         assert name in head[1]
@@ -153,8 +153,8 @@ def test_predict_laws_devices_and_sockets_in_one_plan(mine: Catalogue) -> None:
     assert systems == {"inference", "inference-sockets"}  # sockets cost less to buy
     alone = plan_inference({**BOUGHT, "precision": "fp8", "kv_precision": "bf16"}, mine)
     assert found.tried > alone.tried
-    json.dumps(inference_plan_document(found))
-    text = inference_plan_text(found, len(found.best))
+    json.dumps(plan_document(found))
+    text = plan_text(found, len(found.best))
     assert " s8 r1, " in text
     assert " t8 p1 r1, " in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -21,8 +22,7 @@ from luwu.predict.events.schedules import (
     FORWARD,
     Part,
     Pipeline,
-    drawn_slowdowns,
-    kept_parts,
+    Task,
     play_pipeline,
     tasks_of,
 )
@@ -95,6 +95,16 @@ def test_predict_laws_orders_of_the_source() -> None:
         (0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3), (0, 4), (0, 5),
     ]  # fmt: skip
     assert tasks[11].part == 1
+
+
+def kept_parts(tasks: Sequence[Task]) -> int:
+    """Forwards whose backward has not ended, at most: what a stage keeps activations of (E4)."""
+    kept = most = 0
+    for task in tasks:
+        kept += 1 if task.kind == FORWARD else 0
+        most = max(most, kept)
+        kept -= 1 if task.kind == BACKWARD else 0
+    return most
 
 
 @pytest.mark.parametrize(("virtual", "micro_batches"), [(1, 2), (1, 8), (1, 64), (2, 16), (6, 64)])
@@ -214,12 +224,9 @@ def test_predict_laws_faster_is_never_slower_in_schedules(key: str) -> None:
 
 
 def test_predict_laws_two_steps_are_identical() -> None:
-    """Goal: the same record, span by span; a seed gives the same slowdowns, another one others."""
-    slow = drawn_slowdowns(3, 4, 0.2)
+    """Goal: the same record, span by span."""
+    slow = (1.05, 1.11, 1.07, 1.12)
     assert play_pipeline(uneven(slowdowns=slow)) == play_pipeline(uneven(slowdowns=slow))
-    assert slow == drawn_slowdowns(3, 4, 0.2) != drawn_slowdowns(4, 4, 0.2)
-    assert all(1 <= each <= 1.2 for each in slow)
-    assert drawn_slowdowns(3, 4, 0.0) == (1.0,) * 4
 
 
 @pytest.mark.parametrize("stage", [0, 3, 7])
@@ -374,5 +381,3 @@ def test_bad_prediction_layers(catalogue: Catalogue) -> None:
     uneven_layers = (13, 11, *[12] * 6)
     with pytest.raises(ConfigError, match=r"no multiples of the 3 parts of each stage"):
         pipeline_of(replace(made, virtual=3), layers=uneven_layers)
-    with pytest.raises(ConfigError, match=r"spread: -1; a finite number"):
-        drawn_slowdowns(0, 4, -1)

@@ -15,7 +15,6 @@ from luwu.predict.events.serving import (
     Request,
     Served,
     percentile,
-    requests_at_once,
     requests_at_random,
     serve,
     stage_seconds,
@@ -24,6 +23,11 @@ from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.curves import Notes
 from luwu.predict.inference.inference import Work, layer_time, predict_continuous, predict_round
 from luwu.predict.inference.inference_job import InferenceJob
+
+
+def requests_at_once(count: int, input_tokens: int, output_tokens: int) -> list[Request]:
+    """All there at the beginning."""
+    return [Request(input_tokens=input_tokens, output_tokens=output_tokens)] * count
 
 
 def job(catalogue: Catalogue, **changes: Any) -> InferenceJob:
@@ -269,13 +273,13 @@ def test_bad_prediction_serving(catalogue: Catalogue) -> None:
     with pytest.raises(ConfigError, match=r"tensor: 8 of H100-80 do not hold .*one sequence"):
         serve(made, requests_at_once(1, 10**8, 1))
     with pytest.raises(ConfigError, match=r"input_tokens: 0 is no count of at least 1"):
-        requests_at_once(1, 0, 1)
+        Request(input_tokens=0, output_tokens=1)
     with pytest.raises(ConfigError, match=r"arrive_s: -1; a finite number"):
         Request(arrive_s=-1, input_tokens=1, output_tokens=1)
     with pytest.raises(ConfigError, match=r"per_s: 0 requests a second; a finite number above 0"):
         requests_at_random(1, 0, 1, 1, 1)
     with pytest.raises(ConfigError, match=r"count: 0 is no count"):
-        requests_at_once(0, 1, 1)
+        requests_at_random(0, 1, 1, 1, 1)
     with pytest.raises(ConfigError, match=r"share: 0; 0.5 is the median"):
         percentile([1.0], 0)
     served = serve(made, requests_at_once(1, 1, 1))

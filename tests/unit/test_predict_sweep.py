@@ -15,8 +15,8 @@ from luwu.predict.ask.answer import answer
 from luwu.predict.ask.pictures import picture, steps_picture
 from luwu.predict.ask.question import make_question
 from luwu.predict.ask.sweep import Axis, parse_axis, replaced, sweep
+from luwu.predict.driven.driven import Playing, play_driven_steps
 from luwu.predict.events.engines import Record, Span
-from luwu.predict.events.in_network import play_steps
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.systems.in_network import OptimizerNodes
 from luwu.report.chart import Bar, as_file, point_chart, span_chart
@@ -230,14 +230,13 @@ def test_the_sweep_command(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_timeline_of_a_step(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Goal: `luwu predict step --svg` draws what the event core plays, and refuses what it does
-    not play."""
+    """Goal: `luwu predict step --svg` draws what is played, and refuses what is not."""
     picture_file = tmp_path / "step.svg"
     assert main(["predict", "step", str(file), "--svg", str(picture_file)]) == 0
-    assert f"{picture_file}: 2 steps of the event core, " in capsys.readouterr().out
+    assert f"{picture_file}: 2 steps as the cores decide them, " in capsys.readouterr().out
     svg = ElementTree.fromstring(picture_file.read_text())
     said = [each.text or "" for each in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"step 6 ends", "step 7 ends", "seconds"} <= set(said)
+    assert {"step 1 ends", "step 2 ends", "seconds"} <= set(said)
     assert main(["predict", "step", str(file), "--json", "--svg", str(picture_file)]) == 0
     assert json.loads(capsys.readouterr().out)["system"] == "luwu"
     other = tmp_path / "zero3.toml"
@@ -257,19 +256,19 @@ def test_predict_laws_a_picture_is_its_record(catalogue: Catalogue) -> None:
     they were."""
     question = make_question(LUWU, catalogue)
     assert isinstance(question.part, OptimizerNodes)
-    played = play_steps(question.job, question.part)
+    played = play_driven_steps(question.job, question.part)
     whole = picture(played.record)
     assert sum(len(row.spans) for row in whole.rows) == len(played.record.spans)
     shown = steps_picture(played)
     assert [row.title for row in shown.rows] == [
-        "compute", "down", "up", "read", "memory", "write"
+        "compute", "down", "up", "disk read", "node memory", "disk write"
     ]  # fmt: skip
     last = picture(played.record, start_s=played.ends_s[-2], end_s=played.ends_s[-1])
     for row in last.rows:
         assert row.busy_ratio == pytest.approx(played.busy_ratio(row.title))
     assert list(shown.marks_s.values()) == [*played.ends_s[-2:]]
     assert (shown.start_s, shown.end_s) == (played.ends_s[-3], played.ends_s[-1])
-    two = play_steps(question.job, question.part, steps=2)
+    two = play_driven_steps(question.job, question.part, Playing(steps=2))
     assert steps_picture(two).start_s == 0
 
 

@@ -1,4 +1,4 @@
-"""A record of the event core as rows of a picture: who was at what, when.
+"""What was played as rows of a picture: who was at what, when.
 
 Each engine has a row, or several where it was at more than one job at once. Jobs of one step (or
 unit, or micro-batch: the first number of a job's name) share a colour; forward is paler than
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from luwu.base.errors import ConfigError
+from luwu.predict.driven.driven import Driven
 from luwu.predict.events.engines import Record, Span
-from luwu.predict.events.in_network import Played
 from luwu.predict.events.schedules import compute_of
 
-ENGINES: Final = ("compute", "down", "up", "read", "memory", "write")
+ENGINES: Final = ("compute", "down", "up", "disk read", "node memory", "disk write")
 """Of a step of LuWu, from the worker to the drives."""
 STEPS_SHOWN: Final = 2
 _NUMBER: Final = re.compile(r"\d+")
@@ -72,14 +72,28 @@ def picture(
     return Picture(tuple(rows), start_s, end_s, marks_s or {})
 
 
-def steps_picture(played: Played) -> Picture:
-    """The last steps that were played."""
+def steps_picture(played: Driven) -> Picture:
+    """The last steps that were played; drives are left out where nothing is on them."""
     ends = played.ends_s
     first = max(0, len(ends) - STEPS_SHOWN)
+    start_s = ends[first - 1] if first else 0.0
+    record = Record([_named(span) for span in played.record.spans])
+    used = {span.engine for span in record.spans}
     return picture(
-        played.record, start_s=ends[first - 1] if first else 0.0, end_s=ends[-1], engines=ENGINES,
+        record, start_s=start_s, end_s=ends[-1],
+        engines=[engine for engine in ENGINES if engine in used],
         marks_s={f"step {index} ends": ends[index] for index in range(first, len(ends))},
     )  # fmt: skip
+
+
+def _named(span: Span) -> Span:
+    """With its step, and its unit or chunk, in the name of its job."""
+    fields = dict(span.fields)
+    words = [f"step {fields['step']}"] if "step" in fields else []
+    words.append(span.job)
+    words += [str(fields["unit"])] if "unit" in fields else []
+    words += [f"chunk {fields['chunk']}"] if "chunk" in fields else []
+    return replace(span, job=" ".join(words))
 
 
 def stages_picture(record: Record, stages: int) -> Picture:

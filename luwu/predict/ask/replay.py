@@ -1,11 +1,12 @@
-"""A question once more, by the event core, where that can play it.
+"""A question once more, played in virtual time, where that can be done.
 
-LuWu's steps are played unit by unit (`events/in_network.py`), steps of 3-D training task by task
-through their pipeline's schedule (`events/pipeline_training.py`), on a network that is known link
-by link with the ports that each exchange has there. What is not played says why. The work is
-counted in *tasks*, forwards and backwards: of LuWu's m micro-batches, units and steps 2 m units
-steps, of a pipeline's p stages of v parts 2 m p v. A plan that would play more than TASKS_MAX in
-all leaves out what does not fit into the rest.
+LuWu's steps are decided by its own cores, with a chunk for each unit (`driven/driven.py`), steps of
+3-D training go task by task through their pipeline's schedule (`events/pipeline_training.py`), on a
+network that is known link by link with the ports that each exchange has there. A replay that is
+left out has its reason. The work is counted in *tasks*, forwards and backwards of a pipeline: m
+micro-batches, p stages and v parts are 2 m p v. A micro-batch of a unit of LuWu takes as long as
+UNIT_TASKS. A plan that would play more than TASKS_MAX in all leaves out what does not fit into the
+rest.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.question_training import Question
-from luwu.predict.events.in_network import STEPS, play_steps, units_of
+from luwu.predict.driven.driven import play_driven_steps, quick_playing
+from luwu.predict.driven.units import units_of
 from luwu.predict.events.pipeline_training import (
     ClosedForm,
     PlayedTraining,
@@ -27,8 +29,10 @@ from luwu.predict.systems.training import predict_step
 
 TASKS_MAX: Final = 100_000
 """Played for one plan in all: some ten seconds, as a task takes 0.05 to 0.1 ms."""
+UNIT_TASKS: Final = 16
+"""Of a unit and micro-batch: its pulls and its push, at worker, switch and node, in all steps."""
 PLAYED: Final = ("luwu", "3d")
-"""Systems that the event core can play."""
+"""Systems whose steps can be played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +66,13 @@ def tasks_of(question: Question) -> int:
     """Of a replay."""
     job, nodes = question.job, question.nodes
     if nodes is not None:
-        return 2 * STEPS * len(units_of(job, nodes)) * job.micro_batches
+        return UNIT_TASKS * len(units_of(job)) * job.micro_batches
     return 2 * job.pipeline * job.virtual * job.micro_batches
 
 
 def _step_s(question: Question, on: Question) -> float:
     if on.nodes is not None:
-        return play_steps(on.job, on.nodes).step_s
+        return play_driven_steps(on.job, on.nodes, quick_playing(on.job)).step_s
     return play_three_d(question).step.seconds
 
 

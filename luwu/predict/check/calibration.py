@@ -38,17 +38,25 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A row with what the model says."""
+    """A published number and the predicted one, in the same unit."""
 
-    row: Row
+    group: str
+    name: str
+    """What it is, for people."""
+    unit: str
+    """Rows of one group and unit can be put in order."""
+    published: float
     predicted: float
-    """In the row's unit."""
+    is_rate: bool = False
+    """The longer something takes, the less it is."""
+    source: str = ""
+    kind: str = ""
 
     @property
     def error(self) -> float:
-        """Signed; above zero: the model is too slow."""
-        ratio = self.predicted / self.row.published
-        return (ratio if self.row.unit == "s" else 1 / ratio) - 1
+        """Signed; above zero: the model is too slow, or predicts too much."""
+        ratio = self.predicted / self.published
+        return (1 / ratio if self.is_rate else ratio) - 1
 
 
 def read(name: str) -> dict[str, Any]:
@@ -85,13 +93,21 @@ def _rows(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Row]:
 
 
 def compare(row: Row) -> Compared:
-    """What the model says of a row."""
+    """A row with what the model predicts."""
+    return Compared(
+        group=row.group, name=row.job.model.name, unit=row.unit, published=row.published,
+        predicted=_predicted(row), is_rate=row.unit != "s", source=row.source,
+    )  # fmt: skip
+
+
+def _predicted(row: Row) -> float:
+    """In the row's unit."""
     seconds = ALONE[row.system](row.job).seconds
     if row.unit == "s":
-        return Compared(row=row, predicted=seconds)
+        return seconds
     if row.unit == "token/s":
-        return Compared(row=row, predicted=row.job.tokens / seconds / row.job.devices)
-    return Compared(row=row, predicted=published_operations(row.job) / seconds / 1e12)
+        return row.job.tokens / seconds / row.job.devices
+    return published_operations(row.job) / seconds / 1e12
 
 
 def published_operations(job: TrainingJob) -> float:
@@ -102,25 +118,7 @@ def published_operations(job: TrainingJob) -> float:
     return ((3 + again) * forward - again * head) / job.devices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedNumber:
-    """A published number and the predicted one, in the same unit."""
-
-    group: str
-    name: str
-    """What it is, for people."""
-    unit: str
-    """Rows of one group and unit can be put in order."""
-    published: float
-    predicted: float
-
-    @property
-    def error(self) -> float:
-        """Above zero: too much is predicted, or too long."""
-        return self.predicted / self.published - 1
-
-
-def compare_memory(catalogue: Catalogue) -> list[ComparedNumber]:
+def compare_memory(catalogue: Catalogue) -> list[Compared]:
     """All calibration rows of memory, in bytes of a device."""
     found = []
     for row in read("memory.toml")["row"]:
@@ -131,7 +129,7 @@ def compare_memory(catalogue: Catalogue) -> list[ComparedNumber]:
             "activations_selective": activation_bytes(selective),
         }  # fmt: skip
         found += [
-            ComparedNumber(
+            Compared(
                 group=row["group"],
                 name=f"{row['model']} {name}",
                 unit="byte",

@@ -6,12 +6,10 @@ unit. Of a series of pipelines the ratios to its first row are compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
-from luwu.predict.check.calibration import read
+from luwu.predict.check.calibration import Compared, read
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.inference.inference import predict_inference, predict_prefill, with_largest_batch
 from luwu.predict.inference.inference_job import InferenceJob
@@ -24,45 +22,10 @@ _SOCKET_TOKENS = 128
 """Of a prompt and of an answer on sockets, where the source does not say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceRow:
-    """One published result, and how to predict it."""
-
-    group: str
-    kind: str
-    name: str
-    """What the row is, for people."""
-    source: str
-    unit: str
-    published: float
-    predict: Callable[[], float]
-    """In the row's unit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedInference:
-    """A row with what the model says."""
-
-    row: InferenceRow
-    predicted: float
-    """In the row's unit."""
-
-    @property
-    def error(self) -> float:
-        """Signed; above zero: the model is too slow."""
-        ratio = self.predicted / self.row.published
-        return (ratio if self.row.unit == "ms" else 1 / ratio) - 1
-
-
-def inference_rows(catalogue: Catalogue) -> list[InferenceRow]:
+def compare_inference(catalogue: Catalogue) -> list[Compared]:
     """All calibration rows of inference. Raises ConfigError for a name that is unknown."""
     found = read("inference.toml")["series"]
     return [row for series in found for row in _KINDS[series["kind"]](catalogue, series)]
-
-
-def compare_inference(row: InferenceRow) -> ComparedInference:
-    """What the model says of a row."""
-    return ComparedInference(row=row, predicted=row.predict())
 
 
 def _job(catalogue: Catalogue, series: dict[str, Any], **more: Any) -> InferenceJob:
@@ -75,39 +38,41 @@ def _job(catalogue: Catalogue, series: dict[str, Any], **more: Any) -> Inference
     )
 
 
-def _row(series: dict[str, Any], what: str, unit: str, published: float,
-         predict: Callable[[], float]) -> InferenceRow:  # fmt: skip
+def _row(
+    series: dict[str, Any], what: str, unit: str, published: float, predicted: float
+) -> Compared:  # fmt: skip
     on = series.get("device", series.get("processor"))
     precision = series.get("precision", "bf16")
-    return InferenceRow(
+    return Compared(
         group=series["group"], kind=series["kind"], source=series["source"], unit=unit,
-        name=f"{series['model']} {precision}, {on}, {what}", published=published, predict=predict,
+        name=f"{series['model']} {precision}, {on}, {what}", published=published,
+        predicted=predicted, is_rate=unit != "ms",
     )  # fmt: skip
 
 
-def _first_tokens(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[InferenceRow]:
+def _first_tokens(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compared]:
     for prompt, published in series["rows"]:
         job = _job(catalogue, series, input_tokens=prompt, output_tokens=1)
         what = f"{job.tensor} ranks, prompt of {prompt}"
-        yield _row(series, what, "ms", published, partial(_first_token_ms, job))
+        yield _row(series, what, "ms", published, _first_token_ms(job))
 
 
 def _first_token_ms(job: InferenceJob) -> float:
     return 1e3 * predict_prefill(job).seconds
 
 
-def _batches(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[InferenceRow]:
+def _batches(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compared]:
     for batch, prompt, answer, published in series["rows"]:
         job = _job(catalogue, series, batch=batch, input_tokens=prompt, output_tokens=answer)
         what = f"{batch} of {prompt}/{answer}"
-        yield _row(series, what, "tokens/s", published, partial(_rate, job))
+        yield _row(series, what, "tokens/s", published, _rate(job))
 
 
 def _rate(job: InferenceJob) -> float:
     return predict_inference(job).tokens_per_device_s
 
 
-def _pipelines(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[InferenceRow]:
+def _pipelines(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compared]:
     jobs = [
         _job(
             catalogue, series, pipeline=stages, batching="continuous",
@@ -118,7 +83,7 @@ def _pipelines(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Inferen
     first = series["rows"][0][1]
     for job, (stages, published) in list(zip(jobs, series["rows"], strict=True))[1:]:
         what = f"{stages} stages over {jobs[0].pipeline}"
-        yield _row(series, what, "ratio", published / first, partial(_ratio, job, jobs[0]))
+        yield _row(series, what, "ratio", published / first, _ratio(job, jobs[0]))
 
 
 def _ratio(job: InferenceJob, first: InferenceJob) -> float:
@@ -128,7 +93,7 @@ def _ratio(job: InferenceJob, first: InferenceJob) -> float:
     )
 
 
-def _sockets(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[InferenceRow]:
+def _sockets(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compared]:
     for sockets, published in series["rows"]:
         job = SocketJob(
             model=catalogue.model(series["model"]),
@@ -137,7 +102,7 @@ def _sockets(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Inference
             inside=catalogue.network("upi"),
             sockets=sockets, input_tokens=_SOCKET_TOKENS, output_tokens=_SOCKET_TOKENS,
         )  # fmt: skip
-        yield _row(series, f"{sockets} sockets", "ms", published, partial(_token_ms, job))
+        yield _row(series, f"{sockets} sockets", "ms", published, _token_ms(job))
 
 
 def _token_ms(job: SocketJob) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from luwu.predict.ask.question_training import Question, make_training_question
-from luwu.predict.check.calibration import ComparedNumber, read
+from luwu.predict.check.calibration import Compared, read
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hosts import Host
 from luwu.predict.hardware.units import Dimension, parse
@@ -43,7 +43,7 @@ def testbed(catalogue: Catalogue, system: str, model: str, **changes: Any) -> fl
     return testbed_question(catalogue, system, model, **changes).answer().seconds
 
 
-def compare_offload(catalogue: Catalogue) -> list[ComparedNumber]:
+def compare_offload(catalogue: Catalogue) -> list[Compared]:
     """All calibration rows: seconds, and ratios."""
     found = read("offload.toml")
     rows = [row for series in found["adam"] for row in _adam(catalogue, series)]
@@ -51,35 +51,35 @@ def compare_offload(catalogue: Catalogue) -> list[ComparedNumber]:
     return rows + [_utilisation(catalogue, each) for each in found["utilisation"]]
 
 
-def _adam(catalogue: Catalogue, series: dict[str, Any]) -> Iterator[ComparedNumber]:
+def _adam(catalogue: Catalogue, series: dict[str, Any]) -> Iterator[Compared]:
     host = Host(
         processor=catalogue.processor(series["processor"]),
         memory_bytes=parse("memory_bytes", series["memory_bytes"], Dimension.BYTES),
     )
     for parameters, published in series["rows"]:
-        yield ComparedNumber(
+        yield Compared(
             group=series["group"], name=f"Adam of {parameters / 1e9:.0f} B on processors",
             unit="s", published=published, predicted=host.adam(parameters),
         )  # fmt: skip
 
 
-def _ratios(catalogue: Catalogue, row: dict[str, Any]) -> Iterator[ComparedNumber]:
+def _ratios(catalogue: Catalogue, row: dict[str, Any]) -> Iterator[Compared]:
     ours = testbed(catalogue, "luwu", row["model"])
     for system in ("zero-infinity", "zero3", "atp"):
         if system in row:
-            yield ComparedNumber(
+            yield Compared(
                 group=row["group"], name=f"{row['model']} {system} over LuWu",
                 unit="over LuWu", published=row[system],
                 predicted=testbed(catalogue, system, row["model"]) / ours,
             )  # fmt: skip
 
 
-def _utilisation(catalogue: Catalogue, row: dict[str, Any]) -> ComparedNumber:
+def _utilisation(catalogue: Catalogue, row: dict[str, Any]) -> Compared:
     """The longer the step, the lower it is: the error's sign is that of a rate."""
     batch = {"micro_batch": row["micro_batch"], "batch": DEVICES * row["micro_batch"]}
     question = testbed_question(catalogue, "luwu", row["model"], **batch)
     found = utilisation(question.job, question.answer().seconds)["hfu"]
-    return ComparedNumber(
+    return Compared(
         group=row["group"], name=f"{row['model']} LuWu, of the peak",
         unit="of the peak", published=row["hfu"], predicted=found,
     )  # fmt: skip

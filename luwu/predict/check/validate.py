@@ -9,8 +9,8 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from luwu.predict.check.calibration import ComparedNumber, compare, compare_memory, training_rows
-from luwu.predict.check.inference_calibration import compare_inference, inference_rows
+from luwu.predict.check.calibration import Compared, compare, compare_memory, training_rows
+from luwu.predict.check.inference_calibration import compare_inference
 from luwu.predict.check.offload_calibration import compare_offload
 from luwu.predict.check.rankings import rankings
 from luwu.predict.hardware.catalogue import Catalogue
@@ -23,24 +23,20 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
     families: dict[str, list[dict[str, Any]]] = {
         "training": [
             {
-                "group": each.row.group, "model": each.row.job.model.name,
-                "system": each.row.system, "device": each.row.job.device.name,
-                "devices": each.row.job.devices, "precision": each.row.job.precision,
-                "recompute": each.row.job.recompute, "unit": each.row.unit,
-                "published": each.row.published, "predicted": each.predicted,
-                "error": each.error, "source": each.row.source,
+                "group": row.group, "model": row.job.model.name,
+                "system": row.system, "device": row.job.device.name,
+                "devices": row.job.devices, "precision": row.job.precision,
+                "recompute": row.job.recompute, "unit": row.unit,
+                "published": row.published, "predicted": each.predicted,
+                "error": each.error, "source": row.source,
             }
-            for each in map(compare, training_rows(catalogue))
+            for row in training_rows(catalogue)
+            for each in [compare(row)]
         ],
         "memory": [_named(each) for each in compare_memory(catalogue)],
         "offload": [_named(each) for each in compare_offload(catalogue)],
         "inference": [
-            {
-                "group": row.group, "name": row.name, "unit": row.unit, "published": row.published,
-                "predicted": each.predicted, "error": each.error, "source": row.source,
-            }
-            for row in inference_rows(catalogue)
-            for each in [compare_inference(row)]
+            _named(each) | {"source": each.source} for each in compare_inference(catalogue)
         ],
     }  # fmt: skip
     summary = {}
@@ -53,7 +49,7 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
     return {"schema": SCHEMA, **families, "summary": summary}
 
 
-def _named(each: ComparedNumber) -> dict[str, Any]:
+def _named(each: Compared) -> dict[str, Any]:
     return {
         "group": each.group, "name": each.name, "unit": each.unit, "published": each.published,
         "predicted": each.predicted, "error": each.error,

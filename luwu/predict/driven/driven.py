@@ -1,24 +1,30 @@
 """Steps of LuWu that its own cores decide: what a run would do, in virtual time.
 
+    driven_worker.py    the project's `NicCore`: what is asked for, what may be used
+    driven_switch.py    the project's `SwitchCore`: what is summed, kept and sent to whom
     driven_node.py      the project's `NodeCore`: what is read, updated, published, written,
-                        prepared and decided, and when
-    driven_worker.py    the project's `NicCore`: what is asked for, what may be used; one worker
-    links.py            both directions between them, with the switch that sums and copies
+                        prepared and decided, and when; engine_work.py has what it takes
+    links.py            the directions between them
 
 A decision that is changed in a core changes a run and the prediction alike; nothing of what the
 cores know is said again here. Engines take their time from the question, as the closed form (L1 to
 L5) does: the same rates, the same passes over memory. Where `at_step` folds a gradient it is read
-and the sum is written once more. The core of the switch is not driven: it sums and hands on at the
-rate of the links, and the latency counts its hops.
+and the sum is written once more. Workers are equal, so two of them stand for all, and what is seen
+is the first one. One switch stands for all on the way: the narrowest place between a worker and the
+node sets the rate of its links, and the latency counts its hops.
 
 Steps of several micro-batches are updated `at_step`, as the project does it: `streaming` has one
 backward a step. A node holds and has under way what its memory plan says (`switch_emu.node.plan`).
+
+It is right where the order of work, windows and threads bind, which no closed form sees; the closed
+form (`systems/in_network.py`) takes a thousandth of the time, and the floors (`luwu.estimate`) need
+no play of a step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import simpy
 
@@ -27,16 +33,22 @@ from luwu.base.limits import PAYLOAD_BYTES_MAX
 from luwu.base.suggestion import suggestion
 from luwu.layout import SUM_BYTES, Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
-from luwu.predict.driven.driven_node import DrivenNode, NodeCosts
+from luwu.predict.driven.cores import OWN, Cores, worker_name
+from luwu.predict.driven.driven_node import DrivenNode
+from luwu.predict.driven.driven_switch import DrivenSwitch
 from luwu.predict.driven.driven_worker import DrivenWorker, Script
-from luwu.predict.driven.links import Link
+from luwu.predict.driven.engine_work import EngineWork, NodeCosts
+from luwu.predict.driven.links import Arrived, Link
+from luwu.predict.driven.units import Unit, units_of
 from luwu.predict.events.engines import Record
-from luwu.predict.events.in_network import AHEAD, Played, Unit, units_of
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.systems.in_network import OptimizerNodes
+from luwu.protocol.actions import PARENT
 from luwu.wire.description import Description
+from luwu.wire.messages import Message
 from switch_emu.node.core.actions import NodeLimits
 from switch_emu.node.plan import plan_node
+from switch_emu.switch.core.actions import SwitchLimits
 
 STEPS: Final = 3
 """Played; the last one is measured. The second is like all after it."""
@@ -44,18 +56,41 @@ CHUNK_BYTES_MIN: Final = 16 * 1024 * 1024
 """What the project takes where memory and links allow."""
 CHUNKS_MAX: Final = 512
 """Played in a step, unless more are asked for: playing takes time by their number."""
+QUICK_STEPS: Final = 2
+AHEAD: Final = 4
+WORKERS: Final = 2
+"""Played: they are equal, and with two of them a switch sums."""
+SLOT_WINDOWS: Final = 16
+"""Of gradients that a switch holds, windows of a worker: as many as its own limits have."""
 UPDATES: Final = ("streaming", "at_step")
 GRADIENT_DTYPES: Final = {2: "bfloat16", 4: "float32"}
 
 
 @dataclass(frozen=True, slots=True)
-class Driven(Played):
+class Driven:
     """Steps that were played, and what each process would have recorded of them."""
 
+    record: Record
+    ends_s: tuple[float, ...]
+    """When compute was done with each step."""
     told: dict[str, Record] = field(default_factory=dict)
     """By process: `worker-0`, `network`, `node`."""
     description: Description | None = None
-    """What was trained, as the cores were told."""
+    """What was trained, as the cores were given it."""
+
+    @property
+    def step_s(self) -> float:
+        """Of the last step, from the end of the one before."""
+        return self.ends_s[-1] - self.ends_s[-2]
+
+    def busy_ratio(self, engine: str) -> float:
+        """How much of the last step an engine was at work."""
+        start, end = self.ends_s[-2], self.ends_s[-1]
+        busy = sum(
+            max(0.0, min(span.end_s, end) - max(span.start_s, start))
+            for span in self.record.of(engine)
+        )
+        return busy / (end - start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +113,9 @@ class Playing:
     """The node reads masters from drives to send weights; see `NodeCosts`."""
     prepare_s: float = 0.0
     """A flush of a step."""
+    cores: Cores = OWN
+    workers: int = WORKERS
+    """Played, at most: they are equal."""
 
     def __post_init__(self) -> None:
         if self.steps < 2 or self.ahead < 1:
@@ -109,13 +147,108 @@ def play_driven_steps(
 ) -> Driven:
     """Play steps as the project's cores decide them. Raises ConfigError."""
     how = playing or Playing()
-    units = units_of(job, nodes)
+    units = units_of(job)
     chunk_bytes = how.chunk_bytes or _chunk_bytes(job)
     scale = -(-chunk_bytes // PAYLOAD_BYTES_MAX)
     description = Description(
         layout=_layout(units, chunk_bytes // scale, scale), optimizer="adamw",
         update=how.order(job), state_fields=("m", "v"),
     )  # fmt: skip
+    script = Script(
+        units=units, steps=how.steps, micro_batches=job.micro_batches, pulls=nodes.pulls,
+        ahead=how.ahead, gradient_dtype=_gradient_dtype(job), scale=scale,
+    )  # fmt: skip
+    return _World(job, nodes, how, description, script, chunk_bytes).play()
+
+
+class _World:
+    """The processes, and the links between them."""
+
+    def __init__(
+        self, job: TrainingJob, nodes: OptimizerNodes, how: Playing, description: Description,
+        script: Script, chunk_bytes: int,
+    ) -> None:  # fmt: skip
+        self._env, self._record = simpy.Environment(), Record()
+        self._told = {name: Record() for name in ("worker-0", "network", "node")}
+        self._job, self._nodes, self._description = job, nodes, description
+        count = min(job.devices, how.workers)
+        limits, threads = _limits(job, nodes, how, chunk_bytes, script.scale)
+        self._workers = [
+            self._worker(rank, count, script, how.cores, rank == 0) for rank in range(count)
+        ]
+        self._switch = DrivenSwitch(
+            self._env, workers=count, send=self._send_from_switch, cores=how.cores,
+            limits=SwitchLimits(
+                push_window_bytes=limits.push_window_bytes,
+                slot_bytes_max=SLOT_WINDOWS * limits.push_window_bytes,
+                copies_bytes_max=SLOT_WINDOWS * limits.push_window_bytes,
+            ),
+        )  # fmt: skip
+        down = min(job.network.port_rate, nodes.network.port_rate * nodes.nodes)
+        from_node = self._link("down", down, self._from_node)
+        work = EngineWork(
+            self._env, self._record, self._told["node"], description=description,
+            costs=NodeCosts.of(nodes, weights_away=how.weights_away, prepare_s=how.prepare_s),
+            scale=script.scale, sum_bytes_max=limits.sum_bytes_max * script.scale,
+        )  # fmt: skip
+        self._node = DrivenNode(
+            self._env, self._told["node"], description=description, world_size=count,
+            limits=limits, crew=range(threads), readers=range(limits.reads_max), work=work,
+            send=from_node.send, cores=how.cores,
+        )  # fmt: skip
+        to_node = self._link("", None, self._node.received)
+        self._to = {PARENT: to_node} | {
+            worker_name(rank): self._link("", None, worker.received)
+            for rank, worker in enumerate(self._workers)
+        }
+
+    def play(self) -> Driven:
+        """All steps. The first worker is what is seen."""
+        self._env.run()
+        first = self._workers[0]
+        if not all(worker.is_finished for worker in self._workers):
+            waits_for = self._node.core.waits_for()
+            raise AssertionError(f"the cores stopped: the node waits for {waits_for}")
+        self._record.spans.extend(self._told["network"].spans)
+        return Driven(self._record, tuple(first.ends_s), self._told, self._description)
+
+    def _worker(
+        self, rank: int, count: int, script: Script, cores: Cores, is_seen: bool
+    ) -> DrivenWorker:  # fmt: skip
+        job, nodes, name = self._job, self._nodes, worker_name(rank)
+        port = min(job.network.port_rate, nodes.network.port_rate * nodes.nodes)
+
+        def arrived(message: Message, payload: Any, nbytes: int) -> None:
+            self._switch.received(name, message, payload, nbytes)
+
+        up = self._link("up", min(port, nodes.aggregate_rate), arrived, is_seen=is_seen)
+        record, told = (self._record, self._told[name]) if is_seen else (Record(), Record())
+        return DrivenWorker(
+            self._env, record, told, script=script, description=self._description, send=up.send,
+            rank=rank, world_size=count, cores=cores,
+        )  # fmt: skip
+
+    def _link(
+        self, name: str, rate: float | None, arrived: Arrived, *, is_seen: bool = True
+    ) -> Link:  # fmt: skip
+        """The narrowest place on the way sets the rate (L1, L2), and is on one link of the way."""
+        job, record = self._job, self._told["network"] if is_seen else Record()
+        latency_s = 0.0
+        if rate is not None:
+            latency_s = job.network.latency_s + self._nodes.tiers * job.network.hop_s
+        return Link(self._env, record, name, rate=rate, latency_s=latency_s, arrived=arrived)
+
+    def _from_node(self, message: Message, payload: Any, nbytes: int) -> None:
+        self._switch.received(PARENT, message, payload, nbytes)
+
+    def _send_from_switch(self, peer: str, message: Message, payload: Any) -> None:
+        self._to[peer].send(message, payload)
+
+
+def _limits(
+    job: TrainingJob, nodes: OptimizerNodes, how: Playing, chunk_bytes: int, scale: int
+) -> tuple[NodeLimits, int]:
+    """What the node holds and has under way, in bytes of the layout, and its threads."""
     plan = plan_node(
         budget_bytes=int(nodes.host.memory_bytes) * nodes.nodes, chunk_bytes=chunk_bytes,
         world_size=job.devices, has_switch=True,
@@ -128,27 +261,15 @@ def play_driven_steps(
         limits, sum_bytes_max=limits.sum_bytes_max // scale,
         push_window_bytes=limits.push_window_bytes // scale,
     )  # fmt: skip
-    env, record = simpy.Environment(), Record()
-    told = {name: Record() for name in ("worker-0", "network", "node")}
-    up, down = _links(env, told["network"], job, nodes, scale)
-    node = DrivenNode(
-        env, record, told["node"], description=description, limits=limits,
-        threads=how.threads or plan.updates_count, send=down.send, scale=scale,
-        costs=NodeCosts.of(nodes, weights_away=how.weights_away, prepare_s=how.prepare_s),
-    )  # fmt: skip
-    worker = DrivenWorker(
-        env, record, told["worker-0"], description=description, send=up.send,
-        script=Script(
-            units=units, steps=how.steps, micro_batches=job.micro_batches, pulls=nodes.pulls,
-            ahead=how.ahead, gradient_dtype=_gradient_dtype(job),
-        ),
-    )  # fmt: skip
-    up.arrived, down.arrived = node.received, worker.received
-    env.run()
-    if not worker.is_finished:
-        raise AssertionError(f"the cores stopped: the node waits for {node.core.waits_for()}")
-    record.spans.extend(told["network"].spans)
-    return Driven(record, tuple(worker.ends_s), told, description)
+    return limits, how.threads or plan.updates_count
+
+
+def quick_playing(job: TrainingJob) -> Playing:
+    """The fewest messages that a step can have: a chunk for each unit, and one worker for all."""
+    chunk_bytes = CHUNK_BYTES_MIN
+    while chunk_bytes < SUM_BYTES * max(unit.parameters for unit in units_of(job)):
+        chunk_bytes *= 2
+    return Playing(steps=QUICK_STEPS, workers=1, chunk_bytes=chunk_bytes)
 
 
 def _chunk_bytes(job: TrainingJob) -> int:
@@ -173,20 +294,6 @@ def _layout(units: list[Unit], chunk_bytes: int, scale: int) -> Layout:
         LayoutUnit(name=unit.name, parameters=(index,)) for index, unit in enumerate(units)
     )
     return Layout(parameters=parameters, units=members, chunk_bytes=chunk_bytes)
-
-
-def _links(
-    env: simpy.Environment, record: Record, job: TrainingJob, nodes: OptimizerNodes,
-    scale: int,
-) -> tuple[Link, Link]:  # fmt: skip
-    """Up and down; the narrowest place on the way sets the rate (L1, L2)."""
-    down = min(job.network.port_rate, nodes.network.port_rate * nodes.nodes)
-    up = min(down, nodes.aggregate_rate)
-    latency_s = job.network.latency_s + nodes.tiers * job.network.hop_s
-    return (
-        Link(env, record, "up", rate=up, latency_s=latency_s, scale=scale),
-        Link(env, record, "down", rate=down, latency_s=latency_s, scale=scale),
-    )
 
 
 def _gradient_dtype(job: TrainingJob) -> str:

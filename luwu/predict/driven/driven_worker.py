@@ -1,6 +1,6 @@
 """A worker in virtual time: the project's own `NicCore`, and a script that computes units in order.
 
-One stands for all of a job, as they are equal. Like the training session it requests weights in the
+Like the training session it requests weights in the
 order of their use, as many units ahead as there is room for; of the next step where a unit's
 gradient is pushed (`streaming`) or the step is committed (`at_step`). The core decides when weights
 may be used, and how much of a gradient is under way at once.
@@ -16,18 +16,15 @@ from typing import Any
 import simpy
 
 from luwu.layout import DTYPE_BYTES, Layout
-from luwu.nic.core import NicCore
 from luwu.nic.core import actions as nic
-from luwu.predict.driven.driven_node import JOB, NEVER
+from luwu.predict.driven.cores import HYPER, JOB, NEVER, OWN, Cores
 from luwu.predict.driven.links import Token
+from luwu.predict.driven.units import Unit
 from luwu.predict.events.engines import Engine, Fields, Process, Record, Span
-from luwu.predict.events.in_network import Unit
 from luwu.protocol.actions import Drop, Note, Send
 from luwu.wire.description import Description
-from luwu.wire.hyper import StepHyper, encode_hyper, hyper_hash
+from luwu.wire.hyper import hyper_hash
 from luwu.wire.messages import Message
-
-HYPER = encode_hyper(StepHyper(groups=({},)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +39,26 @@ class Script:
     ahead: int
     """Units that may be requested before compute is at them."""
     gradient_dtype: str
+    scale: int = 1
+    """Parameters that each element of the layout stands for."""
 
 
 class DrivenWorker:
-    """One worker, for all of a job; `send` sends a message to the node."""
+    """One worker; `send` puts a message on its way to the switch."""
 
     def __init__(
         self, env: simpy.Environment, record: Record, told: Record, *, script: Script,
-        description: Description, send: Callable[[Message, Any], None],
+        description: Description, send: Callable[[Message, Any], None], rank: int = 0,
+        world_size: int = 1, cores: Cores = OWN,
     ) -> None:  # fmt: skip
         self._env, self._told, self._script, self._send = env, told, script, send
         self._layout: Layout = description.layout
         self._streaming = description.update == "streaming"
         self._description = description
         self._compute = Engine(env, record, "compute")
-        self._core = NicCore(job=JOB, rank=0, world_size=1, incarnation=1, retry=NEVER)
+        self._core = cores.nic(
+            job=JOB, rank=rank, world_size=world_size, incarnation=1, retry=NEVER
+        )
         self._room = simpy.Container(env, capacity=script.ahead, init=script.ahead)
         self._joined = env.event()
         self._done: dict[int, simpy.Event] = {}
@@ -97,7 +99,7 @@ class DrivenWorker:
                 case nic.Judged() | Note():
                     pass
                 case _:
-                    raise AssertionError(f"nothing goes wrong here, but the core says {action}")
+                    raise AssertionError(f"nothing goes wrong here, but the core asks for {action}")
 
     # ---------------------------------------------------------------------- the script
 
@@ -168,8 +170,9 @@ class DrivenWorker:
         gradients = []
         for chunk in self._layout.trainable_chunks(index):
             nbytes = self._layout.chunks[chunk].elems * DTYPE_BYTES[dtype]
+            payload = Token(nbytes, nbytes * self._script.scale)
             gradients.append(
-                nic.Gradient(chunk=chunk, payload=Token(nbytes), payload_bytes=nbytes, dtype=dtype)
+                nic.Gradient(chunk=chunk, payload=payload, payload_bytes=nbytes, dtype=dtype)
             )
         number, done = self._open("push", step, index)
         actions = self._core.push(

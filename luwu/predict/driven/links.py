@@ -20,10 +20,12 @@ from luwu.wire.messages import DataMessage, Message
 class Token:
     """A payload of so many bytes, as cores count them; held by one core."""
 
-    __slots__ = ("is_dropped", "is_spilled", "nbytes")
+    __slots__ = ("cost_bytes", "is_dropped", "is_spilled", "nbytes")
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, cost_bytes: float | None = None) -> None:
+        """`cost_bytes`: what engines and threads take it for, if not `nbytes`."""
         self.nbytes = nbytes
+        self.cost_bytes = nbytes if cost_bytes is None else cost_bytes
         self.is_dropped = False
         self.is_spilled = False
         """It lies in a file, and is read back before it is added."""
@@ -33,36 +35,46 @@ class Token:
         assert not self.is_dropped, "a core dropped a payload twice"
         self.is_dropped = True
 
+    def copy(self) -> Token:
+        """The same at its receiver."""
+        return Token(self.nbytes, self.cost_bytes)
+
 
 Arrived = Callable[[Message, Any, int], None]
-"""Told of a message, its payload and how many bytes that has."""
+"""Takes a message, its payload and how many bytes that has."""
 
 
 class Link:
-    """One direction between node and worker; switches on the way are part of it."""
+    """One direction between a worker and the switch, or the switch and the node; other switches on
+    the way are part of it."""
 
     def __init__(
-        self, env: simpy.Environment, record: Record, name: str, *, rate: float, latency_s: float,
-        scale: int = 1,
+        self, env: simpy.Environment, record: Record, name: str, *, rate: float | None,
+        latency_s: float, arrived: Arrived,
     ) -> None:  # fmt: skip
-        """`scale`: bytes that each byte of a token stands for."""
-        self._env, self._scale = env, scale
+        """`rate`: None where data take the latency alone, as another link has the narrowest place
+        on the way."""
+        self._env, self._rate, self._latency_s = env, rate, latency_s
         self._engine = Engine(env, record, name)
-        self._rate, self._latency_s = rate, latency_s
-        self.arrived: Arrived | None = None
+        self._arrived = arrived
 
     def send(self, message: Message, payload: Any) -> None:
         """Put a message on the way; its receiver gets a payload of its own."""
-        nbytes = payload.nbytes if isinstance(payload, Token) else 0
-        self._env.process(self._carry(message, payload, nbytes))
+        if isinstance(payload, Token) and self._rate is not None:
+            self._env.process(self._carry(message, payload))
+        else:
+            self._after_latency(message, payload)
 
-    def _carry(self, message: Message, payload: Any, nbytes: int) -> Process:
-        if nbytes:
-            assert isinstance(message, DataMessage)
-            name = type(message).__name__.lower()
-            fields = (("step", message.step), ("chunk", message.chunk))
-            meant = nbytes * self._scale
-            yield from self._engine.work(name, meant / self._rate, meant, fields)
-        yield self._env.timeout(self._latency_s)
-        assert self.arrived is not None
-        self.arrived(message, Token(nbytes) if nbytes else payload, nbytes)
+    def _carry(self, message: Message, payload: Token) -> Process:
+        assert isinstance(message, DataMessage)
+        assert self._rate is not None
+        name, meant = type(message).__name__.lower(), payload.cost_bytes
+        fields = (("step", message.step), ("chunk", message.chunk))
+        yield from self._engine.work(name, meant / self._rate, meant, fields)
+        self._after_latency(message, payload)
+
+    def _after_latency(self, message: Message, payload: Any) -> None:
+        token = payload.copy() if isinstance(payload, Token) else payload
+        nbytes = token.nbytes if isinstance(token, Token) else 0
+        timeout = self._env.timeout(self._latency_s)
+        timeout.callbacks.append(lambda _: self._arrived(message, token, nbytes))

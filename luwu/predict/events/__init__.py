@@ -1,8 +1,6 @@
 """The event core: what closed forms get wrong, played through in virtual time.
 
     engines.py            engines that work on one job after another, and a record of when
-    in_network.py         steps of LuWu: compute, both directions of a link, the node's engines
-    pipelines.py          units through the stages of the node's optimizer
     schedules.py          1F1B and interleaved pipelines of training
     schedule_paths.py     the same by the longest path, without a record
     pipeline_training.py  a step of 3-D training through its pipeline's schedule

@@ -1,6 +1,6 @@
 """Flows that share links: each has its max-min fair rate, newly found when one begins or ends.
 
-    A1  route      over all shortest paths, by the capacities that lie there (W2), or over one path;
+    A1  route      over all shortest paths, by the capacities that lie there, or over one path;
                    of what a flow sends, a link of its route carries a share
     A2  fair       all rates rise together until a link is full; its flows stay there, the others
                    go on (progressive filling). So each flow has a full link on which none is faster

@@ -23,8 +23,6 @@ Sources: Narayanan et al. SC'21 (E1, E2, as Megatron-LM orders them); derived (E
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import simpy
@@ -189,24 +187,6 @@ def _in_order(kind: str, stages: int, virtual: int, micro_batches: int) -> list[
         for part in parts
         for micro_batch in range(start, start + at_once)
     ]
-
-
-def kept_parts(tasks: Sequence[Task]) -> int:
-    """Forwards whose backward has not ended, at most: what a stage keeps activations of (E4)."""
-    kept = most = 0
-    for task in tasks:
-        kept += 1 if task.kind == FORWARD else 0
-        most = max(most, kept)
-        kept -= 1 if task.kind == BACKWARD else 0
-    return most
-
-
-def drawn_slowdowns(seed: int, stages: int, spread: float) -> tuple[float, ...]:
-    """One for each stage, evenly from 1 to 1 + `spread`; the same seed gives the same ones."""
-    if not 0 <= spread < math.inf:
-        raise ConfigError(f"spread: {spread!r}; a finite number from 0 on fits")
-    source = random.Random(seed)
-    return tuple(1.0 + spread * source.random() for _ in range(stages))
 
 
 # ---------------------------------------------------------------------- playing

@@ -147,12 +147,6 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 # ---------------------------------------------------------------------- requests
 
 
-def requests_at_once(count: int, input_tokens: int, output_tokens: int) -> list[Request]:
-    """All there at the beginning."""
-    check_count("count", count)
-    return [Request(input_tokens=input_tokens, output_tokens=output_tokens)] * count
-
-
 def requests_at_random(
     count: int, per_s: float, seed: int, input_tokens: int, output_tokens: int
 ) -> list[Request]:

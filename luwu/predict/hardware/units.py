@@ -4,7 +4,9 @@
     "100 Gbit/s"                        in what users write
 
 A unit belongs to a dimension, and a key takes one dimension: a memory in Gbit/s is an error.
-Prefixes are decimal; KiB, MiB, GiB are binary and of memory alone.
+Prefixes are decimal; KiB, MiB, GiB are binary and of memory alone. Bytes, bits and times have the
+scales of `luwu.base.quantities`; what is more here are dimensions, tables with sources, numbers
+that are not whole, and operations, watts, dollars and ratios.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from enum import Enum
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.quantities import BITS_PER_S, BYTES, NANOSECONDS
 from luwu.base.suggestion import suggestion
 
 
@@ -40,15 +43,14 @@ def _scaled(unit: str, prefixes: str) -> dict[str, float]:
 
 _UNITS: Final[dict[Dimension, dict[str, float]]] = {
     Dimension.OPERATIONS_PER_S: _scaled("FLOP/s", ",M,G,T,P"),
-    Dimension.BYTES: {
-        **_scaled("B", ",k,M,G,T,P"),
-        "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
-    },
+    Dimension.BYTES: {unit: float(scale) for unit, scale in BYTES.items()} | {"PB": 1e15},
     Dimension.BYTES_PER_S: {
-        **_scaled("B/s", ",k,M,G,T"),
-        **{unit: scale / 8 for unit, scale in _scaled("bit/s", ",k,M,G,T").items()},
+        **{f"{unit}/s": float(scale) for unit, scale in BYTES.items() if "i" not in unit},
+        **{f"{unit}/s": scale / 8 for unit, scale in BITS_PER_S.items()},
     },
-    Dimension.SECONDS: {**_scaled("s", ",m,u,n"), "min": 60.0, "h": 3600.0, "year": 8760 * 3600.0},
+    Dimension.SECONDS: {
+        **{unit: scale / 1e9 for unit, scale in NANOSECONDS.items()}, "year": 8760 * 3600.0,
+    },
     Dimension.WATTS: _scaled("W", ",k,M"),
     Dimension.DOLLARS: {"USD": 1.0, "kUSD": 1e3, "MUSD": 1e6},
     Dimension.DOLLARS_PER_S: {"USD/h": 1 / 3600.0, "USD/s": 1.0},

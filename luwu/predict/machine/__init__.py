@@ -1,1 +1,1 @@
-"""LuWu on this machine, thread by thread."""
+"""What the parts of LuWu take on this machine, and threads that share its processors."""

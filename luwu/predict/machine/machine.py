@@ -15,14 +15,16 @@ needed. No run is looked at. With W workers, a chunk of b bytes:
     X8  wire     seconds of the sender's and of the receiver's link thread, by byte; none where
                  memory is shared
     X9  compute  units forward in order, then backward, by one thread of a worker
-    X10  a step  as the play of all threads on the cores says (machine_play.py); not shorter than
-                 work / cores, than the disk's time, or than the play on cores without number
+    X10  a step  as the play of all threads on the processors has it (driven/machine_play.py); not
+                 shorter than work / cores, than the disk's time, or than the play on cores without
+                 number
 
     X11  crowd   one share of X10, fitted once for all cases: what no part alone shows, as processes
                  take caches from one another, and wait for the interpreter's lock and to be woken
 
 An *end* is a message that a process sends or receives, with all that its state machine does for it.
-Source: luwu/estimate/messages.py (who says what); derived.
+Who sends what, and what waits for what, the cores decide; X5 to X7 are what comes of it.
+Source: derived.
 """
 
 from __future__ import annotations

@@ -9,16 +9,14 @@ short ones do not reach (Hockney).
     N4   ring, all-reduce     2 (n-1) a + 2 (n-1)/n S/B
     N5   broadcast, reduce    (n-1) a + S/B, through a chain
     N6   all-to-all           max((n-1) a + (n-1)/n S/B, n S / (4 bisection))
-    N7   two trees            2 [(k-1) a_in + log2(hosts) a] + 2 S / (0.9 B), k ranks a host
     N8   PAT                  log2(n) a / 3.5 + 2.8 us n + (n-1)/n S / (0.75 B), one rank a host
     N9   summed by switches   2 d a + S / min(B, A), d tiers
     N10  what a switch sums   A = min(rate, slots * payload / round trip)
     N11  hierarchical         N3 in a host, N4 of each part between hosts, N3 in a host
-    N12  torus                N4 in each dimension, both ways around, on what the ones before left
     N13  as measured          2 (n-1)/n S / bus bandwidth at S; no less than the shortest measured
     N15  all-to-all, n ranks in domains of k    (n-1) a + max((k-1)/n S/B_in, (n-k)/n S/B)
 
-One rank exchanges nothing and takes no time. Sources: NCCL's tuning code (N3, N4, N7, N8, N9);
+One rank exchanges nothing and takes no time. Sources: NCCL's tuning code (N3, N4, N8, N9);
 nccl-tests (N13); derived.
 """
 
@@ -29,9 +27,8 @@ from dataclasses import dataclass
 
 from luwu.predict.hardware.curves import Curve, Notes
 
-TREE_SHARE = 0.9
-"""Of the bus bandwidth that NCCL's trees reach; its own tuning has this number."""
 PAT_SHARE = 0.75
+"""Of the bus bandwidth that NCCL's trees reach; its own tuning has this number."""
 PAT_RANK_S = 2.8e-6
 PAT_LATENCY_SHARE = 3.5
 
@@ -92,15 +89,6 @@ def all_to_all(ranks: int, nbytes: float, path: Path, bisection_rate: float | No
 # ---------------------------------------------------------------------- trees
 
 
-def tree_all_reduce(hosts: int, in_host: int, nbytes: float, inside: Path, between: Path) -> float:
-    """Two binary trees, each for half of the tensor (N7). Source: NCCL's tuning."""
-    if hosts * in_host == 1:
-        return 0.0
-    hops = (in_host - 1) * inside.latency_s + math.log2(max(hosts, 1)) * between.latency_s
-    slowest = between if hosts > 1 else inside
-    return 2 * hops + slowest.seconds(2 * nbytes / TREE_SHARE)
-
-
 def pat_all_gather(ranks: int, nbytes: float, path: Path) -> float:
     """Parallel aggregated trees, one rank a host (N8). Source: NCCL's tuning."""
     if ranks == 1:
@@ -144,16 +132,6 @@ def domains_all_to_all(
     latency_s = (in_domain - 1) * inside.latency_s + (ranks - in_domain) * between.latency_s
     stays = inside.seconds((in_domain - 1) / ranks * nbytes)
     return latency_s + max(stays, between.seconds((ranks - in_domain) / ranks * nbytes))
-
-
-def torus_all_reduce(sizes: tuple[int, ...], nbytes: float, path: Path) -> float:
-    """A ring in each dimension, both ways around, on what the ones before left (N12)."""
-    seconds, part = 0.0, nbytes
-    both_ways = Path(latency_s=path.latency_s, rate=2 * path.rate, half_bytes=path.half_bytes)
-    for size in sizes:
-        seconds += ring_all_reduce(size, part, both_ways)
-        part /= size
-    return seconds
 
 
 # ---------------------------------------------------------------------- as it was measured

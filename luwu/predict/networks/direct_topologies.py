@@ -67,8 +67,7 @@ class Torus:
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Of a group that is whole dimensions. Raises ConfigError.
 
-        The rate of exchanges between neighbours is that of one link, of which
-        `collectives.torus_all_reduce` takes both ways around.
+        The rate of exchanges between neighbours is that of one link.
         """
         check_exchange(self, group, collective, sums=False)
         if group.size == 1:

@@ -45,7 +45,6 @@ from luwu.predict.networks.topologies import AggregationTree
 from luwu.predict.systems.in_network import OptimizerNodes
 from luwu.predict.systems.zero import GATHERS
 
-AnyJob = TrainingJob | InferenceJob | SocketJob
 _PARTS = {
     "tensor": "tensor exchange", "context": "context exchange", "data": "data exchange",
     "pipeline": "pipeline exchange", "expert": "expert exchange",

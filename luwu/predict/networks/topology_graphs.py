@@ -3,23 +3,21 @@
 Nodes are ("host", endpoint), ("switch", rail, tier, number) and ("domain", number); an edge goes
 one way and has a `capacity` in bytes a second and `links`, how many cables lie there (none within a
 domain). The closed forms of `topologies.py` count what these graphs have, and their rates are those
-that flows get here: the tests compare them.
+that flows get here: the tests compare them (`tests/unit/graph_flows.py`).
 
     W1  wiring    within a block the uplinks of its switches go to those above one after the other,
                   in turn; so each has its share, and none more than its ports
-    W2  flows     each is spread over all shortest paths, by the links that lie there
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import Final, TypeAlias
 
 import networkx as nx
 
 from luwu.base.errors import ConfigError
-from luwu.predict.networks.rank_groups import Inventory, RankGroup, port_rate
+from luwu.predict.networks.rank_groups import RankGroup, port_rate
 from luwu.predict.networks.topologies import AggregationTree, Clos, RailOnly
 
 Node: TypeAlias = tuple[Hashable, ...]
@@ -48,12 +46,6 @@ def graph(topology: Clos | RailOnly | AggregationTree) -> nx.DiGraph:
     else:
         _wire_rails(made, topology)
     return made
-
-
-def inventory_of(made: nx.DiGraph) -> Inventory:
-    """What a graph is made of."""
-    switches = sum(node[0] == "switch" for node in made)
-    return Inventory(switches, sum(links for _, _, links in made.edges.data("links")) // 2)
 
 
 def _connect(made: nx.DiGraph, a: Node, b: Node, rate: float, links: int = 1) -> None:
@@ -152,58 +144,3 @@ def groups_of(group: RankGroup, endpoints: int) -> list[range]:
         for start in range(0, endpoints, extent)
         for first in range(group.stride)
     ]
-
-
-def rate_of_flows(
-    made: nx.DiGraph, flows: Iterable[tuple[Node, Node]], weights: Iterable[float] | None = None
-) -> float:
-    """Bytes a second of each flow (times its weight) if all run at once (W2).
-
-    Raises: ConfigError where there is no way, or no flow.
-    """
-    by_target: dict[Node, dict[Node, float]] = defaultdict(lambda: defaultdict(float))
-    pairs = list(flows)
-    for (source, target), weight in zip(pairs, weights or [1.0] * len(pairs), strict=True):
-        by_target[target][source] += weight
-    backward, loads = made.reverse(copy=False), defaultdict[tuple[Node, Node], float](float)
-    for target, sources in by_target.items():
-        distance = nx.single_source_shortest_path_length(backward, target)
-        for source in sources:
-            if source not in distance:
-                raise ConfigError(f"flows: there is no way from {source} to {target}")
-        _load(made, distance, sources, loads)
-    if not loads:
-        raise ConfigError("flows: none goes over a link; give at least one between two nodes")
-    return float(min(made.edges[edge]["capacity"] / load for edge, load in loads.items()))
-
-
-def _load(
-    made: nx.DiGraph,
-    distance: dict[Node, int],
-    sources: dict[Node, float],
-    loads: dict[tuple[Node, Node], float],
-) -> None:
-    """Add what the flows to one target put on each edge, from the furthest node on."""
-    amounts = defaultdict(float, sources)
-    by_distance: dict[int, set[Node]] = defaultdict(set)
-    for source in sources:
-        by_distance[distance[source]].add(source)
-    for left in range(max(by_distance), 0, -1):
-        for node in sorted(by_distance[left], key=str):
-            nearer = [each for each in made.successors(node) if distance.get(each) == left - 1]
-            whole = sum(made.edges[node, each]["capacity"] for each in nearer)
-            for each in nearer:
-                part = amounts[node] * made.edges[node, each]["capacity"] / whole
-                loads[node, each] += part
-                amounts[each] += part
-                by_distance[left - 1].add(each)
-
-
-def bisection_of(made: nx.DiGraph, one_half: Iterable[Node], other: Iterable[Node]) -> float:
-    """Bytes a second that can go from one half to the other: the maximum flow."""
-    joined = made.copy()
-    for node in one_half:
-        joined.add_edge("source", node)  # no capacity: without limit
-    for node in other:
-        joined.add_edge(node, "sink")
-    return float(nx.maximum_flow_value(joined, "source", "sink"))

@@ -1,4 +1,4 @@
-"""A plan of training as a document, and as text."""
+"""A plan of training or of inference as a document, and as a table for people."""
 
 from __future__ import annotations
 
@@ -6,24 +6,34 @@ from typing import Any
 
 from luwu.predict.ask.answer import asked
 from luwu.predict.ask.break_even import break_even_text
+from luwu.predict.ask.question_sockets import SocketQuestion
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.plan.plan_columns import ORDERS, SCHEMA, SHOWN, Columns, Shared
-from luwu.predict.plan.planner import Found, Plan
+from luwu.predict.plan.planner import Found
+from luwu.predict.plan.planner_inference import FoundInference
+from luwu.predict.plan.search import Plan
+
+AnyFound = Found | FoundInference
 
 
-def plan_document(found: Plan) -> dict[str, Any]:
+def plan_document(found: Plan[Any]) -> dict[str, Any]:
     """For JSON."""
-    return {
+    document: dict[str, Any] = {
         "schema": SCHEMA, "tried": found.tried, "too_large": found.too_large,
         "refused": found.refused, "first_refusal": found.first_refusal,
         "beyond_budget": found.beyond_budget, "device_counts": list(found.device_counts),
         "goal": found.goal,
-        "best": [_document(each) for each in found.best],
-        "break_even_tokens": {name: each.document for name, each in found.break_even.items()},
     }  # fmt: skip
+    if isinstance(found.best[0], FoundInference):
+        document["beyond_limits"] = found.beyond_limits
+        return document | {"best": [_inference_document(each) for each in found.best]}
+    return document | {
+        "best": [_training_document(each) for each in found.best],
+        "break_even_tokens": {name: each.document for name, each in found.break_even.items()},
+    }
 
 
-def _document(found: Found) -> dict[str, Any]:
+def _training_document(found: Found) -> dict[str, Any]:
     job = found.question.job
     said: dict[str, Any] = {
         "system": found.question.system, "step_s": found.step.seconds,
@@ -37,42 +47,69 @@ def _document(found: Found) -> dict[str, Any]:
     return said | _shared(found).document
 
 
-def _shared(found: Found) -> Shared:
+def _inference_document(found: FoundInference) -> dict[str, Any]:
+    job, question = found.question.job, found.question
+    said: dict[str, Any] = {
+        "system": question.system, "tokens_per_s": found.tokens_per_s,
+        "first_token_s": found.first_token_s, "token_s": found.token_s, "binding": found.binding,
+        "devices": found.devices, "replicas": question.replicas, "batch": job.batch,
+        "precision": job.precision, "kv_precision": job.kv_precision,
+    }  # fmt: skip
+    if isinstance(question, SocketQuestion):
+        said["sockets"] = question.job.sockets
+    else:
+        own = question.job
+        said |= {"tensor": own.tensor, "pipeline": own.pipeline, "batching": own.batching}
+    return said | _shared(found).document
+
+
+def _shared(found: AnyFound) -> Shared:
     return Shared(
-        devices=found.question.job.devices, price=found.dollars_per_million_tokens,
-        expense=found.expense, topology=found.question.topology,
+        devices=found.devices, price=found.dollars_per_million_tokens, expense=found.expense,
+        topology=found.question.topology,
     )  # fmt: skip
 
 
-def plan_text(found: Plan, shown: int = SHOWN) -> str:
-    """For people: the Pareto set as a table, and the tokens that hide what is exchanged."""
-    refused = f", {found.refused} that cannot be" if found.refused else ""
-    refused += f", {found.beyond_budget} beyond the budget" if found.beyond_budget else ""
+def plan_text(found: Plan[Any], shown: int = SHOWN) -> str:
+    """For people: the Pareto set as a table, and of training the tokens that hide what is
+    exchanged."""
+    is_inference = isinstance(found.best[0], FoundInference)
+    left_out = {
+        "that cannot be": found.refused, "beyond the budget": found.beyond_budget,
+        **{f"beyond {name}_max": count for name, count in found.beyond_limits.items()},
+    }  # fmt: skip
+    more = "".join(f", {count} {what}" for what, count in left_out.items() if count)
     columns = Columns.of(map(_shared, found.best), devices=len(found.device_counts) > 1)
+    head, line = (_inference_head, _inference_line) if is_inference else (_head, _line)
     lines = [
-        f"{found.tried} configurations, {found.too_large} of them too large for a device{refused}; "
-        f"{len(found.best)} that no other beats{ORDERS[found.goal]}:",
-        _head(columns),
-        *(_line(each, columns) for each in found.best[:shown]),
+        f"{found.tried} configurations, {found.too_large} of them too large for "
+        f"{'memory' if is_inference else 'a device'}{more}; {len(found.best)} that no other beats"
+        f"{ORDERS[found.goal]}:",
+        head(columns),
+        *(line(each, columns) for each in found.best[:shown]),
     ]
     if len(found.best) > shown:
         lines.append(f"and {len(found.best) - shown} more; --json shows all")
     if found.refused:
         lines.append(f"the first that cannot be: {found.first_refusal}")
-    lines += _not_played(found)
+    if not is_inference:
+        lines += _not_played(found)
     for name, each in found.break_even.items():
         lines += ["", f"{name}, {break_even_text(each.document)[0]}"]
         lines += break_even_text(each.document)[1:]
     return "\n".join(lines)
 
 
-def _not_played(found: Plan) -> list[str]:
+def _not_played(found: Plan[Found]) -> list[str]:
     """A line for each reason: how many have it, and what it says of the first."""
     why: dict[str, list[str]] = {}
     for each in found.best:
         if each.replay is not None and each.replay.why:
             why.setdefault(each.replay.why.partition(":")[0], []).append(each.replay.why)
     return [f"{len(said)} not played: {said[0]}" for said in why.values()]
+
+
+# ---------------------------------------------------------------------- rows of training
 
 
 def _head(columns: Columns) -> str:
@@ -97,3 +134,29 @@ def _degrees(job: TrainingJob) -> str:
     more += f" e{job.expert} w{job.expert_width}" if job.spreads_experts else ""
     more += " ends" if job.ends_as_layers else ""
     return f"t{job.tensor} p{job.pipeline} v{job.virtual} d{job.data}{more}"
+
+
+# ---------------------------------------------------------------------- rows of inference
+
+
+def _inference_head(columns: Columns) -> str:
+    own = f"{'tokens/s':>12} {'first token':>12} {'between':>10}"
+    return "  ".join([own, *columns.head, "degrees, batch, precisions"])
+
+
+def _inference_line(each: FoundInference, columns: Columns) -> str:
+    first, between = 1e3 * each.first_token_s, 1e3 * each.token_s
+    own = f"{each.tokens_per_s:12,.0f} {first:9,.1f} ms {between:7,.2f} ms"
+    shared = columns.cells(_shared(each))
+    return "  ".join([own, *shared, f"{_what(each)}; binds: {each.binding}"])
+
+
+def _what(found: FoundInference) -> str:
+    """Ranks of a copy, copies, sequences at once of each, precisions of weights and of the cache;
+    batching where there is a choice."""
+    question, job = found.question, found.question.job
+    rest = f"{job.batch}, {job.precision}/{job.kv_precision}"
+    if isinstance(question, SocketQuestion):
+        return f"s{question.job.sockets} r{question.replicas}, {rest}"
+    own = question.job
+    return f"t{own.tensor} p{own.pipeline} r{question.replicas}, {rest}, {own.batching}"

@@ -24,7 +24,8 @@ do. `[topology]` and `[cost]` are those of a plan of training.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError
@@ -41,7 +42,6 @@ from luwu.predict.plan.planner_budget import (
     order_by,
     price_of,
     priced_goals,
-    undominated,
 )
 from luwu.predict.plan.planner_inference_space import (
     LIMITS,
@@ -52,6 +52,7 @@ from luwu.predict.plan.planner_inference_space import (
     systems_of,
 )
 from luwu.predict.plan.planner_space import costs_by_system, topologies
+from luwu.predict.plan.search import Plan, Search
 
 OWN_GOALS: Final = ("tokens_per_s", *LIMITS, *GOALS[1:])
 AnyServed: TypeAlias = Served | ServedBySockets
@@ -85,84 +86,21 @@ class FoundInference:
         return (self.tokens_per_s, -self.first_token_s, -self.token_s, *priced)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferencePlan:
-    """What was searched, and what came of it."""
-
-    best: tuple[FoundInference, ...]
-    """The Pareto set, in the order of the goal."""
-    tried: int
-    too_large: int
-    refused: int
-    first_refusal: str
-    beyond_budget: int
-    beyond_limits: dict[str, int]
-    """Configurations that are too slow, by the first limit that says so."""
-    device_counts: tuple[int, ...]
-    goal: str
-
-
-@dataclass(slots=True)
-class _Search:
-    """What was seen so far."""
-
-    spending: Spending
-    limits: dict[str, float]
-    tried: int = 0
-    too_large: int = 0
-    too_slow: dict[str, int] = field(default_factory=dict)
-    least: dict[str, float] = field(default_factory=dict)
-    """Of those that are too slow, the fastest by each limit."""
-    refusals: list[str] = field(default_factory=list)
-    found: list[FoundInference] = field(default_factory=list)
-
-    def look_at(self, question: AnyQuestion) -> None:
-        """One configuration. Raises ConfigError for a cost or a peak that is not known."""
-        self.tried += 1
-        try:
-            served = question.answer()
-        except ConfigError as exc:
-            self.refusals.append(str(exc))
-            return
-        spent = self.spending.of(question)
-        if self.spending.is_beyond(spent):
-            return
-        found = _found(question, served, spent)
-        for key, most in self.limits.items():
-            value: float = getattr(found, key)
-            if value > most:
-                self.too_slow[key] = self.too_slow.get(key, 0) + 1
-                self.least[key] = min(self.least.get(key, value), value)
-                return
-        self.found.append(found)
-
-
-def plan_inference(table: Mapping[str, Any], catalogue: Catalogue) -> InferencePlan:
+def plan_inference(table: Mapping[str, Any], catalogue: Catalogue) -> Plan[FoundInference]:
     """Search. Raises ConfigError: for a table that means nothing, or where nothing fits."""
     systems, choices = systems_of(table), topologies(table)
     costs = costs_by_system(table, catalogue, systems)
     wish = make_wish(table, costs, OWN_GOALS)
-    search = _Search(Spending(wish.budget), limits_of(table))
+    search = Search[FoundInference](Spending(wish.budget), limits_of(table))
     for devices in wish.device_counts:
         for one in configurations({**table, "devices": devices}, catalogue):
             _look_at_batches(search, one, catalogue, choices, costs.get(one["system"]))
     _check(search)
-    few_devices = wish.counts_devices(costs)
-    best = undominated(
-        search.found,
-        lambda each: each.goals + ((-float(each.devices),) if few_devices else ()),
-    )
-    best.sort(key=lambda each: _order(each, wish.goal))
-    return InferencePlan(
-        best=tuple(best), tried=search.tried, too_large=search.too_large,
-        refused=len(search.refusals), first_refusal=search.refusals[0] if search.refusals else "",
-        beyond_budget=search.spending.beyond_count, beyond_limits=search.too_slow,
-        device_counts=wish.device_counts, goal=wish.goal,
-    )  # fmt: skip
+    return search.plan(wish, costs, lambda each: _order(each, wish.goal))
 
 
 def _look_at_batches(
-    search: _Search, table: dict[str, Any], catalogue: Catalogue,
+    search: Search[FoundInference], table: dict[str, Any], catalogue: Catalogue,
     choices: list[TopologyChoice | None], costs: Costs | None,
 ) -> None:  # fmt: skip
     """All that fit, on all networks. Raises ConfigError for what no plan can have."""
@@ -172,7 +110,9 @@ def _look_at_batches(
         search.too_large += len(choices)
     for own in found:
         for choice in choices:
-            search.look_at(replace(own, topology=choice))
+            question = replace(own, topology=choice)
+            search.tried += 1
+            search.score(question, partial(_found, question))
 
 
 def _found(question: AnyQuestion, served: AnyServed, spent: Expense | None) -> FoundInference:
@@ -198,15 +138,11 @@ def _order(found: FoundInference, goal: str) -> float:
     return order_by(goal, getattr(found, goal, None), found.expense)
 
 
-def _check(search: _Search) -> None:
+def _check(search: Search[FoundInference]) -> None:
     """Raises ConfigError where nothing is left."""
     if search.found:
         return
-    if search.refusals:
-        raise ConfigError(
-            f"{search.refusals[0]}; so it is with {len(search.refusals)} of {search.tried} "
-            "configurations, and the others do not fit, or are too slow or beyond the budget"
-        )
+    search.check("do not fit, or are too slow or beyond the budget")
     if search.too_slow:
         key = max(search.too_slow, key=lambda name: search.too_slow[name])
         raise ConfigError(

@@ -16,6 +16,9 @@
     L7  tail      the first unit's gradient is the last to come, and its weights the first to be
                   needed: its push, read, update and pull, which nothing hides
 
+It is right where resources bind, and not the order of work: windows, threads and pages that must be
+written before they are read again are seen by `luwu/predict/driven`, which plays the cores.
+
 Up and down are two directions of a link, so they do not compete. Psi is divided by the nodes.
 Source: arXiv 2409.00918 (what is hidden behind what); derived.
 """

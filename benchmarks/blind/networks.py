@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from luwu.predict.blind.rows import BlindRow
+from benchmarks.blind.rows import BlindRow
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
 from luwu.predict.model.job import TrainingJob

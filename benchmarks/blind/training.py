@@ -5,10 +5,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
-from luwu.predict.blind.rows import BlindRow
+from benchmarks.blind.rows import BlindRow
 from luwu.predict.check.calibration import ALONE, published_operations
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
@@ -37,7 +37,7 @@ def rows(catalogue: Catalogue) -> Iterator[BlindRow]:
 
 
 def _data() -> list[dict[str, Any]]:
-    file = resources.files("luwu.predict") / "data" / "blind_training.toml"
+    file = Path(__file__).with_name("training.toml")
     series: list[dict[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8"))["series"]
     return series
 

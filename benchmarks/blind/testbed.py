@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+from benchmarks.blind.rows import BlindRow
 from luwu.predict.ask.question import Question, make_question
-from luwu.predict.blind.rows import BlindRow
 from luwu.predict.check.offload_calibration import DEVICES, MICRO_BATCH, testbed_question
-from luwu.predict.events.pipelines import Stage, layer_centric_unit_s
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.curves import Notes
 from luwu.predict.hardware.hosts import ADAM_BYTES, STATE_BYTES
@@ -125,6 +124,12 @@ def _fits(base: TrainingJob, model: Transformer, system: str) -> bool:
 # ---------------------------------------------------------------------- pipelines of the optimizer
 
 
+def layer_centric_layer_s(stages_s: list[float], in_flight: int) -> float:
+    """Seconds of each of many equal layers, in the long run, that pass all stages one layer at a
+    time with `in_flight` layers under way: limited by the slowest stage, or by the buffers."""
+    return max(*stages_s, sum(stages_s) / in_flight)
+
+
 def _step_centric(catalogue: Catalogue) -> BlindRow:
     """A layer's time in the node's optimizer, layer-centric over step-centric."""
     question = _asked(catalogue, "luwu", _MODEL, MICRO_BATCH)
@@ -133,14 +138,15 @@ def _step_centric(catalogue: Catalogue) -> BlindRow:
     host, path = nodes.host, network_path(nodes.network)
     assert host.disk is not None
     state = STATE_BYTES * question.job.model.layer_parameters
-    stages = [
-        Stage("read", host.disks * host.disk.read_rate),
-        Stage("update", host.memory_rate * STATE_BYTES / (ADAM_BYTES + 2 * STATE_BYTES)),
-        Stage("write", host.disks * host.disk.write_rate),
-        Stage("send", path.rate * STATE_BYTES / WIRE_BYTES),
-    ]
-    by_layer = layer_centric_unit_s(state, stages, _LAYERS_IN_FLIGHT)
-    by_step = max(stage.seconds(state) for stage in stages)
+    rates = (
+        host.disks * host.disk.read_rate,
+        host.memory_rate * STATE_BYTES / (ADAM_BYTES + 2 * STATE_BYTES),
+        host.disks * host.disk.write_rate,
+        path.rate * STATE_BYTES / WIRE_BYTES,
+    )
+    stages_s = [state / rate for rate in rates]
+    by_layer = layer_centric_layer_s(stages_s, _LAYERS_IN_FLIGHT)
+    by_step = max(stages_s)
     return BlindRow(
         group=_GROUP, name=f"{_MODEL}, optimizer of the node: step-centric over layer-centric",
         value=by_layer / by_step, unit="ratio",

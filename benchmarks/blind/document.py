@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from importlib import resources
 from typing import Any
 
-from luwu.predict.blind import inference, networks, testbed, training
-from luwu.predict.blind.rows import BlindRow
+from benchmarks.blind import inference, networks, testbed, training
+from benchmarks.blind.rows import BlindRow
 from luwu.predict.hardware.catalogue import Catalogue
 
 SCHEMA = 1
@@ -31,7 +31,7 @@ def parameters_sha256() -> str:
 
 
 def document(catalogue: Catalogue, commit: str) -> dict[str, Any]:
-    """What `luwu predict blind` writes; `commit` is that of the model."""
+    """What `python -m benchmarks.blind` writes; `commit` is that of the model."""
     return {
         "schema": SCHEMA, "commit": commit,
         "parameters": PARAMETERS, "parameters_sha256": parameters_sha256(),

@@ -1,0 +1,81 @@
+"""The project's own `SwitchCore` in virtual time: it decides what is summed, kept and sent to whom.
+
+A shell of a dozen lines: messages go to `send`, sums are made by `add`, and the core is answered
+when they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import simpy
+
+from luwu.layout import DTYPE_BYTES, SUM_BYTES
+from luwu.predict.driven.cores import JOB, NEVER, OWN, Cores
+from luwu.predict.driven.links import Token
+from luwu.predict.events.engines import Process
+from luwu.protocol.actions import Drop, Note, Send
+from luwu.wire.messages import Message
+from switch_emu.switch.core.actions import Sum, SwitchLimits
+
+Summing = Callable[[Sum, Token], Process]
+"""The time that a sum takes, given its action and the payload that comes of it."""
+
+
+class DrivenSwitch:
+    """One switch between so many workers and their node.
+
+    `send` puts a message on its way to a peer; `add` takes the time of a sum (None: no time).
+    """
+
+    def __init__(
+        self, env: simpy.Environment, *, workers: int, send: Callable[[str, Message, Any], None],
+        limits: SwitchLimits | None = None, add: Summing | None = None, cores: Cores = OWN,
+    ) -> None:  # fmt: skip
+        self._env, self._send, self._add = env, send, add
+        self.core = cores.switch(
+            job=JOB, incarnation=1, children=[1 << rank for rank in range(workers)], limits=limits,
+            retry=NEVER,
+        )  # fmt: skip
+
+    def received(self, peer: str, message: Message, payload: Any, payload_bytes: int) -> None:
+        """A message came."""
+        self._do(self.core.received(self._now_ns, peer, message, payload, payload_bytes))
+
+    @property
+    def _now_ns(self) -> int:
+        return round(self._env.now * 1e9)
+
+    def _do(self, actions: Sequence[Any]) -> None:
+        for action in actions:
+            match action:
+                case Send(peers, message, payload):
+                    for peer in peers:
+                        self._send(peer, message, payload)
+                case Drop(payload):
+                    payload.drop()  # type: ignore[attr-defined]
+                case Sum():
+                    total = sum_of(action)
+                    if self._add is None:
+                        self._do(self.core.summed(self._now_ns, action, total, total.nbytes))
+                    else:
+                        self._env.process(self._sum(action, total))
+                case Note():
+                    pass
+                case _:
+                    raise AssertionError(f"nothing goes wrong here, but the core asks for {action}")
+
+    def _sum(self, action: Sum, total: Token) -> Process:
+        assert self._add is not None
+        yield from self._add(action, total)
+        self._do(self.core.summed(self._now_ns, action, total, total.nbytes))
+
+
+def sum_of(action: Sum) -> Token:
+    """The payload of a sum: float32, as the core announces it. It costs as much as one of its
+    terms: a network that sums gradients of 16 bits on the way is taken to send as many on."""
+    first = action.payloads[0]
+    assert isinstance(first, Token)
+    elems = first.nbytes // DTYPE_BYTES[action.dtypes[0]]
+    return Token(elems * SUM_BYTES, first.cost_bytes)

@@ -1,0 +1,165 @@
+"""The work of a node whose hosts are not here: drives and memory of the catalogue.
+
+Drives read and write at once, memory does one thing at a time. A page is read, passed over by the
+update and written; a fold passes over what came and over the sum; a gradient for which there is no
+room goes to drives, and is read back by its update or fold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from luwu.base.errors import ConfigError
+from luwu.layout import SUM_BYTES
+from luwu.predict.driven.links import Token
+from luwu.predict.events.engines import Engine, Fields, Process, Record, Span
+from luwu.predict.hardware.hosts import ADAM_BYTES, STATE_BYTES
+from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.systems.in_network import DMA, OptimizerNodes
+from luwu.wire.description import Description
+from switch_emu.node.core import actions as do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCosts:
+    """What the engines of all nodes together take; nodes are equal, so one stands for all."""
+
+    read_s: float
+    """To read a byte from drives; NaN where there are none."""
+    write_s: float
+    memory_s: float
+    """To pass over a byte of memory."""
+    away: float
+    """Of the state, the share on drives."""
+    weights_away: bool = False
+    """Masters are read from drives to be sent, where they are not in memory; else a copy of all
+    weights stays there, as closed forms have it."""
+    prepare_s: float = 0.0
+    """To flush a step; the catalogue's drives do not say."""
+
+    @staticmethod
+    def of(nodes: OptimizerNodes, **more: Any) -> NodeCosts:
+        """Of hosts of the catalogue. Raises ConfigError where a state is on drives and none is."""
+        away = 1 - nodes.cached
+        has_drives = away > 0 or nodes.host.disks > 0
+        return NodeCosts(
+            read_s=nodes.host.read(1.0) / nodes.nodes if has_drives else math.nan,
+            write_s=nodes.host.write(1.0) / nodes.nodes if has_drives else math.nan,
+            memory_s=1 / (nodes.host.memory_rate * nodes.nodes),
+            away=away, **more,
+        )  # fmt: skip
+
+    @property
+    def state_bytes(self) -> float:
+        """Of a parameter, on drives."""
+        return STATE_BYTES * self.away
+
+    @property
+    def update_bytes(self) -> float:
+        """Of memory that the update of a parameter passes over; it reads the gradient too."""
+        return ADAM_BYTES + 2 * DMA * self.state_bytes
+
+
+class EngineWork:
+    """A `NodeWork` of drives and memory; `scale` is how many parameters each element of the layout
+    stands for."""
+
+    def __init__(
+        self, env: simpy.Environment, record: Record, told: Record, *, description: Description,
+        costs: NodeCosts, scale: int, sum_bytes_max: int,
+    ) -> None:  # fmt: skip
+        self.in_place = False
+        self._env, self._told, self._layout = env, told, description.layout
+        self._streaming = description.update == "streaming"
+        self._costs, self._scale, self._sum_bytes_max = costs, scale, sum_bytes_max
+        self._read = Engine(env, record, "disk read")
+        self._write = Engine(env, record, "disk write")
+        self._memory = Engine(env, record, "node memory")
+
+    def update(self, action: do.Update, thread: Any) -> Process:
+        about, elems, start_s = _about(action), self._elems(action.chunk), self._env.now
+        yield from self._read_back(action.contributions, about)
+        nbytes = elems * self._costs.state_bytes
+        if nbytes:
+            yield from self._read.work("state", nbytes * self._costs.read_s, nbytes, about)
+        start_s = self._tell("read", start_s, nbytes, about)
+        passed = elems * self._costs.update_bytes
+        passed += _arrived_bytes(action.contributions) if self._streaming else 0
+        passed += elems * WIRE_BYTES if action.publish else 0
+        yield from self._pass("update", passed, about)
+        self._tell("update", start_s, passed, about)
+
+    def write(self, action: do.Update, thread: Any) -> Process:
+        nbytes, about = self._elems(action.chunk) * self._costs.state_bytes, _about(action)
+        start_s = self._env.now
+        if nbytes:
+            yield from self._write.work("state", nbytes * self._costs.write_s, nbytes, about)
+        self._tell("write", start_s, nbytes, about)
+
+    def fold(self, action: do.Fold, thread: Any) -> Process:
+        nbytes, about = self._layout.chunks[action.chunk].sum_bytes, _about(action)
+        start_s = self._env.now
+        before = () if action.total is None else (action.total,)
+        yield from self._read_back((*action.contributions, *before), about)
+        passed = float(2 * _arrived_bytes(action.contributions))
+        passed += nbytes * self._scale * (1 + len(before))
+        yield from self._pass("fold", passed, about)
+        self._tell("fold", start_s, passed, about)
+
+    def read_weights(self, action: do.ReadWeights, thread: Any) -> Process:
+        elems, about, start_s = self._elems(action.chunk), _about(action), self._env.now
+        if self._costs.weights_away and self._costs.away:
+            nbytes = elems * SUM_BYTES * self._costs.away
+            yield from self._read.work("weights", nbytes * self._costs.read_s, nbytes, about)
+        yield from self._pass("read_weights", elems * WIRE_BYTES, about)
+        self._tell("read_weights", start_s, elems * WIRE_BYTES, about)
+
+    def flush(self, action: do.Prepare | do.Decide, thread: Any) -> Process:
+        start_s, is_prepare = self._env.now, isinstance(action, do.Prepare)
+        if is_prepare:
+            yield self._env.timeout(self._costs.prepare_s)
+        name = "prepare" if is_prepare else "decide"
+        self._tell(name, start_s, 0.0, (("step", action.version - 1),))
+
+    def spill(self, payload: Token) -> Process:
+        if math.isnan(self._costs.write_s):
+            raise ConfigError(
+                "node.disks: gradients that wait for their update take more than the "
+                f"{self._sum_bytes_max / 2**20:,.0f} MiB that the node plans for them, and it has "
+                "no drives for the rest; give disk and disks, or more memory"
+            )
+        nbytes = payload.cost_bytes
+        yield from self._write.work("spill", nbytes * self._costs.write_s, nbytes)
+
+    def cost_bytes(self, chunk: int, nbytes: int) -> float:
+        return nbytes * self._scale
+
+    def _elems(self, chunk: int) -> int:
+        return self._layout.chunks[chunk].elems * self._scale
+
+    def _read_back(self, contributions: Sequence[Any], about: Fields) -> Process:
+        nbytes = _arrived_bytes([each for each in contributions if each.payload.is_spilled])
+        if nbytes:
+            yield from self._read.work("spill", nbytes * self._costs.read_s, nbytes, about)
+
+    def _pass(self, job: str, nbytes: float, about: Fields) -> Process:
+        yield from self._memory.work(job, nbytes * self._costs.memory_s, nbytes, about)
+
+    def _tell(self, name: str, start_s: float, nbytes: float, about: Fields) -> float:
+        """As the node's own pipeline records it; the time now."""
+        self._told.spans.append(Span(name, "", start_s, self._env.now, nbytes, about))
+        return self._env.now
+
+
+def _arrived_bytes(contributions: Sequence[Any]) -> float:
+    """What came in, and was put into memory as it came."""
+    return sum(each.payload.cost_bytes for each in contributions)
+
+
+def _about(action: do.Update | do.Fold | do.ReadWeights) -> Fields:
+    return (("step", action.step), ("chunk", action.chunk))

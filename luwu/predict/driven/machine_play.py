@@ -1,0 +1,398 @@
+"""Steps of LuWu played on the cores of one machine: its own state machines say who sends what.
+
+    worker w   a thread that computes, one for messages, one for its link       `NicCore`
+    switch     a thread for messages and sums, one for its link                 `SwitchCore`
+    node       a thread for messages, one for its link, some for updates, some  `NodeCore`
+               for reads; a disk
+
+Here stand what each thread takes (X5 to X9, machine.py) and the script of a worker; all threads
+share the processors (machine_cores.py). A worker asks for a unit's weights some units before they
+are used, for those of the next step when the last gradient is pushed. Its step ends when all of its
+pushes were received; when weights may be used, what waits for what, and every message is decided by
+the cores, so a decision that is changed there changes what is predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from statistics import mean
+from typing import Any, TypeAlias
+
+import simpy
+
+from luwu.base.limits import CHUNK_BYTES_STEP
+from luwu.layout import SUM_BYTES, Layout, Parameter, Unit
+from luwu.nic.core import actions as nic
+from luwu.predict.driven.cores import HYPER, JOB, NEVER, OWN, Cores, worker_name
+from luwu.predict.driven.driven_node import DrivenNode
+from luwu.predict.driven.driven_switch import DrivenSwitch
+from luwu.predict.driven.links import Arrived, Token
+from luwu.predict.events.engines import Process, Record
+from luwu.predict.machine.machine import (
+    RECORD,
+    MachineFloors,
+    MachineJob,
+    MachineStep,
+    compute_by_unit,
+)
+from luwu.predict.machine.machine_cores import Cores as Processors
+from luwu.predict.machine.machine_cores import Device, Thread
+from luwu.protocol.actions import PARENT, Drop, Note, Send
+from luwu.wire.description import Description
+from luwu.wire.hyper import hyper_hash
+from luwu.wire.messages import Message
+from switch_emu.node.core import actions as do
+from switch_emu.switch.core.actions import Sum, SwitchLimits
+
+Use: TypeAlias = tuple[int, int, int]
+"""(step, forward 0 or backward 1, unit)"""
+STEPS = 5
+COUNTED = 3
+"""The last ones, when all threads are in their stride."""
+ROOM_BYTES = 1 << 40
+"""Memory of switch and node: nothing waits for room."""
+QUEUED = 2
+"""Updates that the core may have under way beyond the threads, so that none ever waits."""
+
+
+def predict_machine_step(
+    job: MachineJob, floors: MachineFloors, *, cores: Cores = OWN, steps: int = STEPS
+) -> MachineStep:
+    """The time of a step (X10)."""
+    world = _World(job, floors, cores, steps)
+    world.env.run()
+    ends_s = [max(each) for each in zip(*world.ends_s, strict=True)]
+    assert len(ends_s) == steps, f"the cores stopped: the node waits for {world.waits_for()}"
+    steps_s = [later - earlier for earlier, later in pairwise(ends_s)]
+    played_s = mean(steps_s[-COUNTED:])
+    crowding_s = floors.crowding * played_s
+    return MachineStep(
+        step_s=played_s + crowding_s,
+        crowding_s=crowding_s,
+        work_s={kind: seconds / steps for kind, seconds in world.work_s.items()},
+        disk_s=world.disk.busy_s / steps,
+        cores=floors.cores,
+    )
+
+
+class _Ends:
+    """A process's ends of its connections: a thread for messages, and one for bytes on a wire."""
+
+    def __init__(self, messages: Thread, link: Thread, receive_s_per_byte: float) -> None:
+        self.messages, self.link = messages, link
+        self.receive_s_per_byte = receive_s_per_byte
+
+
+class _World:
+    """Threads and cores, and what passes between them."""
+
+    def __init__(self, job: MachineJob, floors: MachineFloors, cores: Cores, steps: int) -> None:
+        self.job, self.floors, self.steps, self.cores = job, floors, steps, cores
+        self.work_s: dict[str, float] = {}
+        self.env = simpy.Environment()
+        self._processors = Processors(self.env, floors.cores)
+        self.disk = Device(self.env)
+        self.description = Description(
+            layout=_layout(job), optimizer="adamw", update="streaming", state_fields=("m", "v")
+        )
+        self.costs = [nbytes for unit in job.chunks for nbytes in unit]
+        """Bytes of each chunk of the layout."""
+        self._switch_ends = self._ends(floors.receive_s_per_byte)
+        self._node_ends = self._ends(floors.receive_at_node_s_per_byte)
+        self.workers = [_Worker(self, rank) for rank in range(job.workers)]
+        self._by_name = {worker_name(worker.rank): worker for worker in self.workers}
+        self._switch = DrivenSwitch(
+            self.env, workers=job.workers, send=self._send_from_switch, add=self._add, cores=cores,
+            limits=SwitchLimits(
+                slot_bytes_max=ROOM_BYTES, copies_bytes_max=ROOM_BYTES,
+                push_window_bytes=ROOM_BYTES,
+            ),
+        )  # fmt: skip
+        work = _MachineWork(self, self._node_ends.messages)
+        self._node = DrivenNode(
+            self.env, Record(), description=self.description, world_size=job.workers,
+            limits=do.NodeLimits(
+                sum_bytes_max=ROOM_BYTES, push_window_bytes=ROOM_BYTES,
+                updates_max=job.updates_count + QUEUED, reads_max=job.reads_count,
+            ),
+            crew=self._threads(job.updates_count), readers=self._threads(job.reads_count),
+            work=work, send=self._send_from_node, cores=cores,
+        )  # fmt: skip
+
+    @property
+    def ends_s(self) -> list[list[float]]:
+        """When each worker was done with each step."""
+        return [worker.ends_s for worker in self.workers]
+
+    def waits_for(self) -> str:
+        """What the node's core waits for."""
+        return self._node.core.waits_for()
+
+    def thread(self) -> Thread:
+        """One more, on the same processors."""
+        return Thread(self.env, self._processors, self.work_s)
+
+    def _threads(self, count: int) -> list[Thread]:
+        return [self.thread() for _ in range(count)]
+
+    def _ends(self, receive_s_per_byte: float) -> _Ends:
+        return _Ends(self.thread(), self.thread(), receive_s_per_byte)
+
+    # ---------------------------------------------------------------------- messages
+
+    def send_from_worker(self, worker: _Worker, message: Message, payload: Any) -> None:
+        """Up to the switch."""
+        name = worker_name(worker.rank)
+
+        def arrived(message: Message, payload: Any, nbytes: int) -> None:
+            self._switch.received(name, message, payload, nbytes)
+
+        self._carry(worker.ends, self._switch_ends, arrived, message, payload)
+
+    def _send_from_switch(self, peer: str, message: Message, payload: Any) -> None:
+        if peer == PARENT:
+            ends, arrived = self._node_ends, self._node.received
+        else:
+            worker = self._by_name[peer]
+            ends, arrived = worker.ends, worker.received
+        self._carry(self._switch_ends, ends, arrived, message, payload)
+
+    def _send_from_node(self, message: Message, payload: Any) -> None:
+        self._carry(self._node_ends, self._switch_ends, self._from_node, message, payload)
+
+    def _from_node(self, message: Message, payload: Any, nbytes: int) -> None:
+        self._switch.received(PARENT, message, payload, nbytes)
+
+    def _carry(
+        self, sender: _Ends, receiver: _Ends, arrived: Arrived, message: Message, payload: Any
+    ) -> None:
+        """An end of a message at each of two processes, and its bytes on the wire (X8)."""
+        token = payload.copy() if isinstance(payload, Token) else payload
+        nbytes = token.nbytes if isinstance(token, Token) else 0
+        cost_bytes = token.cost_bytes if isinstance(token, Token) else 0.0
+        stages = [
+            (sender.messages, "messages", self.floors.end_s),
+            (sender.link, "wire", cost_bytes * self.floors.send_s_per_byte),
+            (receiver.link, "wire", cost_bytes * receiver.receive_s_per_byte),
+            (receiver.messages, "messages", self.floors.end_s),
+        ]
+        _in_turn(stages, lambda: arrived(message, token, nbytes))
+
+    def _add(self, action: Sum, total: Token) -> Process:
+        nbytes = sum(payload.cost_bytes for payload in action.payloads)  # type: ignore[attr-defined]
+        yield self._switch_ends.messages.do("sums", nbytes * self.floors.sum_s_per_byte)
+
+
+def _in_turn(stages: list[tuple[Thread, str, float]], then: Callable[[], None]) -> None:
+    """Threads that work one after the other; who has nothing to do is passed by."""
+    while stages and stages[0][1] == "wire" and not stages[0][2]:
+        stages = stages[1:]
+    if not stages:
+        then()
+        return
+    (thread, kind, seconds), rest = stages[0], stages[1:]
+    done = thread.do(kind, seconds)
+    assert done.callbacks is not None
+    done.callbacks.append(lambda _: _in_turn(rest, then))
+
+
+def _layout(job: MachineJob) -> Layout:
+    """Units with as many chunks as the job's; what they cost the job says."""
+    chunk_bytes = max(map(max, job.chunks))
+    chunk_bytes = -(-chunk_bytes // CHUNK_BYTES_STEP) * CHUNK_BYTES_STEP
+    whole = chunk_bytes // SUM_BYTES
+
+    def elems(unit: Sequence[int]) -> int:
+        return (len(unit) - 1) * whole + min(whole, max(1, unit[-1] // SUM_BYTES))
+
+    names = [f"unit {index}" for index in range(job.units)]
+    parameters = tuple(
+        Parameter(name=name, shape=(elems(unit),))
+        for name, unit in zip(names, job.chunks, strict=True)
+    )
+    units = tuple(Unit(name=name, parameters=(index,)) for index, name in enumerate(names))
+    return Layout(parameters=parameters, units=units, chunk_bytes=chunk_bytes)
+
+
+class _MachineWork:
+    """What threads of the node and its disk take (X6, X7)."""
+
+    def __init__(self, world: _World, messages: Thread) -> None:
+        self.in_place = world.job.in_place
+        self._world, self._messages = world, messages
+        self._job, self._floors, self._disk = world.job, world.floors, world.disk
+        self._stays = [
+            world.job.stays(unit, chunk)
+            for unit, sizes in enumerate(world.job.chunks)
+            for chunk in range(len(sizes))
+        ]
+
+    def update(self, action: do.Update, thread: Thread) -> Process:
+        nbytes = self._world.costs[action.chunk]
+        if not self._stays[action.chunk]:
+            yield self._disk.do(RECORD * nbytes * self._floors.mixed_s_per_byte / 2)
+        yield thread.do("updates", nbytes * self._floors.update_s_per_byte)
+        yield self._handed()
+
+    def write(self, action: do.Update, thread: Thread) -> Process:
+        floors = self._floors
+        if self._job.out_of_core:
+            stays = self._stays[action.chunk]
+            write_s = floors.write_s_per_byte if stays else floors.mixed_s_per_byte / 2
+            yield self._disk.do(RECORD * self._world.costs[action.chunk] * write_s)
+        yield self._handed()
+
+    def fold(self, action: do.Fold, thread: Thread) -> Process:
+        raise AssertionError("streaming folds nothing")
+
+    def read_weights(self, action: do.ReadWeights, thread: Thread) -> Process:
+        nbytes = self._world.costs[action.chunk]
+        if not self._stays[action.chunk]:
+            yield self._disk.do(nbytes * self._floors.pull_s_per_byte)
+        yield thread.do("reads", nbytes * self._floors.reading_s_per_byte)
+        yield self._handed()
+
+    def flush(self, action: do.Prepare | do.Decide, thread: Thread) -> Process:
+        yield self._handed()
+
+    def spill(self, payload: Token) -> Process:
+        raise AssertionError("there is room for all sums")
+
+    def cost_bytes(self, chunk: int, nbytes: int) -> float:
+        return self._world.costs[chunk]
+
+    def _handed(self) -> simpy.Event:
+        return self._messages.do("hand-overs", self._floors.handed_s)
+
+
+class _Worker:
+    """A worker: its core, its threads, and the loop that trains."""
+
+    def __init__(self, world: _World, rank: int) -> None:
+        self._world, self.rank = world, rank
+        self.ends = _Ends(world.thread(), world.thread(), world.floors.receive_s_per_byte)
+        self._compute = world.thread()
+        self._helpers = [world.thread() for _ in range(world.job.compute_threads - 1)]
+        self._core = world.cores.nic(
+            job=JOB, rank=rank, world_size=world.job.workers, incarnation=1, retry=NEVER
+        )
+        self._joined = world.env.event()
+        self._done: dict[int, simpy.Event] = {}
+        """Of each handle."""
+        self._pulled: dict[Use, simpy.Event] = {}
+        self.ends_s: list[float] = []
+        self._forward_s = compute_by_unit(world.job, world.floors, world.floors.forward_s)
+        self._backward_s = compute_by_unit(world.job, world.floors, world.floors.backward_s)
+        world.env.process(self._run())
+
+    def received(self, message: Message, payload: Any, payload_bytes: int) -> None:
+        """A message came."""
+        self._do(self._core.received(self._now_ns, message, payload, payload_bytes))
+
+    @property
+    def _now_ns(self) -> int:
+        return round(self._world.env.now * 1e9)
+
+    def _do(self, actions: Sequence[Any]) -> None:
+        for at, action in enumerate(actions):
+            match action:
+                case Send(_, message, payload):
+                    self._world.send_from_worker(self, message, payload)
+                case Drop(payload):
+                    payload.drop()  # type: ignore[attr-defined]
+                case nic.Fill() if not action.in_place:
+                    nbytes = action.payload.cost_bytes  # type: ignore[attr-defined]
+                    seconds = nbytes * self._world.floors.weights_s_per_byte
+                    copied = self.ends.messages.do("copies", seconds)
+                    assert copied.callbacks is not None
+                    copied.callbacks.append(partial(self._go_on, actions[at + 1 :]))
+                    return
+                case nic.Done(handle):
+                    self._done[handle].succeed()
+                case nic.Joined():
+                    self._joined.succeed()
+                case nic.Fill() | nic.Judged() | nic.StepDecided() | Note():
+                    pass
+                case _:
+                    raise AssertionError(f"nothing goes wrong here, but the core asks for {action}")
+
+    def _go_on(self, actions: Sequence[Any], _: simpy.Event) -> None:
+        self._do(actions)
+
+    # ---------------------------------------------------------------------- the loop
+
+    def _run(self) -> Process:
+        world, job, core = self._world, self._world.job, self._core
+        description = world.description
+        self._do(core.join(self._now_ns, description.to_bytes(), description.hash))
+        yield self._joined
+        hashed = hyper_hash(HYPER)
+        for step in range(world.steps):
+            uses, is_begun = self._uses(step), False
+            pushes: list[simpy.Event] = []
+            self._ask(uses[: job.units if job.in_place else job.ahead + 1])
+            for index, use in enumerate(uses):
+                self._ask(uses[index : index + job.ahead + 1])
+                yield self._pulled[use]
+                _, way, unit = use
+                if way == 0 and unit > 0:
+                    yield self._computed(self._forward_s[unit])
+                if way == 0 and unit == job.units - 1:
+                    yield self._computed(self._forward_s[0] + self._backward_s[0])
+                if way == 1:
+                    yield self._computed(self._backward_s[unit])
+                    if not is_begun:
+                        self._do(core.begin(self._now_ns, step, hashed, HYPER))
+                        is_begun = True
+                    yield from self._push(step, unit, pushes)
+            if not is_begun:
+                self._do(core.begin(self._now_ns, step, hashed, HYPER))
+            yield from self._push(step, 0, pushes)
+            self._do(core.commit(self._now_ns, step, hashed, 1, HYPER))
+            yield world.env.all_of(pushes)
+            self.ends_s.append(world.env.now)
+
+    def _uses(self, step: int) -> list[Use]:
+        """Units as they are used; in place, those of the backward are there already."""
+        units = range(self._world.job.units)
+        backward = [(step, 1, unit) for unit in reversed(units[1:])]
+        for use in backward if self._world.job.in_place else ():
+            self._pulled[use] = self._world.env.event().succeed()
+        return [(step, 0, unit) for unit in units] + backward
+
+    def _computed(self, seconds: float) -> simpy.Event:
+        """All threads of the compute have done their share."""
+        threads = [self._compute, *self._helpers]
+        share = seconds / len(threads)
+        return self._world.env.all_of([each.do("compute", share) for each in threads])
+
+    def _push(self, step: int, unit: int, pushes: list[simpy.Event]) -> Process:
+        """Copy a unit's gradients to where they are sent from, and push them."""
+        world, layout = self._world, self._world.description.layout
+        gradients = []
+        for chunk in layout.unit_chunks[unit]:
+            cost_bytes, nbytes = world.costs[chunk], layout.chunks[chunk].sum_bytes
+            yield self._compute.do("copies", cost_bytes * world.floors.gradient_s_per_byte)
+            payload = Token(nbytes, cost_bytes)
+            gradients.append(
+                nic.Gradient(chunk=chunk, payload=payload, payload_bytes=nbytes, dtype="float32")
+            )
+        number, done = self._open()
+        pushes.append(done)
+        self._do(self._core.push(self._now_ns, number, step, 0, gradients, last=True))
+
+    def _ask(self, uses: list[Use]) -> None:
+        for use in uses:
+            if use in self._pulled:
+                continue
+            step, way, unit = use
+            number, self._pulled[use] = self._open()
+            chunks = list(self._world.description.layout.unit_chunks[unit])
+            self._do(self._core.pull(self._now_ns, number, step, way, chunks))
+
+    def _open(self) -> tuple[int, simpy.Event]:
+        number = len(self._done)
+        done = self._done[number] = self._world.env.event()
+        return number, done

@@ -1,0 +1,117 @@
+"""A decision of a core that is changed changes every played prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from luwu.estimate.messages import message_uses
+from luwu.estimate.shape import JobShape, layout_of_units
+from luwu.predict.ask.question import make_question
+from luwu.predict.driven.cores import Cores
+from luwu.predict.driven.counting import WORKERS_MAX, ends_of_step
+from luwu.predict.driven.driven import Playing, play_driven_steps
+from luwu.predict.driven.machine_play import predict_machine_step
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.machine.machine import MachineFloors, MachineJob
+from luwu.predict.systems.in_network import OptimizerNodes
+from luwu.protocol.actions import Send
+from luwu.wire.kinds import Verb
+from luwu.wire.messages import Received
+from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.core.actions import SwitchLimits
+
+MIB = 1024 * 1024
+
+
+class Twice(SwitchCore):
+    """A switch that acknowledges every push twice."""
+
+    def received(self, *event: Any, **more: Any) -> list[Any]:
+        found = []
+        for action in super().received(*event, **more):
+            found.append(action)
+            if isinstance(action, Send) and isinstance(action.message, Received):
+                found += [action] if action.message.verb is Verb.PUSH else []
+        return found
+
+
+class Relay(SwitchCore):
+    """A switch that sums nothing and shares no copy."""
+
+    def __init__(self, *, limits: SwitchLimits | None, **given: Any) -> None:
+        limits = replace(limits or SwitchLimits(), only_forwards=True)
+        super().__init__(limits=limits, **given)
+
+
+TWICE = Cores(switch=Twice)
+FLOORS = MachineFloors(
+    cores=2, forward_s=0.002, backward_s=0.004, root_ratio=0.1, end_s=60e-6, handed_s=12e-6,
+    send_s_per_byte=0.2e-9, receive_s_per_byte=0.15e-9, receive_at_node_s_per_byte=0.2e-9,
+    gradient_s_per_byte=0.1e-9, weights_s_per_byte=0.1e-9, sum_s_per_byte=0.1e-9,
+    update_s_per_byte=1e-9, reading_s_per_byte=0.2e-9,
+)  # fmt: skip
+
+
+def job() -> JobShape:
+    layout = layout_of_units([8 * 16 * 1024] * 4, chunk_bytes=64 * 1024)
+    return JobShape(layout=layout, workers=2, transport="ipc", tokens_per_step=64)
+
+
+def question(catalogue: Catalogue) -> Any:
+    node = {"processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T", "disks": 12}
+    return make_question(
+        {
+            "system": "luwu", "model": "GPT-13B", "device": "A100-40", "network": "roce-100g",
+            "software": "deepspeed-2023", "devices": 8, "sequence": 2048, "batch": 32,
+            "micro_batch": 4, "recompute": "full", "node": {**node, "cached": 1.0},
+        },
+        catalogue,
+    )  # fmt: skip
+
+
+def test_a_second_receipt_is_counted_by_the_estimate() -> None:
+    """Goal: ends of messages of an estimate are those that the cores send. Method: a switch that
+    acknowledges each push twice has one end more for each worker, and each worker one more."""
+    chunks = len(job().layout.chunks)
+    own = {use.role: use.ends for use in message_uses(job())}
+    twice = {use.role: use.ends for use in message_uses(job(), TWICE)}
+    assert twice["worker"] == own["worker"] + chunks
+    assert twice["switch"] == own["switch"] + 2 * chunks
+    assert twice["node"] == own["node"]
+
+
+def test_a_second_receipt_takes_time_on_this_machine() -> None:
+    """Goal: the step that is predicted of this machine has the messages that the cores send."""
+    job = MachineJob(chunks=((MIB // 16,), *((MIB // 16,) * 8,) * 3), workers=2)
+    own, twice = (predict_machine_step(job, FLOORS, cores=each) for each in (Cores(), TWICE))
+    more_s = 2 * job.workers * sum(map(len, job.chunks)) * FLOORS.end_s
+    assert twice.work_s["messages"] == pytest.approx(own.work_s["messages"] + more_s)
+    assert twice.step_s > own.step_s
+    assert {name: twice.work_s[name] for name in ("updates", "sums", "compute")} == {
+        name: pytest.approx(own.work_s[name]) for name in ("updates", "sums", "compute")
+    }
+
+
+def test_a_switch_that_sums_nothing_makes_a_step_longer(catalogue: Catalogue) -> None:
+    """Goal: what the switch decides is part of a step on machines that are not here. Method: a
+    switch that only hands on has the node send weights to each worker, and take its gradients."""
+    asked = question(catalogue)
+    assert isinstance(asked.part, OptimizerNodes)
+    own, relayed = (
+        play_driven_steps(asked.job, asked.part, Playing(chunk_bytes=1 << 29, cores=cores))
+        for cores in (Cores(), Cores(switch=Relay))
+    )
+    assert relayed.record.amount("down") == pytest.approx(2 * own.record.amount("down"))
+    assert relayed.record.busy_s("node memory") > 1.05 * own.record.busy_s("node memory")
+    assert relayed.step_s > own.step_s
+
+
+def test_many_workers_add_what_one_more_adds() -> None:
+    """Goal: more workers than are played are counted as if they were."""
+    few, more, many = (ends_of_step(WORKERS_MAX + n, "streaming") for n in (-1, 0, 100))
+    each = more["switch"].push - few["switch"].push
+    assert many["switch"].push == more["switch"].push + 100 * each
+    assert many["worker"] == few["worker"]
