@@ -235,7 +235,7 @@ def test_predict_laws_two_plays_are_identical() -> None:
 
 @pytest.mark.parametrize(("topology", "group"), TOPOLOGIES, ids=lambda each: type(each).__name__)
 def test_predict_laws_flows_take_what_graphs_give(topology: Any, group: RankGroup) -> None:
-    """W2. Goal: equal flows from each rank to its next take as long as the slowest of them at the
+    """Goal: equal flows from each rank to its next take as long as the slowest of them at the
     rate that the closed form of the graph gives to all."""
     made = graph(topology)
     pairs = neighbour_flows(group, topology.endpoints)
