@@ -153,10 +153,10 @@ def test_the_open_step_and_the_one_after_it_are_taken() -> None:
     assert not steps.takes(1)
 
 
-@pytest.mark.parametrize("is_judged", [False, True])
-def test_a_step_lacks_what_lost_ranks_did_not_attach(is_judged: bool) -> None:
+@pytest.mark.parametrize(("is_judged", "keeps"), [(False, True), (True, False), (True, True)])
+def test_a_step_lacks_what_lost_ranks_did_not_attach(is_judged: bool, keeps: bool) -> None:
     """Goal: only a step that has its verdict, and waits for attachments, can never be decided."""
-    parts = Parts(keeps=True)
+    parts = Parts(keeps=keeps)
     steps = Steps(parts.outbox, parts.children, parts.shard, parts.budget)
     assert not steps.lacks_pieces_of(RANKS)
     step = steps.at(0)
@@ -164,7 +164,7 @@ def test_a_step_lacks_what_lost_ranks_did_not_attach(is_judged: bool) -> None:
     if is_judged:
         step.verdict = parts.m(wire.Verdict, applied=True, grad_norm=1.0)
     found = [steps.lacks_pieces_of(ranks) for ranks in (0b01, 0b10, 0b11)]
-    assert found == [False, is_judged, is_judged]
+    assert found == [False, is_judged and keeps, is_judged and keeps]
 
 
 # -------------------------------------------------------------------------- state

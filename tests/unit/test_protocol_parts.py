@@ -129,7 +129,7 @@ def test_a_refusal_is_noted_and_sent(is_older: bool) -> None:
     [
         (0, 1, "has no decided step, but step 0 was announced as decided: step 0 is lost"),
         (2, 3, "ends with step 1, but step 2 was announced as decided: step 2 is lost"),
-        (2, 5, "ends with step 1, but step 4 was announced as decided: steps 2 to 4 are lost"),
+        (2, 4, "ends with step 1, but step 3 was announced as decided: steps 2 to 3 are lost"),
         (3, 3, "has 3 decided steps, as was announced, but is an older copy: "
                "it knows less of what came after them than its workers"),
     ],
