@@ -29,8 +29,9 @@ from luwu.transport.opening import open_transport
 from switch_emu.links.link_report import link_rows
 from switch_emu.links.linked import linked
 from switch_emu.node.pages import weights_digest
-from switch_emu.node.process import NodeSpec, make_node_shell
+from switch_emu.node.process import make_node_shell
 from switch_emu.node.shell import NodeShell
+from switch_emu.node.spec import NodeSpec
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.shell import SwitchShell

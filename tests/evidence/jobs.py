@@ -24,7 +24,8 @@ from luwu.transport.opening import open_transport
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper
 from switch_emu.node.pages import weights_digest
-from switch_emu.node.process import NodeSpec, serve_node
+from switch_emu.node.process import serve_node
+from switch_emu.node.spec import NodeSpec
 from switch_emu.store.striped import StripedPages, node_directory
 from switch_emu.switch.process import SwitchSpec, serve_switch
 from tests.simulate.trees import TREES
