@@ -21,7 +21,7 @@ from luwu.base.links import LinkPair, Links, retry_over
 from luwu.base.seeds import derive
 from luwu.base.tree import NODE, Place, Tree, one_switch
 from luwu.nic.reader import StateReader
-from luwu.nic.shell import Nic
+from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.protocol.actions import PARENT
 from luwu.transport.inprocess import InProcessNetwork
 from luwu.transport.interface import Transport
@@ -66,10 +66,13 @@ class LocalCluster(Closing):
         self._on_error = on_error
         self._stopping = threading.Event()
         self._nics: list[Nic] = []
-        self._reshard_after_forward = reshard_after_forward
-        self._prefetch_units = prefetch_units
+        self._nic_settings = NicSettings(
+            chunk_bytes=chunk_bytes,
+            reshard_after_forward=reshard_after_forward,
+            prefetch_units=prefetch_units,
+            aggregate=aggregate,
+        )
         self._grace_s = grace_s
-        self._aggregate = aggregate
         self._link_seed = link_seed
         self.job = SYSTEM_CLOCK.now_ns()
         self.spec = NodeSpec(
@@ -124,17 +127,12 @@ class LocalCluster(Closing):
         """The NIC of one worker."""
         nic = Nic(
             self._transport(self.spec.arena_bytes),
+            WorkerIdentity(job=self.job, rank=rank, world_size=self.world_size),
+            self._nic_settings,
             endpoint=self._endpoint(rank),
-            job=self.job,
-            rank=rank,
-            world_size=self.world_size,
-            chunk_bytes=self.spec.chunk_bytes,
-            reshard_after_forward=self._reshard_after_forward,
-            prefetch_units=self._prefetch_units,
             grace_s=self._grace_s,
             make_reader=self.reader,
             retry=self._worker_retry,
-            aggregate=self._aggregate,
         )
         self._nics.append(nic)
         return nic

@@ -41,7 +41,7 @@ from switch_emu.node.core.actions import (
 )
 from switch_emu.node.core.with_switch import NodeWithSwitch
 from switch_emu.node.kernels.make import make_kernel
-from switch_emu.node.pipeline import Pipeline
+from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.readers import ReaderThread
@@ -105,13 +105,15 @@ class NodeShell(Shell):
         self._kept = self._storage.make_kept(store.decided)
         self._pipeline = Pipeline(
             self.core,
-            store,
+            Stored(
+                store=store,
+                kept=self._kept,
+                buffers=Buffers(self._reserve_outgoing),
+                places=self._places,
+            ),
             self.description,
             job=self._job,
             kernel=made.kernel,
-            kept=self._kept,
-            places=self._places,
-            buffers=Buffers(self._reserve_outgoing),
             aggregator=make_aggregator(self.description.aggregate, self.core.world_size),
             updates_count=self._plan.updates_count,
             reads_count=self._plan.reads_count,
