@@ -23,7 +23,7 @@ from switch_emu.node.core.actions import Decide, Prepare, Update
 from switch_emu.node.kernels import Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.pages import WEIGHT, field_view, store_config, weights_digest
-from switch_emu.node.pipeline import Pipeline
+from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.node.plan import NodePlan, plan_node
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, Durability, FilePageStore, TieredPageStore, aligned_buffer
@@ -119,13 +119,16 @@ class PipelineArm(Closing):
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         core: Any = self  # only the answers below are called
-        self._pipeline = Pipeline(
-            core, self._store, self._description, job=1,
+        stored = Stored(
+            store=self._store,
             kept=KeptFiles(None, synced=False, decided=None),
-            kernel=self._kernel, aggregator=make_aggregator(FLOAT32, 1),
+            buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))),
+        )
+        self._pipeline = Pipeline(
+            core, stored, self._description, job=1, kernel=self._kernel,
+            aggregator=make_aggregator(FLOAT32, 1),
             updates_count=case.plan.updates_count, reads_count=case.plan.reads_count,
             recorder=Recorder(role="node", printed=None), wake=lambda: self._wake.put(None),
-            buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))),
         )  # fmt: skip
         self._under_way_max = case.plan.updates_max
         self._under_way = 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
@@ -60,22 +61,41 @@ def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     resolved = resolve_parsed(VERB, parsed)
     config = resolved.config
-    script = parsed.rest
-    _check_script(script)
-    if config.join is not None:
-        _check_join(resolved)
-    _check_hosts(config)
-    _check_engine(config)
-    check_worker_loss(config)
-    check_trace(config.trace)
-    check_record(config.record)
+    _check(resolved, parsed.rest)
     console = Console(sys.stderr, details=parsed.has("verbose"))
     run_directory = RunDirectory.create(config.run_dir)
     write_resolved(run_directory, resolved, "run")
     console.say(f"run directory {run_directory.path}")
-    script = _own_script(script, console)
+    script = _own_script(parsed.rest, console)
     if config.engine == "ray":
-        return _run_by_ray(run_directory, resolved, parsed, script, console)
+        _run_by_ray(run_directory, resolved, parsed, script, console)
+        write_outcome(run_directory, 0, "finished")
+        return 0
+    served = _run_here(run_directory, resolved, parsed, script, console)
+    write_outcome(run_directory, 0, "finished")
+    said = ending(run_directory, config.state or STATE_DIRECTORY, served.first_step)
+    if said is not None:
+        console.say(said)
+    _say_steps(run_directory, served.disk, console)
+    if config.trace is not None:
+        write_trace(run_directory, config.trace, console.say)
+    return 0
+
+
+class _Served(NamedTuple):
+    """What is known of a switch and a node of our own, once they listen."""
+
+    disk: DiskFloors | None = None
+    first_step: int | None = None
+
+
+def _run_here(
+    run_directory: RunDirectory, resolved: Resolved, parsed: Parsed, script: list[str],
+    console: Console,
+) -> _Served:  # fmt: skip
+    """Start the processes, or the workers alone, and wait until they have ended."""
+    config = resolved.config
+    served, meeting = _Served(), None
     with stop_requests() as should_stop:
         supervisor = Supervisor(
             run_directory,
@@ -85,75 +105,72 @@ def run(parsed: Parsed) -> int:
             connect_timeout_s=config.connect_timeout,
         )
         supervisor.worker_environ = key_environ(config)
-        disk: DiskFloors | None = None
-        meeting: Meeting | None = None
-        step: int | None = None
-        try:
-            with supervisor:
-                if config.join is None:
-                    state = state_directory(config, STATE_DIRECTORY)
-                    sizes = decide_sizes(config, state)
-                    disk = _plan(config, sizes, state, run_directory, console)
-                    serve(supervisor, config, state=state, sizes=sizes, say=console.detail)
-                    step = first_step(run_directory)
-                    if config.resume:
-                        console.say(beginning(state, step))
-                    connect, workers = str(run_directory.connect_file), config.workers
-                else:
-                    connect, connection = _join(resolved, console, should_stop)
-                    workers, meeting = _share(config, connection)
-                run_directory.begin()
-                threads = threads_per_worker(workers)
-                console.say(f"{workers} workers, {threads} compute threads each (OMP_NUM_THREADS)")
-                if meeting is not None:
-                    console.detail(f"torchruns of {meeting.hosts} hosts meet at {meeting.endpoint}")
-                supervisor.train(
-                    script, workers=workers, connect=connect, sink=console.pass_on, meeting=meeting,
-                    restarts_max=worker_restarts(config), on_loss=config.on_worker_loss,
-                )  # fmt: skip
-                supervisor.wait()
-                if config.join is None:
-                    state = state_directory(config, STATE_DIRECTORY)
-                    fold_nodes(run_directory, state, config.optimizer_nodes)
-        except LuwuError as cause:
-            error = _written(cause, run_directory, config, parsed, script)
-            if error is cause:
-                raise
-            raise error from cause
-        finally:
-            run_directory.connect_file.unlink(missing_ok=True)  # nobody can join any more
-    write_outcome(run_directory, 0, "finished")
-    if (said := ending(run_directory, config.state or STATE_DIRECTORY, step)) is not None:
-        console.say(said)
-    _say_steps(run_directory, disk, console)
-    if config.trace is not None:
-        write_trace(run_directory, config.trace, console.say)
-    return 0
+        with _failure_written(run_directory, config, parsed, script), supervisor:
+            if config.join is None:
+                served = _serve(supervisor, config, console)
+                connect, workers = str(run_directory.connect_file), config.workers
+            else:
+                connect, connection = _join(resolved, console, should_stop)
+                workers, meeting = _share(config, connection)
+            run_directory.begin()
+            threads = threads_per_worker(workers)
+            console.say(f"{workers} workers, {threads} compute threads each (OMP_NUM_THREADS)")
+            if meeting is not None:
+                console.detail(f"torchruns of {meeting.hosts} hosts meet at {meeting.endpoint}")
+            supervisor.train(
+                script, workers=workers, connect=connect, sink=console.pass_on, meeting=meeting,
+                restarts_max=worker_restarts(config), on_loss=config.on_worker_loss,
+            )  # fmt: skip
+            supervisor.wait()
+            if config.join is None:
+                state = state_directory(config, STATE_DIRECTORY)
+                fold_nodes(run_directory, state, config.optimizer_nodes)
+    return served
+
+
+def _serve(supervisor: Supervisor, config: RunConfig, console: Console) -> _Served:
+    """Start a switch and a node. Raises ConfigError."""
+    run_directory = supervisor.run
+    state = state_directory(config, STATE_DIRECTORY)
+    sizes = decide_sizes(config, state)
+    disk = _plan(config, sizes, state, run_directory, console)
+    serve(supervisor, config, state=state, sizes=sizes, say=console.detail)
+    step = first_step(run_directory)
+    if config.resume:
+        console.say(beginning(state, step))
+    return _Served(disk, step)
 
 
 def _run_by_ray(
     run_directory: RunDirectory, resolved: Resolved, parsed: Parsed, script: list[str],
     console: Console,
-) -> int:  # fmt: skip
-    """Let Ray place and watch the processes; the exit code."""
+) -> None:  # fmt: skip
+    """Let Ray place and watch the processes."""
     from luwu.engines.ray_engine import RayEngine
 
+    with (
+        _failure_written(run_directory, resolved.config, parsed, script),
+        stop_requests() as should_stop,
+        RayEngine(run_directory, resolved, console, should_stop) as engine,
+    ):
+        run_directory.begin()
+        engine.work(script)
+
+
+@contextmanager
+def _failure_written(
+    run_directory: RunDirectory, config: RunConfig, parsed: Parsed, script: list[str]
+) -> Iterator[None]:
+    """What ends a run too early is written as its outcome; at the end nobody can join any more."""
     try:
-        with (
-            stop_requests() as should_stop,
-            RayEngine(run_directory, resolved, console, should_stop) as engine,
-        ):
-            run_directory.begin()
-            engine.work(script)
+        yield
     except LuwuError as cause:
-        error = _written(cause, run_directory, resolved.config, parsed, script)
+        error = _written(cause, run_directory, config, parsed, script)
         if error is cause:
             raise
         raise error from cause
     finally:
         run_directory.connect_file.unlink(missing_ok=True)
-    write_outcome(run_directory, 0, "finished")
-    return 0
 
 
 def _written(
@@ -258,6 +275,19 @@ def _share(config: RunConfig, connection: Connection) -> tuple[int, Meeting | No
         )
     name = f"luwu-{connection.job}"
     return workers // hosts, Meeting(endpoint=config.rendezvous, hosts=hosts, name=name)
+
+
+def _check(resolved: Resolved, script: list[str]) -> None:
+    """Raises ConfigError if what was asked for cannot be run."""
+    config = resolved.config
+    _check_script(script)
+    if config.join is not None:
+        _check_join(resolved)
+    _check_hosts(config)
+    _check_engine(config)
+    check_worker_loss(config)
+    check_trace(config.trace)
+    check_record(config.record)
 
 
 def _check_join(resolved: Resolved) -> None:

@@ -30,6 +30,7 @@ from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.resuming import beginning, first_step
+from luwu.launch.roles import SwitchEnds
 from luwu.launch.serving import (
     LOOPBACK,
     STATE_DIRECTORY,
@@ -146,10 +147,15 @@ def _start(
                 "and say with --name which switch this is"
             )
         tree = one_switch(node.world_size)
+        ends = SwitchEnds(
+            listen=config.bind or LOOPBACK,
+            parent=node.node,
+            more_parents=tuple(node.more_nodes),
+            advertise=config.advertise,
+        )
         endpoint = add_switch(
-            supervisor, config, node, tree, tree.root, parent=node.node,
-            listen=config.bind or LOOPBACK, more_parents=node.more_nodes, key_name=config.key_name,
-        )  # fmt: skip
+            supervisor, config, node, tree, tree.root, ends, key_name=config.key_name
+        )
         connection = replace(
             node, switch=endpoint, stripes=stripes_of(config, node), more_nodes=(),
             insecure=config.insecure,

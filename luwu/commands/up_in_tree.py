@@ -25,6 +25,7 @@ from luwu.join.connection import Connection, join, write_connection
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.sockets import private_directory
+from luwu.launch.roles import SwitchEnds
 from luwu.launch.serving import (
     LOOPBACK,
     add_switch,
@@ -114,10 +115,13 @@ def start_in_tree(
         listen = f"shm://{supervisor.private_directory}/w"
         arena_bytes = decide_arena_bytes(len(place.workers) + 1, parent.chunk_bytes)
     asked = replace(parent, arena_bytes=arena_bytes)
-    endpoint = add_switch(
-        supervisor, config, asked, tree, place, parent=parent.endpoint, listen=listen,
-        more_parents=parent.more_nodes, key_name=config.key_name,
-    )  # fmt: skip
+    ends = SwitchEnds(
+        listen=listen,
+        parent=parent.endpoint,
+        more_parents=tuple(parent.more_nodes),
+        advertise=config.advertise,
+    )
+    endpoint = add_switch(supervisor, config, asked, tree, place, ends, key_name=config.key_name)
     connection = replace(
         asked,
         switch=endpoint,

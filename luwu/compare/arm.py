@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
@@ -85,6 +85,8 @@ def run_arm(
         prefix=prefix,
     )
     state = state_directory(config, run.file("state"))
+    # Every arm's workers have the same cores.
+    threads = threads_alone(config.workers) if alone else threads_per_worker(config.workers)
     hosts: Hosts | None = None
     with ExitStack() as stack:
         if plan is not None and not alone:
@@ -92,61 +94,92 @@ def run_arm(
             namespaces = make_hosts(plan, host_link_rate(config), log=log, run_id=run_id)
             hosts = supervisor.hosts = Hosts(plan, stack.enter_context(namespaces))
         stack.enter_context(supervisor)
-        connect = None
         if in_network:
             serve(
                 supervisor, config, state=state, sizes=sizes, say=console.say, hosts=hosts,
                 only_forwards=name == "ps",
             )  # fmt: skip
-            connect = str(run.connect_file)
-        # Every arm's workers have the same cores.
-        threads = threads_alone(config.workers) if alone else threads_per_worker(config.workers)
         if hosts is not None:
             hosts.start_counting()
         whole.begin()
-        by_line = ByLine(lambda line: show_progress(console, name, config, line))
-        supervisor.train(
-            [*SCRIPT, *script_arguments(name, config, run.result(f"{name}.json"))],
-            workers=config.workers,
-            connect=connect,
-            sink=by_line,
-            alone=alone,
-            threads=threads,
-            restarts_max=worker_restarts(config) if in_network else 0,
-            on_loss=config.on_worker_loss if in_network else "stop",
-        )
-        supervisor.wait()
-        by_line.end()
-        console.end_live()
-        workers = [_result(run, name, rank) for rank in range(1 if alone else config.workers)]
-        steps_count = len(workers[0]["step_seconds"])
-        switches = _switch_summaries(run) if in_network else []
-        node = None
-        if in_network:
-            fold_nodes(run, state, config.optimizer_nodes)
-            node = _summary(run, "node")
-        links = []
-        if hosts is not None:
-            links = link_documents(
-                hosts, host_link_rate(config), steps_count=steps_count, switches=switches,
-                workers=workers,
-            )  # fmt: skip
+        _train(supervisor, name, config, console, threads=threads)
+        records = _read_records(run, name, config, state, hosts)
     if config.state is None and state is not None:
         shutil.rmtree(state, ignore_errors=True)
+    return _arm_run(name, supervisor, records, threads)
+
+
+def _train(
+    supervisor: Supervisor, name: str, config: RunConfig, console: Console, *, threads: int
+) -> None:
+    """Run the script in the arm's workers until they have ended."""
+    run, in_network = supervisor.run, name in NETWORK_ARMS
+    by_line = ByLine(lambda line: show_progress(console, name, config, line))
+    supervisor.train(
+        [*SCRIPT, *script_arguments(name, config, run.result(f"{name}.json"))],
+        workers=config.workers,
+        connect=str(run.connect_file) if in_network else None,
+        sink=by_line,
+        alone=name == "single",
+        threads=threads,
+        restarts_max=worker_restarts(config) if in_network else 0,
+        on_loss=config.on_worker_loss if in_network else "stop",
+    )
+    supervisor.wait()
+    by_line.end()
+    console.end_live()
+
+
+class _Records(NamedTuple):
+    """What the processes of an arm wrote at their end; `node` is None if there is none."""
+
+    workers: list[dict[str, Any]]
+    switches: list[dict[str, Any]]
+    node: dict[str, Any] | None
+    host_links: list[dict[str, Any]]
+
+    @property
+    def steps_count(self) -> int:
+        return len(self.workers[0]["step_seconds"])
+
+
+def _read_records(
+    run: RunDirectory, name: str, config: RunConfig, state: Path | None, hosts: Hosts | None
+) -> _Records:
+    """Read what the processes wrote, and count the traffic of the hosts while they are there."""
+    workers_count = 1 if name == "single" else config.workers
+    found = _Records([_result(run, name, rank) for rank in range(workers_count)], [], None, [])
+    if name in NETWORK_ARMS:
+        switches = _switch_summaries(run)
+        fold_nodes(run, state, config.optimizer_nodes)
+        found = found._replace(switches=switches, node=_summary(run, "node"))
+    if hosts is not None:
+        links = link_documents(
+            hosts, host_link_rate(config), steps_count=found.steps_count, switches=found.switches,
+            workers=found.workers,
+        )  # fmt: skip
+        found = found._replace(host_links=links)
+    return found
+
+
+def _arm_run(name: str, supervisor: Supervisor, records: _Records, threads: int) -> ArmRun:
+    """The results of an arm whose processes have ended."""
+    events, node, switches = supervisor.run.path / "events", records.node, records.switches
+    in_network = name in NETWORK_ARMS
     return ArmRun(
         name=name,
-        workers=workers,
+        workers=records.workers,
         node=node,
         pool=_pool(node, switches),
         memory_peaks=supervisor.memory_peaks,
         kernel_disk=supervisor.kernel_disk_bytes("node"),
         threads=threads,
         updated_before_last_push_ratio=(
-            updated_before_last_push_ratio(run.path / "events") if in_network else None
+            updated_before_last_push_ratio(events) if in_network else None
         ),
         switches=switches,
-        host_links=links,
-        busy_seconds=busy_seconds(run.path / "events", steps_count) if in_network else None,
+        host_links=records.host_links,
+        busy_seconds=busy_seconds(events, records.steps_count) if in_network else None,
         links=None if node is None else _links(node, switches),
     )
 

@@ -11,7 +11,7 @@ from luwu.base.events import Recorder
 from luwu.base.keys import check_name, worker_name
 from luwu.join.connection import Connection, join
 from luwu.nic.reader import StateReader
-from luwu.nic.shell import Nic
+from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.transport.curve import Security, open_security
 from luwu.transport.opening import open_transport
 
@@ -50,21 +50,22 @@ def open_nic(rank: int, world_size: int) -> Nic:
             security=security,
             stripes=connection.stripes_of(endpoint),
         ),
-        make_reader=lambda: make_reader(connection, endpoint, rank),
+        WorkerIdentity(
+            job=connection.job, rank=rank, world_size=world_size, incarnation=_incarnation()
+        ),
+        NicSettings(
+            chunk_bytes=connection.chunk_bytes,
+            reshard_after_forward=connection.reshard_after_forward,
+            prefetch_units=connection.prefetch_units,
+            aggregate=connection.aggregate,
+            node_count=connection.optimizer_nodes,
+        ),
         endpoint=endpoint,
-        job=connection.job,
-        rank=rank,
-        world_size=world_size,
-        chunk_bytes=connection.chunk_bytes,
-        reshard_after_forward=connection.reshard_after_forward,
-        prefetch_units=connection.prefetch_units,
+        make_reader=lambda: make_reader(connection, endpoint, rank),
         recorder=Recorder(role="worker", path=path, printed=None),
         connect_timeout_s=connection.connect_timeout_s,
         grace_s=connection.grace_s,
         retry=connection.retry,
-        aggregate=connection.aggregate,
-        node_count=connection.optimizer_nodes,
-        incarnation=_incarnation(),
     )
     try:
         nic.connect()

@@ -19,9 +19,9 @@ from luwu.base.errors import LuwuError
 from luwu.base.events import Recorder
 from luwu.base.links import LinkPair, Links, retry_over
 from luwu.base.seeds import derive
-from luwu.base.tree import NODE, Tree, one_switch
+from luwu.base.tree import NODE, Place, Tree, one_switch
 from luwu.nic.reader import StateReader
-from luwu.nic.shell import Nic
+from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.protocol.actions import PARENT
 from luwu.transport.inprocess import InProcessNetwork
 from luwu.transport.interface import Transport
@@ -29,8 +29,9 @@ from luwu.transport.opening import open_transport
 from switch_emu.links.link_report import link_rows
 from switch_emu.links.linked import linked
 from switch_emu.node.pages import weights_digest
-from switch_emu.node.process import NodeSpec, make_node_shell
+from switch_emu.node.process import make_node_shell
 from switch_emu.node.shell import NodeShell
+from switch_emu.node.spec import NodeSpec
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.shell import SwitchShell
@@ -43,7 +44,7 @@ _ENDPOINTS = {"tcp": "tcp://127.0.0.1:0", "ipc": "ipc://auto", "shm": "shm://aut
 class LocalCluster(Closing):
     """One job's switch and node in threads; `nic` gives each worker thread its NIC."""
 
-    def __init__(
+    def __init__(  # more than ten: the options of a test's cluster, most of them left out
         self, *, world_size: int, state: Path | None, memory_budget_bytes: int,
         chunk_bytes: int = 16 * 1024, transport: str = "inproc", has_switch: bool = True,
         resume: bool = False, switch_limits: SwitchLimits | None = None,
@@ -65,10 +66,14 @@ class LocalCluster(Closing):
         self._on_error = on_error
         self._stopping = threading.Event()
         self._nics: list[Nic] = []
-        self._reshard_after_forward = reshard_after_forward
-        self._prefetch_units = prefetch_units
+        self._nic_settings = NicSettings(
+            chunk_bytes=chunk_bytes,
+            reshard_after_forward=reshard_after_forward,
+            prefetch_units=prefetch_units,
+            aggregate=aggregate,
+        )
         self._grace_s = grace_s
-        self._aggregate = aggregate
+        self._link_seed = link_seed
         self.job = SYSTEM_CLOCK.now_ns()
         self.spec = NodeSpec(
             job=self.job,
@@ -87,52 +92,47 @@ class LocalCluster(Closing):
             groups=() if tree is None else tree.groups,
         )
         self._transports: list[Transport] = []
-        node_transport = self._transport(self.spec.plan().shared_bytes, at_node, "node", link_seed)
-        endpoint = self._listen(node_transport, "node")
+        node_transport = self._transport(self.spec.plan().shared_bytes, at_node, "node")
+        self._endpoints = {NODE: self._listen(node_transport, "node")}
         recorder = Recorder(role="node", printed=None)
         self.node: NodeShell = make_node_shell(self.spec, node_transport, recorder)
         self._threads = [self._thread("node", self._serve_node)]
         self.switches: dict[str, SwitchShell] = {}
-        endpoints = {NODE: endpoint}
         self._tree = (tree or one_switch(world_size)) if has_switch else Tree(())
         for place in self._tree:
-            children = self._tree.children(place)
-            link = links.below(self._tree.roles_below(place), place.process)
-            switch_transport = self._transport(
-                self.spec.arena_bytes, link, place.process, link_seed
-            )
-            endpoints[place.name] = self._listen(switch_transport, place.process)
-            switch_transport.dial(PARENT, endpoints[place.parent])
-            core = SwitchCore(
-                job=self.job,
-                incarnation=new_incarnation(),
-                children=children,
-                rank=self._tree.index(place),
-                limits=switch_limits or self._switch_limits(len(children)),
-                retry=retry_over(at_node if place.parent == NODE else links.switch),
-            )
-            recorder = Recorder(role="switch", printed=None)
-            shell = self.switches[place.name] = SwitchShell(switch_transport, core, recorder)
-            self._threads.append(self._thread(place.process, self._serving(shell)))
-        self._endpoints = endpoints
+            self._add_switch(place, links, switch_limits)
         for thread in self._threads:
             thread.start()
+
+    def _add_switch(self, place: Place, links: Links, limits: SwitchLimits | None) -> None:
+        """Make a switch, whose parent listens already; its thread is not started yet."""
+        children = self._tree.children(place)
+        link = links.below(self._tree.roles_below(place), place.process)
+        transport = self._transport(self.spec.arena_bytes, link, place.process)
+        self._endpoints[place.name] = self._listen(transport, place.process)
+        transport.dial(PARENT, self._endpoints[place.parent])
+        core = SwitchCore(
+            job=self.job,
+            incarnation=new_incarnation(),
+            children=children,
+            rank=self._tree.index(place),
+            limits=limits or self._switch_limits(len(children)),
+            retry=retry_over(links.node if place.parent == NODE else links.switch),
+        )
+        recorder = Recorder(role="switch", printed=None)
+        shell = self.switches[place.name] = SwitchShell(transport, core, recorder)
+        self._threads.append(self._thread(place.process, self._serving(shell)))
 
     def nic(self, rank: int) -> Nic:
         """The NIC of one worker."""
         nic = Nic(
             self._transport(self.spec.arena_bytes),
+            WorkerIdentity(job=self.job, rank=rank, world_size=self.world_size),
+            self._nic_settings,
             endpoint=self._endpoint(rank),
-            job=self.job,
-            rank=rank,
-            world_size=self.world_size,
-            chunk_bytes=self.spec.chunk_bytes,
-            reshard_after_forward=self._reshard_after_forward,
-            prefetch_units=self._prefetch_units,
             grace_s=self._grace_s,
             make_reader=self.reader,
             retry=self._worker_retry,
-            aggregate=self._aggregate,
         )
         self._nics.append(nic)
         return nic
@@ -239,9 +239,9 @@ class LocalCluster(Closing):
             transport.close()
 
     def _transport(
-        self, arena_bytes: int, link: LinkPair | None = None, role: str = "", link_seed: int = 0
+        self, arena_bytes: int, link: LinkPair | None = None, role: str = ""
     ) -> Transport:
-        seed = derive(link_seed, "links", role)
+        seed = derive(self._link_seed, "links", role)
         self._transports.append(linked(self._open(arena_bytes), link, seed=seed))
         return self._transports[-1]
 

@@ -42,7 +42,7 @@ from luwu.launch.processes.children import Child, DiskBytes
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.worker_loss import drop_after_s, drops_workers
-from switch_emu.node.process import NodeSpec
+from switch_emu.node.spec import NodeSpec
 from switch_emu.store import Durability
 from switch_emu.switch.process import SwitchSpec
 

@@ -303,11 +303,16 @@ def _add_switches(
     leaves = []
     for place in tree:
         workers_at = endpoints.of_workers(place)
+        ends = SwitchEnds(
+            listen=endpoints.of_switch(place),
+            parent=parents[place.parent],
+            more_parents=tuple(more_nodes) if place.parent == NODE else (),
+            workers_at=workers_at,
+            advertise=config.advertise,
+        )
         parents[place.name] = add_switch(
-            supervisor, config, connection, tree, place, parent=parents[place.parent],
-            listen=endpoints.of_switch(place), workers_at=workers_at,
-            more_parents=more_nodes if place.parent == NODE else (), only_forwards=only_forwards,
-        )  # fmt: skip
+            supervisor, config, connection, tree, place, ends, only_forwards=only_forwards
+        )
         if place.workers:
             leaves.append(leaf_of(place, workers_at or parents[place.name]))
     return replace(
@@ -320,11 +325,10 @@ def _add_switches(
 
 
 def add_switch(
-    supervisor: Starter, config: RunConfig, connection: Connection, tree: Tree, place: Place, *,
-    parent: str, listen: str, workers_at: str | None = None, more_parents: Sequence[str] = (),
-    only_forwards: bool = False, key_name: str | None = None,
+    supervisor: Starter, config: RunConfig, connection: Connection, tree: Tree, place: Place,
+    ends: SwitchEnds, *, only_forwards: bool = False, key_name: str | None = None,
 ) -> str:  # fmt: skip
-    """Start a switch below the endpoint `parent`; where it listens."""
+    """Start the switch of a place in the tree; where it listens."""
     above = node_link(config) if place.parent == NODE else links_of(config).switch
     job = replace(
         connection,
@@ -332,13 +336,6 @@ def add_switch(
         retry=retry_over(above),
         grace_s=config.grace,
         insecure=config.insecure,
-    )
-    ends = SwitchEnds(
-        listen=listen,
-        parent=parent,
-        more_parents=tuple(more_parents),
-        workers_at=workers_at,
-        advertise=config.advertise,
     )
     spec = switch_spec(
         config,

@@ -60,6 +60,33 @@ class _Command:
     """What it would push; given back if it is void."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerIdentity:
+    """Which worker of which job a NIC belongs to."""
+
+    job: int
+    rank: int
+    world_size: int
+    incarnation: int | None = None
+    """Number of this start, larger than that of the one before; None: the clock says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicSettings:
+    """How a job was started, as far as its workers must know."""
+
+    chunk_bytes: int
+    reshard_after_forward: bool | None = None
+    """What `fully_shard` does where the script leaves it open; None: free all but the root."""
+    prefetch_units: int = 2
+    aggregate: str = FLOAT32
+    """The aggregator."""
+    node_count: int = 1
+    """Optimizer nodes the pages are spread over."""
+    gradient_bytes: int = GRADIENT_BYTES
+    """What may be under way at most, written and not received."""
+
+
 class Nic(Closing):
     """Push, pull and wait for one worker. One training thread at a time uses it."""
 
@@ -67,21 +94,18 @@ class Nic(Closing):
     """One of this process was a member of its job."""
 
     def __init__(
-        self, transport: Transport, *, endpoint: str, job: int, rank: int, world_size: int,
-        chunk_bytes: int, reshard_after_forward: bool | None = None, prefetch_units: int = 2,
-        recorder: Recorder | None = None, connect_timeout_s: float = 60.0, grace_s: float = 600.0,
-        incarnation: int | None = None, gradient_bytes: int = GRADIENT_BYTES,
-        make_reader: Callable[[], StateReader] | None = None, retry: RetryPolicy | None = None,
-        aggregate: str = FLOAT32, node_count: int = 1,
+        self, transport: Transport, worker: WorkerIdentity, settings: NicSettings, *,
+        endpoint: str, recorder: Recorder | None = None, connect_timeout_s: float = 60.0,
+        grace_s: float = 600.0, make_reader: Callable[[], StateReader] | None = None,
+        retry: RetryPolicy | None = None,
     ) -> None:  # fmt: skip
-        """`gradient_bytes`: what may be under way at most, written and not received;
-        `make_reader`: a reader of the same job, by a connection of its own; `retry`: where a link
-        is emulated, how patient to be; `aggregate`: the job's aggregator. Raises: ConfigError."""
-        self.rank, self.world_size, self.chunk_bytes = rank, world_size, chunk_bytes
-        self.reshard_after_forward = reshard_after_forward
-        self.prefetch_units = prefetch_units
-        self.node_count = node_count
-        """Optimizer nodes the pages are spread over."""
+        """`make_reader`: a reader of the same job, by a connection of its own; `retry`: where a
+        link is emulated, how patient to be. Raises: ConfigError."""
+        rank, world_size = worker.rank, worker.world_size
+        self.rank, self.world_size = rank, world_size
+        self.chunk_bytes, self.node_count = settings.chunk_bytes, settings.node_count
+        self.reshard_after_forward = settings.reshard_after_forward
+        self.prefetch_units = settings.prefetch_units
         self.recorder = recorder or Recorder(role="worker", printed=None)
         self.links = LinkCounts()
         self._aborts_count = 0
@@ -90,8 +114,8 @@ class Nic(Closing):
         self._connect_timeout_s = connect_timeout_s
         self._transport = transport
         self._core = NicCore(
-            job=job, rank=rank, world_size=world_size,
-            incarnation=new_incarnation() if incarnation is None else incarnation,
+            job=worker.job, rank=rank, world_size=world_size,
+            incarnation=new_incarnation() if worker.incarnation is None else worker.incarnation,
             retry=retry,
         )  # fmt: skip
         self._mailbox = Mailbox(
@@ -100,13 +124,13 @@ class Nic(Closing):
         )  # fmt: skip
         self._layout: Layout | None = None
         self._encoder = Encoder(
-            aggregate, rank=rank, world_size=world_size, reserve=transport.reserve,
+            settings.aggregate, rank=rank, world_size=world_size, reserve=transport.reserve,
             recorder=self.recorder,
         )  # fmt: skip
         is_plain = self._encoder.aggregator.is_plain
         self.cells = Cells(
             transport.reserve if is_plain else private_memory, self._mailbox.wait_until,
-            gradient_bytes, None if is_plain else PATIENCE_S,
+            settings.gradient_bytes, None if is_plain else PATIENCE_S,
         )  # fmt: skip
         self._commands: deque[_Command] = deque()
         self._handles: dict[int, Handle] = {}

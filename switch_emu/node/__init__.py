@@ -2,7 +2,9 @@
 
 core/           the pure state machine
 shell.py        the process part: transport, core, pipeline and store together
+spec.py         what a node is started with
 process.py      starts a node from its specification
+storage.py      opens and makes what the specification asks for: store, spill file, places
 plan.py         the memory plan: what `--memory-budget` is spent on
 pipeline.py     threads that read, update, write and publish pages
 kernels/        the arithmetic of an update

@@ -16,6 +16,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -63,19 +64,31 @@ Finished = Callable[[], Sequence[Any]]
 """To be called by the shell's loop: tells the core, returns its actions."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What a pipeline reads from and writes to."""
+
+    store: PageStore
+    kept: KeptFiles
+    buffers: Buffers
+    """Memory for weights that are sent as a copy."""
+    places: WeightsPlaces | None = None
+    """Where weights go that workers read in place; None: each is sent a copy."""
+
+
 class Pipeline:
     """Does a node's work on pages; see the module."""
 
     def __init__(
-        self, core: NodeCore, store: PageStore, description: Description, *, job: int,
+        self, core: NodeCore, stored: Stored, description: Description, *, job: int,
         kernel: UpdateKernel, aggregator: Aggregator, updates_count: int, reads_count: int,
-        recorder: Recorder, buffers: Buffers, wake: Callable[[], None], kept: KeptFiles,
-        places: WeightsPlaces | None = None,
+        recorder: Recorder, wake: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`places`: where weights go that workers read in place; None: each is sent a copy."""
-        self._core, self._store, self._job, self._kept = core, store, job, kept
+        self._core, self._job = core, job
+        self._store, self._kept = stored.store, stored.kept
         self._layout = description.layout
-        self._kernel, self._places, self._sent = kernel, places, buffers
+        self._places, self._sent = stored.places, stored.buffers
+        self._kernel = kernel
         self._streaming = description.update == "streaming"
         self._norm_type = description.norm_type
         self._recorder, self._wake = recorder, wake

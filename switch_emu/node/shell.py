@@ -9,7 +9,7 @@ between it and the node's core, so both ways of working have one code path and o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,23 +40,21 @@ from switch_emu.node.core.actions import (
     Unpin,
 )
 from switch_emu.node.core.with_switch import NodeWithSwitch
-from switch_emu.node.kernels import Made
-from switch_emu.node.pipeline import Pipeline
+from switch_emu.node.kernels.make import make_kernel
+from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.readers import ReaderThread
+from switch_emu.node.storage import NodeStorage
 from switch_emu.process.counting import CountersFile, Counts
 from switch_emu.process.loop import Shell
 from switch_emu.process.payload import Buffers, Payload
-from switch_emu.store import DecidedStep, PageStore
-from switch_emu.store.claim import Claim
+from switch_emu.store import PageStore
 from switch_emu.store.kept import KeptFiles
 from switch_emu.store.spill import SpillFile
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Sum
 from switch_emu.switch.shell import combine, is_encoded, unsummed
-
-MakeStore = Callable[[Description], PageStore]
 
 _LOOK_AGAIN_NS = 500_000
 
@@ -65,25 +63,15 @@ class NodeShell(Shell):
     """Runs one optimizer node."""
 
     def __init__(
-        self, transport: Transport, core: NodeCore, recorder: Recorder, *, job: int,
-        node: NodeNumber | None = None, plan: NodePlan,
-        open_store: Callable[[], PageStore | None], make_store: MakeStore,
-        make_spill: Callable[[Description], SpillFile],
-        make_kernel: Callable[[Description], Made],
-        make_kept: Callable[[DecidedStep | None], KeptFiles],
-        make_places: Callable[[Description], WeightsPlaces | None] = lambda description: None,
+        self, transport: Transport, core: NodeCore, recorder: Recorder, storage: NodeStorage, *,
+        job: int, plan: NodePlan, node: NodeNumber | None = None,
         own_switch: SwitchCore | None = None, grace_s: float = 600.0,
-        counters: CountersFile | None = None, where: str = "in RAM", claim: Claim | None = None,
+        counters: CountersFile | None = None,
     ) -> None:  # fmt: skip
-        """`where`: the state is, for people; `claim`: what holds its place until it is made."""
         super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
         self.core = core
-        self._where, self._claim = where, claim
+        self._storage = storage
         self._job, self._plan, self._node = job, plan, node or NodeNumber()
-        self._open_store = open_store
-        self._make_store, self._make_spill = make_store, make_spill
-        self._make_kernel, self._make_places = make_kernel, make_places
-        self._make_kept = make_kept
         self._kept: KeptFiles | None = None
         self.own_switch = own_switch
         self._combined = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
@@ -104,7 +92,7 @@ class NodeShell(Shell):
 
     def open_existing(self) -> None:
         """Open the store that is there already, if there is one."""
-        store = self._open_store()
+        store = self._storage.open_store()
         if store is not None:
             self._open(store)
 
@@ -112,18 +100,20 @@ class NodeShell(Shell):
         self.store = store
         self.description = parse_description(store.config.description)
         prepared = self._resolve_prepared(store)
-        made = self._make_kernel(self.description)
-        self._places = self._make_places(self.description)
-        self._kept = self._make_kept(store.decided)
+        made = make_kernel(self.description.optimizer, self.description.state_fields, cache=None)
+        self._places = self._storage.make_places(self.description, self.transport.reserve)
+        self._kept = self._storage.make_kept(store.decided)
         self._pipeline = Pipeline(
             self.core,
-            store,
+            Stored(
+                store=store,
+                kept=self._kept,
+                buffers=Buffers(self._reserve_outgoing),
+                places=self._places,
+            ),
             self.description,
             job=self._job,
             kernel=made.kernel,
-            kept=self._kept,
-            places=self._places,
-            buffers=Buffers(self._reserve_outgoing),
             aggregator=make_aggregator(self.description.aggregate, self.core.world_size),
             updates_count=self._plan.updates_count,
             reads_count=self._plan.reads_count,
@@ -199,8 +189,7 @@ class NodeShell(Shell):
             self._kept.close()
         if self.store is not None:
             self.store.close()
-        if self._claim is not None:
-            self._claim.close()
+        self._storage.close()
 
     # ---------------------------------------------------------------------- Shell
 
@@ -253,7 +242,7 @@ class NodeShell(Shell):
             case OpenStore(description):
                 self._open_new(description)
             case GiveUp(text, code):
-                raise StateError(f"{text} (the state is {self._where})", code=code)
+                raise StateError(f"{text} (the state is {self._storage.where})", code=code)
             case RecordAttempt(attempt):
                 assert self.store is not None
                 self.store.record_attempt(attempt)
@@ -335,7 +324,7 @@ class NodeShell(Shell):
 
     def _open_new(self, encoded: bytes) -> None:
         try:
-            store = self._make_store(parse_description(encoded))
+            store = self._storage.make_store(parse_description(encoded))
         except StateError:
             raise  # the disk, not what the workers asked for
         except LuwuError as exc:
@@ -387,5 +376,5 @@ class NodeShell(Shell):
         if payload.is_shared and not is_raw:
             return  # takes no memory of ours, and waits for no rank
         if self.spill is None:
-            self.spill = self._make_spill(self.description)
+            self.spill = self._storage.make_spill(self.description)
         payload.spill(self.spill)

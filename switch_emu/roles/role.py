@@ -92,7 +92,8 @@ def _serve(
             switch, on_listening=on_listening, should_stop=stopping.is_set, ranges=ranges
         )
         return 0 if is_finished else STOPPED_CODE
-    from switch_emu.node.process import NodeSpec, plan_lines, serve_node
+    from switch_emu.node.process import plan_lines, serve_node
+    from switch_emu.node.spec import NodeSpec
 
     node = from_document(NodeSpec, document["spec"], "--config")
     lines.extend(plan_lines(node))

@@ -19,12 +19,13 @@ from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.tree import NODE, Place, Tree, one_switch
 from luwu.layout import Layout
-from luwu.nic.shell import Nic
+from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.transport.opening import open_transport
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper
 from switch_emu.node.pages import weights_digest
-from switch_emu.node.process import NodeSpec, serve_node
+from switch_emu.node.process import serve_node
+from switch_emu.node.spec import NodeSpec
 from switch_emu.store.striped import StripedPages, node_directory
 from switch_emu.switch.process import SwitchSpec, serve_switch
 from tests.simulate.trees import TREES
@@ -208,9 +209,15 @@ class _Threads:
         endpoint = self._endpoints[place]
         transport = open_transport(endpoint, arena_bytes=self._arena_bytes, stripes=way.stripes)
         nic = Nic(
-            transport, endpoint=endpoint, job=self._job_number, rank=rank, world_size=way.workers,
-            chunk_bytes=way.chunk_kib * KIB, aggregate=way.aggregate, node_count=way.node_count,
-            incarnation=new_incarnation(), grace_s=LIMIT_S,
+            transport,
+            WorkerIdentity(
+                job=self._job_number, rank=rank, world_size=way.workers,
+                incarnation=new_incarnation(),
+            ),
+            NicSettings(
+                chunk_bytes=way.chunk_kib * KIB, aggregate=way.aggregate, node_count=way.node_count
+            ),
+            endpoint=endpoint, grace_s=LIMIT_S,
         )  # fmt: skip
         try:
             yield nic

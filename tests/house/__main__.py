@@ -21,14 +21,14 @@ class Count(NamedTuple):
 
 
 COUNTS = (
-    Count("classes of cores that inherit", cores.classes_that_inherit, 14),
-    Count("modules of cores that no test imports", cores.modules_without_test, 24),
-    Count("modules in import circles", circles.modules_in_circles, 27),
+    Count("classes of cores that inherit", cores.classes_that_inherit, 0),
+    Count("modules of cores that no test imports", cores.modules_without_test, 0),
+    Count("modules in import circles", circles.modules_in_circles, 0),
     Count("labels undefined or defined twice", labels.problems, 0),
     Count("files over 700 lines", sizes.long_files, 0),
-    Count("functions over 60 lines", sizes.long_functions, 6),
-    Count("signatures over 10 parameters without a reason", sizes.wide_signatures, 10),
-    Count("packages over 6 modules without a map", texts.packages_without_map, 5),
+    Count("functions over 60 lines", sizes.long_functions, 0),
+    Count("signatures over 10 parameters without a reason", sizes.wide_signatures, 0),
+    Count("packages over 6 modules without a map", texts.packages_without_map, 0),
     Count("names in the architecture that do not exist", texts.names_that_do_not_exist, 0),
 )
 """The bounds are what holds today, and only ever go down."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from luwu.join.connection import Connection, read_connection
 from luwu.nic.handles import StepHandle
-from luwu.nic.shell import Nic
+from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.transport.opening import open_transport
 from tests.unit.local_job import Job, Worker
 
@@ -30,11 +30,9 @@ def make_nic(connection: Connection, rank: int) -> Nic:
     """A worker's NIC, by what a connection file says."""
     nic = Nic(
         open_transport(connection.endpoint, arena_bytes=connection.arena_bytes),
+        WorkerIdentity(job=connection.job, rank=rank, world_size=connection.world_size),
+        NicSettings(chunk_bytes=connection.chunk_bytes),
         endpoint=connection.endpoint,
-        job=connection.job,
-        rank=rank,
-        world_size=connection.world_size,
-        chunk_bytes=connection.chunk_bytes,
         grace_s=60.0,
     )
     nic.connect()

@@ -30,7 +30,7 @@ from luwu.base.errors import DeadlineError, StepAborted
 from luwu.base.json_file import read_json
 from luwu.layout import Layout, Parameter, Unit
 from luwu.nic.handles import StepHandle
-from luwu.nic.shell import Nic
+from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.transport.opening import open_transport
 from luwu.wire.hyper import StepHyper
 from switch_emu.node import process
@@ -320,9 +320,9 @@ def _work(place: Place, said: int, told: int, *, own: tuple[int, ...]) -> int:
         try:
             with Nic(
                 open_transport(place.endpoint),
-                endpoint=place.endpoint, job=JOB_NUMBER, rank=rank, world_size=WORKERS,
-                chunk_bytes=16 * KIB, reshard_after_forward=None, prefetch_units=2,
-                connect_timeout_s=LIMIT_S, grace_s=LIMIT_S,
+                WorkerIdentity(job=JOB_NUMBER, rank=rank, world_size=WORKERS),
+                NicSettings(chunk_bytes=16 * KIB),
+                endpoint=place.endpoint, connect_timeout_s=LIMIT_S, grace_s=LIMIT_S,
             ) as nic:  # fmt: skip
                 worker.train(nic)
         except BaseException as exc:

@@ -11,7 +11,8 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
 from luwu.launch.serving import check_fidelity, decide_sizes, own_slots
-from switch_emu.node.process import NodeSpec, own_switch_limits
+from switch_emu.node.process import own_switch_limits
+from switch_emu.node.spec import NodeSpec
 from switch_emu.switch.process import SwitchSpec, serve_switch
 
 KIB, MIB = 1024, 1024**2

@@ -12,7 +12,7 @@ from luwu.base.job_spec import JobSpec, document_of, from_document
 from luwu.base.links import LinkPair, LinkSpec
 from luwu.base.outstanding import RetryPolicy
 from luwu.join.connection import Connection, Leaf
-from switch_emu.node.process import NodeSpec
+from switch_emu.node.spec import NodeSpec
 from switch_emu.switch.process import SwitchSpec
 
 RETRY = RetryPolicy(first_ns=5, most_ns=7, ns_per_byte=0.1)

@@ -11,7 +11,7 @@ import pytest
 
 from luwu.base.errors import DeadlineError, LuwuError
 from luwu.base.outstanding import Outstanding
-from luwu.nic.shell import Nic
+from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.testing.local import LocalCluster
 from luwu.transport.inprocess import InProcessNetwork
 from switch_emu.node.kernels.make import make_kernel
@@ -71,8 +71,8 @@ def test_nobody_at_the_other_end(tmp_path: Path) -> None:
     """I6. Goal: the address and the transport's own words are in the text."""
     transport = InProcessNetwork().transport()
     with Nic(
-        transport, endpoint="inproc://nowhere", job=1, rank=3, world_size=4, chunk_bytes=16 * KIB,
-        connect_timeout_s=0.1,
+        transport, WorkerIdentity(job=1, rank=3, world_size=4), NicSettings(chunk_bytes=16 * KIB),
+        endpoint="inproc://nowhere", connect_timeout_s=0.1,
     ) as nic:  # fmt: skip
         assert is_soon(lambda: bool(nic._mailbox.trouble))
         with pytest.raises(DeadlineError) as caught:
@@ -111,8 +111,8 @@ def test_a_parent_that_comes_late_hears_at_once(tmp_path: Path) -> None:
     next repetition (10 s). Method: the NIC joins before anybody listens."""
     network, description = InProcessNetwork(), Job().description
     with Nic(
-        network.transport(), endpoint="inproc://late", job=1, rank=0, world_size=1,
-        chunk_bytes=16 * KIB,
+        network.transport(), WorkerIdentity(job=1, rank=0, world_size=1),
+        NicSettings(chunk_bytes=16 * KIB), endpoint="inproc://late",
     ) as nic:  # fmt: skip
         encoded = description.to_bytes()
         nic._command(lambda now: nic._core.join(now, encoded, description.hash), wait=True)

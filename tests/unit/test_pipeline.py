@@ -14,7 +14,7 @@ from luwu.wire.hyper import encode_hyper
 from switch_emu.node.core.actions import Update
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.pages import store_config, weights_digest
-from switch_emu.node.pipeline import Pipeline
+from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, MemoryPageStore
 from switch_emu.store.kept import KeptFiles
@@ -60,12 +60,15 @@ def test_an_update_of_an_aborted_attempt_does_no_harm(update: str) -> None:
     answers: Any = Answers()
     store.record_attempt(1)
     kernel = make_kernel("adamw", ("m", "v"), cache=None).kernel
+    stored = Stored(
+        store=store,
+        kept=KeptFiles(None, synced=False, decided=None),
+        buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))),
+    )
     pipeline = Pipeline(
-        answers, store, job.description, job=1, kept=KeptFiles(None, synced=False, decided=None),
-            kernel=kernel,
-        aggregator=Float32(1), updates_count=1, reads_count=1,
-        recorder=Recorder(role="node", printed=None),
-        buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))), wake=done.release,
+        answers, stored, job.description, job=1, kernel=kernel, aggregator=Float32(1),
+        updates_count=1, reads_count=1, recorder=Recorder(role="node", printed=None),
+        wake=done.release,
     )  # fmt: skip
     pipeline.start(action)
     while len(answers.calls) < 2:

@@ -7,13 +7,17 @@ import inspect
 import pytest
 
 from luwu.protocol.actions import Send
+from luwu.protocol.contribution import Contribution
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.core.actions import Sum
+from switch_emu.switch.core.actions import Sum, SwitchLimits
 from switch_emu.switch.core.aggregation import Aggregation
 from switch_emu.switch.core.attachments import Attachments
+from switch_emu.switch.core.attempts import TEXT_CHARS, Attempts
+from switch_emu.switch.core.fixed_slots import PoolRange
 from switch_emu.switch.core.initial_weights import InitialWeights
+from switch_emu.switch.core.pool import make_pool
 from switch_emu.switch.core.raw_up import RawUp
 from switch_emu.switch.core.switch import (
     AT_ANY_TIME,
@@ -23,7 +27,7 @@ from switch_emu.switch.core.switch import (
     OF_ANYONE,
     RECEIPTS,
 )
-from tests.unit.switch_parts import LEFT, RIGHT, Handed, line, message
+from tests.unit.switch_parts import DESCRIPTION, LEFT, RIGHT, Handed, line, message
 
 BETWEEN_NODES = {wire.Measured, wire.Prepared, wire.Resolved}
 
@@ -54,7 +58,7 @@ class TestTables:
 def test_one_request_to_give_up_names_all_lost_ranks() -> None:
     """I6. Goal: a second reason is not sent, a second loss is; a new attempt begins without."""
     handed = Handed()
-    attempts = handed.attempts
+    attempts = Attempts(handed.outbox, handed.children, handed.uplink)
     handed.play(
         attempts,
         [
@@ -70,6 +74,52 @@ def test_one_request_to_give_up_names_all_lost_ranks() -> None:
     assert asked.lost == LEFT | RIGHT
     attempts.forget()
     handed.play(attempts, [("cancel", ("third",), ["parent: Cancel text=third"])])
+
+
+def test_a_new_attempt_awaits_no_answer_of_the_former() -> None:
+    """Goal: only who is present is still reported, and what was announced of the open step is
+    undone; the end of a step changes neither."""
+    handed = Handed()
+    handed.outbox.step = 4
+    attempts = Attempts(handed.outbox, handed.children, handed.uplink)
+    handed.uplink.ask(0, "present", message(wire.Present))
+    handed.children.outcomes.verdict = verdict = message(wire.Verdict, step=4)
+    attempts.cancel("x" * (TEXT_CHARS + 1))
+    assert handed.outbox.take()[1].message.text == "x" * TEXT_CHARS
+    attempts.forget(3)
+    assert handed.uplink.asks("cancel")
+    assert handed.children.outcomes.of(4) == [verdict]
+    attempts.forget()
+    assert (handed.uplink.asks("present"), handed.uplink.asks("cancel")) == (True, False)
+    assert handed.children.outcomes.of(4) == []
+    assert attempts.withdraw() is None
+
+
+@pytest.mark.parametrize("slot_count", [None, 1])
+def test_a_pool_is_of_the_fidelity_that_its_limits_ask_for(slot_count: int | None) -> None:
+    """S1. Goal: both pools hold a chunk until its sum is with the parent; where slots are fixed, a
+    child is answered when its chunk is summed. A third chunk finds no room in either."""
+    slots = None if slot_count is None else PoolRange(slot_count=slot_count, slot_bytes=40)
+    limits = SwitchLimits(slot_bytes_max=160, slots=slots)
+    pool = make_pool(limits, ranks=LEFT | RIGHT, child_count=2)
+    assert pool.answers_when_summed is (slots is not None)
+    pool.learn(DESCRIPTION)
+    pool.serve(LEFT | RIGHT)
+    key = (0, 0, 0)
+    slot = pool.room(key, 40)
+    assert slot is not None
+    assert pool.room((0, 0, 1), 40) is not None
+    assert pool.room((0, 0, 2), 40) is None
+    assert pool.contribute(slot, Contribution(LEFT, 1.0, True, "float32", "l", 40))
+    assert not pool.contribute(slot, Contribution(LEFT, 1.0, True, "float32", "l", 40))
+    assert pool.waits_for(str) == f"step 0: chunk 0 of ranks [{LEFT}]"
+    assert pool.contribute(slot, Contribution(RIGHT, 1.0, True, "float32", "r", 40))
+    assert (pool[key], slot.full, pool.is_summed(key)) == (slot, True, False)
+    pool.hand_out(key, 40)
+    assert pool.is_summed(key)
+    pool.arrived(key)
+    assert pool.get(key) is None
+    assert bool(pool.slot_counts()) is (slots is not None)
 
 
 def test_initial_weights_go_up_once() -> None:

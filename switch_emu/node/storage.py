@@ -1,0 +1,185 @@
+"""What an optimizer node stores its state in: opened or made as its specification says.
+
+store      pages; opened if the directory has a state, else made by the workers' description
+claim      holds the directory until the store is made
+spill      gradients that found no room in RAM
+kept       what workers attach to a version
+places     weights that workers read in place, in memory that the transport shares
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from luwu.aggregate import Aggregator, make_aggregator
+from luwu.base.errors import ConfigError
+from luwu.base.quantities import format_bytes
+from luwu.layout import Chunk
+from luwu.wire.description import Description, parse_description
+from switch_emu.node.kernels.make import check_known
+from switch_emu.node.pages import node_layout_hash, store_config
+from switch_emu.node.places import WeightsPlaces, places_bytes
+from switch_emu.node.plan import NodePlan, budget_for_pages
+from switch_emu.node.spec import NodeSpec
+from switch_emu.store import (
+    DecidedStep,
+    FilePageStore,
+    MemoryPageStore,
+    PageStore,
+    TieredPageStore,
+)
+from switch_emu.store.claim import Claim
+from switch_emu.store.directory import CONFIG_NAME
+from switch_emu.store.kept import KeptFiles
+from switch_emu.store.paced import PacedPageStore
+from switch_emu.store.spill import SpillFile
+
+
+class NodeStorage:
+    """Opens and makes what a node stores; whoever asks for something closes it."""
+
+    def __init__(self, spec: NodeSpec, plan: NodePlan) -> None:
+        self._spec, self._plan = spec, plan
+        self._claim = None if spec.state is None else Claim(spec.state, f"job {spec.job}")
+
+    @property
+    def where(self) -> str:
+        """Where the state is, for people."""
+        return "in RAM" if self._spec.state is None else f"in {self._spec.state}"
+
+    def close(self) -> None:
+        """Release a claim that was not used."""
+        if self._claim is not None:
+            self._claim.close()
+
+    def open_store(self) -> PageStore | None:
+        """Open the store that is there; without one, claim its directory. Raises ConfigError."""
+        spec = self._spec
+        if spec.state is None or self._claim is None:
+            return None
+        if not (spec.state / CONFIG_NAME).exists():
+            self._claim.take()
+            return None
+        store = FilePageStore.open(spec.state, durability=spec.durability)
+        try:
+            description = self._check(store)
+        except ConfigError:
+            store.close()
+            raise
+        return self._tiered(store, description)
+
+    def _check(self, store: FilePageStore) -> Description:
+        """The description of an open store. Raises ConfigError if the job cannot go on with it."""
+        spec = self._spec
+        if store.decided is not None and not spec.resume:
+            version = store.decided.version
+            raise ConfigError(
+                f"{spec.state} holds the state of a job after {version} decided "
+                f"{'step' if version == 1 else 'steps'}; "
+                "go on with it by --resume, or name another directory with --state",
+                code="E203",
+            )
+        if store.config.chunk_bytes != spec.chunk_bytes:
+            found_kib, asked_kib = store.config.chunk_bytes // 1024, spec.chunk_bytes // 1024
+            raise ConfigError(
+                f"{spec.state} was made with chunks of {found_kib}KiB, asked "
+                f"for {asked_kib}KiB; use --chunk {found_kib}KiB",
+                code="E203",
+            )
+        description = parse_description(store.config.description)
+        count = description.layout.node_count
+        is_ours = store.config.layout_hash == node_layout_hash(description, spec.number)
+        if count != spec.count or not is_ours:
+            whose = "another" if count == spec.count else f"one of {count}"
+            raise ConfigError(
+                f"{spec.state} belongs to {whose} "
+                f"optimizer node{'s'[: count != spec.count]}, this is node {spec.number} of "
+                f"{spec.count}; give the --state it was made with, and --optimizer-nodes {count}",
+                code="E203",
+            )
+        return description
+
+    def make_store(self, description: Description) -> PageStore:
+        """Make the store of a new job. Raises ConfigError, StateError."""
+        spec = self._spec
+        if description.layout.node_count != spec.count:
+            raise ConfigError(
+                f"optimizer_nodes: the workers speak of {description.layout.node_count}, there are "
+                f"{spec.count}; start both with the same --optimizer-nodes"
+            )
+        config = store_config(description, spec.number)
+        # What cannot be added or updated is refused here, before there are pages of it.
+        make_aggregator(description.aggregate, spec.world_size)
+        check_known(description.optimizer, description.state_fields)
+        if spec.state is None:
+            needed = 2 * config.state_bytes
+            if needed > self._plan.resident_bytes:
+                raise ConfigError(
+                    f"memory_budget: two sides of the state take {format_bytes(needed)} of RAM, "
+                    f"{format_bytes(self._plan.resident_bytes)} are left of the budget; give "
+                    f"{self._budget_for_ram(description) // 1024}KiB, or a directory with --state",
+                    code="E205",
+                )
+            return MemoryPageStore(config)
+        store = FilePageStore.create(
+            spec.state, config, durability=spec.durability, claim=self._claim
+        )
+        return self._tiered(store, description)
+
+    def make_spill(self, description: Description) -> SpillFile:
+        """Make the file for gradients that find no room in RAM."""
+        spec, layout = self._spec, description.layout
+        owned = [chunk for chunk in layout.chunks if layout.owner(chunk.index) == spec.number]
+        aggregator = make_aggregator(description.aggregate, spec.world_size)
+        return SpillFile(
+            spec.state,
+            place_bytes=max(_held_bytes(aggregator, chunk) for chunk in owned),
+            places_count=sum(chunk.trainable for chunk in owned),
+            buffers_count=self._plan.spill_bytes // spec.chunk_bytes,
+        )
+
+    def make_kept(self, decided: DecidedStep | None) -> KeptFiles:
+        """Make the files of what is attached to versions; those of the decided one stay."""
+        spec = self._spec
+        return KeptFiles(spec.state, synced=spec.durability == "step", decided=decided)
+
+    def make_places(
+        self, description: Description, reserve: Callable[[int], memoryview]
+    ) -> WeightsPlaces | None:
+        """Reserve places for weights that are read in place; None if each is sent a copy."""
+        nbytes = self._places_bytes(description)
+        return WeightsPlaces(description.layout, reserve(nbytes)) if nbytes else None
+
+    def _tiered(self, store: PageStore, description: Description) -> PageStore:
+        if self._spec.disk_bytes_per_s is not None:
+            store = PacedPageStore(store, self._spec.disk_bytes_per_s)
+        resident_bytes = self._plan.resident_bytes - self._places_bytes(description)
+        return TieredPageStore(store, resident_bytes)
+
+    def _places_bytes(self, description: Description) -> int:
+        spec = self._spec
+        if spec.count > 1:
+            return 0  # a unit's chunks would not lie one behind the other
+        in_ram_bytes = 0 if spec.state is not None else 2 * store_config(description).state_bytes
+        wanted_bytes = places_bytes(description.layout) if spec.arena_bytes else 0
+        return self._plan.in_place_bytes(wanted_bytes, state_in_ram_bytes=in_ram_bytes)
+
+    def _budget_for_ram(self, description: Description) -> int:
+        """A budget that leaves room for two sides of all pages."""
+        spec = self._spec
+
+        def needed(chunk_bytes: int) -> int:
+            layout = replace(description.layout, chunk_bytes=chunk_bytes)
+            return 2 * store_config(replace(description, layout=layout), spec.number).state_bytes
+
+        return budget_for_pages(
+            needed, budget_bytes=spec.memory_budget_bytes, chunk_bytes=spec.chunk_bytes,
+            world_size=spec.world_size, has_switch=spec.has_switch, slot_count=spec.own_slot_count,
+        )  # fmt: skip
+
+
+def _held_bytes(aggregator: Aggregator, chunk: Chunk) -> int:
+    """The most that one payload of a chunk's gradient takes while it waits."""
+    elems = chunk.elems
+    return max(chunk.sum_bytes, aggregator.encoded_bytes(elems), aggregator.sum_bytes(elems))
