@@ -56,7 +56,7 @@ class StepHandle:
 class NicCounters:
     """Payload bytes of gradients and of weights, bytes of headers, and steps that were aborted."""
 
-    push_bytes: int
-    pull_bytes: int
-    header_bytes: int
-    aborts_count: int
+    push_bytes: int = 0
+    pull_bytes: int = 0
+    header_bytes: int = 0
+    aborts_count: int = 0
