@@ -33,7 +33,7 @@ from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.transport.opening import open_transport
 from luwu.wire.hyper import StepHyper
-from switch_emu.node import process
+from switch_emu.node import spec
 from switch_emu.roles.role import attend
 from tests.unit import local_job
 from tests.unit.local_job import KIB, MIB, Worker
@@ -185,8 +185,8 @@ def start_node(place: Place, number: int, *, gate: int | None = None, crash: str
             os.read(gate, 1)
         failpoints._armed.update(failpoints.parse_failpoints(crash))
         os.environ["PATH"] = ""
-        plan_node = process.plan_node
-        process.plan_node = lambda **values: replace(  # type: ignore[assignment]
+        plan_node = spec.plan_node
+        spec.plan_node = lambda **values: replace(  # type: ignore[assignment]
             plan_node(**values), updates_count=1, reads_count=1
         )
         return attend("node", document, threading.Event())

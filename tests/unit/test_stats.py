@@ -28,7 +28,7 @@ from luwu.wire.statistics import (
     STATS,
     stats_bytes,
 )
-from switch_emu.node import process
+from switch_emu.node import shell
 from tests.unit import kernel_jobs
 from tests.unit.kernel_jobs import ADAMW, LION, MOMENTUM, PLAIN, torch_step
 from tests.unit.real_training import MIB, in_cluster, seeded
@@ -192,8 +192,8 @@ def test_statistics_depend_on_values_alone(
     """Goal: bit for bit the same whatever chunks, store, transport, kernel and order of work."""
     changes = dict(changes)
     if changes.pop("kernel", "") == "portable":
-        chosen = functools.partial(process.make_kernel, compiled=False)
-        monkeypatch.setattr(process, "make_kernel", chosen)
+        chosen = functools.partial(shell.make_kernel, compiled=False)
+        monkeypatch.setattr(shell, "make_kernel", chosen)
     assert measured(1, tmp_path, **changes) == expected
 
 

@@ -5,7 +5,7 @@ planner_space.py            the configurations that it searches
 planner_inference.py        the best configuration of inference
 planner_inference_space.py  the configurations that it searches
 planner_budget.py           the budget, and the order of the list
-plan_text.py                a plan of training as a document and as text
-plan_inference_text.py      a plan of inference as a document and as text
-plan_columns.py             columns that both texts have
+search.py                   the search that both have in common
+plan_text.py                a plan as a document and as a table for people
+plan_columns.py             columns of the table
 """

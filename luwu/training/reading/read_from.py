@@ -250,12 +250,13 @@ class ReadModel(Closing):
         """Return when the unit is here."""
         if self._coming is not None and self._coming[0] is not unit:
             self._drop_coming()
-        if self._coming is None:
+        was_asked = self._coming is not None
+        if not was_asked:
             self._ask(unit)
         assert self._coming is not None
         _, future = self._coming
         self.use_count += 1
-        self.early_count += future.done()
+        self.early_count += was_asked and future.done()
         try:
             future.result()
         except BaseException:
