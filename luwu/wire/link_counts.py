@@ -89,6 +89,6 @@ class LinkCounts:
     def by_name(self, name_of: Callable[[str], str]) -> dict[str, LinkCount]:
         """Connections of one name are one link: a child that came back has two."""
         links: dict[str, LinkCount] = {}
-        for (peer, _), count in self._counts.items():
+        for (peer, _), count in tuple(self._counts.items()):
             links.setdefault(name_of(peer), LinkCount()).add(count)
         return dict(sorted(links.items()))
