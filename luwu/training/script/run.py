@@ -23,6 +23,7 @@ from luwu.training.script.session import Session
 
 _here = threading.local()
 _sessions: weakref.WeakKeyDictionary[Session, Nic] = weakref.WeakKeyDictionary()
+_sessions_lock = threading.Lock()
 
 
 def init(
@@ -49,7 +50,8 @@ def init(
         device = device_at(where)
     made = Session(nic, agree=agree or {}, device=device)
     _here.session = made
-    _sessions[made] = nic
+    with _sessions_lock:
+        _sessions[made] = nic
     return made
 
 
@@ -64,12 +66,13 @@ def offer(nic: Nic | None) -> None:
 def session() -> Session:
     """The current session. Raises ConfigError before `init`."""
     found: Session | None = getattr(_here, "session", None)
-    running = [one for one, nic in _sessions.items() if not nic.is_closed]
-    if found is None and len(running) == 1:
-        found = running[0]
-    if found is None:
+    if found is not None:
+        return found
+    with _sessions_lock:
+        running = [one for one, nic in _sessions.items() if not nic.is_closed]
+    if len(running) != 1:
         raise ConfigError("call luwu.init() first")
-    return found
+    return running[0]
 
 
 def finish() -> None:
@@ -82,7 +85,8 @@ def finish() -> None:
     _here.was_member = ending.is_final
     if getattr(_here, "session", None) is ending:
         _here.session = None
-    _sessions.pop(ending, None)
+    with _sessions_lock:
+        _sessions.pop(ending, None)
     after, _here.after = getattr(_here, "after", None), None
     if after is not None:
         after()
