@@ -142,12 +142,22 @@ class RayEngine(Closing):
         there, missing = self._ray.wait([*answers], num_returns=len(answers), timeout=limit_s)
         if missing:
             raise ConnectionFailed(self._missing_text(answers[missing[0]].name, cpus))
-        try:
-            self._ray.get(there)
-        except self._ray.exceptions.RayError as exc:
-            text = f"{' or '.join(names)} cannot run where Ray placed it: {exc}"
-            raise ConnectionFailed(text) from exc
+        for answer in there:
+            try:
+                self._ray.get(answer)
+            except self._ray.exceptions.RayError:  # its host was lost, and Ray did not know it yet
+                self._place_again(make, answers[answer])
         return placed
+
+    def _place_again(self, make: Any, placed: Placed) -> None:
+        """Another actor in place of one that has never run. Raises ConnectionFailed."""
+        placed.actor = make.remote(os.getcwd())
+        try:
+            limit_s = self._resolved.config.connect_timeout
+            self._ray.get(placed.actor.folder.remote(), timeout=limit_s)
+        except self._ray.exceptions.RayError as exc:
+            text = f"the {placed.name} cannot run where Ray placed it: {exc}"
+            raise ConnectionFailed(text) from exc
 
     def _missing_text(self, name: str, cpus: int) -> str:
         """Why Ray has not started an actor in time."""
