@@ -181,4 +181,4 @@ class Candidate:
     switch: bool | None = None
     workers: int
     has_read: bool = False
-    """Whether reading all weights is worth timing."""
+    """True if reading all weights is worth timing."""

@@ -1,4 +1,4 @@
-"""What a process plays in an exchange: a worker of LuWu, a rank of gloo, the hub, the page update.
+"""The part of a process in an exchange: a worker of LuWu, a rank of gloo, the hub, the update.
 
 The step of a *part* is what the clock sees; `settle` is what must happen after a step and before
 the next.
@@ -17,14 +17,14 @@ Document = dict[str, Any]
 
 
 class Part(ABC):
-    """What one process does in an exchange."""
+    """The part of one process in an exchange."""
 
     has_weights = True
-    """Whether it ends with all weights of the model."""
+    """True if it ends with all weights of the model."""
     has_updates = True
-    """Whether these weights change; else they stay the first ones."""
+    """True if these weights change; else they stay the first ones."""
     is_exact = False
-    """Whether its weights must be the reference's, bit for bit."""
+    """True if its weights must be the reference's, bit for bit."""
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.rank = job, rank
@@ -34,7 +34,7 @@ class Part(ABC):
         """One exchange; returns when the new weights can be read."""
 
     def hello(self) -> Document:
-        """What the parent must know before the others start."""
+        """The facts that the parent needs before the others start."""
         return {}
 
     def settle(self) -> None:  # noqa: B027 - most have nothing to do

@@ -114,7 +114,7 @@ class Calls:
 
 @dataclass
 class Counted:
-    """What one way was seen to cost: a unit of one chunk and one of many, of each repeat."""
+    """Counts of one way: a unit of one chunk and one of many, of each repeat."""
 
     of_one: list[Counter[CodeType]] = field(default_factory=list)
     of_many: list[Counter[CodeType]] = field(default_factory=list)
@@ -210,7 +210,7 @@ class Trainer:
         self._nic.begin(self._step, self._hyper)
 
     def push(self, unit: int) -> Callable[[], None]:
-        """What pushes a unit's gradient and waits for its receipt; the copy is made before."""
+        """A push of a unit's gradient, with the wait for its receipt; the copy is made before."""
         gradients = []
         for index in self._layout.unit_chunks[unit]:
             cell = self._nic.cells.take(self._elems * 4)
@@ -234,7 +234,7 @@ class Trainer:
         self._step += 1
 
     def pull(self, unit: int) -> Callable[[], None]:
-        """What pulls a unit's weights; they are compared by `check`."""
+        """A function that pulls a unit's weights; `check` compares them."""
         self._pulled = memoryview(bytearray(self._layout.unit_wire_bytes(unit)))
 
         def do() -> None:
@@ -270,7 +270,7 @@ def _cluster(transport: str, has_switch: bool, chunk_bytes: int) -> Iterator[Loc
 
 
 def _written(cluster: LocalCluster, nbytes: int) -> Callable[[], bool]:
-    """Whether so many bytes of pages have been written since this call."""
+    """A test of whether so many bytes of pages have been written since this call."""
     store = cluster.node.store
     assert store is not None
     before = store.stats.bytes_written

@@ -213,7 +213,7 @@ def loss_row(way: str, ratio: float, count: int) -> Row:
 
 
 def off_is_same_object() -> bool:
-    """Whether a transport without links is left alone."""
+    """True if a transport without links is left alone."""
     with InProcessNetwork().transport() as bare:
         return linked(bare, None, seed=0) is bare and linked(bare, LinkPair(), seed=0) is bare
 

@@ -62,7 +62,7 @@ class GPTConfig:
     """Dtype of the computation; parameters are registered in float32 whatever it is."""
 
     checkpointing: Checkpointing = "none"
-    """Whether blocks are computed again in backward, and by which of torch's two ways."""
+    """Recomputation of blocks in backward, by which of torch's two ways; or none."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "context", "vocab"):

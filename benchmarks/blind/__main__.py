@@ -1,4 +1,4 @@
-"""Prints what the model expects where nobody has looked up what was published.
+"""Prints the model's predictions of configurations whose published results were not looked up.
 
     python -m benchmarks.blind [--json] [--out FILE] [--catalogue FILE]
 

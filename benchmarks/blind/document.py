@@ -25,13 +25,13 @@ def blind_rows(catalogue: Catalogue) -> list[BlindRow]:
 
 
 def parameters_sha256() -> str:
-    """Of the file of fitted numbers."""
+    """The digest of the file of fitted numbers."""
     file = resources.files("luwu.predict") / "data" / "fitted.toml"
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def document(catalogue: Catalogue, commit: str) -> dict[str, Any]:
-    """What `python -m benchmarks.blind` writes; `commit` is that of the model."""
+    """The document that `python -m benchmarks.blind` writes; `commit` is that of the model."""
     return {
         "schema": SCHEMA, "commit": commit,
         "parameters": PARAMETERS, "parameters_sha256": parameters_sha256(),

@@ -303,7 +303,7 @@ class ActivationStore:
                 self._forget_copy(each)
 
     def _has_room_beside(self, latest: Saved) -> bool:
-        """Whether all but the latest fits into the budget; copies go first."""
+        """True if all but the latest fits into the budget; copies go first."""
         most = self.memory_budget + (0 if latest.memory is None else latest.nbytes)
         self._forget_copies(most)
         return self._stats.waiting_bytes <= most

@@ -69,7 +69,7 @@ class Aggregator(ABC):
         return self.sum_bytes(elems)
 
     def fits(self, elems: int, nbytes: int) -> bool:
-        """Whether a contribution, or several combined, to such a chunk may have this size."""
+        """True if a contribution, or several combined, to such a chunk may have this size."""
         return nbytes == self.encoded_bytes(elems)
 
     def statement_bytes(self, elems: int) -> int:
@@ -107,7 +107,7 @@ class Aggregator(ABC):
         """
 
     def overflowed(self, parts: Sequence[Encoded]) -> bool:
-        """Whether these, which are all ranks', are together no sum; only if it `may_overflow`."""
+        """True if these, which are all ranks', are together no sum; only if it `may_overflow`."""
         return False
 
     def combined(self, parts: Sequence[Encoded]) -> Encoded:

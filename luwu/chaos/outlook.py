@@ -26,7 +26,7 @@ class Rules:
     worker_restarts: int
     on_worker_loss: str
     keeps_state: bool
-    """Whether the node's state outlives its process."""
+    """True if the node's state outlives its process."""
     grace_ns: int
 
 

@@ -66,7 +66,7 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Whether all happened and nothing is wrong."""
+        """True if all happened and nothing is wrong."""
         return not self.violations and not self.missing_count
 
     def document(self) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class Chaos:
         self, found: Callable[[], bool], new_steps: Callable[[list[int]], None] = lambda _: None,
         *, limited: bool = True, ended_is_well: bool = False,
     ) -> bool:  # fmt: skip
-        """Whether it was found before the run was over, or before the limit if there is one."""
+        """True if it was found before the run was over, or before the limit if there is one."""
         end_ns = SYSTEM_CLOCK.now_ns() + self._limit_ns
         while True:
             is_over = self._exit_code() is not None

@@ -63,7 +63,7 @@ class ExportDocument:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the state can be rebuilt bit for bit."""
+        """True if the state can be rebuilt bit for bit."""
         return self.dtype == "float32" and self.has_optimizer
 
     def to_json(self) -> str:

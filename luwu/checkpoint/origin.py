@@ -45,7 +45,7 @@ class Origin:
 
     @property
     def is_export(self) -> bool:
-        """Whether all of a state is taken, and nothing starts afresh."""
+        """True if all of a state is taken, and nothing starts afresh."""
         return self.weights_digest is not None
 
     @classmethod

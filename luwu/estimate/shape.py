@@ -69,7 +69,7 @@ class JobShape:
         return sum(chunk.wire_bytes for chunk in self.layout.chunks)
 
     def pulls_twice(self, unit: int) -> bool:
-        """Whether a unit is pulled for forward and again for backward."""
+        """True if a unit is pulled for forward and again for backward."""
         return self.reshard_after_forward and self.layout.units[unit].name != ROOT
 
     @property

@@ -61,7 +61,7 @@ class Unit:
 
 
 def check_chunk_bytes(chunk_bytes: int, stored_bytes: int) -> None:
-    """Whether chunks of this size can cut a model of this size. Raises ConfigError."""
+    """Check that chunks of this size can cut a model of this size. Raises ConfigError."""
     if chunk_bytes < CHUNK_BYTES_STEP or chunk_bytes % CHUNK_BYTES_STEP:
         nearest = (chunk_bytes + CHUNK_BYTES_STEP // 2) // CHUNK_BYTES_STEP
         raise ConfigError(
@@ -83,7 +83,7 @@ def check_chunk_bytes(chunk_bytes: int, stored_bytes: int) -> None:
 def check_model(
     parameters: Sequence[Parameter], units: Iterable[Unit], node_count: int, dtypes: Collection[str]
 ) -> None:
-    """Whether parameters and units make a model that can be laid out. Raises ConfigError."""
+    """Check that parameters and units make a model that can be laid out. Raises ConfigError."""
     if node_count < 1:
         raise ConfigError(f"node_count must be at least 1, got {node_count}")
     names = [parameter.name for parameter in parameters]

@@ -78,7 +78,7 @@ class StateReader(Closing):
 
     @property
     def is_open(self) -> bool:
-        """Whether a version is held."""
+        """True if a version is held."""
         return self._is_open
 
     def open(self) -> None:

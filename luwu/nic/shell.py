@@ -180,7 +180,7 @@ class Nic(Closing):
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the network had weights when we joined, or when an attempt was last aborted."""
+        """True if the network had weights when we joined, or when an attempt was last aborted."""
         return self._mailbox.joined is not None and self._mailbox.joined.loaded
 
     def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
@@ -339,7 +339,7 @@ class Nic(Closing):
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._stopping
 
     @property

@@ -63,7 +63,7 @@ def total_weight(contributions: list[Contribution]) -> float:
 
 
 def merge(seen: int, contributors: int) -> bool:
-    """Whether a contribution adds ranks to `seen`; False for a repetition. Raises OverlapError."""
+    """True if a contribution adds ranks to `seen`; False for a repetition. Raises OverlapError."""
     both = seen & contributors
     if both == 0:
         return True

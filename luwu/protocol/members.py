@@ -112,7 +112,7 @@ class Members:
         return tuple(member.peer for member in self._by_ranks.values())
 
     def counts(self, member: Member) -> bool:
-        """Whether any rank of a member counts in this attempt."""
+        """True if any rank of a member counts in this attempt."""
         return bool(member.ranks & self.active)
 
     def member_at(self, peer: str) -> Member | None:
@@ -126,7 +126,7 @@ class Members:
             member.connected = False
 
     def is_taken(self, peer: str, hello: Hello) -> bool:
-        """Whether the ranks of a Hello are those of another start whose connection is alive."""
+        """True if the ranks of a Hello are those of another start whose connection is alive."""
         member = self._by_ranks.get(hello.contributors)
         return (
             member is not None and member.connected and member.peer != peer

@@ -35,5 +35,5 @@ class Outcomes:
         return [m for m in (self.verdict, self.decided) if m is not None and m.step == step]
 
     def is_judged(self, step: int) -> bool:
-        """Whether the last verdict is that of this step."""
+        """True if the last verdict is that of this step."""
         return self.verdict is not None and self.verdict.step == step

@@ -57,7 +57,7 @@ class Uplink:
         self._actions.append(send)
 
     def asks(self, name: Hashable) -> bool:
-        """Whether a request of this name waits for its answer."""
+        """True if a request of this name waits for its answer."""
         return name in self._asked
 
     def answered(self, name: Hashable) -> bool:
@@ -75,7 +75,7 @@ class Uplink:
         self._fill_window(now_ns)
 
     def holds(self, name: Hashable) -> bool:
-        """Whether this cargo waits or is under way."""
+        """True if this cargo waits or is under way."""
         return name in self._under_way or any(queued == name for queued, _ in self._queue)
 
     def arrived(self, now_ns: int, name: Hashable) -> bool:

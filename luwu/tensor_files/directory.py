@@ -163,7 +163,7 @@ class TensorDirectory(Closing):
 
 
 def has_tensors(directory: Path, stem: str = "model") -> bool:
-    """Whether there is something to open."""
+    """True if there is something to open."""
     return any((directory / f"{stem}{suffix}").exists() for suffix in (SUFFIX, INDEX_SUFFIX))
 
 

@@ -1,4 +1,4 @@
-"""Whether tensors found are those that are wanted: all that is wrong, in one message."""
+"""A check of the tensors found against those wanted: all that is wrong, in one message."""
 
 from __future__ import annotations
 

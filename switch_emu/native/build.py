@@ -94,7 +94,7 @@ def build(cache: Path | None) -> Built:
 
 
 def has_note(built: Built, name: str) -> bool:
-    """Whether a note of this name lies beside the library."""
+    """True if a note of this name lies beside the library."""
     return _is_ours(built.path.parent / name)
 
 
@@ -122,7 +122,7 @@ def _private_directory(path: Path) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file is there that nobody else could have written."""
+    """True if a file is there that nobody else could have written."""
     try:
         found = path.lstat()
     except FileNotFoundError:

@@ -43,7 +43,7 @@ def aligned_buffer(size: int) -> memoryview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectIo:
-    """Whether a file system takes direct I/O."""
+    """A test of whether a file system takes direct I/O."""
 
     align_bytes: int
     """Offsets, lengths and addresses are multiples of this; 1 means through the page cache."""
@@ -53,7 +53,7 @@ class DirectIo:
 
     @property
     def enabled(self) -> bool:
-        """Whether the page cache is passed by."""
+        """True if the page cache is passed by."""
         return self.align_bytes > 1
 
 

@@ -83,7 +83,7 @@ class FilePageStore(PageStore):
     """A page store on disk. Make one with `create`, then `open` it as often as you like."""
 
     direct_io: bool
-    """Whether the page cache is passed by."""
+    """True if the page cache is passed by."""
 
     direct_io_reason: str
     """Why, or why not."""

@@ -243,7 +243,7 @@ def _version_in(name: str) -> int:
 
 
 def _is_over(name: str, decided: int, kept: str | None) -> bool:
-    """Whether a file is not needed any more: its version is too old, or was decided without it."""
+    """True if a file is not needed any more: its version is too old, or was decided without it."""
     version = _version_in(name)
     return version < decided - 1 or (version == decided and name != kept)
 

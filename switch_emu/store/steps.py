@@ -148,7 +148,7 @@ class StepState:
             self._prepared = None
 
     def abort_reaches_prepared(self, attempt: int) -> bool:
-        """Whether aborting this attempt forgets the prepared step."""
+        """True if aborting this attempt forgets the prepared step."""
         return self._prepared is not None and self._prepared[0].attempt <= attempt
 
     def note_aborted(self, attempt: int) -> None:

@@ -43,5 +43,5 @@ def cut(sizes: Sequence[int]) -> list[memoryview]:
 
 
 def is_same_memory(one: memoryview, other: memoryview) -> bool:
-    """Whether two views of equal size are of the same bytes."""
+    """True if two views of equal size are of the same bytes."""
     return address_of(one) == address_of(other)

@@ -36,7 +36,7 @@ def unsummed(action: Sum) -> Unsummed:
 
 
 def is_encoded(action: Sum) -> bool:
-    """Whether its payloads are as an aggregator makes them."""
+    """True if its payloads are as an aggregator makes them."""
     return ENCODED in action.dtypes
 
 

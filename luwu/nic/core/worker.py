@@ -246,7 +246,7 @@ class NicCore:
         return self.out.take()
 
     def _takes(self, kind: Kind, m: wire.Message) -> bool:
-        """Whether a message is of an attempt that counts."""
+        """True if a message is of an attempt that counts."""
         if kind in self.OF_ANY_ATTEMPT:
             return True
         if not self.membership.has_joined or m.generation < self.out.generation:

@@ -55,7 +55,7 @@ class Axis:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the values are numbers, with or without a unit, rather than names."""
+        """True if the values are numbers, with or without a unit, rather than names."""
         return all(label(value)[:1].isdigit() for value in self.values)
 
 

@@ -70,5 +70,5 @@ def fitted(name: str) -> float:
 
 
 def is_fitted(name: str) -> bool:
-    """Whether there is such a number."""
+    """True if there is such a number."""
     return name in _data("fitted.toml")

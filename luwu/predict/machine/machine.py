@@ -131,7 +131,7 @@ class MachineJob:
         return sum(map(sum, self.chunks))
 
     def stays(self, unit: int, chunk: int) -> bool:
-        """Whether a page is never read from disk."""
+        """True if a page is never read from disk."""
         return not self.out_of_core or (bool(self.resident) and self.resident[unit][chunk])
 
 

@@ -121,7 +121,7 @@ def tiered_connection(
 
 
 def _crosses(tier: Tier, rails: int, domains: int, placed: Placement, collective: str) -> bool:
-    """Whether a group leaves a block. Ring traffic changes rails within domains only."""
+    """True if a group leaves a block. Ring traffic changes rails within domains only."""
     changes = collective == ALL_TO_ALL or placed.domains == 1
     if changes and placed.per_domain > 1 and tier.rails < rails:
         return True

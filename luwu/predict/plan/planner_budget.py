@@ -48,7 +48,7 @@ class Budget:
     dollars_per_s: float | None = None
 
     def holds(self, spent: Expense) -> bool:
-        """Whether so much is within it."""
+        """True if so much is within it."""
         if self.dollars_per_s is not None and spent.dollars_per_s > self.dollars_per_s:
             return False
         return self.capex is None or spent.bill is None or spent.bill.capex <= self.capex
@@ -77,7 +77,7 @@ class Spending:
         return self._known[key]
 
     def is_beyond(self, spent: Expense | None) -> bool:
-        """Whether so much is beyond the budget; counts it then."""
+        """True if so much is beyond the budget; counts it then."""
         is_beyond = spent is not None and not self._budget.holds(spent)
         self.beyond_count += is_beyond
         return is_beyond
@@ -131,7 +131,7 @@ class Wish:
     goal: str
 
     def counts_devices(self, costs: Mapping[str, Costs]) -> bool:
-        """Whether few devices are a goal: there are several numbers, and no price says it."""
+        """True if few devices are a goal: there are several numbers, and no price says it."""
         return len(self.device_counts) > 1 and not any(each.tariff for each in costs.values())
 
 

@@ -60,7 +60,7 @@ _HOST_SOCKETS: Final = 2
 
 
 def is_of_inference(table: Mapping[str, Any]) -> bool:
-    """Whether a plan's table asks for inference, by its systems or by its tokens."""
+    """True if a plan's table asks for inference, by its systems or by its tokens."""
     asked = table.get("systems")
     check_systems(asked)
     if asked is None:
@@ -210,7 +210,7 @@ def _batches(largest: int) -> list[int]:
 
 
 def _shares(tensor: int, model: Transformer) -> bool:
-    """Whether so many ranks can share its heads."""
+    """True if so many ranks can share its heads."""
     try:
         check_tensor("tensor", tensor, model)
     except ConfigError:

@@ -6,5 +6,5 @@ import torch
 
 
 def in_backward() -> bool:
-    """Whether autograd is running backward in this thread."""
+    """True if autograd is running backward in this thread."""
     return torch._C._current_graph_task_id() != -1

@@ -38,7 +38,7 @@ class Handle(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it is complete; cheap, never waits."""
+        """True if it is complete; cheap, never waits."""
         ...
 
 
@@ -90,7 +90,7 @@ class Joined(Protocol):
 
     @property
     def loaded(self) -> bool:
-        """Whether the state has weights; else rank 0 loads them."""
+        """True if the state has weights; else rank 0 loads them."""
         ...
 
 
@@ -118,7 +118,7 @@ class Nic(Protocol):
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the network had weights when we joined, or when an attempt was last aborted."""
+        """True if the network had weights when we joined, or when an attempt was last aborted."""
         ...
 
     def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
@@ -184,5 +184,5 @@ class Nic(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         ...

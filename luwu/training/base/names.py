@@ -30,7 +30,7 @@ def class_name(module: nn.Module) -> str:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether `fully_shard` was called on this module."""
+    """True if `fully_shard` was called on this module."""
     return hasattr(type(module), ORIGINAL)
 
 

@@ -16,7 +16,7 @@ import torch
 
 
 def is_transformed() -> bool:
-    """Whether a transform of torch.func is running in this thread."""
+    """True if a transform of torch.func is running in this thread."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 

@@ -39,7 +39,7 @@ class HostPins:
             self._streams.unregister(address)
 
     def has(self, address: int, nbytes: int) -> bool:
-        """Whether these bytes start where a registered piece does, and lie in it."""
+        """True if these bytes start where a registered piece does, and lie in it."""
         return address + nbytes <= self._ends.get(address, 0)
 
     def add_shared(self, address: int, nbytes: int) -> bool:

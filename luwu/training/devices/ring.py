@@ -31,7 +31,7 @@ class Ring:
         self._lock = threading.Lock()
 
     def has_free(self) -> bool:
-        """Whether `take` would give one."""
+        """True if `take` would give one."""
         with self._lock:
             self._collect()
             return bool(self._free) or self._made_count < self._count_max

@@ -21,7 +21,7 @@ class Event(Protocol):
     """A point in the order of a stream."""
 
     def query(self) -> bool:
-        """Whether everything before it is done; never waits."""
+        """True if everything before it is done; never waits."""
         ...
 
     def synchronize(self) -> None:

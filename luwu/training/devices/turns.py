@@ -54,7 +54,7 @@ class Promise:
 
     @property
     def done(self) -> bool:
-        """Whether the push is received."""
+        """True if the push is received."""
         return self.handle is not None and self.handle.done
 
 

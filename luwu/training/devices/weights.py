@@ -56,7 +56,7 @@ class _View:
         self._version = flat._version
 
     def was_written(self) -> bool:
-        """Whether somebody changed a parameter in place since the last look."""
+        """True if somebody changed a parameter in place since the last look."""
         before, self._version = self._version, self.flat._version
         return self._version != before
 
@@ -97,7 +97,7 @@ class UnitWeights:
 
     @property
     def may_be_shared(self) -> bool:
-        """Whether the next pull may leave the weights where their sender has them."""
+        """True if the next pull may leave the weights where their sender has them."""
         return not self._was_copied
 
     @property
@@ -131,7 +131,7 @@ class UnitWeights:
         self._view = self._own
 
     def was_written(self) -> bool:
-        """Whether somebody changed a parameter in place since the last look."""
+        """True if somebody changed a parameter in place since the last look."""
         return self._view.was_written()
 
     def free(self) -> None:

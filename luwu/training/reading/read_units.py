@@ -152,7 +152,7 @@ class ReadUnit:
             )
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a view of the weights, which are about to be freed."""
+        """True if a tensor is a view of the weights, which are about to be freed."""
         if not self.is_here or isinstance(tensor, AwayParameter):
             return False
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:

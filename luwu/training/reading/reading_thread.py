@@ -76,7 +76,7 @@ class ReadingThread(Closing):
 
     @property
     def is_lost(self) -> bool:
-        """Whether reading has failed, so that only another source can go on."""
+        """True if reading has failed, so that only another source can go on."""
         return self._error is not None
 
     def fetch(self, reads: Iterable[FieldRead]) -> Future[None]:

@@ -106,7 +106,7 @@ class LuwuModule:
     def set_reshard_after_forward(
         self, reshard_after_forward: bool, recurse: bool = True
     ) -> None:  # fmt: skip
-        """Whether weights are freed after forward, from now on."""
+        """Choose, from now on, whether weights are freed after forward."""
         _check_bool("reshard_after_forward", reshard_after_forward)
         for unit in self._units(recurse):
             unit.set_reshard_after_forward(reshard_after_forward)

@@ -105,12 +105,12 @@ def finish_at_end() -> None:
 
 
 def is_running() -> bool:
-    """Whether the script in this thread has called `init`, and not yet `finish`."""
+    """True if the script in this thread has called `init`, and not yet `finish`."""
     return getattr(_here, "session", None) is not None
 
 
 def has_been_member() -> bool:
-    """Whether the script in this thread is a member of its job, or was before `finish`."""
+    """True if the script in this thread is a member of its job, or was before `finish`."""
     running = getattr(_here, "session", None)
     if running is not None and running.is_final:
         return True

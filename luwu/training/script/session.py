@@ -179,7 +179,7 @@ class Session:
 
     @property
     def is_final(self) -> bool:
-        """Whether this rank is a member of its job: its optimizer is made."""
+        """True if this rank is a member of its job: its optimizer is made."""
         return self.pulls.is_started
 
     @property

@@ -82,7 +82,7 @@ class Attachments:
         """The same of rank 0."""
 
     def __bool__(self) -> bool:
-        """Whether anything is attached."""
+        """True if anything is attached."""
         return bool(self._attached)
 
     def attach(

@@ -42,7 +42,7 @@ class Pretrained:
         self._files: TensorDirectory | None = None
 
     def has(self, name: str) -> bool:
-        """Whether a parameter of this name is among the files."""
+        """True if a parameter of this name is among the files."""
         return self._rename(name) is not None
 
     def open(self, shapes: Mapping[str, tuple[int, ...]]) -> None:

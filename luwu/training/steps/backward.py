@@ -65,7 +65,7 @@ class Backward:
         self._is_streaming, self._is_trained, self._hyper = streaming, is_trained, hyper
 
     def set_is_last(self, is_last: bool) -> None:
-        """Whether `step()` follows the coming backwards, and not another backward."""
+        """Note whether `step()` follows the coming backwards, and not another backward."""
         self._is_last = is_last
 
     def reset(self) -> None:

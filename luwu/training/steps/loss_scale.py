@@ -92,7 +92,7 @@ class LossScale:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether it ever changes."""
+        """True if it ever changes."""
         return self._rule.growth_factor != 1 or self._rule.backoff_factor != 1
 
     @property

@@ -54,7 +54,7 @@ class Pulls:
 
     @property
     def is_started(self) -> bool:
-        """Whether weights can be pulled."""
+        """True if weights can be pulled."""
         return self._prefetcher is not None
 
     @property

@@ -68,7 +68,7 @@ class Model:
         self._ignored.update(id(parameter) for parameter in parameters)
 
     def is_ignored(self, parameter: nn.Parameter) -> bool:
-        """Whether the script keeps it for itself."""
+        """True if the script keeps it for itself."""
         return id(parameter) in self._ignored
 
     def add(self, unit: Unit) -> None:
@@ -100,7 +100,7 @@ class Model:
 
     @property
     def is_laid_out(self) -> bool:
-        """Whether it has a layout."""
+        """True if it has a layout."""
         return self._layout is not None
 
     @property
@@ -122,7 +122,7 @@ class Model:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no unit has a parameter."""
+        """True if no unit has a parameter."""
         return not any(
             isinstance(parameter, Placeholder)
             for unit in self.added

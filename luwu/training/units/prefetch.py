@@ -139,7 +139,7 @@ class Prefetcher:
             self._ask(unit, step=self._step + 1)
 
     def _has_room(self, unit: Unit) -> bool:
-        """Whether its weights fit into what weights have taken before; without a window, never."""
+        """True if its weights fit into what weights have taken before; without a window, never."""
         return self._window > 0 and self._bytes_now() + unit.nbytes <= self._bytes_peak
 
     def _bytes_now(self) -> int:

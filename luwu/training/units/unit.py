@@ -63,7 +63,7 @@ class Member:
     """The state has room for its moments: it required a gradient when the optimizer was made, or
     was in one of the optimizer's groups."""
     requires_grad: bool = False
-    """Whether the script wants it trained now; see `Unit.follow_requires_grad`."""
+    """True if the script wants it trained now; see `Unit.follow_requires_grad`."""
 
     def take_place(self, start: int, trained: Container[Placeholder]) -> None:
         """The layout is made."""
@@ -158,7 +158,7 @@ class Unit:
 
     @property
     def is_trainable(self) -> bool:
-        """Whether anything of it is pushed."""
+        """True if anything of it is pushed."""
         return self.trainable_elems > 0
 
     @property
@@ -339,7 +339,7 @@ class Unit:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether backward left anything that is not kept yet."""
+        """True if backward left anything that is not kept yet."""
         assert self.weights is not None
         return any(parameter.grad is not None for parameter in self.weights.parameters)
 

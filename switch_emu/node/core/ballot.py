@@ -40,7 +40,7 @@ class Ballot:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether all nodes are."""
+        """True if all nodes are."""
         return len(self._prepared) == self._node_count
 
     def waits_for(self) -> str:

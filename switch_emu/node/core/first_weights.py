@@ -71,7 +71,7 @@ class FirstWeights:
 
     @property
     def is_loading(self) -> bool:
-        """Whether weights are on their way to their pages, or all there and not decided."""
+        """True if weights are on their way to their pages, or all there and not decided."""
         if self._children.loaded or not self._loading:
             return False
         return not self.missing_count or self._loading != self._loaded

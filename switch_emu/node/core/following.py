@@ -70,7 +70,7 @@ class Following:
         self._send_hello()
 
     def is_current(self, m: wire.Message) -> bool:
-        """Whether an announcement is of this opening of node 0's store, and of no older attempt."""
+        """True if an announcement is of this opening of node 0's store, and of no older attempt."""
         outbox = self._outbox
         if not self.is_enlisted or m.generation < outbox.generation:
             return False

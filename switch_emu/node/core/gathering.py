@@ -87,7 +87,7 @@ class Gathering:
         self.duplicates["others" if peer is None else members.name_of(peer)] += 1
 
     def _takes(self, m: wire.Push, payload: Payload | None, payload_bytes: int) -> bool:
-        """Whether a gradient is of an open step, of our layout and of ranks of the job."""
+        """True if a gradient is of an open step, of our layout and of ranks of the job."""
         if not self._steps.takes(m.step):
             return False
         form = self._shard.form

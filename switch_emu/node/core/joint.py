@@ -193,7 +193,7 @@ class Joint:
     # ---------------------------------------------------------------------- attempts
 
     def request_abort(self, request: AbortRequest) -> bool:
-        """Whether the attempt may be given up now; else the abort waits."""
+        """True if the attempt may be given up now; else the abort waits."""
         step = self._steps.open
         is_judged = step is not None and step.is_judged
         if self._state.is_sealing or (is_judged and not request.is_lost):

@@ -307,7 +307,7 @@ class NodeCore:
         return self.out.take()
 
     def inspected(self, done: do.Inspect, *, fits: bool) -> list[Action]:
-        """Whether the encoded contributions to a part fit in a sum, or it overflows."""
+        """The encoded contributions to a part fit in a sum, or it overflows."""
         self.gathering.inspected(done, fits=fits)
         self._advance()
         return self.out.take()
@@ -557,7 +557,7 @@ class NodeCore:
         )
 
     def is_member(self, peer: str) -> bool:
-        """Whether a connection is that of a child that has joined, or of another node."""
+        """True if a connection is that of a child that has joined, or of another node."""
         is_node = peer == PARENT or peer in self.joint.peers
         return is_node or self.children.members.member_at(peer) is not None
 

@@ -85,11 +85,11 @@ class Serving:
         self._start_reads()
 
     def awaits(self, step: int, chunk: int) -> bool:
-        """Whether weights of a chunk are wanted for a step."""
+        """True if weights of a chunk are wanted for a step."""
         return (step, chunk) in self._wanted
 
     def reads_before(self, step: int) -> bool:
-        """Whether weights for an older step are still being read."""
+        """True if weights for an older step are still being read."""
         return any(read.step < step for read in self._reads)
 
     def was_decided(self) -> None:

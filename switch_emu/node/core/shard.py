@@ -44,6 +44,6 @@ class Shard:
         self.trainable = tuple(chunk.index for chunk in owned if chunk.trainable)
 
     def owns(self, chunk: int) -> bool:
-        """Whether a chunk exists and is this node's."""
+        """True if a chunk exists and is this node's."""
         layout = self.layout
         return chunk < len(layout.chunks) and layout.owner(chunk) == self.node.number

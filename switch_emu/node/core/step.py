@@ -111,7 +111,7 @@ class Step:
         entry.folded_count += 1
 
     def has_kept(self, ranks: int) -> bool:
-        """Whether everything that is to be kept beside the step is put aside."""
+        """True if everything that is to be kept beside the step is put aside."""
         return not self.keeps or self.kept_ranks == ranks
 
     @property
@@ -132,16 +132,16 @@ class Step:
 
     @property
     def is_judged(self) -> bool:
-        """Whether it has its verdict."""
+        """True if it has its verdict."""
         return self.verdict is not None
 
     @property
     def is_applied(self) -> bool:
-        """Whether it has its verdict, which does not skip it."""
+        """True if it has its verdict, which does not skip it."""
         return self.verdict is not None and self.verdict.applied
 
     def is_measured(self, trainable: Sequence[int]) -> bool:
-        """Whether every sum of the step is complete and its squares are known."""
+        """True if every sum of the step is complete and its squares are known."""
         if self.parts is None:
             return False
         while self.measured_count < len(trainable):

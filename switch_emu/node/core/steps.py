@@ -30,11 +30,11 @@ class Steps:
 
     @property
     def has_commit(self) -> bool:
-        """Whether a Commit came that is not decided."""
+        """True if a Commit came that is not decided."""
         return any(step.parts is not None for step in self.by_number.values())
 
     def takes(self, number: int) -> bool:
-        """Whether gradients of a step are taken now: of the open one, and the one after it."""
+        """True if gradients of a step are taken now: of the open one, and the one after it."""
         return self._children.loaded and 0 <= number - self._outbox.step <= 1
 
     def at(self, number: int) -> Step:
@@ -57,7 +57,7 @@ class Steps:
             self._release(step)
 
     def lacks_pieces_of(self, ranks: int) -> bool:
-        """Whether the open step can never be decided, as attachments of these ranks are lost."""
+        """True if the open step can never be decided, as attachments of these ranks are lost."""
         step = self.open
         if step is None or not step.is_judged or not step.keeps:
             return False

@@ -52,7 +52,7 @@ class ChunkSum:
     """Sums of squares of the undivided gradient over its blocks of 4,096 elements."""
 
     def complete_up_to(self, parts_count: int) -> bool:
-        """Whether the first `parts_count` parts are all complete."""
+        """True if the first `parts_count` parts are all complete."""
         return all(i in self.parts and self.parts[i].complete for i in range(parts_count))
 
     @property

@@ -66,7 +66,7 @@ class NodeWithSwitch:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a message waits for `carry`."""
+        """True if a message waits for `carry`."""
         return bool(self._waiting)
 
     def carry(self, now_ns: int) -> list[Any]:
@@ -102,7 +102,7 @@ class NodeWithSwitch:
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     def is_member(self, peer: str) -> bool:
-        """Whether a connection is that of a worker that has joined."""
+        """True if a connection is that of a worker that has joined."""
         return self.switch.is_member(peer) or self.node.is_member(peer)
 
     def name_of(self, peer: str) -> str:

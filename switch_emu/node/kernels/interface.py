@@ -115,7 +115,7 @@ class UpdateKernel(Protocol):
 
     @property
     def version(self) -> str:
-        """Whether it is the "compiled" or the "portable" one: for logs and reports."""
+        """Its version, "compiled" or "portable": for logs and reports."""
 
     @property
     def state_fields(self) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ def check_fold(contributions: Contributions, before: F32Array | None, out: F32Ar
 
 
 def check_update(kernel: UpdateKernel, call: UpdateCall) -> bool:
-    """Whether it is done in place. Raises ValueError as `UpdateKernel.update` says."""
+    """True if it is done in place. Raises ValueError as `UpdateKernel.update` says."""
     elems, read, written = call.weights.size, call.read, call.written
     check_contributions(call.contributions, elems)
     if not len(read) == len(written) == 1 + len(kernel.state_fields):

@@ -203,7 +203,7 @@ class BeginCommit:
             self._children.send_all(self._outbox.receipt(m, Verb.BEGIN))
 
     def is_judged_by(self, m: wire.Verdict | wire.Decided) -> bool:
-        """Whether this is the first news of how the open step came out."""
+        """True if this is the first news of how the open step came out."""
         return m.step == self._outbox.step and not self._children.outcomes.is_judged(m.step)
 
     def hyper_of(self, step: int) -> bytes:

@@ -101,7 +101,7 @@ class SlotCopy:
 
     @property
     def is_free(self) -> bool:
-        """Whether the next chunk may take it (F2)."""
+        """True if the next chunk may take it (F2)."""
         return self.key is None or (self.is_summed and self.slot is None and not self.behind)
 
     def reset(self, key: SlotKey | None = None, slot: Slot | None = None) -> None:
@@ -216,7 +216,7 @@ class FixedSlotPool:
         return held
 
     def is_summed(self, key: SlotKey) -> bool:
-        """Whether the sum of a chunk was handed out, as far as its copy knows (F5)."""
+        """True if the sum of a chunk was handed out, as far as its copy knows (F5)."""
         copy = self._copy(key)
         return copy is not None and copy.key == key and copy.is_summed
 

@@ -137,7 +137,7 @@ class Membership:
             self._send_leave()
 
     def is_current(self, child: Member, m: wire.Message) -> bool:
-        """Whether a child's message may change anything; answers a child that is behind."""
+        """True if a child's message may change anything; answers a child that is behind."""
         outbox = self._outbox
         if self.joined and not self._members.counts(child):
             text = f"ranks {ranks_text([child.ranks])} are not in it"
@@ -169,7 +169,7 @@ class Membership:
             self._send_hello()
 
     def awaits(self, m: wire.Welcome) -> bool:
-        """Whether a Welcome is to be followed: it was asked for, or it opens a later attempt.
+        """True if a Welcome is to be followed: it was asked for, or it opens a later attempt.
 
         A parent that is a switch sends one unasked when its own parent was replaced.
         """

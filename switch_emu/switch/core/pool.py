@@ -14,7 +14,7 @@ from switch_emu.switch.core.slots import Slot, SlotKey, SlotPool
 
 
 class Pool(Protocol):
-    """Whether a chunk has a slot, and when its children are sent `Received`."""
+    """The choice of a slot for a chunk, and of when its children are sent `Received`."""
 
     answers_when_summed: bool
     """A child is sent `Received` when its chunk is summed and on its way, not when it is held."""
@@ -58,7 +58,7 @@ class Pool(Protocol):
         ...
 
     def is_summed(self, key: SlotKey) -> bool:
-        """Whether what comes for a chunk is a repetition: its sum was handed out."""
+        """True if what comes for a chunk is a repetition: its sum was handed out."""
         ...
 
     def forget(self, step: int | None = None) -> list[Payload | None]:

@@ -86,7 +86,7 @@ class Presence:
         return present
 
     def has_given_up(self, now_ns: int) -> bool:
-        """Whether every child that never came is missed, and another is in."""
+        """True if every child that never came is missed, and another is in."""
         if self._patience_ns is None or len(self._never_in) == len(self._of):
             return False
         return all(self._is_missed(self._of[ranks], now_ns) for ranks in self._never_in)

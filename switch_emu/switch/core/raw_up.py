@@ -46,7 +46,7 @@ class RawUp:
         """Contributions that found no slot and went on raw."""
 
     def __contains__(self, key: SlotKey) -> bool:
-        """Whether a chunk goes up raw."""
+        """True if a chunk goes up raw."""
         return key in self._taken
 
     def forget(self, step: int | None = None) -> None:

@@ -173,7 +173,7 @@ class SlotPool:
         """Nothing here depends on which sums a child has received."""
 
     def is_summed(self, key: SlotKey) -> bool:
-        """Whether the sum of a chunk was handed out, its slot freed since or not."""
+        """True if the sum of a chunk was handed out, its slot freed since or not."""
         return key in self._summed
 
     def forget(self, step: int | None = None) -> list[Payload | None]:

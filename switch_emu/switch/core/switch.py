@@ -265,7 +265,7 @@ class SwitchCore:
         do(m, *(payload, payload_bytes)[:carried])
 
     def _is_timely(self, m: wire.Message) -> bool:
-        """Whether a message of the parent belongs to the attempt that counts."""
+        """True if a message of the parent belongs to the attempt that counts."""
         out = self.outbox
         if type(m) in AT_ANY_TIME or (isinstance(m, wire.Received) and m.verb is Verb.HELLO):
             return True
@@ -391,7 +391,7 @@ class SwitchCore:
         return self.aggregation.duplicates
 
     def is_member(self, peer: str) -> bool:
-        """Whether a connection is that of a child that has joined."""
+        """True if a connection is that of a child that has joined."""
         return self.children.members.member_at(peer) is not None
 
     def name_of(self, peer: str) -> str:

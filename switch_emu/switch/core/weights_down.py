@@ -75,7 +75,7 @@ class WeightsCopies:
         return askers
 
     def awaits(self, key: CopyKey) -> bool:
-        """Whether a child waits for the bytes of this chunk."""
+        """True if a child waits for the bytes of this chunk."""
         copy = self._copies.get(key)
         return copy is not None and bool(copy.askers)
 
