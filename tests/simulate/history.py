@@ -126,8 +126,9 @@ class Simulation(Cluster):
             return
         self.oracles.at_the_end()
         self._let_disks_finish()
-        # A worker that is refused, as the job was over without it, ends with all that it holds.
-        workers = [worker for worker in self.workers if worker.refused is None]
+        # Without a switch a worker may be refused as the job ends, and ends with all that it holds.
+        spares_refused = self.job.own_switch
+        workers = [each for each in self.workers if not (spares_refused and each.refused)]
         for process in (*workers, *self.nodes):
             if process.alive and not self._is_only_goodbye:
                 held = process.account.count_now
