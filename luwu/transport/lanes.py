@@ -20,6 +20,10 @@ from luwu.transport.interface import (
     SendHandle,
 )
 
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_NOBLOCK_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+"""Plain integers: to combine flags of an Enum takes longer than to send a frame."""
+
 TURN_BYTES: Final = ZERO_COPY_BYTES_MIN
 """Bytes that one of several ways gets before the next one's turn; the receiver counts too.
 Not larger than ZERO_COPY_BYTES_MIN, for a tracked buffer ends a turn."""
@@ -110,10 +114,10 @@ class Lane:
         socket, address = self.ways[self._turn]
         try:
             if address is not None:
-                socket.send(address, zmq.SNDMORE | zmq.NOBLOCK)
+                socket.send(address, _NOBLOCK_MORE)
             for index, part in enumerate(parts):
-                more = zmq.SNDMORE if index < last else 0
-                socket.send(part, zmq.NOBLOCK | more, copy=not isinstance(part, zmq.Frame))
+                flags = _NOBLOCK_MORE if index < last else _NOBLOCK
+                socket.send(part, flags, copy=not isinstance(part, zmq.Frame))
         except zmq.ZMQError as exc:  # only the first frame can be refused: no mark, no such peer
             raise gone(self.peer) from exc
 
