@@ -9,6 +9,9 @@ ARGS ?=
 
 BIN := .venv/bin
 
+# Tests and the demo start Python a thousand times: each would compile the project again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test campaign lint wheel clean
 .DEFAULT_GOAL := help
 
