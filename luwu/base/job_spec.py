@@ -36,12 +36,19 @@ class JobSpec:
     """How long a member waits for others that are away."""
     arena_bytes: int = 0
     """Shared memory of each child for what it sends, where links are shm://; 0: none is shared."""
+    extent_chunks: int = 1
+    """Chunks that travel together at most (`luwu.layout.Layout`)."""
     stripes: int = 1
     """Connections of each link, where it is not shm://."""
     retry: RetryPolicy | None = None
     """How patient a child is with its parent, where their link is emulated; None: as usual."""
     insecure: bool = False
     """The user allowed connections to leave this machine without keys."""
+
+    @property
+    def extent_bytes(self) -> int:
+        """The most float32 gradient that travels in one message."""
+        return self.extent_chunks * self.chunk_bytes
 
 
 def shared_fields(spec: JobSpec) -> dict[str, Any]:

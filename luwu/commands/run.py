@@ -202,6 +202,7 @@ def _plan(
     plan = plan_node(
         budget_bytes=sizes.memory_budget_bytes // config.optimizer_nodes,
         chunk_bytes=sizes.chunk_bytes,
+        extent_chunks=sizes.extent_chunks,
         world_size=config.workers,
         has_switch=not config.no_switch,
         slot_count=own_slots(config),

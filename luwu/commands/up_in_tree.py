@@ -113,7 +113,7 @@ def start_in_tree(
     if is_shared:
         supervisor.private_directory = private_directory()
         listen = f"shm://{supervisor.private_directory}/w"
-        arena_bytes = decide_arena_bytes(len(place.workers) + 1, parent.chunk_bytes)
+        arena_bytes = decide_arena_bytes(len(place.workers) + 1, parent.extent_bytes)
     asked = replace(parent, arena_bytes=arena_bytes)
     ends = SwitchEnds(
         listen=listen,

@@ -63,7 +63,9 @@ def start_node(
     spec = node_spec(
         config,
         directory,
-        job_spec(config, job=job, chunk_bytes=sizes.chunk_bytes),  # separate roles talk over tcp
+        job_spec(
+            config, job=job, chunk_bytes=sizes.chunk_bytes, extent_chunks=sizes.extent_chunks
+        ),  # separate roles talk over tcp
         NodeEnds(
             listen=config.bind or LOOPBACK,
             advertise=config.advertise,
@@ -77,7 +79,13 @@ def start_node(
     )
     endpoint = supervisor.add_role(node_role(number), spec)
     if before is None:
-        connection = connection_of(config, job=job, node=endpoint, chunk_bytes=sizes.chunk_bytes)
+        connection = connection_of(
+            config,
+            job=job,
+            node=endpoint,
+            chunk_bytes=sizes.chunk_bytes,
+            extent_chunks=sizes.extent_chunks,
+        )
     else:
         connection = replace(before, more_nodes=(*before.more_nodes, endpoint))
     write_connection(directory.file(node_file(number)), connection)

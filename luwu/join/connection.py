@@ -128,6 +128,8 @@ class Connection(JobSpec):
         }
         if self.arena_bytes:
             asked["arena_bytes"] = self.arena_bytes
+        if self.extent_chunks != 1:
+            asked["extent_chunks"] = self.extent_chunks
         if self.stripes != 1:
             asked["stripes"] = self.stripes
         if self.optimizer_nodes != 1:
@@ -279,6 +281,7 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     _in_limits(document, "job", 0, INT64_MAX, where)
     _in_limits(document, "world_size", 1, WORLD_SIZE_MAX, where)
     _in_limits(document, "chunk_bytes", 1, PAYLOAD_BYTES_MAX, where)
+    _in_limits(document, "extent_chunks", 1, PAYLOAD_BYTES_MAX, where)
     _in_limits(document, "prefetch_units", 0, 1 << 20, where)
     _in_limits(document, "arena_bytes", 0, INT64_MAX, where)
     _in_limits(document, "stripes", 1, STRIPES_MAX, where)

@@ -55,6 +55,7 @@ def open_nic(rank: int, world_size: int) -> Nic:
         ),
         NicSettings(
             chunk_bytes=connection.chunk_bytes,
+            extent_chunks=connection.extent_chunks,
             reshard_after_forward=connection.reshard_after_forward,
             prefetch_units=connection.prefetch_units,
             aggregate=connection.aggregate,

@@ -47,8 +47,8 @@ def init_local(
     sizes = decide_sizes(RunConfig(workers=1, memory_budget=memory_budget), path)
     cluster = LocalCluster(
         world_size=1, state=path, memory_budget_bytes=sizes.memory_budget_bytes,
-        chunk_bytes=sizes.chunk_bytes, resume=True, summary=Path(tempfile.gettempdir()),
-        on_error=_say,
+        chunk_bytes=sizes.chunk_bytes, extent_chunks=sizes.extent_chunks, resume=True,
+        summary=Path(tempfile.gettempdir()), on_error=_say,
     )  # fmt: skip
     try:
         session = run.init(nic=cluster.nic(0), device=device)

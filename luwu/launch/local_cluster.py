@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +47,8 @@ class LocalCluster(Closing):
 
     def __init__(  # more than ten: the options of a test's cluster, most of them left out
         self, *, world_size: int, state: Path | None, memory_budget_bytes: int,
-        chunk_bytes: int = 16 * 1024, transport: str = "inproc", has_switch: bool = True,
+        chunk_bytes: int = 16 * 1024, extent_chunks: int = 1, transport: str = "inproc",
+        has_switch: bool = True,
         resume: bool = False, switch_limits: SwitchLimits | None = None,
         reshard_after_forward: bool | None = None, prefetch_units: int = 2, summary: Path,
         grace_s: float = 60.0, arena_bytes: int = 8 * 1024 * 1024, links: Links | None = None,
@@ -68,6 +70,7 @@ class LocalCluster(Closing):
         self._nics: list[Nic] = []
         self._nic_settings = NicSettings(
             chunk_bytes=chunk_bytes,
+            extent_chunks=extent_chunks,
             reshard_after_forward=reshard_after_forward,
             prefetch_units=prefetch_units,
             aggregate=aggregate,
@@ -81,6 +84,7 @@ class LocalCluster(Closing):
             listen="",
             memory_budget_bytes=memory_budget_bytes,
             chunk_bytes=chunk_bytes,
+            extent_chunks=extent_chunks,
             summary=summary,
             state=state,
             durability="process",
@@ -116,7 +120,10 @@ class LocalCluster(Closing):
             incarnation=new_incarnation(),
             children=children,
             rank=self._tree.index(place),
-            limits=limits or self._switch_limits(len(children)),
+            limits=replace(
+                limits or self._switch_limits(len(children)),
+                extent_chunks=self.spec.extent_chunks,
+            ),
             retry=retry_over(links.node if place.parent == NODE else links.switch),
         )
         recorder = Recorder(role="switch", printed=None)
@@ -254,7 +261,7 @@ class LocalCluster(Closing):
         spec = self.spec
         if not spec.arena_bytes:
             return SwitchLimits()
-        return SwitchLimits.in_arenas(spec.arena_bytes, children_count, spec.chunk_bytes)
+        return SwitchLimits.in_arenas(spec.arena_bytes, children_count, spec.extent_bytes)
 
     def _listen(self, transport: Transport, name: str) -> str:
         return transport.listen(_ENDPOINTS.get(self._transport_name, f"inproc://{name}"))

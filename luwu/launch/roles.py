@@ -198,11 +198,14 @@ class SwitchEnds:
     advertise: str | None = None
 
 
-def job_spec(config: RunConfig, *, job: int, chunk_bytes: int, arena_bytes: int = 0) -> JobSpec:
+def job_spec(
+    config: RunConfig, *, job: int, chunk_bytes: int, extent_chunks: int = 1, arena_bytes: int = 0
+) -> JobSpec:  # fmt: skip
     """What all processes of a job are told of it."""
     return JobSpec(
-        job=job, chunk_bytes=chunk_bytes, grace_s=config.grace, arena_bytes=arena_bytes,
-        stripes=config.stripes, insecure=config.insecure,
+        job=job, chunk_bytes=chunk_bytes, extent_chunks=extent_chunks,
+        grace_s=config.grace, arena_bytes=arena_bytes, stripes=config.stripes,
+        insecure=config.insecure,
     )  # fmt: skip
 
 
@@ -297,8 +300,8 @@ def switch_spec(
         more_parents=ends.more_parents,
         keys=keys_of(config, ends.listen, ends.workers_at or "", ends.parent),
         key_name=key_name or place.process,
-        slot_bytes_max=max(POOL_BYTES_DEFAULT, 4 * len(children) * job.chunk_bytes, slot_bytes),
-        copies_bytes_max=max(POOL_BYTES_DEFAULT, 4 * job.chunk_bytes),
+        slot_bytes_max=max(POOL_BYTES_DEFAULT, 4 * len(children) * job.extent_bytes, slot_bytes),
+        copies_bytes_max=max(POOL_BYTES_DEFAULT, 4 * job.extent_bytes),
         events=run.events(place.process),
         counters=run.counters(place.process),
         record=record_of(config, place),

@@ -47,7 +47,7 @@ from switch_emu.switch.capacity import planned_slots, slot_memory
 STATE_DIRECTORY: Final = Path("luwu-state")
 LOOPBACK: Final = "tcp://127.0.0.1:0"
 ARENA_BYTES_MAX: Final = 4096 * MIB
-ARENA_CHUNKS_MIN: Final = 32
+ARENA_EXTENTS_MIN: Final = 32
 """Chunks an arena must hold: an eighth of it is the window of pushes, with four of them."""
 
 
@@ -71,6 +71,8 @@ class Sizes:
 
     memory_budget_bytes: int
     chunk_bytes: int
+    extent_chunks: int = 1
+    """Chunks that travel together at most."""
     lines: tuple[str, ...]
     """The decisions, as text."""
 
@@ -177,7 +179,7 @@ def serve(
     arena_bytes = 0
     if endpoints.are_shared:
         arenas_count = config.workers + len(tree) - 1
-        arena_bytes = decide_arena_bytes(arenas_count, sizes.chunk_bytes)
+        arena_bytes = decide_arena_bytes(arenas_count, sizes.extent_chunks * sizes.chunk_bytes)
         say(
             f"gradient arenas: {arenas_count} x {format_bytes(arena_bytes)} of shared memory, "
             "taken as it is used (--transport ipc shares none)"
@@ -188,8 +190,9 @@ def serve(
         groups=tree.groups if len(tree) > 1 else (),
     )  # fmt: skip
     connection = connection_of(
-        config, job=job, node=nodes[0], chunk_bytes=sizes.chunk_bytes, arena_bytes=arena_bytes
-    )
+        config, job=job, node=nodes[0], chunk_bytes=sizes.chunk_bytes,
+        extent_chunks=sizes.extent_chunks, arena_bytes=arena_bytes,
+    )  # fmt: skip
     if not config.no_switch:
         connection = _add_switches(
             supervisor, config, connection, endpoints, nodes[1:], only_forwards
@@ -222,7 +225,13 @@ def add_nodes(
         spec = node_spec(
             config,
             supervisor.run,
-            job_spec(config, job=job, chunk_bytes=sizes.chunk_bytes, arena_bytes=arena_bytes),
+            job_spec(
+                config,
+                job=job,
+                chunk_bytes=sizes.chunk_bytes,
+                extent_chunks=sizes.extent_chunks,
+                arena_bytes=arena_bytes,
+            ),
             ends,
             memory_budget_bytes=sizes.memory_budget_bytes // count,
             state=None if state is None else directory_of_node(state, number, count),
@@ -410,7 +419,7 @@ def _slot_bytes(config: RunConfig, connection: Connection, children_count: int) 
     if config.slots is None or connection.arena_bytes:
         return 0
     needed = slot_memory(
-        config.slots, child_count=children_count, chunk_bytes=connection.chunk_bytes
+        config.slots, child_count=children_count, chunk_bytes=connection.extent_bytes
     )
     return min(needed, free_memory_bytes() // 4)
 
@@ -446,20 +455,26 @@ def chosen_aggregate(config: RunConfig) -> str:
     return make_aggregator(spec, config.workers).spec
 
 
-def decide_arena_bytes(workers: int, chunk_bytes: int) -> int:
+def decide_arena_bytes(workers: int, extent_bytes: int) -> int:
     """Shared memory of each worker for its gradients: its share of a quarter of what is free.
 
     A model's gradient may be larger: then pushes wait for room. Raises ConfigError.
     """
     share = free_memory_bytes() // 4 // workers
-    arena_bytes = max(ARENA_CHUNKS_MIN * chunk_bytes, min(share, ARENA_BYTES_MAX))
+    arena_bytes = max(ARENA_EXTENTS_MIN * extent_bytes, min(share, ARENA_BYTES_MAX))
     arena_bytes = -(-arena_bytes // MIB) * MIB
     check_arena(arena_bytes)
     return arena_bytes
 
 
 def connection_of(
-    config: RunConfig, *, job: int, node: str, chunk_bytes: int, arena_bytes: int = 0
+    config: RunConfig,
+    *,
+    job: int,
+    node: str,
+    chunk_bytes: int,
+    extent_chunks: int = 1,
+    arena_bytes: int = 0,
 ) -> Connection:
     """The connection of this job's members."""
     return Connection(
@@ -467,6 +482,7 @@ def connection_of(
         world_size=config.workers,
         node=node,
         chunk_bytes=chunk_bytes,
+        extent_chunks=extent_chunks,
         reshard_after_forward=config.reshard_after_forward,
         connect_timeout_s=config.connect_timeout,
         grace_s=config.grace,

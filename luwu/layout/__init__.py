@@ -1,6 +1,6 @@
 """The place of every parameter: `layout.py`, of `parameters.py`. Integers only."""
 
-from luwu.layout.layout import Chunk, Layout, Placement, Segment, segment_runs
+from luwu.layout.layout import Chunk, Extent, Layout, Placement, Segment, segment_runs
 from luwu.layout.parameters import COUNT_BYTES, DTYPE_BYTES, SUM_BYTES, Parameter, Unit, padded
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "DTYPE_BYTES",
     "SUM_BYTES",
     "Chunk",
+    "Extent",
     "Layout",
     "Parameter",
     "Placement",

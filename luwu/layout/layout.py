@@ -4,6 +4,7 @@
              |<------ region: trainable ------>|<-frozen->||<---- trainable ...
     values   [ wte ....pad][ bias.pad][ w ....]|[ f .. pad]||[ w ...
     chunks   |   0    |    1    |   2   | 3 |  |  4   | 5 |||  6   | ...
+    extents  |        0         |      1    |  |     2    |||  3   | ...
     pages    one a chunk: page i holds the master weights and optimizer state of chunk i
 
 A unit's values lie in one flat vector, its parameters ordered by (trainable first, dtype, order of
@@ -12,20 +13,22 @@ frozen bytes are never pushed and page kinds do not mix. Every parameter starts 
 64 elements and is padded to it, and chunks hold a multiple of 4,096 elements (the last of a region
 may be shorter): that is what makes results independent of `--chunk`.
 
+A chunk is what is stored: it has a version, a checksum and a place on disk. An *extent* is what
+travels: a run of at most `extent_chunks` chunks of one unit and one node, that are pushed, summed,
+updated and pulled together. Extents change messages and never a bit, so a state does not know them.
+
 Everything here is integer arithmetic on what all ranks agree on; nothing is stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TypeVar
 
 from luwu.base.errors import ConfigError
-from luwu.base.limits import (
-    SEGMENTS_MAX,
-)
+from luwu.base.limits import NORM_BLOCK_ELEMS, SEGMENTS_MAX
 from luwu.layout.parameters import (
     DTYPE_BYTES,
     SUM_BYTES,
@@ -50,7 +53,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """The part of a unit that travels and fills one slot; its page is what is stored."""
+    """The part of a unit that is stored as one page."""
 
     index: int
     unit: int
@@ -58,6 +61,31 @@ class Chunk:
     """First element, counted from the unit's start."""
     elems: int
     """With padding: a multiple of 64."""
+    trainable: bool
+    wire_dtype: str
+
+    @property
+    def wire_bytes(self) -> int:
+        """Payload of its weights, or of one rank's gradient."""
+        return self.elems * DTYPE_BYTES[self.wire_dtype]
+
+    @property
+    def sum_bytes(self) -> int:
+        """Payload of the sum over ranks."""
+        return self.elems * SUM_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """Chunks of one unit that travel in one message, meet in one slot and are updated together."""
+
+    index: int
+    unit: int
+    chunks: range
+    """Their indices: neighbours in the store of their node."""
+    runs: tuple[tuple[int, int], ...]
+    """(first element, elements) of the unit's flat vector; a single one where there is one node."""
+    elems: int
     trainable: bool
     wire_dtype: str
 
@@ -112,6 +140,9 @@ class Layout:
     chunk_bytes: int
     """Bytes of float32 gradient in a full chunk, whatever travels; a multiple of 16 KiB."""
     node_count: int = 1
+    extent_chunks: int = field(default=1, compare=False)
+    """Chunks that travel together at most. Not part of what a job is: two layouts that differ in
+    this alone are equal."""
 
     placements: tuple[Placement, ...] = field(init=False, repr=False, compare=False)
     """One a parameter, same order."""
@@ -120,6 +151,9 @@ class Layout:
     """Indices of each unit's chunks."""
     unit_elems: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Length of each unit's flat vector, with padding."""
+    extents: tuple[Extent, ...] = field(init=False, repr=False, compare=False)
+    unit_extents: tuple[range, ...] = field(init=False, repr=False, compare=False)
+    """Indices of each unit's extents."""
 
     def __post_init__(self) -> None:
         stored_bytes = sum(padded(parameter.elems) for parameter in self.parameters) * SUM_BYTES
@@ -153,10 +187,19 @@ class Layout:
         set_once(self, "unit_chunks", tuple(unit_chunks))
         set_once(self, "unit_elems", tuple(unit_elems))
         self._check_segments()
+        extents: list[Extent] = []
+        unit_extents: list[range] = []
+        for number in range(len(self.units)):
+            first = len(extents)
+            for run in self._extent_runs(number):
+                extents.append(self._extent(len(extents), run))
+            unit_extents.append(range(first, len(extents)))
+        set_once(self, "extents", tuple(extents))
+        set_once(self, "unit_extents", tuple(unit_extents))
 
-    def trainable_chunks(self, unit: int) -> tuple[int, ...]:
-        """Indices of the chunks of `unit` that are pushed."""
-        return tuple(i for i in self.unit_chunks[unit] if self.chunks[i].trainable)
+    def trainable_extents(self, unit: int) -> tuple[int, ...]:
+        """Indices of the extents of `unit` that are pushed."""
+        return tuple(i for i in self.unit_extents[unit] if self.extents[i].trainable)
 
     def unit_wire_bytes(self, unit: int) -> int:
         """Bytes of the unit's weights on the wire and in a worker's storage."""
@@ -165,6 +208,10 @@ class Layout:
     def owner(self, chunk: int) -> int:
         """The optimizer node that stores the chunk's page."""
         return chunk % self.node_count
+
+    def extent_owner(self, extent: int) -> int:
+        """The optimizer node that stores the extent's pages."""
+        return self.owner(self.extents[extent].chunks.start)
 
     def page(self, chunk: int) -> int:
         """The number of the chunk's page in the store of its owner."""
@@ -187,6 +234,18 @@ class Layout:
         """How many parameters have a part in a chunk."""
         return sum(1 for _ in self.segments(chunk))
 
+    def extent_segments(self, extent: int) -> Iterator[Segment]:
+        """The segments of an extent's chunks, in their order, each where it lies in the extent."""
+        start = 0
+        for index in self.extents[extent].chunks:
+            for part in self.segments(index):
+                yield replace(part, chunk_start=start + part.chunk_start)
+            start += self.chunks[index].elems
+
+    def extent_segments_count(self, extent: int) -> int:
+        """How many segments an extent has: a push of it has a bit for each."""
+        return sum(self.segments_count(index) for index in self.extents[extent].chunks)
+
     def group_runs(self, chunk: int) -> tuple[tuple[int, int, int], ...]:
         """(start, stop, group) in elements of the chunk: what one kernel call may update."""
         segments = tuple(self.segments(chunk))
@@ -206,6 +265,57 @@ class Layout:
                         f"{unit.name}, at most {SEGMENTS_MAX} may share a chunk; choose a smaller "
                         "chunk (1MiB always fits)"
                     )
+
+    def _extent_runs(self, unit: int) -> list[range]:
+        """The chunks of each extent of a unit; the one with the first chunk first."""
+        if self.extent_chunks < 1:
+            raise ConfigError(f"extent_chunks must be >= 1, got {self.extent_chunks!r}")
+        if self.extent_chunks == 1:
+            return [range(i, i + 1) for i in self.unit_chunks[unit]]
+        step, runs = self.node_count, []
+        for _, group in groupby(self.unit_chunks[unit], key=self._travels_as):
+            members = list(group)
+            for first in members[:step]:
+                own = members[first - members[0] :: step]
+                runs += [range(cut[0], cut[-1] + 1, step) for cut in self._cuts(own)]
+        return sorted(runs, key=lambda run: run.start)
+
+    def _travels_as(self, chunk: int) -> tuple[bool, str]:
+        found = self.chunks[chunk]
+        return found.trainable, found.wire_dtype
+
+    def _cuts(self, chunks: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Runs of at most `extent_chunks`, with no more segments than a push can name.
+
+        A chunk that is no multiple of a block of the norm ends its extent: the blocks of a page
+        must be those of the extent.
+        """
+        members_count = len(self.units[self.chunks[chunks[0]].unit].parameters)
+        counts = [0] * len(chunks)  # a parameter counts twice where it goes on in the next chunk
+        if members_count + self.extent_chunks > SEGMENTS_MAX:
+            counts = [self.segments_count(index) for index in chunks]
+        first = segments = 0
+        for at, count in enumerate(counts):
+            is_full = at - first == self.extent_chunks or segments + count > SEGMENTS_MAX
+            if at and (is_full or self.chunks[chunks[at - 1]].elems % NORM_BLOCK_ELEMS):
+                yield chunks[first:at]
+                first, segments = at, 0
+            segments += count
+        yield chunks[first:]
+
+    def _extent(self, index: int, chunks: range) -> Extent:
+        first = self.chunks[chunks.start]
+        runs: list[tuple[int, int]] = []
+        for chunk in (self.chunks[i] for i in chunks):
+            if runs and sum(runs[-1]) == chunk.start:
+                runs[-1] = (runs[-1][0], runs[-1][1] + chunk.elems)
+            else:
+                runs.append((chunk.start, chunk.elems))
+        return Extent(
+            index=index, unit=first.unit, chunks=chunks, runs=tuple(runs),
+            elems=sum(elems for _, elems in runs),
+            trainable=first.trainable, wire_dtype=first.wire_dtype,
+        )  # fmt: skip
 
     def _regions(self, unit: Unit) -> Iterator[tuple[tuple[bool, str, str], list[int]]]:
         def region(index: int) -> tuple[bool, str, str]:

@@ -28,18 +28,18 @@ from luwu.nic.handles import WaitUntil
 from luwu.transport.interface import CreditExceeded, SendHandle
 
 
-class ChunkGradient(NamedTuple):
-    """One rank's gradient of one chunk, on its way to a push."""
+class ExtentGradient(NamedTuple):
+    """One rank's gradient of one extent, on its way to a push."""
 
-    chunk: int
+    extent: int
     cell: Any
-    """The `Cell` that holds it; None: this rank has no gradient for the chunk."""
+    """The `Cell` that holds it; None: this rank has no gradient for the extent."""
     absent: int = 0
-    """Bitmap of the chunk's segments without a gradient, which hold zeros in the cell."""
+    """Bitmap of the extent's segments without a gradient, which hold zeros in the cell."""
 
 
 class Cell:
-    """The gradient of one chunk."""
+    """The gradient of one extent."""
 
     __slots__ = ("_memory", "data", "is_needed", "sends")
 

@@ -36,7 +36,7 @@ class Encoder:
         """The job with the aggregator among what its ranks agree on. Raises ConfigError."""
         if AGGREGATE in description.agreement:
             raise ConfigError(f"{AGGREGATE!r} is agreed on by luwu; call it otherwise in agree=")
-        elems_max = max(chunk.elems for chunk in description.layout.chunks)
+        elems_max = max(extent.elems for extent in description.layout.extents)
         nbytes = self.aggregator.encoded_bytes(elems_max)
         if nbytes > PAYLOAD_BYTES_MAX:
             raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from luwu.layout import DTYPE_BYTES, Layout
-from luwu.nic.cells import ChunkGradient
+from luwu.nic.cells import ExtentGradient
 from luwu.nic.handles import Handle
 from luwu.nic.shell import Nic
 
@@ -21,24 +21,28 @@ def push_flat(
     """
     scale = DTYPE_BYTES[dtype]
     handles: list[Handle] = []
-    group: list[ChunkGradient] = []
+    group: list[ExtentGradient] = []
 
     def push_group() -> None:
         if group:
             handles.append(nic.push(step, part, unit, group[:], dtype, last=last, weight=weight))
             group.clear()
 
-    for index in layout.trainable_chunks(unit):
-        chunk = layout.chunks[index]
-        start, nbytes = chunk.start * scale, chunk.elems * scale
+    for index in layout.trainable_extents(unit):
+        extent = layout.extents[index]
+        nbytes = extent.elems * scale
         cell = nic.cells.take_now(nbytes)
         if cell is None:
             push_group()
             cell = nic.cells.take(nbytes)
-        np.copyto(
-            np.frombuffer(cell.data, np.uint8),
-            np.frombuffer(gradient[start : start + nbytes], np.uint8),
-        )
-        group.append(ChunkGradient(index, cell))
+        at = 0
+        for first, elems in extent.runs:
+            start, size = first * scale, elems * scale
+            np.copyto(
+                np.frombuffer(cell.data[at : at + size], np.uint8),
+                np.frombuffer(gradient[start : start + size], np.uint8),
+            )
+            at += size
+        group.append(ExtentGradient(index, cell))
     push_group()
     return handles

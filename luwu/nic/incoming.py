@@ -1,9 +1,9 @@
 """Incoming weights of a pull: copied to memory of the worker's own, or used where they are.
 
-A unit is used in place if its sender allows it and all its chunks came in memory that is shared
+A unit is used in place if its sender allows it and all its extents came in memory that is shared
 with the sender, one behind the other as in the unit's flat vector. Then nothing is copied, and the
 deliveries are released only when the weights are not used any more: their sender writes to that
-memory again only when all receivers have released it. Otherwise each chunk is copied to memory of
+memory again only when all receivers have released it. Otherwise each extent is copied to memory of
 the worker's own, which is requested when the first byte is to be written.
 """
 
@@ -34,37 +34,37 @@ class SharedWeights:
 
 
 class IncomingWeights:
-    """The weights of one pull, chunk by chunk. Only the I/O thread uses it."""
+    """The weights of one pull, extent by extent. Only the I/O thread uses it."""
 
     def __init__(
-        self, memory: Callable[[], memoryview], ranges: dict[int, tuple[int, int]], *,
+        self, memory: Callable[[], memoryview], runs: dict[int, tuple[tuple[int, int], ...]], *,
         in_place: bool,
     ) -> None:  # fmt: skip
-        """`ranges`: chunk -> (start, length) in bytes of the unit's flat vector."""
-        self._memory, self._ranges, self._in_place = memory, ranges, in_place
+        """`runs`: extent -> (start, length) of its runs, in bytes of the unit's flat vector."""
+        self._memory, self._runs, self._in_place = memory, runs, in_place
         self._into: memoryview | None = None
         self._shared: dict[int, Delivery] = {}
-        """Deliveries that may be used where they are, by chunk."""
+        """Deliveries that may be used where they are, by extent."""
 
-    def add(self, chunk: int, delivery: Delivery, *, in_place: bool) -> None:
-        """Weights of a chunk; a later delivery of the same chunk replaces the earlier one.
+    def add(self, extent: int, delivery: Delivery, *, in_place: bool) -> None:
+        """Weights of an extent; a later delivery of the same extent replaces the earlier one.
 
         `in_place`: their sender lets them be used where they are.
         """
-        before = self._shared.pop(chunk, None)
+        before = self._shared.pop(extent, None)
         if before is not None:
             before.release()
         if in_place and self._in_place and delivery.is_shared:
-            self._shared[chunk] = delivery
+            self._shared[extent] = delivery
         else:
-            self._copy(chunk, delivery)
+            self._copy(extent, delivery)
 
     def finish(self) -> SharedWeights | None:
-        """All chunks are complete: the weights if they are used in place, or None if copied."""
+        """All extents are complete: the weights if they are used in place, or None if copied."""
         found = self._in_one_piece()
         if found is None:
-            for chunk, delivery in self._shared.items():
-                self._copy(chunk, delivery)
+            for extent, delivery in self._shared.items():
+                self._copy(extent, delivery)
         self._shared = {}
         return found
 
@@ -75,22 +75,28 @@ class IncomingWeights:
         self._shared = {}
 
     def _in_one_piece(self) -> SharedWeights | None:
-        """All chunks, if they are one behind the other in shared memory."""
-        if not self._shared or len(self._shared) < len(self._ranges):
+        """All extents, if they are one behind the other in shared memory."""
+        if not self._shared or len(self._shared) < len(self._runs):
+            return None
+        if any(len(runs) > 1 for runs in self._runs.values()):
             return None
         bases = {
-            address_of(delivery.buffers[0]) - self._ranges[chunk][0]
-            for chunk, delivery in self._shared.items()
+            address_of(delivery.buffers[0]) - self._runs[extent][0][0]
+            for extent, delivery in self._shared.items()
         }
         if len(bases) > 1:
             return None
-        nbytes = max(start + length for start, length in self._ranges.values())
+        nbytes = max(sum(run) for runs in self._runs.values() for run in runs)
         return SharedWeights(bases.pop(), nbytes, list(self._shared.values()))
 
-    def _copy(self, chunk: int, delivery: Delivery) -> None:
+    def _copy(self, extent: int, delivery: Delivery) -> None:
         if self._into is None:
             self._into = self._memory()
-        start, length = self._ranges[chunk]
-        target = np.frombuffer(self._into, np.uint8)
-        np.copyto(target[start : start + length], np.frombuffer(delivery.buffers[0], np.uint8))
+        target, source = (
+            np.frombuffer(each, np.uint8) for each in (self._into, delivery.buffers[0])
+        )
+        at = 0
+        for start, length in self._runs[extent]:
+            np.copyto(target[start : start + length], source[at : at + length])
+            at += length
         delivery.release()

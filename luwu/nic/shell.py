@@ -32,7 +32,7 @@ from luwu.base.failpoints import failpoint
 from luwu.base.limits import GRADIENT_BYTES, KEEP_PIECES_MAX
 from luwu.base.outstanding import RetryPolicy
 from luwu.layout import DTYPE_BYTES, Layout
-from luwu.nic.cells import Cell, Cells, ChunkGradient, private_memory
+from luwu.nic.cells import Cell, Cells, ExtentGradient, private_memory
 from luwu.nic.core import NicCore
 from luwu.nic.core import actions as nic
 from luwu.nic.encoder import PATIENCE_S, Encoder
@@ -76,6 +76,8 @@ class NicSettings:
     """How a job was started, as far as its workers must know."""
 
     chunk_bytes: int
+    extent_chunks: int = 1
+    """Chunks that travel together at most."""
     reshard_after_forward: bool | None = None
     """What `fully_shard` does where the script leaves it open; None: free all but the root."""
     prefetch_units: int = 2
@@ -103,7 +105,8 @@ class Nic(Closing):
         link is emulated, how patient to be. Raises: ConfigError."""
         rank, world_size = worker.rank, worker.world_size
         self.rank, self.world_size = rank, world_size
-        self.chunk_bytes, self.node_count = settings.chunk_bytes, settings.node_count
+        self.chunk_bytes, self.extent_chunks = settings.chunk_bytes, settings.extent_chunks
+        self.node_count = settings.node_count
         self.reshard_after_forward = settings.reshard_after_forward
         self.prefetch_units = settings.prefetch_units
         self.recorder = recorder or Recorder(role="worker", printed=None)
@@ -212,14 +215,15 @@ class Nic(Closing):
         """
         handle = self._new("pull", step, unit)
         layout = self._units
-        chunks = layout.unit_chunks[unit]
-        ranges = {}
-        for index in chunks:
-            chunk = layout.chunks[index]
-            ranges[index] = (chunk.start * DTYPE_BYTES[chunk.wire_dtype], chunk.wire_bytes)
-        handle.incoming = IncomingWeights(memory, ranges, in_place=in_place)
+        extents = layout.unit_extents[unit]
+        runs = {}
+        for index in extents:
+            extent = layout.extents[index]
+            scale = DTYPE_BYTES[extent.wire_dtype]
+            runs[index] = tuple((start * scale, elems * scale) for start, elems in extent.runs)
+        handle.incoming = IncomingWeights(memory, runs, in_place=in_place)
         number = self._register(handle)
-        self._command(lambda now: self._core.pull(now, number, step, part, chunks))
+        self._command(lambda now: self._core.pull(now, number, step, part, extents))
         return handle
 
     def forget(self, handle: Handle) -> None:
@@ -232,17 +236,17 @@ class Nic(Closing):
                 handle.shared.release()
 
     def push(
-        self, step: int, part: int, unit: int, gradients: Sequence[ChunkGradient] | None,
+        self, step: int, part: int, unit: int, gradients: Sequence[ExtentGradient] | None,
         dtype: str, *, last: bool, weight: float = 1.0,
     ) -> Handle:  # fmt: skip
-        """Send gradients of some of a unit's chunks, in cells taken from `cells`.
+        """Send gradients of some of a unit's extents, in cells taken from `cells`.
 
         None: this rank has no gradient for any of them. The cells belong to the push from now on.
         """
         failpoint("worker.before_push")
         if gradients is None:
-            chunks = self._units.trainable_chunks(unit)
-            gradients = [ChunkGradient(index, None) for index in chunks]
+            extents = self._units.trainable_extents(unit)
+            gradients = [ExtentGradient(index, None) for index in extents]
         entries = [
             nic.Gradient(
                 chunk=index,
@@ -504,12 +508,12 @@ class Nic(Closing):
         handle = self._handles[fill.handle]
         assert isinstance(fill.payload, Delivery)
         assert handle.incoming is not None
-        chunk = self._units.chunks[fill.chunk]
+        extent = self._units.extents[fill.chunk]
         nbytes = fill.payload.buffers[0].nbytes
-        if nbytes != chunk.wire_bytes:
+        if nbytes != extent.wire_bytes:
             raise RemoteProtocolError(
-                f"weights of chunk {fill.chunk}: {nbytes} bytes came, expected "
-                f"{chunk.wire_bytes}; the parent has another layout"
+                f"weights of extent {fill.chunk}: {nbytes} bytes came, expected "
+                f"{extent.wire_bytes}; the parent has another layout"
             )
         handle.incoming.add(fill.chunk, fill.payload, in_place=fill.in_place)
 

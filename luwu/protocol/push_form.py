@@ -1,4 +1,4 @@
-"""What a push of each chunk must look like, so that nothing is summed that cannot be. Pure.
+"""What a push of each extent must look like, so that nothing is summed that cannot be. Pure.
 
 A switch learns it from the job's description, as a node does. A push of another form is the fault
 of whoever made it: it is refused by name, before its bytes meet those of other ranks.
@@ -15,24 +15,24 @@ from luwu.wire.messages import RESENT_PART, Push
 
 
 class PushForm:
-    """Sizes, dtypes and segments of the chunks of one job."""
+    """Sizes, dtypes and segments of the extents of one job."""
 
     def __init__(self, layout: Layout, aggregator: Aggregator) -> None:
         self._aggregator = aggregator
-        chunks = layout.chunks
-        self._elems = array("q", (chunk.elems if chunk.trainable else 0 for chunk in chunks))
-        """0: nothing of the chunk is pushed."""
-        self._segments = array("i", (layout.segments_count(chunk.index) for chunk in chunks))
+        extents = layout.extents
+        self._elems = array("q", (each.elems if each.trainable else 0 for each in extents))
+        """0: nothing of the extent is pushed."""
+        self._segments = array("i", (layout.extent_segments_count(e.index) for e in extents))
 
     @property
-    def chunks_count(self) -> int:
-        """Chunks of the job, those that are never pushed included."""
+    def extents_count(self) -> int:
+        """Extents of the job, those that are never pushed included."""
         return len(self._elems)
 
     def fault(self, m: Push, payload_bytes: int, *, has_payload: bool) -> str:
         """What is wrong with a push: what was found, and what was expected; empty if nothing is."""
         if m.chunk >= len(self._elems) or not self._elems[m.chunk]:
-            return f"chunk {m.chunk} is not one that is pushed; there are {len(self._elems)} chunks"
+            return f"extent {m.chunk} is not one that is pushed; there are {len(self._elems)}"
         if not has_payload:
             return "segments are absent from a push without a payload" if m.absent else ""
         return self._fault_of_bytes(m, payload_bytes) or self._fault_of_segments(m)
@@ -44,12 +44,12 @@ class PushForm:
             expected = elems * DTYPE_BYTES.get(m.dtype, 0)
             if m.dtype not in DTYPE_BYTES or payload_bytes != expected:
                 return (
-                    f"chunk {m.chunk} has {elems} elements, and a push of it {payload_bytes} bytes "
-                    f"of {m.dtype}, expected {expected}"
+                    f"extent {m.chunk} has {elems} elements, and a push of it {payload_bytes} "
+                    f"bytes of {m.dtype}, expected {expected}"
                 )
         elif m.dtype != ENCODED or not aggregator.fits(elems, payload_bytes):
             return (
-                f"chunk {m.chunk}: {payload_bytes} bytes of {m.dtype} are not {elems} elements as "
+                f"extent {m.chunk}: {payload_bytes} bytes of {m.dtype} are not {elems} elements as "
                 f"{aggregator.name} encodes them"
             )
         return ""
@@ -58,7 +58,7 @@ class PushForm:
         count = self._segments[m.chunk]
         if m.absent and m.absent >= (1 << count) - 1:
             return (
-                f"chunk {m.chunk} has {count} segments, and a push of it lacks {m.absent:#b}; one "
+                f"extent {m.chunk} has {count} segments, and a push of it lacks {m.absent:#b}; one "
                 "that lacks all of them has no payload"
             )
         return ""

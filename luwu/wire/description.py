@@ -95,8 +95,11 @@ def description_hash(encoded: bytes | memoryview) -> str:
     return hashlib.sha256(encoded).hexdigest()
 
 
-def parse_description(encoded: bytes | memoryview) -> Description:
-    """The description a peer sent. Raises RemoteProtocolError if it is not one."""
+def parse_description(encoded: bytes | memoryview, extent_chunks: int = 1) -> Description:
+    """The description a peer sent, or a state has; chunks travel as `extent_chunks` says.
+
+    Raises RemoteProtocolError if it is not one.
+    """
     try:
         document = json.loads(bytes(encoded))
         layout = Layout(
@@ -107,6 +110,7 @@ def parse_description(encoded: bytes | memoryview) -> Description:
             ),
             chunk_bytes=_natural(document["chunk_bytes"]),
             node_count=_natural(document["node_count"]),
+            extent_chunks=extent_chunks,
         )
         found = Description(
             layout=layout,

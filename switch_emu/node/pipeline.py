@@ -17,7 +17,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from switch_emu.node.core.actions import (
     ReadWeights,
     Update,
 )
+from switch_emu.node.extent_pages import ExtentPage, extent_pages
 from switch_emu.node.kernels import UpdateCall, UpdateKernel
 from switch_emu.node.outgoing import Outgoing
 from switch_emu.node.pages import WEIGHT, field_view
@@ -76,6 +77,13 @@ class Stored:
     """Where weights go that workers read in place; None: each is sent a copy."""
 
 
+class _Updated(NamedTuple):
+    """A page that has its new values, not written yet."""
+
+    squares: tuple[float, ...]
+    record: memoryview
+
+
 class Pipeline:
     """Does a node's work on pages; see the module."""
 
@@ -96,6 +104,7 @@ class Pipeline:
         """Of the last step that asked for them."""
         self._aggregator = aggregator
         elems_max = max(chunk.elems for chunk in self._layout.chunks)
+        self._pages: dict[int, tuple[ExtentPage, ...]] = {}
         self._adder = Adder(elems_max, aggregator, core.groups)
         self._sums = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
         self._sums_room = threading.Semaphore(updates_count)
@@ -199,19 +208,16 @@ class Pipeline:
         return now_ns
 
     def _update(self, action: Update, scratch: Scratch) -> None:
-        chunk = action.chunk
-        named = {"step": action.step, "chunk": chunk}
-        start_ns = SYSTEM_CLOCK.now_ns()
-        page = self._layout.page(chunk)
-        record = self._store.record_in_ram(page, action.step)
-        if record is None:
-            self._store.read(page, action.step, scratch.record(page))
-        place = self._target(action)
-        target = scratch.record(page) if place is None else place
-        read_ns = self._span("read", start_ns, **named)
-        wire = self._wire(chunk, action.step + 1, action.attempt, needed=action.publish)
-        squares = self._compute(action, scratch, record, place, wire)
-        is_finite = all(map(math.isfinite, squares))
+        pages = self._pages_of(action.chunk)
+        wire = self._wire(action.chunk, action.step + 1, action.attempt, needed=action.publish)
+        squares: tuple[float, ...] = ()
+        is_finite = True
+        for each in pages:
+            target = self._update_page(action, each, wire, scratch)
+            squares += target.squares
+            is_finite = is_finite and all(map(math.isfinite, target.squares))
+            if is_finite and each is not pages[-1]:
+                self._write(action, each, target.record)
         published = None
         if is_finite:
             published = wire.written()
@@ -220,32 +226,31 @@ class Pipeline:
         if published is not None and not action.publish:
             published.drop()
             published = None
-        update_ns = self._span("update", read_ns, **named)
         in_place = wire.is_in_place
         self._tell(lambda: self._core.updated(action, squares, published, in_place=in_place))
         if is_finite:  # else the step will be skipped, and its pages are discarded anyway
-            try:
-                self._store.write(page, action.step + 1, action.attempt, target)
-            except StaleAttempt:
-                pass  # the attempt was given up meanwhile; the core knows
-        self._span("write", update_ns, **named)
-        failpoint("node.after_write")
+            self._write(action, pages[-1], target.record)
         self._tell(lambda: self._core.written(action))
 
-    def _compute(
-        self, action: Update, scratch: Scratch, record: memoryview | None,
-        place: memoryview | None, wire: Outgoing,
-    ) -> tuple[float, ...]:  # fmt: skip
-        """Update the page from `record` to `place`; None of either: the thread's own record."""
-        page = self._layout.page(action.chunk)
-        kind, fields = self._store.config.kind(page), self._kernel.state_fields
-        own = scratch.views(page)
+    def _update_page(
+        self, action: Update, page: ExtentPage, wire: Outgoing, scratch: Scratch
+    ) -> _Updated:  # fmt: skip
+        """Read a page and update it, in RAM if it is there, else in the thread's own record."""
+        start_ns = SYSTEM_CLOCK.now_ns()
+        number, absent = page.number, page.absent(action.absent)
+        record = self._store.record_in_ram(number, action.step)
+        if record is None:
+            self._store.read(number, action.step, scratch.record(number))
+        place = self._place(action, number)
+        read_ns = self._span("read", start_ns, step=action.step, chunk=page.chunk)
+        kind, fields = self._store.config.kind(number), self._kernel.state_fields
+        own = scratch.views(number)
         source = own if record is None else record_views(kind, record, fields)
         target = own if place is None else record_views(kind, place, fields)
         hyper = self._decoded(action.hyper)
-        runs = update_runs(self._layout, action.chunk, hyper, source.updates, action.absent)
-        pieces = self.statistics.pieces(action.chunk) if hyper.measure else None
-        with self._adder.terms(action.contributions, source.weights.size) as contributions:
+        runs = update_runs(self._layout, page.chunk, hyper, source.updates, absent)
+        pieces = self.statistics.pieces(page.chunk) if hyper.measure else None
+        with self._adder.terms(action.contributions, page.elems, page.start) as contributions:
             squares = self._kernel.update(
                 UpdateCall(
                     contributions=contributions,
@@ -256,28 +261,43 @@ class Pipeline:
                     runs=runs,
                     divisor=action.divisor,
                     scale=clip_scale(hyper, action.grad_norm),
-                    wire=wire.target,
+                    wire=page.part_of(wire.target),
                     measure=self._streaming,
                     pieces=pieces,
                 )
             )
-        count_update(source.updates, action.absent, target.updates)
+        count_update(source.updates, absent, target.updates)
         if pieces is not None:
-            self.statistics.add(action, pieces)
-        return squares
+            self.statistics.add(action, page.chunk, pieces)
+        self._span("update", read_ns, step=action.step, chunk=page.chunk)
+        return _Updated(squares, scratch.record(number) if place is None else place)
 
-    def _target(self, action: Update) -> memoryview | None:
+    def _write(self, action: Update, page: ExtentPage, record: memoryview) -> None:
+        start_ns = SYSTEM_CLOCK.now_ns()
         try:
-            page = self._layout.page(action.chunk)
+            self._store.write(page.number, action.step + 1, action.attempt, record)
+        except StaleAttempt:
+            pass  # the attempt was given up meanwhile; the core knows
+        self._span("write", start_ns, step=action.step, chunk=page.chunk)
+        failpoint("node.after_write")
+
+    def _place(self, action: Update, page: int) -> memoryview | None:
+        try:
             return self._store.place_in_ram(page, action.step + 1, action.attempt)
         except StaleAttempt:
             return None  # `write` will say so again
 
-    def _wire(self, chunk: int, step: int, attempt: int, *, needed: bool) -> Outgoing:
+    def _pages_of(self, extent: int) -> tuple[ExtentPage, ...]:
+        found = self._pages.get(extent)
+        if found is None:
+            found = self._pages[extent] = extent_pages(self._layout, extent)
+        return found
+
+    def _wire(self, extent: int, step: int, attempt: int, *, needed: bool) -> Outgoing:
+        found = self._layout.extents[extent]
         return Outgoing(
-            self._places, self._sent, chunk, step, attempt,
-            dtype=self._layout.chunks[chunk].wire_dtype,
-            nbytes=self._layout.chunks[chunk].wire_bytes if needed else 0,
+            self._places, self._sent, extent, step, attempt,
+            dtype=found.wire_dtype, nbytes=found.wire_bytes if needed else 0,
         )  # fmt: skip
 
     def _inspect(self, action: Inspect) -> None:
@@ -289,20 +309,24 @@ class Pipeline:
         self._sums_room.acquire()
         if self._is_closing:
             return
-        memory, payload = self._sums.take(self._layout.chunks[action.chunk].sum_bytes)
+        memory, payload = self._sums.take(self._layout.extents[action.chunk].sum_bytes)
+        start_ns = SYSTEM_CLOCK.now_ns()
+        squares: tuple[float, ...] = ()
+        for page in self._pages_of(action.chunk):
+            squares += self._fold_page(action, page, page.part(memory, "float32"))
+        self._span("fold", start_ns, step=action.step, extent=action.chunk)
+        self._tell(lambda: self._folded(action, squares, payload))
+
+    def _fold_page(self, action: Fold, page: ExtentPage, memory: memoryview) -> tuple[float, ...]:
         total = np.frombuffer(memory, np.float32)
         before = None
         if action.total is not None:  # copied: if it was spilled, its memory is free again at once
             assert isinstance(action.total.payload, Payload)
-            memory[:] = action.total.payload.view()
+            memory[:] = action.total.payload.part(4 * page.start, 4 * (page.start + page.elems))
             before = total
-        start_ns = SYSTEM_CLOCK.now_ns()
-        with self._adder.terms(action.contributions, total.size) as contributions:
+        with self._adder.terms(action.contributions, page.elems, page.start) as contributions:
             squares = self._kernel.fold(contributions, before, total)
-        if self._norm_type != 2:
-            squares = block_norms(total, self._norm_type)
-        self._span("fold", start_ns, step=action.step, chunk=action.chunk)
-        self._tell(lambda: self._folded(action, squares, payload))
+        return squares if self._norm_type == 2 else block_norms(total, self._norm_type)
 
     def _folded(self, action: Fold, squares: tuple[float, ...], payload: Payload) -> Sequence[Any]:
         self._sums_room.release()
@@ -320,35 +344,39 @@ class Pipeline:
                 payload, in_place = wire.written(), wire.is_in_place
             except VersionMissing:  # decided or aborted meanwhile: nobody waits for it any more
                 wire.given_up()
-        self._span("read_weights", start_ns, step=action.step, chunk=action.chunk)
+        self._span("read_weights", start_ns, step=action.step, extent=action.chunk)
         self._tell(lambda: self._core.weights_read(action, payload, in_place=in_place))
 
     def _read_weights(self, action: ReadWeights, wire: Outgoing, scratch: Scratch) -> None:
-        if action.version is not None:
-            self._copy_weights(action.chunk, action.version, wire, scratch)
-            return
         while True:
-            decided = self._store.decided
-            assert decided is not None
+            version = action.version
+            if version is None:
+                decided = self._store.decided
+                assert decided is not None
+                version = decided.version
             try:
-                self._copy_weights(action.chunk, decided.version, wire, scratch)
+                for page in self._pages_of(action.chunk):
+                    self._copy_weights(page, version, wire, scratch)
                 return
             except VersionMissing:
-                continue  # the next version was decided just now
+                if action.version is not None:
+                    raise  # else the next version was decided just now
 
-    def _copy_weights(self, chunk: int, version: int, wire: Outgoing, scratch: Scratch) -> None:
-        page = self._layout.page(chunk)
-        kind = self._store.config.kind(page)
-        assert wire.target is not None
-        memory, dtype = wire.target
-        record = self._store.record_in_ram(page, version)
+    def _copy_weights(
+        self, page: ExtentPage, version: int, wire: Outgoing, scratch: Scratch
+    ) -> None:  # fmt: skip
+        kind = self._store.config.kind(page.number)
+        target = page.part_of(wire.target)
+        assert target is not None
+        memory, dtype = target
+        record = self._store.record_in_ram(page.number, version)
         if record is not None:
             self._kernel.cast(field_view(kind, record, WEIGHT), dtype, memory)
         elif dtype == "float32":
-            self._store.read_field(page, version, WEIGHT, memory)
+            self._store.read_field(page.number, version, WEIGHT, memory)
         else:
-            weights = scratch.weights(self._layout.chunks[chunk].elems)
-            self._store.read_field(page, version, WEIGHT, weights.view(np.uint8).data)
+            weights = scratch.weights(page.elems)
+            self._store.read_field(page.number, version, WEIGHT, weights.view(np.uint8).data)
             self._kernel.cast(weights, dtype, memory)
 
     def _load(self, action: LoadPage, scratch: Scratch) -> None:

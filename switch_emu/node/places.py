@@ -1,7 +1,7 @@
 """Weights at fixed places in shared memory: written once, read in place by every worker.
 
-Each chunk has two places, one for the weights of even and one for those of odd steps; a unit's
-chunks lie one behind the other, as in its flat vector, so that a worker can use a unit where it
+Each extent has two places, one for the weights of even and one for those of odd steps; a unit's
+extents lie one behind the other, as in its flat vector, so that a worker can use a unit where it
 lies. While step t+1's weights are written, those of step t stay, in the other place.
 
     empty -> written   `claim`, `fill`   weights of a step, made under an attempt
@@ -53,42 +53,43 @@ class WeightsPlaces:
         start = 0
         for places in self._places:
             for unit in range(len(layout.units)):
-                for index in layout.unit_chunks[unit]:
-                    chunk = layout.chunks[index]
-                    first = start + chunk.start * DTYPE_BYTES[chunk.wire_dtype]
-                    cell = memory[first : first + chunk.wire_bytes]
-                    places.append(_Place(cell, not chunk.trainable))
+                for index in layout.unit_extents[unit]:
+                    extent = layout.extents[index]
+                    ((at, _),) = extent.runs
+                    first = start + at * DTYPE_BYTES[extent.wire_dtype]
+                    cell = memory[first : first + extent.wire_bytes]
+                    places.append(_Place(cell, not extent.trainable))
                 start += _unit_bytes(layout, unit)
 
-    def claim(self, chunk: int, step: int, attempt: int) -> memoryview | None:
+    def claim(self, extent: int, step: int, attempt: int) -> memoryview | None:
         """Where to write weights for a step; None if the place is held, or has them already.
 
         `fill` or `give_up` must follow.
         """
         with self._lock:
-            place = self._place(chunk, step)
+            place = self._place(extent, step)
             if place.is_claimed or place.holders_count or self._has(place, step, attempt):
                 return None
             place.is_claimed, place.step = True, -1
             return place.memory
 
-    def fill(self, chunk: int, step: int, attempt: int) -> Payload:
+    def fill(self, extent: int, step: int, attempt: int) -> Payload:
         """The weights were written; they are handed out."""
         with self._lock:
-            place = self._place(chunk, step)
+            place = self._place(extent, step)
             assert place.is_claimed
             place.is_claimed, place.step, place.attempt = False, step, attempt
             return self._handed_out(place)
 
-    def give_up(self, chunk: int, step: int) -> None:
+    def give_up(self, extent: int, step: int) -> None:
         """Nothing was written."""
         with self._lock:
-            self._place(chunk, step).is_claimed = False
+            self._place(extent, step).is_claimed = False
 
-    def get(self, chunk: int, step: int, attempt: int) -> Payload | None:
+    def get(self, extent: int, step: int, attempt: int) -> Payload | None:
         """The weights for a step, if they are here and count under this attempt."""
         with self._lock:
-            place = self._place(chunk, step)
+            place = self._place(extent, step)
             return self._handed_out(place) if self._has(place, step, attempt) else None
 
     def settle(self, step: int, attempt: int) -> None:
@@ -96,8 +97,8 @@ class WeightsPlaces:
         with self._lock:
             self._settled = (step, attempt)
 
-    def _place(self, chunk: int, step: int) -> _Place:
-        return self._places[step % 2][chunk]
+    def _place(self, extent: int, step: int) -> _Place:
+        return self._places[step % 2][extent]
 
     def _has(self, place: _Place, step: int, attempt: int) -> bool:
         if place.step < 0 or place.is_claimed:

@@ -18,17 +18,17 @@ from switch_emu.switch.capacity import slot_memory
 
 _RECORD_CHUNKS = 3
 """Record of the largest page in chunks of float32: weights, m and v."""
-_UPDATE_CHUNKS = _RECORD_CHUNKS + 2
-"""Buffers of one update: the record, the weights to publish, a spilled sum read back. A fold needs
-one for the sum it makes and one for what it reads back."""
-_READ_CHUNKS = 2
-"""Buffers of one read of weights: as stored, and as sent."""
+_UPDATE_CHUNKS = _RECORD_CHUNKS + 1
+"""Buffers of one update, beside an extent of weights to publish, or of the sum that a fold makes:
+the record, and the page's part of a spilled sum."""
+_READ_CHUNKS = 1
+"""Buffer of one read of weights, as they are stored, beside the extent that is sent."""
 _SHARED_CHUNKS = 1
 """Of all threads together: the sum of contributions that are added one by one."""
 _UPDATES_COUNTS = (6, 4, 3, 2)
 """Pages in flight, as many as the budget has room for. Two leave the disk idle while they compute;
 more than four are there for small pages, which cost the disk less than the program."""
-_OUTGOING_CHUNKS = 6
+_OUTGOING_EXTENTS = 6
 """Weights wait there until all workers have copied them. With two chunks of 16 MiB the disk was
 idle for two fifths of a forward of a billion parameters: one was read while another was copied."""
 _SPILL_BUFFERS_MAX = 2
@@ -42,6 +42,8 @@ class NodePlan:
     """Bytes of the budget, by use."""
 
     budget_bytes: int
+    extent_chunks: int
+    """Chunks that travel together at most."""
     updates_count: int
     """Pages in flight between the disk and back, a thread each."""
     reads_count: int
@@ -107,21 +109,28 @@ def default_chunk_bytes(
     while chunk_bytes * 2 <= min(budget_bytes // 32, _CHUNK_AUTO_BYTES_MAX):
         leasts = _leasts(chunk_bytes * 2, world_size, has_switch, slot_count)
         room = _pipeline_room(budget_bytes, leasts)
-        if _pipeline_bytes(chunk_bytes * 2, 2, 2) > room:
+        if _pipeline_bytes(chunk_bytes * 2, chunk_bytes * 2, 2, 2) > room:
             break
         chunk_bytes *= 2
     return chunk_bytes
 
 
 def plan_node(
-    *, budget_bytes: int, chunk_bytes: int, world_size: int, has_switch: bool, slot_count: int = 0
+    *,
+    budget_bytes: int,
+    chunk_bytes: int,
+    world_size: int,
+    has_switch: bool,
+    slot_count: int = 0,
+    extent_chunks: int = 1,
 ) -> NodePlan:
     """Divide the budget. Raises ConfigError, with the least that would do.
 
     `slot_count`: the fixed slots that a switch of our own has at least, in protocol fidelity.
     """
-    leasts = _leasts(chunk_bytes, world_size, has_switch, slot_count)
-    least = _pipeline_bytes(chunk_bytes, 1, 1) + leasts.total
+    extent_bytes = extent_chunks * chunk_bytes
+    leasts = _leasts(extent_bytes, world_size, has_switch, slot_count)
+    least = _pipeline_bytes(chunk_bytes, extent_bytes, 1, 1) + leasts.total
     if budget_bytes < least:
         raise ConfigError(
             f"memory_budget: {format_bytes(budget_bytes)} is too small for chunks of "
@@ -131,21 +140,21 @@ def plan_node(
         )
     updates_count, reads_count = 1, 1
     for count in _UPDATES_COUNTS:
-        pipeline_bytes = _pipeline_bytes(chunk_bytes, count, 2)
+        pipeline_bytes = _pipeline_bytes(chunk_bytes, extent_bytes, count, 2)
         if pipeline_bytes <= _pipeline_room(budget_bytes, leasts):
             updates_count, reads_count = count, 2
             break
-    pipeline_bytes = _pipeline_bytes(chunk_bytes, updates_count, reads_count)
+    pipeline_bytes = _pipeline_bytes(chunk_bytes, extent_bytes, updates_count, reads_count)
     spare = budget_bytes - pipeline_bytes - leasts.total
     window_bytes = _share(spare, 0.15, leasts.window, 32 * MIB)
-    outgoing_most = max(32 * MIB, _OUTGOING_CHUNKS * chunk_bytes)
+    outgoing_most = max(32 * MIB, _OUTGOING_EXTENTS * extent_bytes)
     outgoing_bytes = _share(spare, 0.15, leasts.outgoing, outgoing_most)
     slots_bytes = copies_bytes = 0
     if not has_switch:
         slots_bytes = _share(spare, 0.2, leasts.slots, POOL_BYTES_DEFAULT)
         copies_bytes = _share(spare, 0.1, leasts.copies, POOL_BYTES_DEFAULT)
     sums_bytes = _share(spare, 0.25, leasts.sums, 1024 * MIB)
-    spill_bytes = _share(spare, 0.05, leasts.spill, _SPILL_BUFFERS_MAX * chunk_bytes)
+    spill_bytes = _share(spare, 0.05, leasts.spill, _SPILL_BUFFERS_MAX * extent_bytes)
     resident_bytes = budget_bytes - (
         pipeline_bytes
         + window_bytes
@@ -158,6 +167,7 @@ def plan_node(
     assert resident_bytes >= 0
     return NodePlan(
         budget_bytes=budget_bytes,
+        extent_chunks=extent_chunks,
         updates_count=updates_count,
         reads_count=reads_count,
         pipeline_bytes=pipeline_bytes,
@@ -197,9 +207,11 @@ def budget_for_pages(
         budget_bytes = -(-(budget_bytes + missing) // 1024) * 1024
 
 
-def _pipeline_bytes(chunk_bytes: int, updates_count: int, reads_count: int) -> int:
+def _pipeline_bytes(
+    chunk_bytes: int, extent_bytes: int, updates_count: int, reads_count: int
+) -> int:  # fmt: skip
     chunks = updates_count * _UPDATE_CHUNKS + reads_count * _READ_CHUNKS + _SHARED_CHUNKS
-    return chunks * chunk_bytes
+    return chunks * chunk_bytes + (updates_count + reads_count) * extent_bytes
 
 
 def _pipeline_room(budget_bytes: int, leasts: _Leasts) -> int:
@@ -222,16 +234,16 @@ class _Leasts(NamedTuple):
         return sum(self)
 
 
-def _leasts(chunk_bytes: int, world_size: int, has_switch: bool, slot_count: int) -> _Leasts:
-    two = 2 * chunk_bytes
+def _leasts(extent_bytes: int, world_size: int, has_switch: bool, slot_count: int) -> _Leasts:
+    two = 2 * extent_bytes
     if has_switch:
         return _Leasts(
-            window=two, outgoing=two, sums=chunk_bytes, spill=chunk_bytes, slots=0, copies=0
+            window=two, outgoing=two, sums=extent_bytes, spill=extent_bytes, slots=0, copies=0
         )
-    all_ranks = world_size * chunk_bytes  # each worker may have a chunk under way, and in a slot
-    slots = slot_memory(slot_count, child_count=world_size, chunk_bytes=chunk_bytes)
+    all_ranks = world_size * extent_bytes  # each worker may have one under way, and in a slot
+    slots = slot_memory(slot_count, child_count=world_size, chunk_bytes=extent_bytes)
     return _Leasts(
-        window=max(two, all_ranks), outgoing=two, sums=chunk_bytes, spill=chunk_bytes,
+        window=max(two, all_ranks), outgoing=two, sums=extent_bytes, spill=extent_bytes,
         slots=max(all_ranks, slots), copies=two,
     )  # fmt: skip
 

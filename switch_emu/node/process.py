@@ -119,7 +119,8 @@ def make_node_shell(
             sum_bytes_max=plan.sums_bytes,
             updates_max=plan.updates_max,
             reads_max=plan.reads_count * 4,
-            push_window_bytes=push_window_bytes(spec.link, spec.chunk_bytes, plan.window_bytes),
+            extent_chunks=plan.extent_chunks,
+            push_window_bytes=push_window_bytes(spec.link, spec.extent_bytes, plan.window_bytes),
             raw_bytes_max=spec.arena_bytes // 4 or None,
             ranks_min=spec.ranks_min,
             redoes=spec.redoes,
@@ -157,14 +158,15 @@ def own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:
     limits = SwitchLimits(
         slot_bytes_max=plan.slots_bytes,
         copies_bytes_max=plan.copies_bytes,
-        push_window_bytes=max(spec.chunk_bytes, plan.window_bytes // spec.world_size),
+        push_window_bytes=max(spec.extent_bytes, plan.window_bytes // spec.world_size),
     )
     if spec.arena_bytes:
-        limits = SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.chunk_bytes)
-    window_bytes = push_window_bytes(spec.link, spec.chunk_bytes, limits.push_window_bytes)
+        limits = SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.extent_bytes)
+    window_bytes = push_window_bytes(spec.link, spec.extent_bytes, limits.push_window_bytes)
     limits = replace(
-        limits, push_window_bytes=window_bytes, patience_ns=patience_ns(spec.drop_after_s)
-    )
+        limits, push_window_bytes=window_bytes, patience_ns=patience_ns(spec.drop_after_s),
+        extent_chunks=spec.extent_chunks,
+    )  # fmt: skip
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=spec.world_size, chunk_bytes=spec.chunk_bytes
     )

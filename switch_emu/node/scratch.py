@@ -16,6 +16,7 @@ import numpy as np
 from luwu.aggregate import Aggregator
 from luwu.aggregate.interface import ENCODED
 from luwu.aggregate.sum_in_order import F32Array, sum_in_order
+from luwu.layout import DTYPE_BYTES, SUM_BYTES
 from luwu.protocol.contribution import Contribution
 from luwu.protocol.sum_order import Group, combined, depth, nested
 from switch_emu.node.pages import UPDATES, WEIGHT
@@ -91,11 +92,13 @@ class Adder:
 
     @contextmanager
     def terms(
-        self, contributions: Sequence[Contribution], elems: int
+        self, contributions: Sequence[Contribution], elems: int, start: int = 0
     ) -> Iterator[Sequence[tuple[memoryview, str]]]:
-        """What the kernel adds, in order. A sum among others is made first: the order counts."""
+        """What the kernel adds to so many elements from `start` on, in order; encoded ones whole.
+
+        A sum among others is made first: the order counts.
+        """
         terms = nested(contributions, self._groups)
-        payloads = [_payload(said) for said in contributions]
         if contributions[0].dtype == ENCODED:
             assert self._aggregator is not None
             with self._lock:
@@ -104,29 +107,30 @@ class Adder:
                 self._aggregator.decode(encoded, total)
                 yield [(total.view(np.uint8).data, "float32")]
             return
-        if len(payloads) == 1:
-            yield terms_of(payloads[0], contributions[0].dtype)
+        if len(contributions) == 1:
+            yield terms_of(_payload(contributions[0]), contributions[0].dtype, start, start + elems)
             return
-        dtypes = [said.dtype for said in contributions]
-        is_flat = len(terms) == len(payloads)
-        if is_flat and sum(payload.nbytes for payload in payloads) <= 4 * elems:
-            yield [(payload.view(), d) for payload, d in zip(payloads, dtypes, strict=True)]
+        is_flat = len(terms) == len(contributions)
+        if is_flat and sum(DTYPE_BYTES[said.dtype] for said in contributions) <= SUM_BYTES:
+            yield [(_part(said, start, elems), said.dtype) for said in contributions]
             return
         with self._lock:
-            yield [(self._add(terms, 0, elems), "float32")]
+            yield [(self._add(terms, 0, start, elems), "float32")]
 
-    def _add(self, terms: Sequence[Contribution | Group], level: int, elems: int) -> memoryview:
+    def _add(
+        self, terms: Sequence[Contribution | Group], level: int, start: int, elems: int
+    ) -> memoryview:
         """The sum of some terms, in the array of a level."""
         total = self._totals[level][:elems]
         octets = total.view(np.uint8).data
         before: tuple[memoryview, ...] = ()
         for term in terms:  # what is read back is held by the addition alone
             if isinstance(term, Group):
-                inner = self._add(term.terms, level + 1, elems)
+                inner = self._add(term.terms, level + 1, start, elems)
                 sum_in_order([*before, inner], ["float32"] * len((*before, inner)), total)
             else:
                 dtypes = [*["float32"] * len(before), term.dtype]
-                sum_in_order([*before, _payload(term).view()], dtypes, total)
+                sum_in_order([*before, _part(term, start, elems)], dtypes, total)
             before = (octets,)
         return octets
 
@@ -134,6 +138,12 @@ class Adder:
 def aligned_floats(elems: int) -> F32Array:
     """Zeroed memory for float32 on a page boundary."""
     return np.frombuffer(aligned_buffer(4 * elems), np.float32)
+
+
+def _part(said: Contribution, start: int, elems: int) -> memoryview:
+    """So many elements of a contribution from `start` on."""
+    scale = DTYPE_BYTES[said.dtype]
+    return _payload(said).part(start * scale, (start + elems) * scale)
 
 
 def _payload(said: Contribution) -> Payload:

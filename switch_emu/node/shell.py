@@ -72,6 +72,7 @@ class NodeShell(Shell):
         self.core = core
         self._storage = storage
         self._job, self._plan, self._node = job, plan, node or NodeNumber()
+        self._extent_chunks = plan.extent_chunks
         self._kept: KeptFiles | None = None
         self.own_switch = own_switch
         self._combined = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
@@ -98,7 +99,7 @@ class NodeShell(Shell):
 
     def _open(self, store: PageStore) -> None:
         self.store = store
-        self.description = parse_description(store.config.description)
+        self.description = parse_description(store.config.description, self._extent_chunks)
         prepared = self._resolve_prepared(store)
         made = make_kernel(self.description.optimizer, self.description.state_fields, cache=None)
         self._places = self._storage.make_places(self.description, self.transport.reserve)
@@ -324,7 +325,7 @@ class NodeShell(Shell):
 
     def _open_new(self, encoded: bytes) -> None:
         try:
-            store = self._storage.make_store(parse_description(encoded))
+            store = self._storage.make_store(parse_description(encoded, self._extent_chunks))
         except StateError:
             raise  # the disk, not what the workers asked for
         except LuwuError as exc:

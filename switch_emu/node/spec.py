@@ -59,6 +59,7 @@ class NodeSpec(RoleSpec):
             world_size=self.world_size,
             has_switch=self.has_switch,
             slot_count=self.own_slot_count,
+            extent_chunks=self.extent_chunks,
         )
 
     @property

@@ -60,11 +60,11 @@ class Statistics:
         """What an update of the chunk is to measure."""
         return Pieces.of([b for s in self._layout.segments(chunk) for b in _borders(s)])
 
-    def add(self, update: Update, pieces: Pieces) -> None:
-        """A page was updated, and measured."""
+    def add(self, update: Update, chunk: int, pieces: Pieces) -> None:
+        """The page of a chunk was updated, and measured."""
         grad, weights, change = pieces.squares.tolist()
         segments, first = [], 0
-        for segment in self._layout.segments(update.chunk):
+        for segment in self._layout.segments(chunk):
             part = slice(first, first + _pieces_count(segment))
             first = part.stop
             segments.append(
@@ -76,7 +76,7 @@ class Statistics:
             if held is None or (held.attempt, held.step) < (update.attempt, update.step):
                 held = self._under_way = _UnderWay(update.step, update.attempt)
             if (held.attempt, held.step) == (update.attempt, update.step):
-                held.chunks[update.chunk] = encoded  # else of an attempt that was given up
+                held.chunks[chunk] = encoded  # else of an attempt that was given up
 
     def decided(self, step: int, attempt: int) -> None:
         """The step is decided, made under this attempt."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from luwu.aggregate import Aggregator, make_aggregator
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
-from luwu.layout import Chunk
+from luwu.layout import Extent
 from luwu.wire.description import Description, parse_description
 from switch_emu.node.kernels.make import check_known
 from switch_emu.node.pages import node_layout_hash, store_config
@@ -87,7 +87,7 @@ class NodeStorage:
                 f"for {asked_kib}KiB; use --chunk {found_kib}KiB",
                 code="E203",
             )
-        description = parse_description(store.config.description)
+        description = parse_description(store.config.description, spec.extent_chunks)
         count = description.layout.node_count
         is_ours = store.config.layout_hash == node_layout_hash(description, spec.number)
         if count != spec.count or not is_ours:
@@ -130,13 +130,13 @@ class NodeStorage:
     def make_spill(self, description: Description) -> SpillFile:
         """Make the file for gradients that find no room in RAM."""
         spec, layout = self._spec, description.layout
-        owned = [chunk for chunk in layout.chunks if layout.owner(chunk.index) == spec.number]
+        owned = [each for each in layout.extents if layout.extent_owner(each.index) == spec.number]
         aggregator = make_aggregator(description.aggregate, spec.world_size)
         return SpillFile(
             spec.state,
-            place_bytes=max(_held_bytes(aggregator, chunk) for chunk in owned),
-            places_count=sum(chunk.trainable for chunk in owned),
-            buffers_count=self._plan.spill_bytes // spec.chunk_bytes,
+            place_bytes=max(_held_bytes(aggregator, extent) for extent in owned),
+            places_count=sum(extent.trainable for extent in owned),
+            buffers_count=self._plan.spill_bytes // (spec.chunk_bytes * spec.extent_chunks),
         )
 
     def make_kept(self, decided: DecidedStep | None) -> KeptFiles:
@@ -179,7 +179,7 @@ class NodeStorage:
         )  # fmt: skip
 
 
-def _held_bytes(aggregator: Aggregator, chunk: Chunk) -> int:
-    """The most that one payload of a chunk's gradient takes while it waits."""
-    elems = chunk.elems
-    return max(chunk.sum_bytes, aggregator.encoded_bytes(elems), aggregator.sum_bytes(elems))
+def _held_bytes(aggregator: Aggregator, extent: Extent) -> int:
+    """The most that one payload of an extent's gradient takes while it waits."""
+    elems = extent.elems
+    return max(extent.sum_bytes, aggregator.encoded_bytes(elems), aggregator.sum_bytes(elems))

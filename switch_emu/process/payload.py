@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array, SumInOrder, sum_in_order
+from luwu.layout import DTYPE_BYTES
 from luwu.transport.interface import CreditExceeded
 
 
@@ -24,8 +25,8 @@ class SpillFile(Protocol):
         """Keep the bytes; the number of their place."""
         ...
 
-    def get(self, place: int, nbytes: int) -> memoryview:
-        """The bytes of a place, in a buffer of the caller's own."""
+    def get(self, place: int, start: int, nbytes: int) -> memoryview:
+        """So many bytes of a place from `start` on, in a buffer of the caller's own."""
         ...
 
     def free(self, place: int) -> None:
@@ -54,11 +55,15 @@ class Payload:
 
     def view(self) -> memoryview:
         """The bytes; read back from the spill file if they are there."""
+        return self.part(0, self.nbytes)
+
+    def part(self, start: int, stop: int) -> memoryview:
+        """Bytes `start` to `stop` alone."""
         data, spill = self._data, self._spill
         if data is not None:
-            return data
+            return data if stop - start == self.nbytes else data[start:stop]
         assert spill is not None, "a payload was used after its last holder dropped it"
-        return spill[0].get(spill[1], self.nbytes)
+        return spill[0].get(spill[1], start, stop - start)
 
     def share(self) -> Payload:
         """One more holder."""
@@ -103,23 +108,29 @@ class Unsummed(Payload):
         shared = all(payload.is_shared for payload, _ in terms)
         super().__init__(None, self._drop_terms, is_shared=shared, nbytes=nbytes)
 
-    def terms(self) -> tuple[tuple[memoryview, str], ...]:
-        """The terms and their dtypes; only the sum itself once it was spilled."""
+    def terms(self, start: int, stop: int) -> tuple[tuple[memoryview, str], ...]:
+        """Elements `start` to `stop` of each term, with its dtype; once it was spilled, of the sum
+        alone.
+        """
         if self._spill is not None:
-            return ((super().view(), "float32"),)
-        return tuple((payload.view(), dtype) for payload, dtype in self._terms)
+            return ((super().part(4 * start, 4 * stop), "float32"),)
+        return tuple(
+            (payload.part(start * DTYPE_BYTES[dtype], stop * DTYPE_BYTES[dtype]), dtype)
+            for payload, dtype in self._terms
+        )
 
-    def view(self) -> memoryview:
-        """The sum, made anew each time."""
+    def part(self, start: int, stop: int) -> memoryview:
+        """Bytes `start` to `stop` of the sum, which are added anew each time."""
         if self._spill is not None:
-            return super().view()
-        total = np.empty(self.nbytes // 4, np.float32)
-        self.sum_into(total)
+            return super().part(start, stop)
+        total = np.empty((stop - start) // 4, np.float32)
+        terms = self.terms(start // 4, stop // 4)
+        sum_in_order([data for data, _ in terms], [dtype for _, dtype in terms], total)
         return total.view(np.uint8).data
 
     def sum_into(self, total: F32Array, add: SumInOrder = sum_in_order) -> None:
         """Add the terms up, as `sum_in_order` does."""
-        terms = self.terms()
+        terms = self.terms(0, self.nbytes // 4)
         add([data for data, _ in terms], [dtype for _, dtype in terms], total)
 
     def _drop_terms(self) -> None:
@@ -156,8 +167,10 @@ class Buffers:
             self._spare.setdefault(memory.nbytes, []).append(memory)
 
 
-def terms_of(payload: Payload, dtype: str) -> tuple[tuple[memoryview, str], ...]:
-    """The terms that add up to the payload's values: itself, or the terms of its sum."""
+def terms_of(
+    payload: Payload, dtype: str, start: int, stop: int
+) -> tuple[tuple[memoryview, str], ...]:
+    """What adds up to elements `start` to `stop` of a payload: itself, or the terms of its sum."""
     if isinstance(payload, Unsummed):
-        return payload.terms()
-    return ((payload.view(), dtype),)
+        return payload.terms(start, stop)
+    return ((payload.part(start * DTYPE_BYTES[dtype], stop * DTYPE_BYTES[dtype]), dtype),)

@@ -82,23 +82,24 @@ class SpillFile(Closing):
         self._full.put((place, buffer, _whole(data.nbytes)))
         return place
 
-    def get(self, place: int, nbytes: int) -> memoryview:
-        """The bytes of a place, in a new buffer. Raises StateError."""
+    def get(self, place: int, start: int, nbytes: int) -> memoryview:
+        """So many bytes of a place from `start` on, in a new buffer. Raises StateError."""
         self._check()
-        data = aligned_buffer(_whole(nbytes))
+        before = start % BLOCK_BYTES  # what is read begins with a whole block
+        data = aligned_buffer(_whole(before + nbytes))
         with self._lock:
             self.bytes_read += nbytes
             unwritten = self._unwritten.get(place)
             if unwritten is not None:
-                data[:nbytes] = unwritten[:nbytes]
+                data[:nbytes] = unwritten[start : start + nbytes]
                 return data[:nbytes]
-        done = 0
-        while done < nbytes:
+        offset, done = place * self._place_bytes + start - before, 0
+        while done < before + nbytes:
             with refusing("a gradient sum cannot be read back from the spill file", _LOST):
-                count = os.preadv(self._fd, [data[done:]], place * self._place_bytes + done)
+                count = os.preadv(self._fd, [data[done:]], offset + done)
             assert count > 0, "the spill file is shorter than what was put into it"
             done += count
-        return data[:nbytes]
+        return data[before : before + nbytes]
 
     def free(self, place: int) -> None:
         """The place may be used again."""

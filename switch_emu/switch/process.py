@@ -175,11 +175,11 @@ def _limits(spec: SwitchSpec) -> SwitchLimits:
     )
     shares_below = (spec.workers_at or spec.listen).startswith(SHARED_SCHEME)
     if spec.arena_bytes and shares_below:
-        limits = SwitchLimits.in_arenas(spec.arena_bytes, len(spec.children), spec.chunk_bytes)
-    window_bytes = push_window_bytes(spec.link, spec.chunk_bytes, limits.push_window_bytes)
+        limits = SwitchLimits.in_arenas(spec.arena_bytes, len(spec.children), spec.extent_bytes)
+    window_bytes = push_window_bytes(spec.link, spec.extent_bytes, limits.push_window_bytes)
     limits = replace(
         limits, push_window_bytes=window_bytes, only_forwards=spec.only_forwards,
-        patience_ns=patience_ns(spec.drop_after_s),
+        extent_chunks=spec.extent_chunks, patience_ns=patience_ns(spec.drop_after_s),
     )  # fmt: skip
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=len(spec.children),

@@ -289,7 +289,7 @@ class Worker(Process):
 
     def _push(self, step: int, part: int, unit: int, weights: dict[int, Any]) -> int:
         gradients = []
-        for chunk in self._job.layout.trainable_chunks(unit):
+        for chunk in self._job.layout.trainable_extents(unit):
             values, absent = self._job.gradient(
                 weights[chunk], self._rank, step, chunk, part, self.start
             )

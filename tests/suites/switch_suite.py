@@ -40,7 +40,7 @@ LAYOUT = Layout(
     chunk_bytes=CHUNK_BYTES,
 )
 DESCRIPTION = Description(layout=LAYOUT, optimizer="test")
-CHUNKS = LAYOUT.trainable_chunks(0)
+CHUNKS = LAYOUT.trainable_extents(0)
 """Five, all of them full and of four segments, in the order of a backward."""
 WINDOW_BYTES = 10**6
 

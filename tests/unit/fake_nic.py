@@ -25,7 +25,7 @@ from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.errors import LuwuError, StepAborted
 from luwu.base.events import Recorder
 from luwu.layout import Layout
-from luwu.nic.cells import ChunkGradient
+from luwu.nic.cells import ExtentGradient
 from luwu.nic.handles import NicCounters
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
@@ -185,7 +185,7 @@ class FakeNetwork:
 
     def _stream(self, part: int, unit: int) -> None:
         whole = self._is_whole(part, unit)
-        chunks = self.layout.trainable_chunks(unit)
+        chunks = self.layout.trainable_extents(unit)
         if whole and chunks and chunks[0] not in self.now.made:
             total = self._sums(unit, 1)
             for index in chunks:
@@ -198,12 +198,12 @@ class FakeNetwork:
             self._is_whole(part, unit)
             for part in range(parts.pop())
             for unit in range(len(self.layout.units))
-            if self.layout.trainable_chunks(unit)
+            if self.layout.trainable_extents(unit)
         )
 
     def _is_whole(self, part: int, unit: int) -> bool:
         came = self.now.pushes.get((part, unit), {})
-        chunks_count = len(self.layout.trainable_chunks(unit))
+        chunks_count = len(self.layout.trainable_extents(unit))
         return len(came) == self.world_size and all(
             chunks is None or len(chunks) == chunks_count for chunks in came.values()
         )
@@ -219,7 +219,7 @@ class FakeNetwork:
             if not self.now.made:
                 scale = clip_scale(decode_hyper(hyper), norm)
                 for unit in units:
-                    for index in self.layout.trainable_chunks(unit):
+                    for index in self.layout.trainable_extents(unit):
                         self._update(index, sums[unit], scale=scale)
             self.pages.update(self.now.made)
         self.outcomes[self.step] = (applied, norm)
@@ -388,7 +388,7 @@ class FakeNic:
             handle.into = None
 
     def push(
-        self, step: int, part: int, unit: int, gradients: Sequence[ChunkGradient] | None,
+        self, step: int, part: int, unit: int, gradients: Sequence[ExtentGradient] | None,
         dtype: str, *, last: bool, weight: float = 1.0,
     ) -> FakeHandle:  # fmt: skip
         network = self.network

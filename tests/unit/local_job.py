@@ -47,7 +47,7 @@ SHAPES: list[tuple[tuple[int, ...], bool, int]] = [
 """(shape, trainable, group): ragged ends, a frozen parameter, a scalar, two groups."""
 
 
-def make_layout(chunk_kib: int = 16, wire_dtype: str = "float32") -> Layout:
+def make_layout(chunk_kib: int = 16, wire_dtype: str = "float32", extent_chunks: int = 1) -> Layout:
     """Three units, nine chunks of 16 KiB."""
     return Layout(
         parameters=tuple(
@@ -62,6 +62,7 @@ def make_layout(chunk_kib: int = 16, wire_dtype: str = "float32") -> Layout:
             Unit(name="third", parameters=(5, 6)),
         ),
         chunk_bytes=chunk_kib * KIB,
+        extent_chunks=extent_chunks,
     )
 
 
@@ -307,6 +308,7 @@ def cluster_for(job: Job, tmp_path: Path, **changes: Any) -> Any:
         "state": None,
         "memory_budget_bytes": LARGE,
         "chunk_bytes": job.layout.chunk_bytes,
+        "extent_chunks": job.layout.extent_chunks,
         "summary": tmp_path / "summary.json",
         "tree": job.tree,
     }

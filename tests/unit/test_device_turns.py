@@ -10,7 +10,7 @@ import pytest
 
 from luwu.base.errors import LuwuError, StepAborted
 from luwu.base.events import Recorder
-from luwu.nic.cells import ChunkGradient
+from luwu.nic.cells import ExtentGradient
 from luwu.nic.handles import NicCounters
 from luwu.training.devices.turns import TurnNic
 from tests.unit.fake_nic import WAIT_S_MAX, FakeCell, FakeCells
@@ -104,7 +104,7 @@ def turns(nic: FakeNic) -> Iterator[TurnNic]:
 
 
 def push(turns: TurnNic, unit: int, *written: Written) -> Any:
-    gradients = [ChunkGradient(chunk, each) for chunk, each in enumerate(written)] or None
+    gradients = [ExtentGradient(chunk, each) for chunk, each in enumerate(written)] or None
     return turns.push(0, 0, unit, gradients, "float32", last=True)
 
 

@@ -55,7 +55,7 @@ def test_turns_are_those_of_a_backward() -> None:
     """F1. Goal: units from the last to the first, upwards inside; what is frozen has no turn."""
     layout = make_layout(units=3)
     turns, count = push_turns(layout)
-    pushed = [c for unit in (2, 1, 0) for c in layout.trainable_chunks(unit)]
+    pushed = [c for unit in (2, 1, 0) for c in layout.trainable_extents(unit)]
     assert [turns[c] for c in pushed] == list(range(count))
     frozen = [c.index for c in layout.chunks if not c.trainable]
     assert frozen

@@ -93,7 +93,7 @@ def test_no_chunk_crosses_a_region(layout: Layout) -> None:
     for unit, indices in enumerate(layout.unit_chunks):
         flags = [layout.chunks[i].trainable for i in indices]
         assert flags == sorted(flags, reverse=True)
-        assert layout.trainable_chunks(unit) == tuple(indices)[: sum(flags)]
+        assert layout.trainable_extents(unit) == tuple(indices)[: sum(flags)]
 
 
 @FIXED

@@ -10,7 +10,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import PROTOCOL_VERSION
-from luwu.nic.cells import ChunkGradient
+from luwu.nic.cells import ExtentGradient
 from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
 from luwu.wire.hyper import encode_hyper
@@ -185,7 +185,7 @@ def test_a_push_of_another_form_is_refused_by_name(
             if nic.rank == 1 and step == 1:
                 chunk = job.layout.chunks[0]
                 nbytes = chunk.sum_bytes - (256 if kind == "size" else 0)
-                entry = ChunkGradient(
+                entry = ExtentGradient(
                     chunk.index, nic.cells.take(nbytes), absent=(kind == "segments") << 9
                 )
                 dtype = "bfloat16" if kind == "dtype" else "float32"

@@ -140,7 +140,10 @@ def test_an_unmade_sum_holds_its_terms() -> None:
     for term in terms:
         term.drop()  # the slot's own hold
     assert [each.count for each in released] == [0, 0]
-    firsts = [np.frombuffer(view, np.float32)[0] for view, _ in terms_of(total, "float32")]
+    firsts = [
+        np.frombuffer(view, np.float32)[0]
+        for view, _ in terms_of(total, "float32", 0, total.nbytes // 4)
+    ]
     assert firsts == [1.0, 0.5]
     np.testing.assert_array_equal(np.frombuffer(total.view(), np.float32), [1.5, 2.25])
     total.drop()
@@ -156,7 +159,7 @@ def test_an_unmade_sum_is_made_to_be_spilled() -> None:
     term.drop()
     total.spill(spill)
     assert released.count == 1
-    ((view, dtype),) = terms_of(total, "float32")
+    ((view, dtype),) = terms_of(total, "float32", 0, total.nbytes // 4)
     assert dtype == "float32"
     np.testing.assert_array_equal(np.frombuffer(view, np.float32), [6.0, 8.0])
     total.drop()

@@ -61,7 +61,7 @@ class CountingSpill:
     def put(self, data: memoryview) -> int:
         return 0
 
-    def get(self, place: int, nbytes: int) -> memoryview:
+    def get(self, place: int, start: int, nbytes: int) -> memoryview:
         array = np.zeros(nbytes, np.uint8)
         self.held_count += 1
         self.held_count_max = max(self.held_count_max, self.held_count)

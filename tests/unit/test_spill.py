@@ -27,7 +27,7 @@ def test_what_is_put_comes_back(tmp_path: Path) -> None:
     assert len(set(places)) == 3
     for _ in range(2):
         for value, (place, nbytes) in enumerate(zip(places, sizes, strict=True)):
-            assert spill.get(place, nbytes) == data(value, nbytes)
+            assert spill.get(place, 0, nbytes) == data(value, nbytes)
     assert spill.bytes_written == sum(sizes)
     assert spill.bytes_read == 2 * sum(sizes)
     spill.close()
@@ -37,7 +37,7 @@ def test_get_hands_out_memory_of_its_own(tmp_path: Path) -> None:
     """Goal: the buffer stays as it is when the place is used again."""
     spill = SpillFile(tmp_path, place_bytes=PLACE, places_count=1)
     place = spill.put(data(1))
-    got = spill.get(place, PLACE)
+    got = spill.get(place, 0, PLACE)
     spill.free(place)
     assert spill.put(data(2)) == place
     assert got == data(1)
@@ -54,7 +54,7 @@ def test_places_are_used_again_before_the_file_grows(tmp_path: Path) -> None:
     assert spill.disk_bytes == 2 * PLACE
     held = [spill.put(data(value)) for value in range(5)]
     assert spill.disk_bytes == 6 * PLACE
-    assert [spill.get(place, PLACE) for place in held] == [data(value) for value in range(5)]
+    assert [spill.get(place, 0, PLACE) for place in held] == [data(value) for value in range(5)]
     for place in held:
         spill.free(place)
     assert {spill.put(data(value)) for value in range(6)} == set(range(6))
@@ -104,10 +104,10 @@ try:
 except StoreFullError as exc:
     print(exc)
 for value, place in enumerate(held):
-    assert spill.get(place, 65536) == bytes([value]) * 65536
+    assert spill.get(place, 0, 65536) == bytes([value]) * 65536
 spill.free(held.pop())
 held.append(spill.put(memoryview(bytes([9]) * 65536)))  # a place in hand can still be used
-assert spill.get(held[1], 65536) == bytes([9]) * 65536
+assert spill.get(held[1], 0, 65536) == bytes([9]) * 65536
 assert spill.disk_bytes == 2 * 65536
 
 open_files = len(os.listdir("/proc/self/fd"))
@@ -146,13 +146,13 @@ def test_what_is_being_written_can_be_read(tmp_path: Path) -> None:
     spill = SpillFile(tmp_path, place_bytes=nbytes, places_count=8)
     for value in range(40):
         place = spill.put(data(value, nbytes))
-        assert spill.get(place, nbytes) == data(value, nbytes)
+        assert spill.get(place, 0, nbytes) == data(value, nbytes)
         if value < 32:
             spill.free(place)
     places = [spill.put(data(value, nbytes)) for value in range(8)]
     assert spill.disk_bytes == 16 * (nbytes + 4096 - 512)
     for value, place in enumerate(places):
-        assert spill.get(place, nbytes) == data(value, nbytes)
+        assert spill.get(place, 0, nbytes) == data(value, nbytes)
     spill.close()
 
 

@@ -168,7 +168,7 @@ class DrivenWorker:
         last = part == self._script.micro_batches - 1
         dtype = self._script.gradient_dtype
         gradients = []
-        for chunk in self._layout.trainable_chunks(index):
+        for chunk in self._layout.trainable_extents(index):
             nbytes = self._layout.chunks[chunk].elems * DTYPE_BYTES[dtype]
             payload = Token(nbytes, nbytes * self._script.scale)
             gradients.append(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from luwu.base.events import Recorder
-from luwu.nic.cells import ChunkGradient
+from luwu.nic.cells import ExtentGradient
 from luwu.nic.reader import StateReader
 from luwu.wire.description import Description
 
@@ -100,6 +100,8 @@ class Nic(Protocol):
     rank: int
     world_size: int
     chunk_bytes: int
+    extent_chunks: int
+    """Chunks that travel together at most."""
     prefetch_units: int
     node_count: int
     reshard_after_forward: bool | None
@@ -141,7 +143,7 @@ class Nic(Protocol):
         ...
 
     def push(
-        self, step: int, part: int, unit: int, gradients: Sequence[ChunkGradient] | None,
+        self, step: int, part: int, unit: int, gradients: Sequence[ExtentGradient] | None,
         dtype: str, *, last: bool, weight: float = 1.0,
     ) -> Handle:  # fmt: skip
         """Send gradients of a unit's chunks; their cells belong to the push from now on.

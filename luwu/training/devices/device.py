@@ -13,8 +13,8 @@ Invariants of `CudaDevice`; tests cite them:
     D3  Device memory a unit freed is written again after the compute that read it: the pull stream
         waits for the event recorded when the memory was freed, and only if it got that memory.
     D4  A gradient's memory is not reused before it was packed, nor a cell sent before it is full.
-    D5  Buffers are bounded: (window + 2) units of pinned memory for pulls, one chunk on the device
-        and, for cells that cannot be registered, `STAGING_COUNT` chunks of pinned memory.
+    D5  Buffers are bounded: (window + 2) units of pinned memory for pulls, one extent on the
+        device and, for cells that cannot be registered, `STAGING_COUNT` extents of pinned memory.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from typing import Any, Protocol
 import torch
 
 from luwu.base.address import address_of
-from luwu.nic.cells import ChunkGradient
+from luwu.nic.cells import ExtentGradient
 from luwu.training.base.interface import Nic, SharedWeights
-from luwu.training.devices.gradients import ChunkPlan, flat_gradients, write
+from luwu.training.devices.gradients import ExtentPlan, flat_gradients, write
 from luwu.training.devices.pinning import HostPins
 from luwu.training.devices.ring import Ring
 from luwu.training.devices.streams import CudaStreams, Event, Streams
 from luwu.training.devices.turns import TurnNic
 
 STAGING_COUNT = 4
-"""Chunks under way to cells that the GPU cannot write."""
+"""Extents under way to cells that the GPU cannot write."""
 
 
 class Cells(Protocol):
-    """Memory for gradients, a cell per chunk."""
+    """Memory for gradients, a cell per extent."""
 
     def take_now(self, nbytes: int) -> Any:
         """A cell that can be written now, or None if one must be waited for."""
@@ -65,9 +65,9 @@ class Device(ABC):
 
     @abstractmethod
     def write(
-        self, plan: ChunkPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
+        self, plan: ExtentPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
     ) -> Any:
-        """Write a chunk's gradient; what is to be pushed."""
+        """Write an extent's gradient; what is to be pushed."""
 
     def start(self, *, unit_bytes_max: int, window: int) -> None:  # noqa: B027 - a GPU's buffers
         """The sizes are known."""
@@ -89,7 +89,7 @@ class CpuDevice(Device):
         return nic
 
     def write(
-        self, plan: ChunkPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
+        self, plan: ExtentPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
     ) -> Any:
         write(plan, flat, torch.frombuffer(cell.data, dtype=dtype))
         return cell
@@ -119,8 +119,8 @@ class CudaDevice(Device):
             ),
         )  # fmt: skip
         self.turns = TurnNic(nic)
-        self._staging = Ring(lambda: self.streams.host_buffer(self._chunk_bytes), STAGING_COUNT)
-        self._chunk_bytes = nic.chunk_bytes
+        self._staging = Ring(lambda: self.streams.host_buffer(self._extent_bytes), STAGING_COUNT)
+        self._extent_bytes = nic.chunk_bytes * nic.extent_chunks
         nic.cells.watch(self.pins.add, self.pins.drop)
         self.cells = _StagedCells(self.turns, self._staging)
         return self.turns
@@ -191,11 +191,11 @@ class CudaDevice(Device):
     # ---------------------------------------------------------------------- gradients
 
     def write(
-        self, plan: ChunkPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
+        self, plan: ExtentPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
     ) -> Any:
         push, nbytes = self.streams.push, plan.nbytes
         if self._packed is None:
-            self._packed = self.streams.device_buffer(self._chunk_bytes)
+            self._packed = self.streams.device_buffer(self._extent_bytes)
         packed = self._packed[:nbytes].view(dtype)  # in the order of the push stream: one will do
         staging = None
         if self.pins.has(address_of(cell.data), nbytes):
@@ -272,20 +272,20 @@ def device_at(where: torch.device) -> Device:
 
 
 def write_unit(
-    device: Device, plans: Sequence[ChunkPlan], gradients: Sequence[torch.Tensor | None],
+    device: Device, plans: Sequence[ExtentPlan], gradients: Sequence[torch.Tensor | None],
     dtype: torch.dtype,
-) -> Iterator[list[ChunkGradient]]:  # fmt: skip
+) -> Iterator[list[ExtentGradient]]:  # fmt: skip
     """Write a unit's gradients to cells; yield them to be pushed, several at a time.
 
     Cells are taken as long as there are some without waiting. What has been written is yielded
     before a wait for more, so that the wait can end.
     """
     flat = flat_gradients(gradients)
-    group: list[ChunkGradient] = []
+    group: list[ExtentGradient] = []
     for plan in plans:
         absent = plan.absent(flat)
         if absent == plan.all_segments:
-            group.append(ChunkGradient(plan.chunk, None))
+            group.append(ExtentGradient(plan.extent, None))
             continue
         cell = device.cells.take_now(plan.nbytes)
         if cell is None:
@@ -293,6 +293,6 @@ def write_unit(
                 yield group
                 group = []
             cell = device.cells.take(plan.nbytes)
-        group.append(ChunkGradient(plan.chunk, device.write(plan, flat, cell, dtype), absent))
+        group.append(ExtentGradient(plan.extent, device.write(plan, flat, cell, dtype), absent))
     if group:
         yield group

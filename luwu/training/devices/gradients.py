@@ -1,7 +1,7 @@
-"""A unit's gradient on its way out: written once, chunk by chunk, into memory that is sent from.
+"""A unit's gradient on its way out: written once, extent by extent, into memory that is sent from.
 
-Autograd's gradients are private memory of their own shapes. A `ChunkPlan` knows which parts of
-them make up a chunk; `write` copies these parts, in the wire dtype, to the cell of the chunk. The
+Autograd's gradients are private memory of their own shapes. An `ExtentPlan` knows which parts of
+them make up an extent; `write` copies these parts, in the wire dtype, to the extent's cell. The
 copy is the only pass over a gradient that a worker makes. (`device.py` takes the cells.)
 """
 
@@ -21,28 +21,28 @@ _MEMCPY_BYTES_MIN = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A part of one parameter in a chunk, and the padding behind it."""
+    """A part of one parameter in an extent, and the padding behind it."""
 
     parameter: int
     """Its index among the unit's parameters."""
     source: int
     """First element of the parameter."""
     start: int
-    """First element of the chunk."""
+    """First element of the extent."""
     stop: int
     padded_stop: int
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkPlan:
-    """One chunk of a unit's gradient."""
+class ExtentPlan:
+    """One extent of a unit's gradient."""
 
-    chunk: int
+    extent: int
     elems: int
     nbytes: int
     """In the dtype of the push."""
     pieces: tuple[_Piece, ...]
-    """One a segment of the chunk, in their order."""
+    """One a segment of the extent, in their order."""
 
     @property
     def all_segments(self) -> int:
@@ -58,23 +58,23 @@ class ChunkPlan:
         )
 
 
-def gradient_plan(layout: Layout, unit: int, dtype: torch.dtype) -> tuple[ChunkPlan, ...]:
-    """The chunks of a unit that are pushed, in this dtype."""
+def gradient_plan(layout: Layout, unit: int, dtype: torch.dtype) -> tuple[ExtentPlan, ...]:
+    """The extents of a unit that are pushed, in this dtype."""
     order = {parameter: i for i, parameter in enumerate(layout.units[unit].parameters)}
     plans = []
-    for index in layout.trainable_chunks(unit):
-        chunk = layout.chunks[index]
+    for index in layout.trainable_extents(unit):
+        extent = layout.extents[index]
         pieces = tuple(
             _Piece(
                 order[part.parameter],
                 part.parameter_start,
                 part.chunk_start,
                 part.chunk_start + part.elems,
-                min(part.chunk_start + padded(part.elems), chunk.elems),
+                min(part.chunk_start + padded(part.elems), extent.elems),
             )
-            for part in layout.segments(index)
+            for part in layout.extent_segments(index)
         )
-        plans.append(ChunkPlan(index, chunk.elems, chunk.elems * dtype.itemsize, pieces))
+        plans.append(ExtentPlan(index, extent.elems, extent.elems * dtype.itemsize, pieces))
     return tuple(plans)
 
 
@@ -90,8 +90,8 @@ def flat_gradients(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tenso
 
 
 @torch.no_grad()
-def write(plan: ChunkPlan, flat: Sequence[torch.Tensor | None], into: torch.Tensor) -> None:
-    """Write a chunk to its place: zeros where a parameter has no gradient, and in the padding."""
+def write(plan: ExtentPlan, flat: Sequence[torch.Tensor | None], into: torch.Tensor) -> None:
+    """Write an extent to its place: zeros where a parameter has no gradient, and in the padding."""
     for piece in plan.pieces:
         gradient = flat[piece.parameter]
         if gradient is None:

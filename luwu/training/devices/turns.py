@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from luwu.base.errors import StepAborted
-from luwu.nic.cells import ChunkGradient
+from luwu.nic.cells import ExtentGradient
 from luwu.nic.reader import StateReader
 from luwu.training.base.interface import Handle, Joined, Nic, StepHandle
 from luwu.wire.description import Description
@@ -72,7 +72,8 @@ class TurnNic:
     def __init__(self, nic: Nic) -> None:
         self._nic = nic
         self.rank, self.world_size = nic.rank, nic.world_size
-        self.chunk_bytes, self.node_count = nic.chunk_bytes, nic.node_count
+        self.chunk_bytes, self.extent_chunks = nic.chunk_bytes, nic.extent_chunks
+        self.node_count = nic.node_count
         self.prefetch_units = nic.prefetch_units
         self.reshard_after_forward = nic.reshard_after_forward
         self.recorder, self.counters = nic.recorder, nic.counters
@@ -122,7 +123,7 @@ class TurnNic:
         return self._nic.is_closed
 
     def push(
-        self, step: int, part: int, unit: int, gradients: Sequence[ChunkGradient] | None,
+        self, step: int, part: int, unit: int, gradients: Sequence[ExtentGradient] | None,
         dtype: str, *, last: bool, weight: float = 1.0,
     ) -> Promise:  # fmt: skip
         """Send gradients when it may be, or that there are none; a cell is a `Written` here."""

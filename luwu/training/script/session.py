@@ -141,6 +141,7 @@ class Session:
         nic = self.nic
         shape = Shape(
             chunk_bytes=self.chunk_bytes,
+            extent_chunks=nic.extent_chunks,
             node_count=nic.node_count,
             reshard_after_forward=nic.reshard_after_forward,
         )

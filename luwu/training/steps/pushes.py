@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from luwu.nic.cells import ChunkGradient
+from luwu.nic.cells import ExtentGradient
 from luwu.training.base.interface import Handle, Nic
 from luwu.training.base.names import dtype_name
 from luwu.training.base.progress import Progress
 from luwu.training.devices.device import Device, write_unit
-from luwu.training.devices.gradients import ChunkPlan, gradient_plan
+from luwu.training.devices.gradients import ExtentPlan, gradient_plan
 from luwu.training.steps.attempt import Attempt
 from luwu.training.steps.loss_scale import LossScale
 from luwu.training.steps.pulls import Pulls
@@ -28,7 +28,7 @@ class Pushes:
         self.gradient_weight = 1.0
         """What this rank's gradient of a step counts for."""
         self._is_streaming = False
-        self._plans: list[tuple[ChunkPlan, ...]] = []
+        self._plans: list[tuple[ExtentPlan, ...]] = []
         """By unit."""
         self._handles: list[Handle] = []
         """Of this step."""
@@ -75,7 +75,7 @@ class Pushes:
         handles, self._handles = self._handles, []
         return handles
 
-    def _push(self, unit: Unit, group: list[ChunkGradient] | None) -> None:
+    def _push(self, unit: Unit, group: list[ExtentGradient] | None) -> None:
         with self._attempt():
             handle = self._nic.push(
                 self._progress.step,

@@ -32,6 +32,8 @@ class Shape:
     """The run's choices for the layout."""
 
     chunk_bytes: int
+    extent_chunks: int
+    """Chunks that travel together at most."""
     node_count: int
     reshard_after_forward: bool | None
     """What units do where the script leaves it open."""
@@ -248,6 +250,7 @@ def _layout(
             for unit in units
         ),
         chunk_bytes=shape.chunk_bytes,
+        extent_chunks=shape.extent_chunks,
         node_count=shape.node_count,
     )
 

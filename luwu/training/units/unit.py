@@ -190,8 +190,8 @@ class Unit:
         self.index = index
         for member, parameter in zip(self.members, layout.units[index].parameters, strict=True):
             member.take_place(layout.placements[parameter].start, trained)
-        chunks = (layout.chunks[i] for i in layout.trainable_chunks(index))
-        self.trainable_elems = sum(chunk.elems for chunk in chunks)
+        extents = (layout.extents[i] for i in layout.trainable_extents(index))
+        self.trainable_elems = sum(extent.elems for extent in extents)
 
     def make_weights(
         self, device: Device, memory: Memory, *, elems: int, live_bytes: ByteCount

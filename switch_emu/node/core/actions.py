@@ -25,6 +25,8 @@ class NodeLimits:
     """
     updates_max: int = 4
     reads_max: int = 4
+    extent_chunks: int = 1
+    """Chunks that travel together at most (`Layout`)."""
     push_window_bytes: int = 32 * 1024 * 1024
     """Credit of the child."""
     ranks_min: int | None = None

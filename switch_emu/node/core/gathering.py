@@ -94,7 +94,7 @@ class Gathering:
         assert form is not None
         fault = form.fault(m, payload_bytes, has_payload=payload is not None)
         is_of_ranks = m.contributors and not m.contributors & ~self._children.members.ranks
-        if not fault and is_of_ranks and self._shard.owns(m.chunk):
+        if not fault and is_of_ranks and self._shard.owns_extent(m.chunk):
             return True
         misfit = {
             "chunk": m.chunk, "dtype": m.dtype, "bytes": payload_bytes,
@@ -185,10 +185,11 @@ class Gathering:
         """All ranks have stated what they need to know of a chunk: send it back to all."""
         if not self._steps.takes(m.step):
             return
-        chunks, aggregator = self._shard.layout.chunks, self._shard.aggregator
+        shard = self._shard
         sizes = {0}
-        if m.chunk < len(chunks) and self._shard.owns(m.chunk) and aggregator.asks_first:
-            sizes.add(aggregator.statement_bytes(chunks[m.chunk].elems))
+        if shard.owns_extent(m.chunk) and shard.aggregator.asks_first:
+            elems = shard.layout.extents[m.chunk].elems
+            sizes.add(shard.aggregator.statement_bytes(elems))
         if len(statement) in sizes:
             agreed = self._outbox.stamped(wire.Agreed, step=m.step, part=m.part, chunk=m.chunk)
             self._children.send_all(agreed, statement)

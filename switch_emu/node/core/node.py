@@ -123,7 +123,7 @@ class NodeCore:
         outbox = Outbox(job=job, role=Role.NODE, rank=node.number, incarnation=incarnation)
         children = Children(outbox, [ranks])
         children.redoes = limits.redoes
-        shard = Shard(node, self.world_size)
+        shard = Shard(node, self.world_size, limits.extent_chunks)
         state = State(outbox, children)
         budget = GradientBudget(outbox, limits.sum_bytes_max, limits.raw_bytes_max)
         steps = Steps(outbox, children, shard, budget, self.groups)

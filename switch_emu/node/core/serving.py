@@ -44,7 +44,7 @@ class Serving:
     def pull(self, peer: str, m: wire.Pull, *_: object) -> None:
         """A child wants weights."""
         open_step = self._outbox.step
-        if not open_step <= m.step <= open_step + 1 or not self._shard.owns(m.chunk):
+        if not open_step <= m.step <= open_step + 1 or not self._shard.owns_extent(m.chunk):
             return
         if m.step == open_step:
             self._steps.at(m.step).pulled.setdefault(m.chunk)
@@ -60,7 +60,7 @@ class Serving:
         version: int | None = number
         if number == self._outbox.step + 1:
             step = self._steps.open
-            is_trainable = self._shard.layout.chunks[chunk].trainable
+            is_trainable = self._shard.layout.extents[chunk].trainable
             if not is_trainable or (step and chunk in step.unchanged):
                 version = None  # the same in both versions
             elif step is None or chunk not in step.written:
@@ -126,7 +126,7 @@ class Serving:
     def _send(
         self, step: int, chunk: int, parts: tuple[int, ...], payload: Payload, in_place: bool
     ) -> None:
-        dtype = self._shard.layout.chunks[chunk].wire_dtype
+        dtype = self._shard.layout.extents[chunk].wire_dtype
         for part in parts:
             weights = self._outbox.stamped(
                 wire.Weights, step=step, chunk=chunk, part=part, dtype=dtype, in_place=in_place

@@ -19,31 +19,39 @@ class Shard:
     norm_type: float
     """Of the gradient norm by which the job clips."""
 
-    def __init__(self, node: NodeNumber, world_size: int) -> None:
-        self.node, self.world_size = node, world_size
+    def __init__(self, node: NodeNumber, world_size: int, extent_chunks: int = 1) -> None:
+        self.node, self.world_size, self._extent_chunks = node, world_size, extent_chunks
         self.description: Description | None = None
         self.description_bytes = b""
         self.aggregator: Aggregator = Float32(world_size)
         self.form: PushForm | None = None
         """What pushes must look like."""
         self.trainable: tuple[int, ...] = ()
-        """Indices of the chunks that are updated, of those this node owns."""
+        """Indices of the extents that are updated, of those this node owns."""
         self.chunks_count = 0
         """Chunks that this node owns."""
 
     def open(self, description_bytes: bytes) -> None:
         """The description that the store was made with."""
         self.description_bytes = description_bytes
-        self.description = description = parse_description(description_bytes)
+        self.description = description = parse_description(description_bytes, self._extent_chunks)
         self.layout, self.norm_type = description.layout, description.norm_type
         self.is_streaming = description.update == "streaming"
         self.aggregator = make_aggregator(description.aggregate, self.world_size)
         self.form = PushForm(self.layout, self.aggregator)
-        owned = [chunk for chunk in self.layout.chunks if self.owns(chunk.index)]
-        self.chunks_count = len(owned)
-        self.trainable = tuple(chunk.index for chunk in owned if chunk.trainable)
+        self.chunks_count = sum(self.owns(chunk.index) for chunk in self.layout.chunks)
+        self.trainable = tuple(
+            each.index
+            for each in self.layout.extents
+            if each.trainable and self.owns_extent(each.index)
+        )
 
     def owns(self, chunk: int) -> bool:
         """True if a chunk exists and is this node's."""
         layout = self.layout
         return chunk < len(layout.chunks) and layout.owner(chunk) == self.node.number
+
+    def owns_extent(self, extent: int) -> bool:
+        """True if an extent exists and is this node's."""
+        layout = self.layout
+        return extent < len(layout.extents) and layout.extent_owner(extent) == self.node.number

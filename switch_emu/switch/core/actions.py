@@ -40,6 +40,8 @@ class SwitchLimits:
     """Weights kept for children that have not asked yet."""
     push_window_bytes: int = 16 * 1024 * 1024
     """Credit of each child."""
+    extent_chunks: int = 1
+    """Chunks that travel together at most (`Layout`)."""
     slots: PoolRange | None = None
     """The fixed slots of protocol fidelity; None: functional, as many as the bytes allow."""
     patience_ns: int | None = None
@@ -53,7 +55,7 @@ class SwitchLimits:
         return window_bytes if self.slots is None else min(window_bytes, self.slots.window_bytes)
 
     @classmethod
-    def in_arenas(cls, arena_bytes: int, children_count: int, chunk_bytes: int) -> SwitchLimits:
+    def in_arenas(cls, arena_bytes: int, children_count: int, extent_bytes: int) -> SwitchLimits:
         """Limits where what children push lies in shared memory of theirs, so much of each.
 
         Half of an arena may wait in slots and an eighth be under way; a quarter may wait at the
@@ -62,5 +64,5 @@ class SwitchLimits:
         """
         return cls(
             slot_bytes_max=arena_bytes // 2 * children_count,
-            push_window_bytes=max(chunk_bytes, arena_bytes // 8),
+            push_window_bytes=max(extent_bytes, arena_bytes // 8),
         )

@@ -78,10 +78,10 @@ def push_turns(layout: Layout) -> tuple[array[int], int]:
 
     In the order in which a backward ends: units from the last to the first.
     """
-    turns = array("q", [NO_TURN]) * len(layout.chunks)
+    turns = array("q", [NO_TURN]) * len(layout.extents)
     count = 0
     for unit in reversed(range(len(layout.units))):
-        for chunk in layout.trainable_chunks(unit):
+        for chunk in layout.trainable_extents(unit):
             turns[chunk] = count
             count += 1
     return turns, count

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from luwu.base.limits import TEXT_CHARS_MAX
+from luwu.layout import Layout
 from luwu.protocol.actions import PARENT, Send
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
@@ -77,6 +78,8 @@ class Parents:
         """Their connections, by number."""
         self.is_one = count == 1
         self._all = tuple(range(count))
+        self._owners: tuple[int, ...] = ()
+        """The node of each extent."""
         self._parents = [_Parent() for _ in self._all]
         self._received: dict[tuple[int, int, Verb, int], set[int]] = {}
         """(generation, attempt, verb, step) -> nodes that have it."""
@@ -127,9 +130,15 @@ class Parents:
             self._hello = (replace(hello, present=m.contributors, roll=m.roll), description)
         if isinstance(m, wire.Keep | wire.Cancel | wire.Present):
             return (0,)
-        if isinstance(m, wire.DataMessage):
+        if isinstance(m, wire.Load):
             return (m.chunk % len(self._all),)
+        if isinstance(m, wire.DataMessage):
+            return (self._owners[m.chunk],)
         return self._all
+
+    def learn(self, layout: Layout) -> None:
+        """The job's layout is known: nothing of an extent is sent before."""
+        self._owners = tuple(layout.extent_owner(each.index) for each in layout.extents)
 
     def greetings(self) -> list[tuple[int, wire.Message, object]]:
         """Hello to the nodes to which it must be sent now: (node, message, payload)."""

@@ -251,10 +251,10 @@ class SwitchCore:
                 pushed = ranks_text([m.contributors])
                 return f"it pushed for ranks {pushed}, and speaks for {ranks_text([child.ranks])}"
             return self._form.fault(m, payload_bytes, has_payload=payload is not None)
-        if isinstance(m, wire.Pull | wire.Propose):
-            count = 0 if self._form is None else self._form.chunks_count
+        if isinstance(m, wire.Pull | wire.Propose | wire.Confirm):
+            count = 0 if self._form is None else self._form.extents_count
             if m.chunk >= count:
-                return f"it sent {type(m).__name__} of chunk {m.chunk}; there are {count}"
+                return f"it sent {type(m).__name__} of extent {m.chunk}; there are {count}"
         return ""
 
     def _from_parent(self, m: wire.Message, payload: Any, payload_bytes: int) -> None:
@@ -302,9 +302,10 @@ class SwitchCore:
         if not self.membership.awaits(m):
             return
         if self._form is None:  # the parent has read the description
-            job = parse_description(self.children.members.description)
+            job = parse_description(self.children.members.description, self.limits.extent_chunks)
             self._form = PushForm(job.layout, self.aggregator)
             self.pool.learn(job)
+            self.parents.learn(job.layout)
         skip = m.skip(self.outbox.attempt, self.outbox.generation)
         if skip is not None and self.membership.joined:
             self._judged(skip)
