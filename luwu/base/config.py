@@ -146,7 +146,11 @@ class RunConfig:
     )  # fmt: skip
     chunk: int | None = _key(
         None, chunk_size, "SIZE|auto", SERVING,
-        "float32 gradient bytes that travel and are stored together; auto follows budget and links",
+        "float32 gradient bytes that are stored together, as a page; auto follows budget and links",
+    )  # fmt: skip
+    extent: int | None = _key(
+        None, chunk_size, "SIZE|auto", SERVING,
+        "bytes of neighbouring chunks that travel together; auto: as the budget allows, up to 1MiB",
     )  # fmt: skip
     memory_budget: int | None = _key(
         None, size_or_auto, "SIZE|auto", SERVING,

@@ -26,6 +26,7 @@ from luwu.launch.roles import key_environ
 from luwu.launch.serving import (
     STATE_DIRECTORY,
     Sizes,
+    chosen_transport,
     decide_sizes,
     own_slots,
     serve,
@@ -206,6 +207,7 @@ def _plan(
         world_size=config.workers,
         has_switch=not config.no_switch,
         slot_count=own_slots(config),
+        in_arenas=chosen_transport(config) == "shm",
     )
     for line in plan.lines():
         console.detail(line)

@@ -51,9 +51,11 @@ def node_plan(config: RunConfig, sizes: Sizes) -> NodePlan:
     return plan_node(
         budget_bytes=sizes.memory_budget_bytes,
         chunk_bytes=sizes.chunk_bytes,
+        extent_chunks=sizes.extent_chunks,
         world_size=config.workers,
         has_switch=not config.no_switch,
         slot_count=own_slots(config),
+        in_arenas=chosen_transport(config) == "shm",
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from luwu.aggregate import make_aggregator
+from luwu.aggregate import FLOAT32, make_aggregator
 from luwu.aggregate.fixed_scale import FixedScale
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
@@ -41,7 +41,11 @@ from luwu.launch.processes.sockets import private_directory
 from luwu.launch.roles import NodeEnds, SwitchEnds, job_spec, node_spec, switch_spec
 from luwu.transport import check_arena
 from luwu.transport.arena_limits import memory_limit
-from switch_emu.node.plan import default_chunk_bytes
+from switch_emu.node.plan import (
+    EXTENT_AUTO_BYTES_MAX,
+    default_chunk_bytes,
+    default_extent_chunks,
+)
 from switch_emu.switch.capacity import planned_slots, slot_memory
 
 STATE_DIRECTORY: Final = Path("luwu-state")
@@ -123,7 +127,41 @@ def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
         )
     if shutil.which("cc") is None:
         lines.append(f"no C compiler here: {NO_COMPILER}")
-    return Sizes(memory_budget_bytes=budget, chunk_bytes=chunk, lines=tuple(lines))
+    extent_chunks = _decide_extent(config, budget // count, chunk)
+    if extent_chunks > 1:
+        lines.append(f"extent: {extent_chunks} chunks travel together (--extent)")
+    return Sizes(
+        memory_budget_bytes=budget, chunk_bytes=chunk, extent_chunks=extent_chunks,
+        lines=tuple(lines),
+    )  # fmt: skip
+
+
+def _decide_extent(config: RunConfig, budget_bytes: int, chunk_bytes: int) -> int:
+    """Chunks that travel together. Raises ConfigError for an extent that cannot be."""
+    why_one = ""
+    if config.fidelity != "functional":
+        why_one = f"a slot of --fidelity {config.fidelity} holds one chunk"
+    elif config.aggregate != FLOAT32:
+        why_one = f"--aggregate {config.aggregate} encodes one chunk at a time"
+    asked = config.extent
+    if asked is not None and asked % chunk_bytes:
+        raise ConfigError(
+            f"extent: {exact_size(asked)} is no multiple of the chunk, {exact_size(chunk_bytes)}; "
+            f"give {exact_size(max(1, asked // chunk_bytes) * chunk_bytes)}"
+        )
+    if why_one:
+        if asked not in (None, chunk_bytes):
+            raise ConfigError(
+                f"extent: {exact_size(asked)} asked for, but {why_one}; leave --extent out"
+            )
+        return 1
+    if asked is not None:
+        return asked // chunk_bytes
+    return default_extent_chunks(
+        budget_bytes, chunk_bytes, chunk_for_links(config, EXTENT_AUTO_BYTES_MAX),
+        world_size=config.workers, has_switch=not config.no_switch,
+        in_arenas=chosen_transport(config) == "shm",
+    )  # fmt: skip
 
 
 def check_budget(budget_bytes: int) -> None:

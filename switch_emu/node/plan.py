@@ -25,14 +25,17 @@ _READ_CHUNKS = 1
 """Buffer of one read of weights, as they are stored, beside the extent that is sent."""
 _SHARED_CHUNKS = 1
 """Of all threads together: the sum of contributions that are added one by one."""
-_UPDATES_COUNTS = (6, 4, 3, 2)
-"""Pages in flight, as many as the budget has room for. Two leave the disk idle while they compute;
-more than four are there for small pages, which cost the disk less than the program."""
+_THREADS = ((6, 2), (4, 2), (3, 2), (2, 2), (2, 1))
+"""(updates, reads) in flight, as many as the budget has room for. Two updates leave the disk idle
+while they compute; more than four are there for small pages, which cost the disk less than the
+program."""
 _OUTGOING_EXTENTS = 6
 """Weights wait there until all workers have copied them. With two chunks of 16 MiB the disk was
 idle for two fifths of a forward of a billion parameters: one was read while another was copied."""
 _SPILL_BUFFERS_MAX = 2
 """One is filled while the other is written."""
+EXTENT_AUTO_BYTES_MAX = MIB
+"""Beyond it a message costs nothing any more beside its bytes."""
 _CHUNK_AUTO_BYTES_MAX = 16 * MIB
 """Messages, not bytes, are what a chunk costs in shared memory: design note 0011."""
 
@@ -49,7 +52,7 @@ class NodePlan:
     reads_count: int
     pipeline_bytes: int
     window_bytes: int
-    """Credit of the child: payload it may have under way to us."""
+    """Credit of the child: payload it may have under way to us; 0 where that is not our memory."""
     sums_bytes: int
     """Gradient sums in RAM; more are spilled."""
     spill_bytes: int
@@ -115,6 +118,34 @@ def default_chunk_bytes(
     return chunk_bytes
 
 
+def default_extent_chunks(
+    budget_bytes: int, chunk_bytes: int, bytes_max: int, *, world_size: int, has_switch: bool,
+    in_arenas: bool = False,
+) -> int:  # fmt: skip
+    """The chunks that travel together, for a budget: a power of two, up to `bytes_max`.
+
+    As many as leave room for all updates that single chunks would have under way, up to four.
+    """
+
+    def planned(count: int) -> NodePlan:
+        return plan_node(
+            budget_bytes=budget_bytes, chunk_bytes=chunk_bytes, world_size=world_size,
+            has_switch=has_switch, extent_chunks=count, in_arenas=in_arenas,
+        )  # fmt: skip
+
+    best = 1
+    updates_count = min(planned(1).updates_count, 4)
+    while best * 2 * chunk_bytes <= bytes_max:
+        try:
+            plan = planned(best * 2)
+        except ConfigError:
+            break
+        if plan.updates_count < updates_count:
+            break
+        best *= 2
+    return best
+
+
 def plan_node(
     *,
     budget_bytes: int,
@@ -122,14 +153,15 @@ def plan_node(
     world_size: int,
     has_switch: bool,
     slot_count: int = 0,
-    extent_chunks: int = 1,
-) -> NodePlan:
+    extent_chunks: int = 1, in_arenas: bool = False,
+) -> NodePlan:  # fmt: skip
     """Divide the budget. Raises ConfigError, with the least that would do.
 
     `slot_count`: the fixed slots that a switch of our own has at least, in protocol fidelity.
+    `in_arenas`: what children push lies in shared memory of theirs.
     """
     extent_bytes = extent_chunks * chunk_bytes
-    leasts = _leasts(extent_bytes, world_size, has_switch, slot_count)
+    leasts = _leasts(extent_bytes, world_size, has_switch, slot_count, in_arenas=in_arenas)
     least = _pipeline_bytes(chunk_bytes, extent_bytes, 1, 1) + leasts.total
     if budget_bytes < least:
         raise ConfigError(
@@ -139,19 +171,19 @@ def plan_node(
             code="E205",
         )
     updates_count, reads_count = 1, 1
-    for count in _UPDATES_COUNTS:
-        pipeline_bytes = _pipeline_bytes(chunk_bytes, extent_bytes, count, 2)
-        if pipeline_bytes <= _pipeline_room(budget_bytes, leasts):
-            updates_count, reads_count = count, 2
+    for counts in _THREADS:
+        pipeline_bytes = _pipeline_bytes(chunk_bytes, extent_bytes, *counts)
+        if pipeline_bytes <= _pipeline_room(budget_bytes, leasts, is_single=extent_chunks == 1):
+            updates_count, reads_count = counts
             break
     pipeline_bytes = _pipeline_bytes(chunk_bytes, extent_bytes, updates_count, reads_count)
     spare = budget_bytes - pipeline_bytes - leasts.total
-    window_bytes = _share(spare, 0.15, leasts.window, 32 * MIB)
+    window_bytes = 0 if in_arenas else _share(spare, 0.15, leasts.window, 32 * MIB)
     outgoing_most = max(32 * MIB, _OUTGOING_EXTENTS * extent_bytes)
     outgoing_bytes = _share(spare, 0.15, leasts.outgoing, outgoing_most)
     slots_bytes = copies_bytes = 0
     if not has_switch:
-        slots_bytes = _share(spare, 0.2, leasts.slots, POOL_BYTES_DEFAULT)
+        slots_bytes = 0 if in_arenas else _share(spare, 0.2, leasts.slots, POOL_BYTES_DEFAULT)
         copies_bytes = _share(spare, 0.1, leasts.copies, POOL_BYTES_DEFAULT)
     sums_bytes = _share(spare, 0.25, leasts.sums, 1024 * MIB)
     spill_bytes = _share(spare, 0.05, leasts.spill, _SPILL_BUFFERS_MAX * extent_bytes)
@@ -214,9 +246,11 @@ def _pipeline_bytes(
     return chunks * chunk_bytes + (updates_count + reads_count) * extent_bytes
 
 
-def _pipeline_room(budget_bytes: int, leasts: _Leasts) -> int:
-    """What the pipeline may take: half, and what the other uses do not need at least."""
-    return min(budget_bytes // 2, budget_bytes - leasts.total)
+def _pipeline_room(budget_bytes: int, leasts: _Leasts, *, is_single: bool = True) -> int:
+    """What the pipeline may take: half, and what the other uses do not need at least. Of extents of
+    several chunks two thirds: half of the messages are worth more than a few resident pages."""
+    most = budget_bytes // 2 if is_single else budget_bytes * 2 // 3
+    return min(most, budget_bytes - leasts.total)
 
 
 class _Leasts(NamedTuple):
@@ -234,12 +268,16 @@ class _Leasts(NamedTuple):
         return sum(self)
 
 
-def _leasts(extent_bytes: int, world_size: int, has_switch: bool, slot_count: int) -> _Leasts:
+def _leasts(
+    extent_bytes: int, world_size: int, has_switch: bool, slot_count: int, *,
+    in_arenas: bool = False,
+) -> _Leasts:  # fmt: skip
     two = 2 * extent_bytes
-    if has_switch:
+    if has_switch or in_arenas:
         return _Leasts(
-            window=two, outgoing=two, sums=extent_bytes, spill=extent_bytes, slots=0, copies=0
-        )
+            window=0 if in_arenas else two, outgoing=two, sums=extent_bytes, spill=extent_bytes,
+            slots=0, copies=0 if has_switch else two,
+        )  # fmt: skip
     all_ranks = world_size * extent_bytes  # each worker may have one under way, and in a slot
     slots = slot_memory(slot_count, child_count=world_size, chunk_bytes=extent_bytes)
     return _Leasts(

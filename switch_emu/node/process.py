@@ -120,7 +120,7 @@ def make_node_shell(
             updates_max=plan.updates_max,
             reads_max=plan.reads_count * 4,
             extent_chunks=plan.extent_chunks,
-            push_window_bytes=push_window_bytes(spec.link, spec.extent_bytes, plan.window_bytes),
+            push_window_bytes=_push_window(spec, plan),
             raw_bytes_max=spec.arena_bytes // 4 or None,
             ranks_min=spec.ranks_min,
             redoes=spec.redoes,
@@ -149,6 +149,12 @@ def make_node_shell(
         if spec.counters is None
         else CountersFile(spec.counters, spec.counters.stem, spec.job),
     )
+
+
+def _push_window(spec: NodeSpec, plan: NodePlan) -> int:
+    """Credit of the child: what the plan has for it; of shared memory, an eighth of an arena."""
+    most = plan.window_bytes or max(spec.extent_bytes, spec.arena_bytes // 8)
+    return push_window_bytes(spec.link, spec.extent_bytes, most)
 
 
 def own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:

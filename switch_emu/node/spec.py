@@ -60,6 +60,7 @@ class NodeSpec(RoleSpec):
             has_switch=self.has_switch,
             slot_count=self.own_slot_count,
             extent_chunks=self.extent_chunks,
+            in_arenas=self.arena_bytes > 0,
         )
 
     @property

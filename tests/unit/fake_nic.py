@@ -325,6 +325,7 @@ class FakeNic:
     ) -> None:  # fmt: skip
         self.network, self.rank, self.world_size = network, rank, network.world_size
         self.chunk_bytes = network.chunk_bytes
+        self.extent_chunks = 1
         self.prefetch_units = prefetch_units
         self.node_count = 1
         self.reshard_after_forward = reshard_after_forward

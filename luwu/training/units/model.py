@@ -32,7 +32,7 @@ class Shape:
     """The run's choices for the layout."""
 
     chunk_bytes: int
-    extent_chunks: int
+    extent_chunks: int = 1
     """Chunks that travel together at most."""
     node_count: int
     reshard_after_forward: bool | None
