@@ -1,7 +1,7 @@
 """How many Python frames and files does one gradient chunk cross, and one chunk of weights?
 
 Metric:  frames   calls of functions of luwu and switch_emu, comprehensions and generators too, for
-                  one chunk more: a unit of 9 chunks of 64 KiB less a unit of 1, divided by 8; the
+                  one chunk more: a unit of 65 chunks of 64 KiB less a unit of 1, divided by 64; the
                   median of the repeats
          files    files, and functions with a name, that a unit of 1 chunk was seen to cross
          cpu      CPU time of this process from the first push of a step until it is decided,
@@ -36,18 +36,23 @@ from benchmarks.harness import Row, say
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import DeadlineError, LuwuError
 from luwu.layout import Layout, Parameter, Unit
-from luwu.nic.cells import ChunkGradient
+from luwu.nic.cells import ExtentGradient
 from luwu.nic.shell import Nic
 from luwu.testing.local import LocalCluster
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
 
-CASES: Final = (("tcp", True), ("tcp", False), ("shm", True), ("shm", False))
-"""(transport, has a switch)."""
-SMOKE_CASES: Final = (("tcp", True), ("shm", False))
+CASES: Final = tuple(
+    (transport, has_switch, extent_chunks)
+    for extent_chunks in (1, 16)
+    for transport in ("tcp", "shm")
+    for has_switch in (True, False)
+)
+"""(transport, has a switch, chunks of an extent)."""
+SMOKE_CASES: Final = (("tcp", True, 1), ("shm", False, 4))
 COUNTED_CHUNK_BYTES: Final = 64 * 1024
 TIMED_CHUNK_BYTES: Final = 16 * 1024
-MANY: Final = 9
+MANY: Final = 65
 """Chunks of the larger unit; the smaller one has a single chunk."""
 LR: Final = 0.5
 """A power of two: with gradients that are small whole numbers every weight is exact."""
@@ -192,6 +197,7 @@ class Trainer:
                 Unit(name=f"u{unit}", parameters=(unit,)) for unit in range(len(unit_chunks))
             ),
             chunk_bytes=chunk_bytes,
+            extent_chunks=nic.extent_chunks,
         )
         group = {
             "lr": LR, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False,
@@ -212,13 +218,15 @@ class Trainer:
     def push(self, unit: int) -> Callable[[], None]:
         """A push of a unit's gradient, with the wait for its receipt; the copy is made before."""
         gradients = []
-        for index in self._layout.unit_chunks[unit]:
-            cell = self._nic.cells.take(self._elems * 4)
-            np.frombuffer(cell.data, np.float32)[:] = self._gradient(index)
-            chunk = self._layout.chunks[index]
-            part = self._expected[unit][chunk.start : chunk.start + chunk.elems]
-            part -= np.float32(LR) * self._gradient(index)
-            gradients.append(ChunkGradient(index, cell))
+        for index in self._layout.unit_extents[unit]:
+            extent = self._layout.extents[index]
+            cell = self._nic.cells.take(extent.elems * 4)
+            gradient = np.concatenate([self._gradient(chunk) for chunk in extent.chunks])
+            np.frombuffer(cell.data, np.float32)[:] = gradient
+            ((start, elems),) = extent.runs
+            part = self._expected[unit][start : start + elems]
+            part -= np.float32(LR) * gradient
+            gradients.append(ExtentGradient(index, cell))
 
         def do() -> None:
             nic = self._nic
@@ -252,7 +260,9 @@ class Trainer:
 
 
 @contextmanager
-def _cluster(transport: str, has_switch: bool, chunk_bytes: int) -> Iterator[LocalCluster]:
+def _cluster(
+    transport: str, has_switch: bool, extent_chunks: int, chunk_bytes: int
+) -> Iterator[LocalCluster]:
     with (
         tempfile.TemporaryDirectory(prefix="luwu-frames-") as directory,
         LocalCluster(
@@ -260,6 +270,7 @@ def _cluster(transport: str, has_switch: bool, chunk_bytes: int) -> Iterator[Loc
             state=Path(directory) / "state",
             memory_budget_bytes=256 * 1024 * 1024,
             chunk_bytes=chunk_bytes,
+            extent_chunks=extent_chunks,
             transport=transport,
             has_switch=has_switch,
             arena_bytes=64 * 1024 * 1024,
@@ -277,10 +288,13 @@ def _written(cluster: LocalCluster, nbytes: int) -> Callable[[], bool]:
     return lambda: store.stats.bytes_written - before >= nbytes
 
 
-def count(transport: str, has_switch: bool, repeats: int) -> tuple[Counted, Counted]:
+def count(
+    transport: str, has_switch: bool, extent_chunks: int, repeats: int
+) -> tuple[Counted, Counted]:
     """The frames of a push and of a pull."""
     calls, pushes, pulls = Calls(), Counted(), Counted()
-    with calls.installed(), _cluster(transport, has_switch, COUNTED_CHUNK_BYTES) as cluster:
+    made = _cluster(transport, has_switch, extent_chunks, COUNTED_CHUNK_BYTES)
+    with calls.installed(), made as cluster:
 
         def work(nic: Nic) -> None:
             trainer = Trainer(nic, (1, MANY), COUNTED_CHUNK_BYTES)
@@ -305,10 +319,12 @@ def count(transport: str, has_switch: bool, repeats: int) -> tuple[Counted, Coun
     return pushes, pulls
 
 
-def cpu_seconds(transport: str, has_switch: bool, chunks_count: int, repeats: int) -> list[float]:
+def cpu_seconds(
+    transport: str, has_switch: bool, extent_chunks: int, chunks_count: int, repeats: int
+) -> list[float]:
     """CPU time of a chunk of 16 KiB, from its push until its step is decided."""
     seconds: list[float] = []
-    with _cluster(transport, has_switch, TIMED_CHUNK_BYTES) as cluster:
+    with _cluster(transport, has_switch, extent_chunks, TIMED_CHUNK_BYTES) as cluster:
 
         def work(nic: Nic) -> None:
             trainer = Trainer(nic, (chunks_count,), TIMED_CHUNK_BYTES)
@@ -327,15 +343,12 @@ def cpu_seconds(transport: str, has_switch: bool, chunks_count: int, repeats: in
     return seconds
 
 
-def _row(case: str, transport: str, has_switch: bool, seconds: list[float], **more: Any) -> Row:
-    return harness.row(
-        case, transport, seconds, nbytes=TIMED_CHUNK_BYTES, workers=1, switch=has_switch, **more
-    )
-
-
-def _counts_row(name: str, transport: str, has_switch: bool, counted: Counted) -> Row:
+def _counts_row(
+    name: str, transport: str, has_switch: bool, extent_chunks: int, counted: Counted
+) -> Row:
     return {
         "case": name, "arm": transport, "switch": has_switch, "label": "measured",
+        "extent_chunks": extent_chunks,
         "frames": counted.frames(), "files": counted.files_count(),
         "functions": len(counted.functions()),
         "packages": {name: frames for name, frames in counted.packages() if frames >= 0.5},
@@ -355,19 +368,25 @@ def _run(arguments: argparse.Namespace) -> int:
     chunks_count = 8 if arguments.smoke else 256
     counted: list[Row] = []
     timed: list[Row] = []
-    for transport, has_switch in SMOKE_CASES if arguments.smoke else CASES:
-        names = zip(("push", "pull"), count(transport, has_switch, repeats), strict=True)
-        counted += [_counts_row(name, transport, has_switch, found) for name, found in names]
-        seconds = cpu_seconds(transport, has_switch, chunks_count, repeats)
-        timed.append(_row("chunk of 16 KiB", transport, has_switch, seconds))
+    for case in SMOKE_CASES if arguments.smoke else CASES:
+        transport, has_switch, extent_chunks = case
+        for name, found in zip(("push", "pull"), count(*case, repeats), strict=True):
+            counted.append(_counts_row(name, *case, found))
+        seconds = cpu_seconds(*case, chunks_count, repeats)
+        timed.append(
+            harness.row(
+                "chunk of 16 KiB", transport, seconds, nbytes=TIMED_CHUNK_BYTES, workers=1,
+                switch=has_switch, extent_chunks=extent_chunks,
+            )
+        )  # fmt: skip
     if not arguments.no_way:
         _print_ways(counted)
     _print_sums(counted)
     harness.print_table(
-        ("transport", "switch", "CPU of a 16 KiB chunk, us", "least", "spread"),
+        ("transport", "switch", "extent", "CPU of a 16 KiB chunk, us", "least", "spread"),
         [
             (
-                each["arm"], "yes" if each["switch"] else "no",
+                each["arm"], "yes" if each["switch"] else "no", each["extent_chunks"],
                 f"{each['seconds_median'] * 1e6:.0f}", f"{each['seconds_min'] * 1e6:.0f}",
                 f"{each['seconds_spread']:.2f}",
             )
@@ -401,7 +420,8 @@ def _print_sums(counted: Sequence[Row]) -> None:
 
 
 def _title(each: Row) -> str:
-    return f"{each['case']} {each['arm']}{'' if each['switch'] else ' no switch'}"
+    extent = f" x{each['extent_chunks']}" if each["extent_chunks"] > 1 else ""
+    return f"{each['case']} {each['arm']}{'' if each['switch'] else ' no switch'}{extent}"
 
 
 if __name__ == "__main__":
