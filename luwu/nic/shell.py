@@ -173,7 +173,11 @@ class Nic(Closing):
         encoded = description.to_bytes()
         self._layout = description.layout
         aggregator = self._encoder.aggregator
-        self._command(lambda now: self._core.join(now, encoded, description.hash, aggregator))
+        self._command(
+            lambda now: self._core.join(
+                now, encoded, description.hash, aggregator, description.layout.extent_chunks
+            )
+        )
         self._mailbox.wait_until(
             lambda: self._mailbox.joined is not None, "all ranks to join", None
         )

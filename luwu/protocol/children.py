@@ -23,9 +23,9 @@ from luwu.wire import messages as wire
 class Children:
     """The children of one parent; `children` are bitmaps of the ranks each speaks for."""
 
-    def __init__(self, outbox: Outbox, children: Sequence[int]) -> None:
+    def __init__(self, outbox: Outbox, children: Sequence[int], extent_chunks: int = 1) -> None:
         self._outbox = outbox
-        self.members = Members(job=outbox.job, children=children)
+        self.members = Members(job=outbox.job, children=children, extent_chunks=extent_chunks)
         self.outcomes = Outcomes()
         self.loaded = False
         """The state has weights."""

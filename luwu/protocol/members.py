@@ -56,8 +56,8 @@ class Member:
 class Members:
     """The children of one parent."""
 
-    def __init__(self, *, job: int, children: Sequence[int]) -> None:
-        self._job = job
+    def __init__(self, *, job: int, children: Sequence[int], extent_chunks: int = 1) -> None:
+        self._job, self._extent_chunks = job, extent_chunks
         self.children = tuple(sorted(children, key=lambda ranks: ranks & -ranks))
         self.ranks = 0
         for ranks in self.children:
@@ -204,6 +204,11 @@ class Members:
         incarnation, text = self._expelled.get(hello.contributors, (-1, ""))
         if hello.incarnation <= incarnation:
             raise RefusedError(f"this start of yours broke the protocol: {text}"[:880])
+        if hello.extent_chunks != self._extent_chunks:
+            raise RefusedError(
+                f"you send up to {hello.extent_chunks} chunks together, {self._extent_chunks} are "
+                "expected; use the connection file of this run, and the same --extent on all hosts"
+            )
         if description_hash(description) != hello.description_hash:
             raise RefusedError("your job description does not have the hash you state")
         if self.first is None:

@@ -78,7 +78,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataMessage(Message):
-    """About one chunk."""
+    """About one extent; Load, Read and Content about one chunk."""
 
     IS_DATA: ClassVar[bool] = True
 
@@ -217,6 +217,8 @@ class Hello(Message):
     """Counts how often that changed, so that what is said late does not undo what was said since;
     see `Present`."""
     description_hash: str
+    extent_chunks: int = 1
+    """Chunks that travel together at most, by which extents are numbered."""
 
 
 @message(17)

@@ -46,7 +46,7 @@ def hello(ranks: int, **given: Any) -> Any:
         wire.Hello,
         **{
             "protocol": PROTOCOL_VERSION, "contributors": ranks, "present": ranks, "world_size": 3,
-            "description_hash": DESCRIPTION.hash, **given,
+            "description_hash": DESCRIPTION.hash, "extent_chunks": 1, **given,
         },
     )  # fmt: skip
 

@@ -104,8 +104,9 @@ GOLDEN: list[tuple[Message, str]] = [
             present=2,
             roll=9,
             description_hash="ab",
+            extent_chunks=4,
         ),
-        "9f 10 01 02 03 04 01 05 06 07 01 02 c4 01 03 c4 01 02 09 a2 61 62",
+        "dc 00 10 10 01 02 03 04 01 05 06 07 01 02 c4 01 03 c4 01 02 09 a2 61 62 04",
     ),
     (
         Welcome(

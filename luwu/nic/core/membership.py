@@ -40,7 +40,7 @@ class Membership:
     def __init__(self, outbox: Outbox, uplink: Uplink, world_size: int) -> None:
         self._out, self._uplink = outbox, uplink
         self._contributors, self._world_size = 1 << outbox.rank, world_size
-        self._hello: tuple[bytes, str] | None = None
+        self._hello: tuple[bytes, str, int] | None = None
         """The job's description and its hash, once the worker wants to join."""
         self.has_joined = False
         self._missing = 0
@@ -53,9 +53,9 @@ class Membership:
 
     # ---------------------------------------------------------------------- the script
 
-    def join(self, description: bytes, description_hash: str) -> None:
+    def join(self, description: bytes, description_hash: str, extent_chunks: int) -> None:
         """Become a member with this job description."""
-        self._hello = (description, description_hash)
+        self._hello = (description, description_hash, extent_chunks)
         self._send_hello()
 
     def cancel(self, text: str) -> None:
@@ -161,11 +161,11 @@ class Membership:
 
     def _send_hello(self) -> None:
         assert self._hello is not None
-        description, description_hash = self._hello
+        description, description_hash, extent_chunks = self._hello
         hello = self._out.stamped(
             wire.Hello, protocol=PROTOCOL_VERSION, world_size=self._world_size,
             contributors=self._contributors, present=self._contributors, roll=0,
-            description_hash=description_hash,
+            description_hash=description_hash, extent_chunks=extent_chunks,
         )  # fmt: skip
         self._uplink.ask(self._out.now_ns, "hello", hello, description)
 

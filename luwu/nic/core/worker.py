@@ -110,13 +110,13 @@ class NicCore:
 
     def join(
         self, now_ns: int, description: bytes, description_hash: str,
-        aggregator: Aggregator | None = None,
+        aggregator: Aggregator | None = None, extent_chunks: int = 1,
     ) -> list[Action]:  # fmt: skip
         """Become a member with this job description; the aggregator is the one it names."""
         self.out.now_ns = now_ns
         if aggregator is not None:
             self.encodings.aggregator = aggregator
-        self.membership.join(description, description_hash)
+        self.membership.join(description, description_hash, extent_chunks)
         return self.out.take()
 
     def load(self, now_ns: int, handle: int, chunks: Sequence[Gradient]) -> list[Action]:

@@ -121,7 +121,7 @@ class NodeCore:
         self.groups, self.world_size = tuple(groups), ranks.bit_count()
         node, limits = self._node, self._limits
         outbox = Outbox(job=job, role=Role.NODE, rank=node.number, incarnation=incarnation)
-        children = Children(outbox, [ranks])
+        children = Children(outbox, [ranks], limits.extent_chunks)
         children.redoes = limits.redoes
         shard = Shard(node, self.world_size, limits.extent_chunks)
         state = State(outbox, children)

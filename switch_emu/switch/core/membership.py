@@ -327,7 +327,7 @@ class Membership:
         hello = self._outbox.stamped(
             wire.Hello, protocol=first.protocol, world_size=first.world_size,
             contributors=self._members.ranks, present=self._reported, roll=self._roll,
-            description_hash=first.description_hash,
+            description_hash=first.description_hash, extent_chunks=self._limits.extent_chunks,
         )  # fmt: skip
         self._uplink.ask(self._outbox.now_ns, "hello", hello, self._members.description)
 

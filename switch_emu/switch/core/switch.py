@@ -129,7 +129,7 @@ class SwitchCore:
     ) -> None:  # fmt: skip
         self.limits = limits = limits or SwitchLimits()
         self.outbox = out = Outbox(job=job, role=Role.SWITCH, rank=rank, incarnation=incarnation)
-        self.children = Children(out, children)
+        self.children = Children(out, children, limits.extent_chunks)
         self.uplink = up = Uplink(out.actions, retry or RetryPolicy())
         self.parents = Parents(parents_count)
         self.readers = ReaderRoutes(out)
