@@ -1,8 +1,8 @@
-"""The node's memory plan: what `--memory-budget` is spent on, decided before the run.
+"""The node's memory plan: the uses of `--memory-budget`, fixed before the run.
 
-The budget covers all the node allocates for a job: pipeline buffers, the window of pushes it
-grants, sums that wait, weights on their way out, slots if it is its own switch, and resident pages
-with what is left. A budget that cannot work is refused with the one that would.
+The budget covers all allocations of a node for a job: pipeline buffers, the window of pushes it
+grants, waiting sums, outgoing weights, slots if it is its own switch, and resident pages with the
+rest. A budget that is too small raises ConfigError with one that suffices.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ one for the sum it makes and one for what it reads back."""
 _READ_CHUNKS = 2
 """Buffers of one read of weights: as stored, and as sent."""
 _SHARED_CHUNKS = 1
-"""Of all threads together: the sum of contributions that are added one by one."""
+"""Buffer of all threads: the sum of contributions that are added one by one."""
 _UPDATES_COUNTS = (6, 4, 3, 2)
-"""Pages in flight, as many as the budget has room for. Two leave the disk idle while they compute;
-more than four are there for small pages, which cost the disk less than the program."""
+"""Pages in flight, as many as fit in the budget. Two leave the disk idle while they compute; more
+than four are for small pages, which cost the disk less than the program."""
 _OUTGOING_CHUNKS = 6
-"""Weights wait there until all workers have copied them. With two chunks of 16 MiB the disk was
+"""Buffers of weights until all workers have copied them. With two chunks of 16 MiB the disk was
 idle for two fifths of a forward of a billion parameters: one was read while another was copied."""
 _SPILL_BUFFERS_MAX = 2
 """One is filled while the other is written."""
 _CHUNK_AUTO_BYTES_MAX = 16 * MIB
-"""Messages, not bytes, are what a chunk costs in shared memory: design note 0011."""
+"""In shared memory a chunk costs messages, not bytes: design note 0011."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,44 +43,44 @@ class NodePlan:
 
     budget_bytes: int
     updates_count: int
-    """Pages in flight between the disk and back, a thread each."""
+    """Pages in flight, one thread each."""
     reads_count: int
     pipeline_bytes: int
     window_bytes: int
-    """Credit of the child: payload it may have under way to us."""
+    """Credit of the child: limit of payload under way to us."""
     sums_bytes: int
     """Gradient sums in RAM; more are spilled."""
     spill_bytes: int
-    """Spilled sums on their way to the disk."""
+    """Buffers of sums that are being spilled."""
     outgoing_bytes: int
-    """Weights handed to the transport that have not left."""
+    """Weights handed to the transport and not sent yet."""
     slots_bytes: int
     """Slots of the node's own switch, with --no-switch; else 0."""
     copies_bytes: int
     resident_bytes: int
-    """Pages kept in RAM, and weights that workers read in place."""
+    """Resident pages, and weights that workers read in place."""
 
     @property
     def updates_max(self) -> int:
-        """Updates the core may have under way: some wait, so that no thread ever does."""
+        """Limit of updates under way: some wait, so that no thread is idle."""
         return self.updates_count + 2
 
     def in_place_bytes(self, wanted_bytes: int, *, state_in_ram_bytes: int = 0) -> int:
         """Shared memory for weights that workers read in place; 0 where there is no room.
 
-        It comes out of what resident pages may take: up to half of it, or what a state in RAM, both
-        sides of it, leaves.
+        It comes out of the memory of resident pages: up to half of it, or the rest beside both
+        sides of a state in RAM.
         """
         most = min(self.resident_bytes // 2, self.resident_bytes - state_in_ram_bytes)
         return wanted_bytes if wanted_bytes <= most else 0
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory the node may need: weights in place, and copies on their way out."""
+        """Shared memory of the node: weights in place, and outgoing copies."""
         return self.resident_bytes // 2 + self.outgoing_bytes
 
     def lines(self) -> list[str]:
-        """The plan for people, one line a use."""
+        """The plan as text."""
         threads = f"{self.updates_count} updates, {self.reads_count} reads"
         uses = {
             f"pipeline ({threads})": self.pipeline_bytes,
@@ -91,8 +91,8 @@ class NodePlan:
             "slots": self.slots_bytes + self.copies_bytes,
             "resident pages": self.resident_bytes,
         }
-        told = ", ".join(f"{name} {format_bytes(count)}" for name, count in uses.items() if count)
-        return [f"memory budget {format_bytes(self.budget_bytes)}: {told}"]
+        text = ", ".join(f"{name} {format_bytes(count)}" for name, count in uses.items() if count)
+        return [f"memory budget {format_bytes(self.budget_bytes)}: {text}"]
 
 
 def default_chunk_bytes(
@@ -100,8 +100,8 @@ def default_chunk_bytes(
 ) -> int:  # fmt: skip
     """The chunk for a budget: a power of two from 16 KiB to 16 MiB, up to a 32nd of it.
 
-    Smaller, if two pages could not be in flight otherwise. Where chunks are small, each costs
-    messages, and where they are few, the disk waits (design note 0009).
+    Smaller if two pages in flight would not fit. Small chunks cost messages; with few chunks the
+    disk waits (design note 0009).
     """
     chunk_bytes = CHUNK_BYTES_STEP
     while chunk_bytes * 2 <= min(budget_bytes // 32, _CHUNK_AUTO_BYTES_MAX):
@@ -116,9 +116,9 @@ def default_chunk_bytes(
 def plan_node(
     *, budget_bytes: int, chunk_bytes: int, world_size: int, has_switch: bool, slot_count: int = 0
 ) -> NodePlan:
-    """Divide the budget. Raises ConfigError, with the least that would do.
+    """Divide the budget. Raises ConfigError with the minimum.
 
-    `slot_count`: the fixed slots that a switch of our own has at least, in protocol fidelity.
+    `slot_count`: the minimum of fixed slots of the node's own switch, in protocol fidelity.
     """
     leasts = _leasts(chunk_bytes, world_size, has_switch, slot_count)
     least = _pipeline_bytes(chunk_bytes, 1, 1) + leasts.total
@@ -175,11 +175,10 @@ def budget_for_pages(
     needed_bytes: Callable[[int], int], *, budget_bytes: int, chunk_bytes: int, world_size: int,
     has_switch: bool, slot_count: int = 0,
 ) -> int:  # fmt: skip
-    """A budget in whole KiB, no smaller, that leaves so much for pages; other uses grow with it.
+    """The budget, raised in whole KiB until it suffices for pages; other uses grow with it.
 
-    `needed_bytes` says what pages take if they are cut into chunks of a size. The budget does for
-    the chunk of now, and for the one that follows from it where `--chunk` is not given. Raises
-    ConfigError as `plan_node` does.
+    `needed_bytes`: bytes of pages for a chunk size. The budget suffices for the given chunk and for
+    the default chunk of the new budget. Raises ConfigError as `plan_node` does.
     """
     while True:
         missing = 0
@@ -203,12 +202,12 @@ def _pipeline_bytes(chunk_bytes: int, updates_count: int, reads_count: int) -> i
 
 
 def _pipeline_room(budget_bytes: int, leasts: _Leasts) -> int:
-    """What the pipeline may take: half, and what the other uses do not need at least."""
+    """Limit of the pipeline: half, and at most the rest beside the minimum of other uses."""
     return min(budget_bytes // 2, budget_bytes - leasts.total)
 
 
 class _Leasts(NamedTuple):
-    """Bytes without which a use cannot work, beside the pipeline."""
+    """Minimum bytes of each use except the pipeline."""
 
     window: int
     outgoing: int
@@ -237,5 +236,5 @@ def _leasts(chunk_bytes: int, world_size: int, has_switch: bool, slot_count: int
 
 
 def _share(spare: int, ratio: float, least: int, most: int) -> int:
-    """The least, and a share of what no use needs at least, up to `most`."""
+    """The minimum plus a share of the spare bytes, up to `most`."""
     return max(least, min(least + int(spare * ratio), most))
