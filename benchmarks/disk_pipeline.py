@@ -27,7 +27,7 @@ from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.node.plan import NodePlan, plan_node
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, Durability, FilePageStore, TieredPageStore, aligned_buffer
-from switch_emu.store.kept import KeptFiles
+from switch_emu.store.attachments import AttachmentFiles
 
 BUDGET_CHUNKS = 128
 """The default chunk leaves 64 to 127 chunks a budget up to 128 MiB, and more above."""
@@ -121,7 +121,7 @@ class PipelineArm(Closing):
         core: Any = self  # only the answers below are called
         stored = Stored(
             store=self._store,
-            kept=KeptFiles(None, synced=False, decided=None),
+            attachments=AttachmentFiles(None, synced=False, decided=None),
             buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))),
         )
         self._pipeline = Pipeline(

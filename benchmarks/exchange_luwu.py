@@ -115,11 +115,11 @@ class LuwuWorker(Part):
         self._number += 1
         self._pull_all()
 
-    def settle(self) -> None:
+    def finish_step(self) -> None:
         for handle in self._pushes:
             self._nic.wait(handle)
         self._pushes.clear()
-        applied, _ = self._step.settled()
+        applied, _ = self._step.decision()
         assert applied
 
     def weights(self, unit: int) -> torch.Tensor:

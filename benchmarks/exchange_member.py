@@ -63,7 +63,7 @@ class Session:
         start_ns = SYSTEM_CLOCK.now_ns()
         part.step()
         end_ns = SYSTEM_CLOCK.now_ns()
-        part.settle()
+        part.finish_step()
         self._steps += 1
         return {"start_ns": start_ns, "end_ns": end_ns}
 

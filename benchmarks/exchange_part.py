@@ -1,7 +1,6 @@
 """The part of a process in an exchange: a worker of LuWu, a rank of gloo, the hub, the update.
 
-The step of a *part* is what the clock sees; `settle` is what must happen after a step and before
-the next.
+A *part* has its `step` timed; `finish_step` is untimed work between two steps.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Part(ABC):
         """The facts that the parent needs before the others start."""
         return {}
 
-    def settle(self) -> None:  # noqa: B027 - most have nothing to do
+    def finish_step(self) -> None:  # noqa: B027 - most have nothing to do
         """After the clock has stopped."""
 
     def weights(self, unit: int) -> torch.Tensor:

@@ -236,7 +236,7 @@ class Trainer:
 
     def commit(self) -> None:
         """End the step; returns when it is decided."""
-        applied, _ = self._nic.commit(self._step, 1, self._hyper).settled()
+        applied, _ = self._nic.commit(self._step, 1, self._hyper).decision()
         if not applied:
             raise LuwuError(f"step {self._step} was skipped: a sum was not finite")
         self._step += 1

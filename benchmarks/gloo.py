@@ -77,7 +77,7 @@ class FsdpRank(_Rank):
         for master, sent in zip(self._masters, self._sent, strict=True):
             sent.copy_(master)
 
-    def settle(self) -> None:
+    def finish_step(self) -> None:
         """The weights that the next step's forward would gather first; for reading and checking."""
         for unit in self._units:
             dist.all_gather_into_tensor(self._whole[unit], self._sent[unit])

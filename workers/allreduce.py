@@ -108,7 +108,7 @@ class NetworkAllReduce:
         """Return when the last step is decided, and part from the others."""
         try:
             if self._last is not None:
-                self._last.settled()
+                self._last.decision()
         except StepAborted as error:
             raise self._lost(error) from error
         self._nic.leave()

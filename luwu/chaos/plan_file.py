@@ -79,19 +79,19 @@ def read_plan(file: Path, *, seed: int | None = None) -> PlanFile:
     return PlanFile(wish=_wish(document, where, seed), links=links)
 
 
-def settle(faults: tuple[Fault, ...], cast: Cast) -> tuple[Fault, ...]:
-    """Written faults for a job: a name that means one process only is that. Raises ConfigError."""
-    settled = []
+def resolve(faults: tuple[Fault, ...], cast: Cast) -> tuple[Fault, ...]:
+    """Faults with the names of a job's processes. Raises ConfigError if a name is ambiguous."""
+    resolved = []
     for each in faults:
         meant = cast.of(each.process)
         if len(meant) > 1:
             raise ConfigError(
                 f"{each.kind} = {each.process!r} may be any of {', '.join(meant)}; name one"
             )
-        settled.append(
+        resolved.append(
             Fault(kind=each.kind, process=meant[0], moment=each.moment, stall_ns=each.stall_ns)
         )
-    return tuple(settled)
+    return tuple(resolved)
 
 
 def _wish(document: Mapping[str, Any], where: str, seed: int | None) -> Wish:

@@ -32,7 +32,7 @@ from luwu.wire.description import Description, parse_description
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.state_names import torch_hyper
 from switch_emu.store import Contributor, DecidedStep
-from switch_emu.store.kept import RECORD_KEY
+from switch_emu.store.attachments import RECORD_KEY
 
 FILE: Final = "luwu.json"
 FORMAT: Final = "luwu-export"

@@ -27,8 +27,8 @@ from luwu.checkpoint.source import RestingState, description_of
 from luwu.wire.description import Description
 from switch_emu.node.pages import WEIGHT, store_config
 from switch_emu.store import FilePageStore, StoreConfig, store_disk_bytes
+from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.directory import read_config
-from switch_emu.store.kept import RECORD_KEY, KeptFiles
 from switch_emu.store.striped import node_count_of, node_directory
 
 
@@ -134,12 +134,12 @@ def _keep(path: Path, origin: Origin, piece_bytes: int) -> dict[str, str]:
     if not origin.attached:
         return {}
     version, attempt = origin.record.version, origin.record.attempt
-    with KeptFiles(path, synced=True, decided=None) as kept:
+    with AttachmentFiles(path, synced=True, decided=None) as files:
         for rank, data in origin.attached.items():
             for piece, start in enumerate(range(0, len(data), piece_bytes)):
                 part = memoryview(data)[start : start + piece_bytes]
-                kept.put(version, attempt, rank, piece, part)
-        return {RECORD_KEY: kept.seal(version, attempt)}
+                files.put(version, attempt, rank, piece, part)
+        return {RECORD_KEY: files.seal(version, attempt)}
 
 
 def _digest_of(path: Path, buffers_count: int) -> str:

@@ -25,8 +25,8 @@ from luwu.base.errors import ConfigError, Interrupted, StateError
 from luwu.base.making import check_absent, flush_directory, making_directory
 from luwu.checkpoint.running import RunningState
 from switch_emu.store import DecidedStep, FilePageStore, StoreConfig, aligned_buffer
+from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.clone import NoReflinks, clone_store
-from switch_emu.store.kept import RECORD_KEY, KeptFiles
 from switch_emu.store.striped import node_directory
 from switch_emu.store.verify import verify_state
 
@@ -215,8 +215,8 @@ def _copy_store(
         with ThreadPoolExecutor(THREADS_COUNT, thread_name_prefix="luwu-snapshot") as pool:
             for _ in pool.map(copy, range(THREADS_COUNT)):
                 pass
-        files = KeptFiles(source.path, synced=False, decided=record, read_only=True)
-        with files, files.hold(record) as kept:
+        files = AttachmentFiles(source.path, synced=False, decided=record, read_only=True)
+        with files, files.open(record) as kept:
             pieces = {
                 rank: [kept.read(rank, piece) for piece in range(len(sizes))]
                 for rank, sizes in kept.sizes.items()
@@ -229,11 +229,11 @@ def _decide(store: FilePageStore, record: DecidedStep, pieces: Mapping[int, list
     """Put what ranks attached beside the pages, and make both the decided version."""
     extra = {name: text for name, text in record.extra.items() if name != RECORD_KEY}
     if pieces:
-        with KeptFiles(store.path, synced=True, decided=None) as kept:
+        with AttachmentFiles(store.path, synced=True, decided=None) as files:
             for rank, parts in pieces.items():
                 for piece, part in enumerate(parts):
-                    kept.put(record.version, record.attempt, rank, piece, memoryview(part))
-            extra[RECORD_KEY] = kept.seal(record.version, record.attempt)
+                    files.put(record.version, record.attempt, rank, piece, memoryview(part))
+            extra[RECORD_KEY] = files.seal(record.version, record.attempt)
     store.prepare(replace(record, extra=extra))
     store.decide(record.version, record.attempt)
 

@@ -12,7 +12,7 @@ from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
 from luwu.wire.description import Description, parse_description
 from switch_emu.node.pages import UPDATES, read_counts
 from switch_emu.store import DecidedStep, StoreConfig
-from switch_emu.store.kept import read_kept
+from switch_emu.store.attachments import read_attachments
 from switch_emu.store.striped import StripedPages, node_count_of, node_directory
 
 MASTER_DTYPE: Final = "float32"
@@ -84,7 +84,7 @@ class RestingState(Closing):
 
     def attached(self) -> Mapping[int, bytes]:
         """See StateSource."""
-        return read_kept(self._first, self.record)
+        return read_attachments(self._first, self.record)
 
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
         """See StateSource."""

@@ -22,7 +22,7 @@ from luwu.base.quantities import parse_ns
 from luwu.chaos.job import cast_of, config_of, rules_of
 from luwu.chaos.outlook import Outlook, outlooks
 from luwu.chaos.plan import Fault, Wish, draw, plan_lines
-from luwu.chaos.plan_file import PlanFile, read_plan, settle
+from luwu.chaos.plan_file import PlanFile, read_plan, resolve
 from luwu.chaos.work import POLL_S, Chaos, Verdict
 from luwu.commands import run as run_verb
 from luwu.commands.flags import Flag, Parsed, Verb, parse, resolve_parsed
@@ -193,7 +193,7 @@ def _plan_file(parsed: Parsed) -> PlanFile:
 
 def _faults(file: PlanFile, job: Job) -> tuple[Fault, ...]:
     cast = cast_of(job.config)
-    return settle(file.faults, cast) if file.wish is None else draw(file.wish, cast)
+    return resolve(file.faults, cast) if file.wish is None else draw(file.wish, cast)
 
 
 def _job(parsed: Parsed) -> Job:

@@ -158,7 +158,7 @@ class _Worker:
                 nic, self._layout, gradient, "float32", step=step, unit=unit, last=True
             ):
                 nic.wait(each)
-        nic.commit(step, 1, self._hyper).settled()
+        nic.commit(step, 1, self._hyper).decision()
         self._step += 1
 
     def pull(self) -> None:

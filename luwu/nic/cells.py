@@ -1,19 +1,18 @@
-"""Memory for gradients on their way out: one cell a chunk, from where the transport sends best.
+"""Memory for gradients that are pushed: one cell per chunk, in memory of the transport.
 
-A cell is written by the training thread, pushed, and used again when nobody needs its bytes:
+The training thread writes a cell and pushes it; it is reused when its bytes are no longer needed:
 
     free -> taken     `Cells.take`      the training thread writes the gradient
     taken -> under way                  pushed: the core may repeat it until it is received
-    under way -> read                   received; a receiver that shares our memory may still read
-    read -> free                        every send of it is done
+    under way -> received               a receiver that shares our memory may still read it
+    received -> free                    all its sends are done
 
-What is under way stays within `limit_bytes`. A receiver that reads in place is not waited for as
-long as the transport has more memory; where it has not, `take` waits until a cell is free. That
-ends whatever the other ranks do: what finds no slot at the receiver is moved out of shared memory.
+Cells under way stay within `limit_bytes`. While the transport has more memory, `take` does not wait
+for receivers that read in place; otherwise it waits for a free cell. That wait ends whatever other
+ranks do: a contribution without a slot at the receiver is moved out of shared memory.
 
-Where gradients are encoded, what is under way may wait for the gradients of other ranks. A rank
-that pushes in another order than they do would wait for ever: where nothing has moved for a while,
-the limit is doubled.
+Encoded gradients under way may wait for the gradients of other ranks, so a rank that pushes in
+another order would wait forever. Therefore the limit is doubled after a time without progress.
 """
 
 from __future__ import annotations
@@ -46,29 +45,29 @@ class Cell:
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
         self.data = memory
-        """What is pushed."""
+        """The bytes to push."""
         self.is_needed = True
-        """By the training thread, or by the core, which may have to send it again."""
+        """True while the training thread uses it, or the core may send it again."""
         self.sends: list[SendHandle] = []
-        """Of the present use."""
+        """Sends of the current gradient."""
 
     @property
     def memory(self) -> memoryview:
-        """All of it."""
+        """The whole memory."""
         return self._memory
 
     @property
     def capacity_bytes(self) -> int:
-        """What fits in."""
+        """Size of the memory."""
         return self._memory.nbytes
 
     @property
     def is_free(self) -> bool:
-        """Nobody reads it and nobody will."""
+        """True if it is not needed and all sends are done."""
         return not self.is_needed and all(send.done for send in self.sends)
 
     def use(self, nbytes: int) -> None:
-        """Take it for so many bytes."""
+        """Start a use of so many bytes."""
         self.data = self._memory[:nbytes]
         self.sends = []
         self.is_needed = True
@@ -81,23 +80,23 @@ class Cells:
         self, reserve: Callable[[int], memoryview], wait_until: WaitUntil, limit_bytes: int,
         patience_s: float | None = None,
     ) -> None:  # fmt: skip
-        """`patience_s`: how long nothing may move before the limit is doubled; None: for ever."""
+        """`patience_s`: seconds without progress before the limit is doubled; None: never."""
         self._reserve, self._wait_until = reserve, wait_until
         self._patience_s = patience_s
         self._limit_bytes = limit_bytes
         self._cells: deque[Cell] = deque()
-        """The one that was taken longest ago first."""
+        """The least recently taken first."""
         self._reserved: Callable[[memoryview], object] = _ignore
         self._dropped: Callable[[memoryview], object] = _ignore
 
     def watch(
         self, reserved: Callable[[memoryview], object], dropped: Callable[[memoryview], object]
     ) -> None:
-        """Be told of memory when it is reserved for cells, and before it is let go."""
+        """Call these when memory is reserved for cells, and before it is released."""
         self._reserved, self._dropped = reserved, dropped
 
     def take_now(self, nbytes: int) -> Cell | None:
-        """A cell, if there is one without waiting."""
+        """A cell, or None where `take` would wait."""
         for cell in self._cells:
             if nbytes <= cell.capacity_bytes <= 2 * nbytes and cell.is_free:
                 self._cells.remove(cell)
@@ -118,11 +117,11 @@ class Cells:
         return cell
 
     def take(self, nbytes: int) -> Cell:
-        """A cell; waits for one. Raises StepAborted; CreditExceeded if it can never fit."""
+        """Wait for a cell. Raises StepAborted; CreditExceeded if none can ever fit."""
         found = self.take_now(nbytes)
         while found is None:
             if not self._cells:
-                return self._make(nbytes)  # says why it cannot be
+                return self._make(nbytes)  # raises the reason
             free_count = self._free_count()
             under_way = self._under_way()
             end_ns = self._patience_end_ns()
@@ -170,14 +169,14 @@ class Cells:
 
 
 class EncodedCells:
-    """Cells for what is encoded, for the I/O thread, which waits for none of them."""
+    """Cells for encoded gradients; the I/O thread takes them and never waits."""
 
     def __init__(self, reserve: Callable[[int], memoryview]) -> None:
         self._reserve = reserve
         self._cells: list[Cell] = []
 
     def take(self, nbytes: int) -> Cell:
-        """A cell; where the transport has no more memory, one that travels as a copy."""
+        """A cell; without memory of the transport, one that is sent as a copy."""
         for cell in self._cells:
             if nbytes <= cell.capacity_bytes <= 2 * nbytes and cell.is_free:
                 cell.use(nbytes)
@@ -191,7 +190,7 @@ class EncodedCells:
 
 
 def private_memory(nbytes: int) -> memoryview:
-    """Memory that nothing is sent from but by way of a copy."""
+    """Memory that is sent by copying."""
     return memoryview(bytearray(nbytes))
 
 

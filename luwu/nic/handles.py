@@ -1,4 +1,4 @@
-"""Handles the training thread waits for, of a push or pull and of a step; counters of the NIC."""
+"""Handles that the training thread waits for: of a push or pull, of a step; counters of the NIC."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Handle:
         self.asked_ns = SYSTEM_CLOCK.now_ns()
         self.done = False
         self.number = 0
-        """The number that the core calls it by."""
+        """The core's number of this handle."""
         self.incoming: IncomingWeights | None = None
         """The chunks of a pull, until it is done."""
         self.shared: SharedWeights | None = None
-        """Of a pull that is done: the weights, if they are used in place."""
+        """The weights of a finished pull that are used in place."""
 
 
 class StepHandle:
@@ -45,8 +45,8 @@ class StepHandle:
         assert self.outcome is not None
         return self.outcome
 
-    def settled(self) -> tuple[bool, float]:
-        """The same, once the step is decided; blocks. Raises StepAborted if the step is lost."""
+    def decision(self) -> tuple[bool, float]:
+        """The verdict of a decided step; blocks. Raises StepAborted if the step is lost."""
         self._wait_until(lambda: self.is_decided, f"the decision of step {self.step}", self.era)
         assert self.outcome is not None
         return self.outcome

@@ -4,9 +4,9 @@
     pull(), push(), ... ---->  commands ---> NicCore ---> transport
     wait(handle)        <----  Done, Judged, Aborted ...
 
-The training thread never touches a socket and the I/O thread never touches a tensor but to copy
-bytes into it, so push and pull run behind the compute. Every method may raise `StepAborted`, once
-for each abort; what the training thread asked for before that is not sent under the new attempt.
+The training thread never touches a socket; the I/O thread only copies bytes into tensors. So push
+and pull overlap with the compute. Every method may raise `StepAborted`, once per abort; earlier
+commands of the training thread are not sent under the new attempt.
 """
 
 from __future__ import annotations
@@ -57,43 +57,43 @@ class _Command:
     era: int
     done: threading.Event | None = field(default=None)
     cells: Sequence[Cell] = ()
-    """What it would push; given back if it is void."""
+    """Cells to push; given back if the command is void."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerIdentity:
-    """Which worker of which job a NIC belongs to."""
+    """The worker and job that a NIC belongs to."""
 
     job: int
     rank: int
     world_size: int
     incarnation: int | None = None
-    """Number of this start, larger than that of the one before; None: the clock says."""
+    """Number of this start, larger than the one before; None: taken from the clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NicSettings:
-    """How a job was started, as far as its workers must know."""
+    """Settings of a job that its workers must know."""
 
     chunk_bytes: int
     extent_chunks: int = 1
     """Chunks that travel together at most."""
     reshard_after_forward: bool | None = None
-    """What `fully_shard` does where the script leaves it open; None: free all but the root."""
+    """Default of `fully_shard`; None: free all but the root."""
     prefetch_units: int = 2
     aggregate: str = FLOAT32
     """The aggregator."""
     node_count: int = 1
-    """Optimizer nodes the pages are spread over."""
+    """Optimizer nodes that share the pages."""
     gradient_bytes: int = GRADIENT_BYTES
-    """What may be under way at most, written and not received."""
+    """Limit of gradients under way: written and not received."""
 
 
 class Nic(Closing):
     """Push, pull and wait for one worker. One training thread at a time uses it."""
 
     has_joined: ClassVar[bool] = False
-    """One of this process was a member of its job."""
+    """True once a NIC of this process has joined its job."""
 
     def __init__(
         self, transport: Transport, worker: WorkerIdentity, settings: NicSettings, *,
@@ -101,8 +101,8 @@ class Nic(Closing):
         grace_s: float = 600.0, make_reader: Callable[[], StateReader] | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:  # fmt: skip
-        """`make_reader`: a reader of the same job, by a connection of its own; `retry`: where a
-        link is emulated, how patient to be. Raises: ConfigError."""
+        """`make_reader`: makes a reader of the same job, with its own connection; `retry`: timeouts
+        for emulated links. Raises: ConfigError."""
         rank, world_size = worker.rank, worker.world_size
         self.rank, self.world_size = rank, world_size
         self.chunk_bytes, self.extent_chunks = settings.chunk_bytes, settings.extent_chunks
@@ -147,7 +147,7 @@ class Nic(Closing):
 
     @property
     def counters(self) -> NicCounters:
-        """What was sent and received so far."""
+        """Bytes sent and received so far."""
         return NicCounters(
             push_bytes=self.links.total(Push).payload_bytes_sent,
             pull_bytes=self.links.total(*DATA_KINDS).payload_bytes_received,
@@ -167,7 +167,7 @@ class Nic(Closing):
     def join(self, description: Description) -> nic.Joined:
         """Become a member with this job; blocks until all ranks have joined.
 
-        What the aggregator is called is added to what the ranks agree on.
+        The name of the aggregator becomes part of the description that the ranks agree on.
         """
         description = self._encoder.described(description)
         encoded = description.to_bytes()
@@ -212,10 +212,9 @@ class Nic(Closing):
     ) -> Handle:  # fmt: skip
         """Ask for a unit's weights: its whole flat vector in the wire dtype.
 
-        `memory` gives as many bytes to put them in. It is called by the I/O thread when they are
-        needed, and they must stay valid until the handle is done or forgotten. With `in_place` the
-        weights may be left where the sender has them: then the handle's `shared` says where, and
-        belongs to the caller.
+        `memory` returns a buffer of that size. The I/O thread calls it when needed; the buffer must
+        stay valid until the handle is done or forgotten. With `in_place` the weights may stay
+        in the sender's memory: the handle's `shared` refers to them and belongs to the caller.
         """
         handle = self._new("pull", step, unit)
         layout = self._units
@@ -231,7 +230,7 @@ class Nic(Closing):
         return handle
 
     def forget(self, handle: Handle) -> None:
-        """Nobody needs this pull: after the return its memory is no longer written."""
+        """Cancel a pull: after the return its memory is no longer written."""
         try:
             if not handle.done:
                 self._command(lambda now: self._forget(handle.number), wait=True)
@@ -281,7 +280,7 @@ class Nic(Closing):
         self._command(lambda now: self._core.begin(now, step, hyper_hash(hyper), hyper))
 
     def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> StepHandle:
-        """Every push of the step is out; returns at once. `skip`: leave it out, on all ranks."""
+        """Declare a step's pushes complete; returns at once. `skip`: skip it on all ranks."""
         failpoint("worker.before_commit")
         self.recorder.flush()
         self._mailbox.raise_if_aborted()
@@ -292,30 +291,30 @@ class Nic(Closing):
         return handle
 
     def cancel(self, text: str) -> None:
-        """Ask for the attempt to be given up on all ranks; `StepAborted` follows."""
+        """Request an abort of the attempt on all ranks; `StepAborted` follows."""
         self._command(lambda now: self._core.cancel(now, text))
 
     def wait(self, handle: Handle) -> None:
-        """Block until a handle is done. Raises StepAborted if its attempt was given up."""
+        """Block until a handle is done. Raises StepAborted if its attempt was aborted."""
         if handle.done:
             return
         what = f"the {handle.name} of step {handle.step}, unit {handle.unit}"
         self._mailbox.wait_until(lambda: handle.done, what, handle.era)
 
-    def keep(self, step: int, data: bytes) -> None:
-        """Keep these bytes beside the version that a step makes; its hyper-parameters say so."""
+    def attach(self, step: int, data: bytes) -> None:
+        """Attach bytes to a step whose hyper-parameters announce it."""
         size = self.chunk_bytes
         pieces = [data[start : start + size] for start in range(0, len(data), size)] or [data]
         if len(pieces) > KEEP_PIECES_MAX:
             raise ConfigError(
-                f"{len(data)} bytes are to be kept beside step {step}, at most "
+                f"{len(data)} bytes cannot be attached to step {step}: at most "
                 f"{KEEP_PIECES_MAX * size} fit; attach less, or use larger chunks (--chunk)"
             )
         self._mailbox.raise_if_aborted()
         self._command(lambda now: self._core.attach(now, step, pieces))
 
     def open_reader(self) -> StateReader:
-        """Hold the newest decided version for reading; close what is returned."""
+        """Open the newest decided version for reading; close the reader."""
         assert self._make_reader is not None, "this NIC was made without a way to read"
         reader = self._make_reader()
         try:
@@ -326,7 +325,7 @@ class Nic(Closing):
         return reader
 
     def leave(self) -> None:
-        """Say goodbye and wait until the parent knows; may be repeated."""
+        """Leave the job and wait until the parent has noted it; may be repeated."""
         if self._mailbox.has_left:
             return
         self._command(self._core.leave)
@@ -339,7 +338,7 @@ class Nic(Closing):
                 continue  # nothing of ours can be lost any more
 
     def close(self) -> None:
-        """Stop the I/O thread and let go of the transport; may be repeated."""
+        """Stop the I/O thread and close the transport; may be repeated."""
         if not self._stopping:
             self._stopping = True
             self._transport.wake()
@@ -540,7 +539,7 @@ class Nic(Closing):
         self._mailbox.notify()
 
     def _unit_name(self, handle: Handle) -> str | int:
-        """As the rest of the worker calls it; of a load, its chunk."""
+        """The name of a handle's unit; of a load, its chunk."""
         if handle.name == "load":
             return handle.unit
         return self._units.units[handle.unit].name

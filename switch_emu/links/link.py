@@ -3,10 +3,10 @@
     offered -> dropped      the queue is full
             -> leaving      one after the other, at the rate; a copy made by the network too
             -> lost         after it has left
-            -> in flight    for the delay, some jitter, and those that overtake it
-            -> received     the holder says so with `delivered`
+            -> in flight    for the delay, jitter, and the messages that overtake it
+            -> received     reported by the holder with `delivered`
 
-Pure: the caller says what time it is, holds the messages, and gives the source of random numbers.
+Pure: the caller holds the messages and passes the time and a source of random numbers.
 
 Invariants; the tests cite them by number:
 
@@ -33,12 +33,12 @@ class Traffic:
     bytes: int = 0
 
     def count(self, nbytes: int, messages: int = 1) -> None:
-        """One more message of this size, or one less for -1."""
+        """Add a message of this size; remove one for -1."""
         self.messages += messages
         self.bytes += nbytes * messages
 
     def add(self, other: Traffic) -> None:
-        """Add another's."""
+        """Add other traffic."""
         self.messages += other.messages
         self.bytes += other.bytes
 
@@ -55,43 +55,43 @@ class LinkCounters:
     lost: Traffic = field(default_factory=Traffic)
     """Dropped by chance."""
     overflowed: Traffic = field(default_factory=Traffic)
-    """Dropped because too much waited."""
+    """Dropped because the queue was full."""
     cut: Traffic = field(default_factory=Traffic)
-    """Dropped because the connection ended while they were under way."""
+    """Dropped because the connection ended."""
     in_flight: Traffic = field(default_factory=Traffic)
 
     @property
     def dropped(self) -> Traffic:
-        """All that was dropped, for whatever reason."""
+        """All dropped traffic."""
         total = Traffic()
         for each in (self.lost, self.overflowed, self.cut):
             total.add(each)
         return total
 
     def add(self, other: LinkCounters) -> None:
-        """Add another's."""
+        """Add other counters."""
         for name in LinkCounters.__slots__:
             getattr(self, name).add(getattr(other, name))
 
 
 class EmulatedLink:
-    """One direction; `draw` gives random numbers from 0 to below 1."""
+    """One direction; `draw` returns random numbers in [0, 1)."""
 
     def __init__(self, spec: LinkSpec, draw: Callable[[], float]) -> None:
         self.spec = spec
         self.counters = LinkCounters()
         self._draw = draw
         self._free_ns = 0
-        """The time when all that was taken has left."""
+        """Time when all messages taken have left."""
         self._rest_ns = 0.0
-        """The rest that rounding kept from `_free_ns`; small messages take less than 1 ns."""
+        """Rounding error of `_free_ns`; small messages take less than 1 ns."""
         self._arrivals_ns: deque[int] = deque()
         """Arrivals of the last messages, as many as the next one may overtake."""
         self._floor_ns = 0
-        """The time when all older ones have arrived."""
+        """Time when all older messages have arrived."""
 
     def offer(self, now_ns: int, nbytes: int) -> tuple[int, ...]:
-        """Take a message; when it arrives. Empty: it never does. Two: it does so twice."""
+        """Take a message; return the times of its arrivals: none if it is lost, two if repeated."""
         counters = self.counters
         counters.sent.count(nbytes)
         if self._is_full(now_ns, nbytes):
@@ -112,12 +112,12 @@ class EmulatedLink:
         return tuple(arrivals_ns)
 
     def delivered(self, nbytes: int) -> None:
-        """A message of this size has arrived."""
+        """Count a message of this size as received."""
         self.counters.in_flight.count(nbytes, -1)
         self.counters.received.count(nbytes)
 
     def cut(self, nbytes: int) -> None:
-        """A message of this size is under way no more: the connection has ended."""
+        """Count a message of this size as cut: its connection has ended."""
         self.counters.in_flight.count(nbytes, -1)
         self.counters.cut.count(nbytes)
 
@@ -128,7 +128,7 @@ class EmulatedLink:
         return (self._free_ns - now_ns) * rate / 1e9 + nbytes > limit
 
     def _leave(self, now_ns: int, nbytes: int) -> int:
-        """The time when the message has left."""
+        """Time when the message has left."""
         if self._free_ns < now_ns:
             self._free_ns, self._rest_ns = now_ns, 0.0
         taken_ns = self.spec.serialise_ns(nbytes) + self._rest_ns

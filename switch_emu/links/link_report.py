@@ -5,7 +5,7 @@
      "bytes": {the same}}
 
 For messages and for bytes, sent + repeated = received + dropped + in_flight, and dropped is
-lost + overflowed + cut. These bytes passed emulated links; what the host copied is counted apart.
+lost + overflowed + cut. Bytes copied on the host are counted apart.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def link_rows(
 ) -> list[dict[str, Any]]:
     """A row for each link and direction; none where nothing is emulated.
 
-    `role`: whose links they are, worker or node; `name_of` says whom a peer speaks for. The
-    connections of one name, such as those of a worker that came back, are added up.
+    `role`: the role at their lower ends; `name_of`: the name of a peer. Connections of one name are
+    added up, such as those of a restarted worker.
     """
     if not isinstance(transport, LinkedTransport):
         return []

@@ -1,24 +1,24 @@
 """A transport whose links are slow, late or lossy: it wraps any other and holds messages back.
 
-Links are emulated at their upper end, both directions: of the peers that dialled us. What is sent
-to them is held until it has arrived at their end of the link, and only then handed to the inner
-transport; what came from them is held until it has arrived at ours. Peers that we dialled pass
-untouched: their end emulates the link.
+Both directions of a link are emulated at its upper end: for peers that dialled us. A message to
+them is held until it has arrived at their end of the link, and only then handed to the inner
+transport; one from them is held until it has arrived at ours. Links to peers that we dialled are
+emulated at the other end.
 
     send      -> EmulatedLink (down) -> held -> inner.send
     receive  <- held <- EmulatedLink (up) <- inner.receive
 
-T1 to T6 hold (`luwu/transport/interface.py`), except that a link that loses, repeats or reorders
-messages does so. What follows for the rest:
+T1 to T6 hold (`luwu/transport/interface.py`), except that links may lose, repeat or reorder
+messages. In detail:
 
-    T2: PeerDown passes no held message of its peer; what was held to be sent to it is cut.
-    T3: Held bytes use up the peer's credit.
+    T2: PeerDown overtakes no held message of its peer; held messages to the peer are cut.
+    T3: Held bytes count towards the peer's credit.
     T4: A handle is done when the inner one is, of both copies if there are two, or when the
-        message was dropped. A delivery's buffers go back when all copies were released.
-    T6: `close` hands on what is due within `FLUSH_NS_MAX`; the rest is cut.
+        message was dropped. A delivery's buffers return when all copies were released.
+    T6: `close` hands on messages that are due within `FLUSH_NS_MAX`; the rest is cut.
 
-No thread is added: what is held moves while somebody is in `receive`, `send` or `close`. A shell
-that is busy elsewhere for a millisecond makes its links as much late.
+No thread is added: held messages move in calls of `receive`, `send` and `close`. A shell that is
+busy elsewhere for a millisecond delays its links by as much.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from switch_emu.links.link import EmulatedLink, LinkCounters
 FLUSH_NS_MAX: Final = 2_000_000_000
 
 _NEAR_NS: Final = 2_000_000
-"""Transports wait in whole milliseconds: what is due within this is waited for in naps."""
+"""Transports wait in whole milliseconds; shorter waits are made of naps."""
 _NAP_NS: Final = 50_000
 
 
@@ -65,9 +65,9 @@ class _Ends:
     up: EmulatedLink
     down: EmulatedLink
     held_bytes: int = 0
-    """To be sent."""
+    """Bytes to be sent."""
     last_ns: int = 0
-    """The time when the last message that came from the peer is due."""
+    """Time when the last message from the peer is due."""
 
 
 class _HeldSend:
@@ -81,21 +81,21 @@ class _HeldSend:
 
     @property
     def done(self) -> bool:
-        """No copy is held, and the inner transport reads none any more."""
+        """True if no copy is held, and the inner transport has sent all."""
         return self._copies_count == 0 and all(handle.done for handle in self._handles)
 
     def handed_on(self, handle: SendHandle) -> None:
-        """The inner transport has one more copy."""
+        """Note that the inner transport has one more copy."""
         self._copies_count -= 1
         self._handles.append(handle)
 
     def dropped(self) -> None:
-        """A copy will never be sent."""
+        """Note that a copy will never be sent."""
         self._copies_count -= 1
 
 
 class _Copies:
-    """Releases a delivery when all its copies were. Any thread may release one."""
+    """Releases a delivery when all its copies are released. Thread-safe."""
 
     def __init__(self, delivery: Delivery, copies_count: int) -> None:
         self._delivery = delivery
@@ -103,7 +103,7 @@ class _Copies:
         self._lock = threading.Lock()
 
     def release(self) -> None:
-        """One copy is needed no more."""
+        """Release one copy."""
         with self._lock:
             self._left -= 1
             if self._left:
@@ -113,7 +113,7 @@ class _Copies:
 
 @dataclass(order=True, slots=True)
 class _Due:
-    """Something that happens at a time; ties in the order in which they were made."""
+    """An event at a time; ties are in order of creation."""
 
     at_ns: int
     order: int
@@ -135,11 +135,11 @@ class LinkedTransport(TransportAround[Transport]):
         self._dialled: set[str] = set()
         self._ends: dict[str, _Ends] = {}
         self._all: list[_Ends] = []
-        """Links of peers that have left too, for the counters."""
+        """All links, those of peers that left included, for the counters."""
         self._arriving: list[_Due] = []
         self._leaving: list[_Due] = []
         self._passed: deque[Received] = deque()
-        """Events that are on no link, and wait for their turn."""
+        """Events of no link, for the next `receive`."""
         self._order = 0
         self._is_woken = False
         self._is_closed = False
@@ -184,21 +184,21 @@ class LinkedTransport(TransportAround[Transport]):
             if self._passed:
                 return self._passed.popleft()
             if _is_due(self._arriving):
-                # The time of what waits begins now, whatever the caller does meanwhile.
-                while (heard := self._inner.receive(0)) is not None:
-                    self._take(heard)
+                # Messages that wait inside enter their links now, however long the caller takes.
+                while (event := self._inner.receive(0)) is not None:
+                    self._take(event)
                 return self._arrived()
             now_ns = SYSTEM_CLOCK.now_ns()
             has_ended = until_ns is not None and now_ns >= until_ns
             if has_news or self._is_woken or has_ended:
-                heard = self._inner.receive(0)
-                if heard is None:
+                event = self._inner.receive(0)
+                if event is None:
                     self._is_woken = False
                     return None
             else:
-                heard = self._wait(now_ns, until_ns)
-            if heard is not None:
-                self._take(heard)
+                event = self._wait(now_ns, until_ns)
+            if event is not None:
+                self._take(event)
 
     def wake(self) -> None:
         """See `Transport.wake`."""
@@ -214,11 +214,11 @@ class LinkedTransport(TransportAround[Transport]):
         self.hand_on()
         while self._leaving and self._leaving[0].at_ns < until_ns:
             self._is_woken = False
-            heard = self._nap(self._leaving[0].at_ns)
-            if isinstance(heard, Delivery):
-                heard.release()
-            elif isinstance(heard, PeerDown) and heard.peer in self._ends:
-                self._cut(self._ends[heard.peer])
+            event = self._nap(self._leaving[0].at_ns)
+            if isinstance(event, Delivery):
+                event.release()
+            elif isinstance(event, PeerDown) and event.peer in self._ends:
+                self._cut(self._ends[event.peer])
             self.hand_on()
         for due in self._leaving:
             self._drop(due)
@@ -230,7 +230,7 @@ class LinkedTransport(TransportAround[Transport]):
         self._arriving.clear()
         self._inner.close()
 
-    # ---------------------------------------------------------------------- what links did
+    # ---------------------------------------------------------------------- counters
 
     @property
     def can_lose(self) -> bool:
@@ -239,17 +239,17 @@ class LinkedTransport(TransportAround[Transport]):
 
     @property
     def holds_sends(self) -> bool:
-        """True if anything is under way to a peer."""
+        """True if any message to a peer is held."""
         return bool(self._leaving)
 
     def links(self) -> list[tuple[str, LinkCounters, LinkCounters]]:
-        """(peer, up, down) of every connection there was, oldest first."""
+        """(peer, up, down) of every connection so far, oldest first."""
         return [(ends.peer, ends.up.counters, ends.down.counters) for ends in self._all]
 
-    # ---------------------------------------------------------------------- what waits
+    # ---------------------------------------------------------------------- held messages
 
     def _wait(self, now_ns: int, until_ns: int | None) -> Received | None:
-        """The inner transport's event before something is due or the time is over."""
+        """Wait for an event of the inner transport until something is due or the time is over."""
         next_ns = self._next_due_ns()
         if next_ns is not None and next_ns - now_ns <= _NEAR_NS:
             return self._nap(next_ns if until_ns is None else min(next_ns, until_ns))
@@ -257,34 +257,34 @@ class LinkedTransport(TransportAround[Transport]):
         if next_ns is not None:
             near_ns = next_ns - _NEAR_NS
             stop_ns = near_ns if until_ns is None else min(near_ns, until_ns)
-        heard = self._inner.receive(None if stop_ns is None else stop_ns - now_ns)
-        if heard is None and (stop_ns is None or SYSTEM_CLOCK.now_ns() < stop_ns):
-            self._is_woken = True  # or buffers came back: the caller shall have a look
-        return heard
+        event = self._inner.receive(None if stop_ns is None else stop_ns - now_ns)
+        if event is None and (stop_ns is None or SYSTEM_CLOCK.now_ns() < stop_ns):
+            self._is_woken = True  # or buffers returned: the caller must check
+        return event
 
     def _nap(self, stop_ns: int) -> Received | None:
-        """The same before a time that is near."""
+        """The same for a short time."""
         while True:
-            heard = self._inner.receive(0)
+            event = self._inner.receive(0)
             left_ns = stop_ns - SYSTEM_CLOCK.now_ns()
-            if heard is not None or left_ns <= 0 or self._is_woken:
-                return heard
+            if event is not None or left_ns <= 0 or self._is_woken:
+                return event
             sleep(min(left_ns, _NAP_NS) / 1e9)
 
-    def _take(self, heard: Received) -> None:
-        """Put what came on its link, and what has no link into the queue of its own."""
-        peer = heard.peer
-        if isinstance(heard, PeerUp) and peer not in self._dialled:
+    def _take(self, event: Received) -> None:
+        """Put an event on its link; without one, into the queue."""
+        peer = event.peer
+        if isinstance(event, PeerUp) and peer not in self._dialled:
             self._ends_of(peer)
-        ends = None if isinstance(heard, PeerUp) else self._ends.get(peer)
+        ends = None if isinstance(event, PeerUp) else self._ends.get(peer)
         if ends is None:
-            self._passed.append(heard)
-        elif isinstance(heard, Delivery):
-            self._put_on_link(ends, heard)
+            self._passed.append(event)
+        elif isinstance(event, Delivery):
+            self._put_on_link(ends, event)
         else:
-            if isinstance(heard, PeerDown):
+            if isinstance(event, PeerDown):
                 self._cut(ends)
-            self._plan(self._arriving, ends.last_ns, ends, received=heard)
+            self._plan(self._arriving, ends.last_ns, ends, received=event)
 
     def _put_on_link(self, ends: _Ends, delivery: Delivery) -> None:
         nbytes = _size(delivery.header, delivery.buffers)
@@ -302,7 +302,7 @@ class LinkedTransport(TransportAround[Transport]):
             ends.last_ns = max(ends.last_ns, at_ns)
 
     def _arrived(self) -> Received:
-        """The first of what is due."""
+        """The first event that is due."""
         due = heapq.heappop(self._arriving)
         assert due.received is not None
         if isinstance(due.received, Delivery):
@@ -314,7 +314,7 @@ class LinkedTransport(TransportAround[Transport]):
         return due.received
 
     def hand_on(self) -> bool:
-        """Give the inner transport what has arrived at the other end; whether there was any."""
+        """Hand on messages that have arrived at the other end; True if there were any."""
         handed_on = False
         while _is_due(self._leaving):
             due = heapq.heappop(self._leaving)
@@ -322,7 +322,7 @@ class LinkedTransport(TransportAround[Transport]):
             held, header, views = due.send
             try:
                 handle = self._inner.send(due.ends.peer, header, views)
-            except (PeerGone, CreditExceeded):  # gone; or a copy found no credit
+            except (PeerGone, CreditExceeded):  # or no credit for a copy
                 self._drop(due)
             else:
                 due.ends.held_bytes -= due.nbytes
@@ -332,7 +332,7 @@ class LinkedTransport(TransportAround[Transport]):
         return handed_on
 
     def _cut(self, ends: _Ends) -> None:
-        """The connection has ended: nothing that is held can be sent any more."""
+        """Drop held messages to a connection that has ended."""
         for due in self._leaving:
             if due.ends is ends:
                 self._drop(due)
@@ -371,14 +371,14 @@ class LinkedTransport(TransportAround[Transport]):
 
 
 def linked(inner: Transport, link: LinkPair | None, *, seed: int) -> Transport:
-    """The transport behind these links; the transport itself where nothing is emulated."""
+    """The transport with emulated links; the transport itself if they are ideal."""
     if link is None or link.is_ideal:
         return inner
     return LinkedTransport(inner, link, seed=seed)
 
 
 def _draws(seed: int, number: int, way: str) -> Callable[[], float]:
-    """Random numbers of one direction of the link that was the n-th to come up."""
+    """Random numbers for one direction of the n-th link."""
     return random.Random(derive(seed, "link", number, way)).random
 
 

@@ -2,18 +2,18 @@
 
 core/           the pure state machine
 shell.py        the process part: transport, core, pipeline and store together
-spec.py         what a node is started with
+spec.py         the specification of a node process
 process.py      starts a node from its specification
-storage.py      opens and makes what the specification asks for: store, spill file, places
-plan.py         the memory plan: what `--memory-budget` is spent on
+storage.py      opens and makes the storage of the specification: store, spill file, places
+plan.py         the memory plan: the uses of `--memory-budget`
 pipeline.py     threads that read, update, write and publish pages
 kernels/        the arithmetic of an update
-update.py       the factor by which a step's gradient is clipped
+update.py       the factor of gradient clipping
 runs.py         the parts of a page that an update changes
 scratch.py      working memory of a pipeline thread
 statistics.py   norms per parameter, made during updates
 block_norms.py  norms other than the 2-norm
-outgoing.py     memory that new weights are written to for those who pull them
+outgoing.py     memory for new weights that are sent
 places.py       weights at fixed places in shared memory
 pages.py        the store's configuration and views of a record
 readers.py      versions held for readers, and the thread that reads them

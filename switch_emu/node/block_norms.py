@@ -1,7 +1,7 @@
-"""What the norms of a gradient other than the 2-norm are made of: a number for each block.
+"""Norms of a gradient other than the 2-norm, per block.
 
-The kernels find the squares of the 2-norm as they add. Clipping by another norm is asked for
-seldom, so its numbers are found here, by another look at the sum.
+The kernels compute the squares of the 2-norm as they add. Clipping by another norm is rare, so it
+takes another pass over the sum, here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a page's new weights are written for those who pull them: in place, or a copy."""
+"""Memory for a page's new weights: their place in shared memory, or a copy to send."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from switch_emu.process.payload import Buffers, Payload
 
 
 class Outgoing:
-    """Where weights are written that go out: their place in shared memory, or a copy's."""
+    """Memory for outgoing weights: their place in shared memory, or a copy."""
 
     def __init__(
         self, places: WeightsPlaces | None, buffers: Buffers, chunk: int, step: int, attempt: int,
         *, dtype: str, nbytes: int,
     ) -> None:  # fmt: skip
-        """`nbytes`: of the copy, where the place is not to be had; 0: then none is made."""
+        """`nbytes`: size of the copy, if the place is not free; 0: no copy."""
         self._places, self._key = places, (chunk, step, attempt)
         place = None if places is None else places.claim(chunk, step, attempt)
         self.is_in_place = place is not None
@@ -23,14 +23,14 @@ class Outgoing:
         self.target: tuple[memoryview, str] | None = None if place is None else (place, dtype)
 
     def written(self) -> Payload | None:
-        """The weights as a payload; None if nobody needed them."""
+        """The written weights as a payload; None without place and copy."""
         if self.is_in_place:
             assert self._places is not None
             return self._places.fill(*self._key)
         return self._payload
 
     def given_up(self) -> None:
-        """Nothing was written, or nothing that counts."""
+        """Release the memory; the weights are void."""
         if self.is_in_place:
             assert self._places is not None
             self._places.give_up(*self._key[:2])

@@ -17,7 +17,7 @@ from switch_emu.store import DecidedStep, Field, PageKind, StoreConfig
 
 WEIGHT = "weight"
 UPDATES = "updates"
-"""How often each segment of a page was updated: Adam's step count (`runs.py`)."""
+"""Count of updates per segment of a page: Adam's step count (`runs.py`)."""
 
 
 class Pages(Protocol):
@@ -34,8 +34,9 @@ class Pages(Protocol):
 
 
 def store_config(description: Description, node: int = 0) -> StoreConfig:
-    """A node's pages of a job: one for each chunk it owns; trained ones with moments, frozen ones
-    without. Raises ConfigError if any node owns none: all refuse, so that none makes a store.
+    """A node's pages of a job: one per owned chunk; trained ones with moments, frozen ones without.
+
+    Raises ConfigError on all nodes if one of them owns no chunk: then none makes a store.
     """
     layout = description.layout
     chunks_count = len(layout.chunks)
@@ -75,7 +76,7 @@ def store_config(description: Description, node: int = 0) -> StoreConfig:
 
 
 def node_layout_hash(description: Description, node: int) -> str:
-    """What a store's configuration says of the layout: with several nodes, also whose it is."""
+    """The layout hash in a store's configuration; with several nodes, with the node."""
     count = description.layout.node_count
     return description.hash if count == 1 else f"{description.hash}, node {node} of {count}"
 
@@ -89,7 +90,7 @@ def field_view(kind: PageKind, record: memoryview, name: str) -> F32Array:
 def read_counts(read: Callable[[memoryview], None], kind: PageKind, into: memoryview) -> None:
     """Fill `into`, int64 [segments], with a page's counts of updates.
 
-    `read` reads the field as the store has it: an older one has one count for all segments.
+    `read` reads the stored field: an older store has one count for all segments.
     """
     found = np.empty(kind.fields[kind.index(UPDATES)].elems, np.int64)
     read(found.view(np.uint8).data)
@@ -99,7 +100,7 @@ def read_counts(read: Callable[[memoryview], None], kind: PageKind, into: memory
 def parameter_values(store: Pages, layout: Layout, version: int) -> Iterator[F32Array]:
     """Master weights of all parameters, in the order of registration, in parts.
 
-    Yields at least one part a parameter; a part is valid until the next is asked for.
+    Yields at least one part per parameter; a part is valid until the next is read.
     """
     chunk_now = -1
     weights = np.empty(0, np.float32)

@@ -2,12 +2,12 @@
 
 Each thread takes a page through all its stages; while some wait for the disk others compute, so
 the stages of different pages overlap and the buffers are bounded by the number of threads
-(step-centric, as the paper has it: a fixed crew over the whole step, not one pipeline a layer).
-A thread is one request in flight; there are more of them than cores, as many as the plan has
-buffers for. Which page is taken when is the core's decision; nothing is decided here.
+(step-centric, as in the paper: fixed threads over the whole step, not one pipeline per layer).
+A thread is one request in flight; there are more threads than CPU cores, as many as the plan has
+buffers for. The core decides the order of pages; nothing is decided here.
 
-Threads never touch a core: what they finished is a function that the shell's loop calls. It is
-woken once for all that was finished since it last looked.
+Threads never touch a core: they queue a function that the shell's loop calls. The loop is woken
+once for all functions in the queue.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ from switch_emu.store import (
     StaleAttempt,
     VersionMissing,
 )
-from switch_emu.store.kept import RECORD_KEY, KeptFiles
+from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 
 KERNEL_KEY: Final = "kernel"
 """In `DecidedStep.extra`: name and version of the update that made the step."""
 
 Finished = Callable[[], Sequence[Any]]
-"""To be called by the shell's loop: tells the core, returns its actions."""
+"""Called by the shell's loop: passes an event to the core, returns its actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What a pipeline reads from and writes to."""
+    """Storage and buffers of a pipeline."""
 
     store: PageStore
-    kept: KeptFiles
+    attachments: AttachmentFiles
     buffers: Buffers
     """Memory for weights that are sent as a copy."""
     places: WeightsPlaces | None = None
-    """Where weights go that workers read in place; None: each is sent a copy."""
+    """Weights that workers read in place; None: copies are sent."""
 
 
 class _Updated(NamedTuple):
@@ -85,7 +85,7 @@ class _Updated(NamedTuple):
 
 
 class Pipeline:
-    """Does a node's work on pages; see the module."""
+    """The threads that work on a node's pages; see the module."""
 
     def __init__(
         self, core: NodeCore, stored: Stored, description: Description, *, job: int,
@@ -93,7 +93,7 @@ class Pipeline:
         recorder: Recorder, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self._core, self._job = core, job
-        self._store, self._kept = stored.store, stored.kept
+        self._store, self._attachments = stored.store, stored.attachments
         self._layout = description.layout
         self._places, self._sent = stored.places, stored.buffers
         self._kernel = kernel
@@ -101,20 +101,20 @@ class Pipeline:
         self._norm_type = description.norm_type
         self._recorder, self._wake = recorder, wake
         self.statistics = Statistics(self._layout)
-        """Of the last step that asked for them."""
+        """Statistics of the last measured step."""
         self._aggregator = aggregator
         elems_max = max(chunk.elems for chunk in self._layout.chunks)
         self._pages: dict[int, tuple[ExtentPage, ...]] = {}
         self._adder = Adder(elems_max, aggregator, core.groups)
         self._sums = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
         self._sums_room = threading.Semaphore(updates_count)
-        """Folded sums the core has not counted yet: one a thread."""
+        """Limits sums that the core has not counted yet to one per thread."""
         self._finished: list[Finished] = []
         self._finished_lock = threading.Lock()
         self._error: BaseException | None = None
         self._hyper: tuple[bytes, StepHyper] | None = None
         self._is_closing = False
-        # Two queues: a pull must not stand behind a row of updates.
+        # Two queues: pulls must not wait for queued updates.
         self._updates: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads = [
@@ -129,12 +129,12 @@ class Pipeline:
             thread.start()
 
     def start(self, action: Any) -> None:
-        """Do an action of the core in a thread."""
+        """Start an action of the core in a thread."""
         tasks = self._reads if isinstance(action, ReadWeights) else self._updates
         tasks.put(action)
 
     def take_finished(self) -> list[Finished]:
-        """What was finished since the last call. Raises what a thread failed with."""
+        """Actions finished since the last call. Raises the error of a thread."""
         if self._error is not None:
             raise self._error
         with self._finished_lock:
@@ -142,7 +142,7 @@ class Pipeline:
         return finished
 
     def close(self) -> None:
-        """Let the threads end and wait for them."""
+        """End the threads and wait for them."""
         self._is_closing = True
         self._sums_room.release(len(self._threads))
         for thread in self._threads:
@@ -185,17 +185,17 @@ class Pipeline:
             case Decide():
                 start_ns = SYSTEM_CLOCK.now_ns()
                 self._store.decide(action.version, action.attempt)
-                self._kept.settle(action.version, self._store.decided)
+                self._attachments.note_decided(action.version, self._store.decided)
                 self.statistics.decided(action.version - 1, action.attempt)
                 if self._places is not None:
-                    self._places.settle(action.version, action.attempt)
+                    self._places.note_decided(action.version, action.attempt)
                 self._span("decide", start_ns, step=action.version - 1)
                 failpoint("node.after_decide")
-                self._tell(lambda: self._core.decided(action))
+                self._report(lambda: self._core.decided(action))
             case _:
                 raise AssertionError(f"unknown action {action}")
 
-    def _tell(self, finished: Finished) -> None:
+    def _report(self, finished: Finished) -> None:
         with self._finished_lock:
             is_first = not self._finished
             self._finished.append(finished)
@@ -227,10 +227,10 @@ class Pipeline:
             published.drop()
             published = None
         in_place = wire.is_in_place
-        self._tell(lambda: self._core.updated(action, squares, published, in_place=in_place))
+        self._report(lambda: self._core.updated(action, squares, published, in_place=in_place))
         if is_finite:  # else the step will be skipped, and its pages are discarded anyway
             self._write(action, pages[-1], target.record)
-        self._tell(lambda: self._core.written(action))
+        self._report(lambda: self._core.written(action))
 
     def _update_page(
         self, action: Update, page: ExtentPage, wire: Outgoing, scratch: Scratch
@@ -285,7 +285,7 @@ class Pipeline:
         try:
             return self._store.place_in_ram(page, action.step + 1, action.attempt)
         except StaleAttempt:
-            return None  # `write` will say so again
+            return None  # `write` raises it again
 
     def _pages_of(self, extent: int) -> tuple[ExtentPage, ...]:
         found = self._pages.get(extent)
@@ -303,7 +303,7 @@ class Pipeline:
     def _inspect(self, action: Inspect) -> None:
         payloads = [c.payload for c in action.contributions if isinstance(c.payload, Payload)]
         overflowed = self._aggregator.overflowed([payload.view() for payload in payloads])
-        self._tell(lambda: self._core.inspected(action, fits=not overflowed))
+        self._report(lambda: self._core.inspected(action, fits=not overflowed))
 
     def _fold(self, action: Fold) -> None:
         self._sums_room.acquire()
@@ -315,7 +315,7 @@ class Pipeline:
         for page in self._pages_of(action.chunk):
             squares += self._fold_page(action, page, page.part(memory, "float32"))
         self._span("fold", start_ns, step=action.step, extent=action.chunk)
-        self._tell(lambda: self._folded(action, squares, payload))
+        self._report(lambda: self._folded(action, squares, payload))
 
     def _fold_page(self, action: Fold, page: ExtentPage, memory: memoryview) -> tuple[float, ...]:
         total = np.frombuffer(memory, np.float32)
@@ -342,10 +342,10 @@ class Pipeline:
             try:
                 self._read_weights(action, wire, scratch)
                 payload, in_place = wire.written(), wire.is_in_place
-            except VersionMissing:  # decided or aborted meanwhile: nobody waits for it any more
+            except VersionMissing:  # decided or aborted meanwhile: no longer needed
                 wire.given_up()
         self._span("read_weights", start_ns, step=action.step, extent=action.chunk)
-        self._tell(lambda: self._core.weights_read(action, payload, in_place=in_place))
+        self._report(lambda: self._core.weights_read(action, payload, in_place=in_place))
 
     def _read_weights(self, action: ReadWeights, wire: Outgoing, scratch: Scratch) -> None:
         while True:
@@ -387,7 +387,7 @@ class Pipeline:
         payload = action.payload
         assert isinstance(payload, Payload)
         data, start = payload.view(), 0
-        for field in kind.fields:  # weights; a state that is brought along stands behind them
+        for field in kind.fields:  # weights, then optimizer state if it is imported
             if start < len(data):
                 at, _ = kind.range(field.name)
                 record[at : at + field.field_bytes] = data[start : start + field.field_bytes]
@@ -396,7 +396,7 @@ class Pipeline:
             self._store.write(page, 0, action.attempt, record)
         except StaleAttempt:
             pass  # the attempt was given up meanwhile; the core knows
-        self._tell(lambda: self._loaded(action, payload))
+        self._report(lambda: self._loaded(action, payload))
 
     def _loaded(self, action: LoadPage, payload: Payload) -> Sequence[Any]:
         payload.drop()
@@ -406,14 +406,14 @@ class Pipeline:
         payload = action.payload
         assert isinstance(payload, Payload)
         rank = action.ranks.bit_length() - 1
-        self._kept.put(action.step + 1, action.attempt, rank, action.piece, payload.view())
-        self._tell(lambda: self._core.piece_kept(action))
+        self._attachments.put(action.step + 1, action.attempt, rank, action.piece, payload.view())
+        self._report(lambda: self._core.piece_kept(action))
 
     def _prepare(self, action: Prepare) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
         extra = {KERNEL_KEY: f"{self._kernel.name} {self._kernel.version}"}
         if action.kept_attempt is not None:
-            extra[RECORD_KEY] = self._kept.seal(action.version, action.kept_attempt)
+            extra[RECORD_KEY] = self._attachments.seal(action.version, action.kept_attempt)
         ranks = range(action.contributors.bit_length())
         self._store.prepare(
             DecidedStep(
@@ -435,7 +435,7 @@ class Pipeline:
         )
         self._span("prepare", start_ns, step=action.version - 1)
         failpoint("node.after_prepare")
-        self._tell(lambda: self._core.prepared(action))
+        self._report(lambda: self._core.prepared(action))
 
     def _decoded(self, hyper: bytes) -> StepHyper:
         held = self._hyper

@@ -5,12 +5,12 @@ extents lie one behind the other, as in its flat vector, so that a worker can us
 lies. While step t+1's weights are written, those of step t stay, in the other place.
 
     empty -> written   `claim`, `fill`   weights of a step, made under an attempt
-    written -> held    `get`, `fill`     handed out as a payload, to be sent
-    held -> written    the payload's last holder, and so the last worker, gave it back
+    written -> held    `get`, `fill`     in use by a payload that is sent
+    held -> written                      released by the last worker
     written -> empty   `claim`           for a later step, or under a later attempt
 
-Invariant: a place that is held is never written. Whoever finds no place sends a copy instead, so a
-worker that holds weights for long costs a copy and nothing else.
+Invariant: a held place is never written. Without a free place a copy is sent instead, so a worker
+that holds weights for long costs a copy and nothing else.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _UNIT_ALIGN_BYTES = 4096
 class _Place:
     memory: memoryview
     is_frozen: bool
-    """Its weights never change: once written, they are those of every step."""
+    """True if its weights never change: once written, they count for every step."""
     step: int = -1
-    """The step its weights are for; -1: none."""
+    """Step that its weights are for; -1: empty."""
     attempt: int = -1
     holders_count: int = 0
     is_claimed: bool = False
@@ -42,13 +42,13 @@ def places_bytes(layout: Layout) -> int:
 
 
 class WeightsPlaces:
-    """The places of one model. Any thread may use it."""
+    """The places of one model. Thread-safe."""
 
     def __init__(self, layout: Layout, memory: memoryview) -> None:
-        """`memory`: `places_bytes(layout)` of it, writable and shared with the workers."""
+        """`memory`: `places_bytes(layout)` bytes, writable and shared with the workers."""
         self._lock = threading.Lock()
-        self._settled = (-1, -1)
-        """(step, attempt): weights for this step, made under this attempt, are decided."""
+        self._decided = (-1, -1)
+        """(step, attempt) of the newest decided weights."""
         self._places: tuple[list[_Place], list[_Place]] = ([], [])
         start = 0
         for places in self._places:
@@ -92,10 +92,10 @@ class WeightsPlaces:
             place = self._place(extent, step)
             return self._handed_out(place) if self._has(place, step, attempt) else None
 
-    def settle(self, step: int, attempt: int) -> None:
-        """Weights for this step, made under this attempt, are decided: they count from now on."""
+    def note_decided(self, step: int, attempt: int) -> None:
+        """Note that weights of this step, made under this attempt, are decided."""
         with self._lock:
-            self._settled = (step, attempt)
+            self._decided = (step, attempt)
 
     def _place(self, extent: int, step: int) -> _Place:
         return self._places[step % 2][extent]
@@ -106,7 +106,7 @@ class WeightsPlaces:
         if place.is_frozen:
             return True
         return place.step == step and (
-            place.attempt == attempt or (step, place.attempt) == self._settled
+            place.attempt == attempt or (step, place.attempt) == self._decided
         )
 
     def _handed_out(self, place: _Place) -> Payload:

@@ -1,8 +1,8 @@
-"""The node's memory plan: what `--memory-budget` is spent on, decided before the run.
+"""The node's memory plan: the uses of `--memory-budget`, fixed before the run.
 
-The budget covers all the node allocates for a job: pipeline buffers, the window of pushes it
-grants, sums that wait, weights on their way out, slots if it is its own switch, and resident pages
-with what is left. A budget that cannot work is refused with the one that would.
+The budget covers all allocations of a node for a job: pipeline buffers, the window of pushes it
+grants, waiting sums, outgoing weights, slots if it is its own switch, and resident pages with the
+rest. A budget that is too small raises ConfigError with one that suffices.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SPILL_BUFFERS_MAX = 2
 EXTENT_AUTO_BYTES_MAX = MIB
 """Beyond it a message costs nothing any more beside its bytes."""
 _CHUNK_AUTO_BYTES_MAX = 16 * MIB
-"""Messages, not bytes, are what a chunk costs in shared memory: design note 0011."""
+"""In shared memory a chunk costs messages, not bytes: design note 0011."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class NodePlan:
     extent_chunks: int
     """Chunks that travel together at most."""
     updates_count: int
-    """Pages in flight between the disk and back, a thread each."""
+    """Pages in flight, one thread each."""
     reads_count: int
     pipeline_bytes: int
     window_bytes: int
@@ -56,36 +56,36 @@ class NodePlan:
     sums_bytes: int
     """Gradient sums in RAM; more are spilled."""
     spill_bytes: int
-    """Spilled sums on their way to the disk."""
+    """Buffers of sums that are being spilled."""
     outgoing_bytes: int
-    """Weights handed to the transport that have not left."""
+    """Weights handed to the transport and not sent yet."""
     slots_bytes: int
     """Slots of the node's own switch, with --no-switch; else 0."""
     copies_bytes: int
     resident_bytes: int
-    """Pages kept in RAM, and weights that workers read in place."""
+    """Resident pages, and weights that workers read in place."""
 
     @property
     def updates_max(self) -> int:
-        """Updates the core may have under way: some wait, so that no thread ever does."""
+        """Limit of updates under way: some wait, so that no thread is idle."""
         return self.updates_count + 2
 
     def in_place_bytes(self, wanted_bytes: int, *, state_in_ram_bytes: int = 0) -> int:
         """Shared memory for weights that workers read in place; 0 where there is no room.
 
-        It comes out of what resident pages may take: up to half of it, or what a state in RAM, both
-        sides of it, leaves.
+        It comes out of the memory of resident pages: up to half of it, or the rest beside both
+        sides of a state in RAM.
         """
         most = min(self.resident_bytes // 2, self.resident_bytes - state_in_ram_bytes)
         return wanted_bytes if wanted_bytes <= most else 0
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory the node may need: weights in place, and copies on their way out."""
+        """Shared memory of the node: weights in place, and outgoing copies."""
         return self.resident_bytes // 2 + self.outgoing_bytes
 
     def lines(self) -> list[str]:
-        """The plan for people, one line a use."""
+        """The plan as text."""
         threads = f"{self.updates_count} updates, {self.reads_count} reads"
         uses = {
             f"pipeline ({threads})": self.pipeline_bytes,
@@ -96,8 +96,8 @@ class NodePlan:
             "slots": self.slots_bytes + self.copies_bytes,
             "resident pages": self.resident_bytes,
         }
-        told = ", ".join(f"{name} {format_bytes(count)}" for name, count in uses.items() if count)
-        return [f"memory budget {format_bytes(self.budget_bytes)}: {told}"]
+        text = ", ".join(f"{name} {format_bytes(count)}" for name, count in uses.items() if count)
+        return [f"memory budget {format_bytes(self.budget_bytes)}: {text}"]
 
 
 def default_chunk_bytes(
@@ -105,8 +105,8 @@ def default_chunk_bytes(
 ) -> int:  # fmt: skip
     """The chunk for a budget: a power of two from 16 KiB to 16 MiB, up to a 32nd of it.
 
-    Smaller, if two pages could not be in flight otherwise. Where chunks are small, each costs
-    messages, and where they are few, the disk waits (design note 0009).
+    Smaller if two pages in flight would not fit. Small chunks cost messages; with few chunks the
+    disk waits (design note 0009).
     """
     chunk_bytes = CHUNK_BYTES_STEP
     while chunk_bytes * 2 <= min(budget_bytes // 32, _CHUNK_AUTO_BYTES_MAX):
@@ -217,11 +217,10 @@ def budget_for_pages(
     needed_bytes: Callable[[int], int], *, budget_bytes: int, chunk_bytes: int, world_size: int,
     has_switch: bool, slot_count: int = 0,
 ) -> int:  # fmt: skip
-    """A budget in whole KiB, no smaller, that leaves so much for pages; other uses grow with it.
+    """The budget, raised in whole KiB until it suffices for pages; other uses grow with it.
 
-    `needed_bytes` says what pages take if they are cut into chunks of a size. The budget does for
-    the chunk of now, and for the one that follows from it where `--chunk` is not given. Raises
-    ConfigError as `plan_node` does.
+    `needed_bytes`: bytes of pages for a chunk size. The budget suffices for the given chunk and for
+    the default chunk of the new budget. Raises ConfigError as `plan_node` does.
     """
     while True:
         missing = 0
@@ -254,7 +253,7 @@ def _pipeline_room(budget_bytes: int, leasts: _Leasts, *, is_single: bool = True
 
 
 class _Leasts(NamedTuple):
-    """Bytes without which a use cannot work, beside the pipeline."""
+    """Minimum bytes of each use except the pipeline."""
 
     window: int
     outgoing: int
@@ -287,5 +286,5 @@ def _leasts(
 
 
 def _share(spare: int, ratio: float, least: int, most: int) -> int:
-    """The least, and a share of what no use needs at least, up to `most`."""
+    """The minimum plus a share of the spare bytes, up to `most`."""
     return max(least, min(least + int(spare * ratio), most))

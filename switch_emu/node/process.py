@@ -1,4 +1,4 @@
-"""Start an optimizer node process from its specification, and account for it at the end."""
+"""Start an optimizer node process from its specification; write its summary at the end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DURABILITY_WORDS = {
 
 
 def plan_lines(spec: NodeSpec) -> list[str]:
-    """What this node will do, for people, before it does it."""
+    """State, durability and memory plan of a node, as text."""
     durability = "none" if spec.state is None else spec.durability
     place = "in RAM" if spec.state is None else f"in {spec.state}"
     which = "" if spec.count == 1 else f"optimizer node {spec.number} of {spec.count}: "
@@ -52,10 +52,10 @@ def serve_node(
     spec: NodeSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool],
     ranges: SlotRanges | None = None,
 ) -> bool:  # fmt: skip
-    """Serve one job until it is over (True), or until somebody wants us to stop before (False).
+    """Serve one job until it is over (True), or `should_stop` (False).
 
-    `on_listening` is told the endpoint that children dial; `ranges` are the slots that the switches
-    of several jobs share.
+    `on_listening` receives the endpoint that children dial; `ranges`: slots that the switches of
+    several jobs share.
 
     Raises: ConfigError, StateError.
     """
@@ -101,9 +101,9 @@ def make_node_shell(
     spec: NodeSpec, transport: Transport, recorder: Recorder, limits: SwitchLimits | None = None,
     record: IO[bytes] | None = None,
 ) -> NodeShell:  # fmt: skip
-    """A node on a transport, as its specification says; nothing is opened yet.
+    """A node on a transport, by its specification; nothing is opened yet.
 
-    `limits`: of a switch of its own; unless given, what the specification comes to.
+    `limits`: limits of its own switch; by default those of the specification.
     """
     plan = spec.plan()
     incarnation = spec.incarnation or new_incarnation()
@@ -158,7 +158,7 @@ def _push_window(spec: NodeSpec, plan: NodePlan) -> int:
 
 
 def own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:
-    """What the node's own switch may hold, if it has one. Raises ConfigError."""
+    """Limits of the node's own switch, if it has one. Raises ConfigError."""
     if spec.has_switch:
         return SwitchLimits()
     limits = SwitchLimits(
@@ -179,7 +179,7 @@ def own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:
 
 
 def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
-    """What the run came to, for `compare`; written whole or not at all."""
+    """Write the results of the run, for `compare`; as a whole or not at all."""
     store, description = shell.store, shell.description
     if store is None or description is None:
         return
@@ -187,7 +187,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
     summary = {
         "schema": 1,
         "steps": shell.core.next_step,
-        # Of several nodes none has all weights: whoever started them adds the digest.
+        # None of several nodes has all weights: the launcher adds the digest.
         "weights_digest": weights_digest(store, description.layout) if spec.count == 1 else None,
         "node_state_bytes": store.state_bytes,
         "disk_space_bytes": store.disk_bytes + (spill.disk_bytes if spill else 0),
@@ -195,7 +195,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
             "read": store.stats.bytes_read + (spill.bytes_read if spill else 0),
             "written": store.stats.bytes_written + (spill.bytes_written if spill else 0),
         },
-        # Part of disk_bytes: sums that found no room in RAM, written through the kernel's cache.
+        # Part of disk_bytes: sums that did not fit in RAM.
         "spill_bytes": {
             "read": spill.bytes_read if spill else 0,
             "written": spill.bytes_written if spill else 0,

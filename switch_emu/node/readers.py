@@ -1,7 +1,7 @@
 """Readers at the node's process: the versions pinned for them, and one thread that reads.
 
-Training comes first: all readers share one thread, and what it has read waits, as other
-weights do, until what was sent before has left.
+Training has priority: all readers share one thread, and its payloads wait, as other weights do,
+until earlier ones have been sent.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from switch_emu.node.pages import UPDATES, WEIGHT, read_counts
 from switch_emu.node.statistics import Measured, Statistics
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import PageStore, Pin
-from switch_emu.store.kept import RECORD_KEY, KeptFiles, KeptVersion
+from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles, VersionAttachments
 
 Finished = Callable[[], Sequence[Any]]
-"""To be called by the shell's loop: gives the core an event, returns its actions."""
+"""Called by the shell's loop: passes an event to the core, returns its actions."""
 
 
 Cast = Callable[[F32Array, str, memoryview], None]
@@ -36,10 +36,10 @@ Cast = Callable[[F32Array, str, memoryview], None]
 
 
 class Pinned(NamedTuple):
-    """What one reader sees."""
+    """The version that one reader sees."""
 
     pin: Pin
-    kept: KeptVersion
+    attached: VersionAttachments
     measured: Measured | None
     """Statistics, if a step was measured."""
 
@@ -48,15 +48,15 @@ class ReaderThread:
     """Reads fields of pinned versions, one after the other."""
 
     def __init__(
-        self, core: NodeCore, store: PageStore, layout: Layout, *, kept: KeptFiles,
+        self, core: NodeCore, store: PageStore, layout: Layout, *, files: AttachmentFiles,
         cast: Cast, statistics: Statistics, buffers: Buffers, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self._core, self._store, self._layout = core, store, layout
         self._cast = cast
-        self._kept, self._statistics = kept, statistics
+        self._files, self._statistics = files, statistics
         self._buffers, self._wake = buffers, wake
         self._pinned: dict[int, Pinned] = {}
-        """By reader."""
+        """Pinned versions by reader."""
         self._reads: queue.SimpleQueue[tuple[ReadField, Pinned] | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self._error: BaseException | None = None
@@ -67,11 +67,11 @@ class ReaderThread:
         pin, measured = self._store.pin(), self._statistics.latest
         step = pin.step
         try:
-            kept = self._kept.hold(step)
+            attached = self._files.open(step)
         except LuwuError as exc:
             pin.close()
             return self._core.pin_failed(reader, str(exc))
-        self._pinned[reader] = Pinned(pin, kept, measured)
+        self._pinned[reader] = Pinned(pin, attached, measured)
         facts = VersionFacts(
             version=step.version,
             description=self._store.config.description,
@@ -80,20 +80,20 @@ class ReaderThread:
             grad_norm=step.grad_norm,
             attempt=step.attempt,
             extra={key: text for key, text in step.extra.items() if key != RECORD_KEY},
-            attached=kept.sizes,
+            attached=attached.sizes,
             measured_step=None if measured is None else measured.step,
         )
         return self._core.pinned(reader, step.version, facts.to_bytes())
 
     def unpin(self, reader: int) -> None:
-        """Release it."""
+        """Release the version of a reader."""
         pinned = self._pinned.pop(reader, None)
         if pinned is not None:
             pinned.pin.close()
-            pinned.kept.close()
+            pinned.attached.close()
 
     def start(self, read: ReadField) -> Sequence[Any]:
-        """Read in the thread."""
+        """Start a read in the thread."""
         pinned = self._pinned.get(read.reader)
         if pinned is None:
             return self._core.field_read(read, None, "the reader was shut")
@@ -104,13 +104,13 @@ class ReaderThread:
         return ()
 
     def take_finished(self) -> list[Finished]:
-        """What was read since the last call. Raises what the thread failed with."""
+        """Reads finished since the last call. Raises the error of the thread."""
         if self._error is not None:
             raise self._error
         return [self._finished.get() for _ in range(self._finished.qsize())]
 
     def close(self) -> None:
-        """Let the thread end, and all versions go."""
+        """End the thread, and release all versions."""
         if self._thread is not None:
             self._reads.put(None)
             self._thread.join()
@@ -131,10 +131,10 @@ class ReaderThread:
     def _answer(self, read: ReadField, pinned: Pinned) -> Finished:
         try:
             if read.field.startswith(ATTACHED):
-                payload = self._attached(read, pinned.kept)
+                payload = self._attached(read, pinned.attached)
             else:
                 payload = self._content(read, pinned)
-        except LuwuError as exc:  # a damaged page too: training will find it by itself
+        except LuwuError as exc:  # also a damaged page: training detects it by itself
             text = str(exc)
             return lambda: self._core.field_read(read, None, text)
         return lambda: self._core.field_read(read, payload)
@@ -168,12 +168,12 @@ class ReaderThread:
             raise
         return payload
 
-    def _attached(self, read: ReadField, kept: KeptVersion) -> Payload:
-        """A piece of what a rank keeps beside the version."""
+    def _attached(self, read: ReadField, attached: VersionAttachments) -> Payload:
+        """A piece of a rank's attachment to the version."""
         rank = read.field.removeprefix(ATTACHED)
         if not rank.isdecimal():
             raise ConfigError(f"{read.field!r} names no rank")
-        data = kept.read(int(rank), read.chunk)
+        data = attached.read(int(rank), read.chunk)
         memory, payload = self._buffers.take(len(data))
         memory[:] = data
         return payload

@@ -1,11 +1,11 @@
-"""Which parts of a page an update changes, and how often each has been updated.
+"""The parts of a page that an update changes, and their counts of updates.
 
 A *segment* is the part of one parameter that lies in a chunk. A page counts the updates of each of
 its segments: a parameter for which no rank has a gradient keeps its weights, its optimizer state
 and its count, as in torch, although others in the page are updated.
 
-A state made by an older version has one count for a whole page. It is good for as long as all
-segments of the page are updated together.
+A state made by an older version has one count per page. It is valid as long as all segments of the
+page are updated together.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def count_update(counts: np.ndarray, absent: int, into: np.ndarray) -> None:
 
 
 def check_counts(layout: Layout, chunk: int, counts: np.ndarray, absent: int) -> None:
-    """Raises StateError if only some segments are updated and the page has one count for all."""
+    """Raise StateError if only some segments are updated and the page has one count for all."""
     segments = tuple(layout.segments(chunk))
     if absent and counts.size < len(segments):
         names = [
@@ -60,6 +60,6 @@ def check_counts(layout: Layout, chunk: int, counts: np.ndarray, absent: int) ->
         raise StateError(
             f"page of chunk {chunk}: {', '.join(names[:4])} had no gradient in this step, others "
             "in the page had one, but this state was made by a version of LuWu that counts the "
-            "updates of a page as a whole. Nothing of the step was kept. Make a new state of it "
-            "with luwu export and luwu import, and go on with that"
+            "updates of a page as a whole. The step was discarded. Make a new state of it with "
+            "luwu export and luwu import, and continue with that"
         )

@@ -1,7 +1,7 @@
-"""Memory a pipeline thread works in, and views of records that cost nothing to take again.
+"""Working memory of a pipeline thread, and cached views of records.
 
-Everything is aligned for direct I/O and counted in the node's plan; memory is taken when it is
-first written, so a thread that never needs a part never has it.
+All memory is aligned for direct I/O and counted in the node's plan; it is allocated when first
+written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RecordViews(NamedTuple):
 
 
 def record_views(kind: PageKind, record: memoryview, state_fields: Sequence[str]) -> RecordViews:
-    """Views of a trained page's record, wherever it lies."""
+    """Views of a trained page's record."""
 
     def view(name: str, dtype: type[np.generic]) -> np.ndarray:
         start, stop = kind.range(name)
@@ -45,7 +45,7 @@ def record_views(kind: PageKind, record: memoryview, state_fields: Sequence[str]
 
 
 class Scratch:
-    """What one thread works in: a record, and one page's weights."""
+    """Working memory of one thread: a record, and one page's weights."""
 
     def __init__(self, config: StoreConfig, state_fields: Sequence[str]) -> None:
         self._config, self._state_fields = config, state_fields
@@ -58,7 +58,7 @@ class Scratch:
         return self._record[: self._config.kind(page).record_bytes]
 
     def views(self, page: int) -> RecordViews:
-        """Views of what `record` gives, for a trained page."""
+        """Views of `record`, for a trained page."""
         index = self._config.page_kinds[page]
         views = self._views.get(index)
         if views is None:
@@ -72,21 +72,21 @@ class Scratch:
 
 
 class Adder:
-    """Hands out what a page adds up; what may have to be read back is bounded by a chunk a thread.
+    """The terms of a page's sum; at most one chunk per thread is read back from the spill file.
 
     Contributions that are larger together may all have been spilled: they are added one by one into
     one array, by one thread at a time. The order is the kernel's, so are the bits. Encoded ones are
-    decoded into that array too. What a switch of a tree would have added is added first
-    (`protocol/sum_order.py`), in an array more for each level.
+    decoded into that array too. Sums of the switches of a tree are made first
+    (`protocol/sum_order.py`), in one more array per level.
     """
 
     def __init__(
         self, elems_max: int, aggregator: Aggregator | None = None, groups: Sequence[int] = ()
     ) -> None:
-        """`aggregator`: of contributions that are encoded."""
+        """`aggregator`: for encoded contributions."""
         self._aggregator = aggregator
         self._lock = Lock()
-        # Where integers do not depend on the tree, those sent again as floats may not either.
+        # If integer sums do not depend on the tree, their repetitions as floats must not either.
         self._groups = () if aggregator is not None and aggregator.is_order_free else groups
         self._totals = [aligned_floats(elems_max) for _ in range(1 + depth(groups))]
 
@@ -103,7 +103,7 @@ class Adder:
             assert self._aggregator is not None
             with self._lock:
                 total = self._totals[0][:elems]
-                encoded = combined(terms, self._aggregator, lambda said: _payload(said).view())
+                encoded = combined(terms, self._aggregator, lambda each: _payload(each).view())
                 self._aggregator.decode(encoded, total)
                 yield [(total.view(np.uint8).data, "float32")]
             return
@@ -124,7 +124,7 @@ class Adder:
         total = self._totals[level][:elems]
         octets = total.view(np.uint8).data
         before: tuple[memoryview, ...] = ()
-        for term in terms:  # what is read back is held by the addition alone
+        for term in terms:  # data read back is held during the addition only
             if isinstance(term, Group):
                 inner = self._add(term.terms, level + 1, start, elems)
                 sum_in_order([*before, inner], ["float32"] * len((*before, inner)), total)

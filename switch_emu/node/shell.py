@@ -2,8 +2,8 @@
 
     workers or switch --- transport --- [own SwitchCore] --- NodeCore --- pipeline --- store
 
-With `--no-switch` the node is its own switch: the same `SwitchCore`, and `core/with_switch.py`
-between it and the node's core, so both ways of working have one code path and one arithmetic.
+With `--no-switch` the node is its own switch: the same `SwitchCore`, connected to the node's core
+by `core/with_switch.py`, so both ways share one code path and one arithmetic.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from switch_emu.process.counting import CountersFile, Counts
 from switch_emu.process.loop import Shell
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import PageStore
-from switch_emu.store.kept import KeptFiles
+from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.spill import SpillFile
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Sum
@@ -73,10 +73,10 @@ class NodeShell(Shell):
         self._storage = storage
         self._job, self._plan, self._node = job, plan, node or NodeNumber()
         self._extent_chunks = plan.extent_chunks
-        self._kept: KeptFiles | None = None
+        self._attachments: AttachmentFiles | None = None
         self.own_switch = own_switch
         self._combined = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
-        """What the own switch combined; in float32 nothing is added here."""
+        """Memory of encoded sums of the own switch; float32 sums need none."""
         self.store: PageStore | None = None
         self.description: Description | None = None
         self.spill: SpillFile | None = None
@@ -86,13 +86,13 @@ class NodeShell(Shell):
         self._waiting_reads: deque[ReadWeights] = deque()
         self._waiting_fields: deque[ReadField] = deque()
         self._down: set[str] = set()
-        """Connections that are lost."""
+        """Lost connections."""
         self._pair = None if own_switch is None else NodeWithSwitch(core, own_switch)
         self._front = self._pair or core
         """The core that has the connections."""
 
     def open_existing(self) -> None:
-        """Open the store that is there already, if there is one."""
+        """Open the store, if it exists."""
         store = self._storage.open_store()
         if store is not None:
             self._open(store)
@@ -103,12 +103,12 @@ class NodeShell(Shell):
         prepared = self._resolve_prepared(store)
         made = make_kernel(self.description.optimizer, self.description.state_fields, cache=None)
         self._places = self._storage.make_places(self.description, self.transport.reserve)
-        self._kept = self._storage.make_kept(store.decided)
+        self._attachments = self._storage.make_attachments(store.decided)
         self._pipeline = Pipeline(
             self.core,
             Stored(
                 store=store,
-                kept=self._kept,
+                attachments=self._attachments,
                 buffers=Buffers(self._reserve_outgoing),
                 places=self._places,
             ),
@@ -125,7 +125,7 @@ class NodeShell(Shell):
             self.core,
             store,
             self.description.layout,
-            kept=self._kept,
+            files=self._attachments,
             cast=made.kernel.cast,
             buffers=Buffers(self._reserve_outgoing),
             wake=self.transport.wake,
@@ -155,8 +155,8 @@ class NodeShell(Shell):
         self.do(self.core.store_opened(facts))
 
     def _resolve_prepared(self, store: PageStore) -> PreparedVersion | None:
-        """The version that a crash left prepared: the only node decides it, the first of several
-        does not, and another asks the first (it is returned).
+        """Resolve the version that a crash left prepared: a single node decides it, the first of
+        several aborts it, the others return it, to ask the first.
         """
         prepared = store.prepared
         if self._node.number:
@@ -186,8 +186,8 @@ class NodeShell(Shell):
             self._reader_thread.close()
         if self.spill is not None:
             self.spill.close()
-        if self._kept is not None:
-            self._kept.close()
+        if self._attachments is not None:
+            self._attachments.close()
         if self.store is not None:
             self.store.close()
         self._storage.close()
@@ -195,8 +195,8 @@ class NodeShell(Shell):
     # ---------------------------------------------------------------------- Shell
 
     def drain(self, limit_s: float) -> None:
-        """Wait until what was sent has left; at node 0 also until the others have ended, which
-        they do when they have received its answer to their Leave.
+        """Wait until all messages have left; at node 0 also until the other nodes have ended, which
+        they do after the answer to their Leave.
         """
         super().drain(limit_s)
         end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
@@ -237,7 +237,7 @@ class NodeShell(Shell):
                 if is_encoded(action):
                     total = combine(action, self._combined, self.own_switch.aggregator)
                 else:
-                    total = unsummed(action)  # the update adds on its way: one pass less
+                    total = unsummed(action)  # the update adds: one pass less
                 now_ns = SYSTEM_CLOCK.now_ns()
                 self.do(self.own_switch.summed(now_ns, action, total, total.nbytes))
             case OpenStore(description):
@@ -284,7 +284,7 @@ class NodeShell(Shell):
 
     def next_tick_ns(self) -> int | None:
         if (self._waiting_reads or self._waiting_fields) and self._sending:
-            # The transport does not report when what was sent has left; look again soon.
+            # The transport does not report finished sends; check again soon.
             return SYSTEM_CLOCK.now_ns() + _LOOK_AGAIN_NS
         return self._front.next_tick_ns()
 
@@ -327,7 +327,7 @@ class NodeShell(Shell):
         try:
             store = self._storage.make_store(parse_description(encoded, self._extent_chunks))
         except StateError:
-            raise  # the disk, not what the workers asked for
+            raise  # the disk is at fault, not the description
         except LuwuError as exc:
             self.recorder.event("node.refused", level="ERROR", text=str(exc))
             self.end_with(exc)
@@ -341,7 +341,7 @@ class NodeShell(Shell):
             self.do(self._pair.carry(SYSTEM_CLOCK.now_ns()))
 
     def _start_reads(self) -> None:
-        """Start reads of weights while what has not left yet is within its budget."""
+        """Start reads of weights while outgoing payloads are within their budget."""
         for _ in range(len(self._waiting_reads)):
             read = self._waiting_reads.popleft()
             placed = None
@@ -359,10 +359,10 @@ class NodeShell(Shell):
             self.do(self._reader_thread.start(self._waiting_fields.popleft()))
 
     def _reserve_outgoing(self, nbytes: int) -> memoryview:
-        """Memory for weights that are sent as a copy. Small ones leave at once, as a frame.
+        """Memory for weights that are sent as a copy; small ones are sent at once, as a frame.
 
-        Read in place they would be waited for, until every worker has taken its copy, out of the
-        few that the budget allows to be under way (a step of 16 KiB chunks took twice as long).
+        In shared memory they would use up the budget until every worker has copied them (a step of
+        16 KiB chunks took twice as long).
         """
         if nbytes < ZERO_COPY_BYTES_MIN:
             return memoryview(bytearray(nbytes))
@@ -375,7 +375,7 @@ class NodeShell(Shell):
         assert isinstance(payload, Payload)
         assert self.description is not None
         if payload.is_shared and not is_raw:
-            return  # takes no memory of ours, and waits for no rank
+            return  # in memory of others, and waits for no rank
         if self.spill is None:
             self.spill = self._storage.make_spill(self.description)
         payload.spill(self.spill)

@@ -1,4 +1,4 @@
-"""What an optimizer node is started with, and the memory plan that follows from it."""
+"""The specification of an optimizer node process, and its memory plan."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from switch_emu.switch.capacity import planned_slots
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec(RoleSpec):
-    """What an optimizer node process is started with; `retry`: of nodes after the first."""
+    """The specification of an optimizer node process; `retry`: of nodes after the first."""
 
     world_size: int
     memory_budget_bytes: int
     summary: Path
-    """Where the account of the run is written at the end."""
+    """File of the results, written at the end of the run."""
     state: Path | None = None
-    """Directory of the page store; None: keep everything in RAM."""
+    """Directory of the page store; None: the state is in RAM."""
     durability: Durability = "step"
     has_switch: bool = True
     resume: bool = False
     ranks_min: int | None = None
-    """The job goes on without lost workers, as long as so many are left; None: it waits."""
+    """The job continues without lost workers while so many are left; None: it waits."""
     redoes: bool = False
-    """Decided steps that the state lacks are made again, where members know of them."""
+    """Recompute decided steps that the state lacks and members know of."""
     disk_bytes_per_s: float | None = None
-    """Rate of an emulated disk for pages; None: as fast as the real one."""
+    """Rate of an emulated disk for pages; None: the real disk."""
     groups: tuple[int, ...] = ()
-    """Bitmaps of the ranks that each switch of a tree sums, the smaller ones first."""
+    """Bitmaps of the ranks that each switch of a tree sums, smaller ones first."""
     number: int = 0
     count: int = 1
-    """Which of how many optimizer nodes this is."""
+    """Number of optimizer nodes; `number` is this one."""
     first: str | None = None
     """Endpoint of node 0, for the others."""
 
     @property
     def lets_in(self) -> tuple[str, ...]:
-        """Roles of the keys that may connect: no worker's, where a switch stands before it."""
+        """Roles of the keys that may connect; workers only without a switch."""
         children = ("switch",) if self.has_switch else ("worker", "reader")
         return (*children, "node") if self.count > 1 else children
 
     @property
     def node(self) -> NodeNumber:
-        """Which node this is."""
+        """Number and count as one value."""
         return NodeNumber(number=self.number, count=self.count)
 
     def plan(self) -> NodePlan:
-        """The memory plan. Raises ConfigError if the budget cannot work."""
-        return plan_node(  # an array more for each level of the tree: `scratch.Adder`
+        """The memory plan. Raises ConfigError if the budget is too small."""
+        return plan_node(  # one more array per level of the tree: `scratch.Adder`
             budget_bytes=self.memory_budget_bytes - depth(self.groups) * self.chunk_bytes,
             chunk_bytes=self.chunk_bytes,
             world_size=self.world_size,
@@ -65,7 +65,7 @@ class NodeSpec(RoleSpec):
 
     @property
     def own_slot_count(self) -> int:
-        """Slots in the memory budget, at least."""
+        """The minimum of slots in the memory budget."""
         return planned_slots(
             self.fidelity, self.slots, has_switch=self.has_switch, in_arenas=self.arena_bytes > 0
         )

@@ -1,13 +1,13 @@
-"""Norms of gradient, weights and update per parameter, made in the update of a page.
+"""Norms of gradient, weights and update per parameter, computed in the update of a page.
 
-    a step that asks for it     each update fills in the squares of its pieces: `add`
-    decided, and applied        what was added under its attempt is the `latest`
-    aborted or skipped          it is dropped with its attempt; the `latest` stays what it was
+    a step with `measure`       each update adds the squares of its pieces: `add`
+    decided, and applied        the sums of its attempt become `latest`
+    aborted or skipped          they are dropped; `latest` is unchanged
 
-A *piece* is what a segment and a block of 4,096 elements have in common: the blocks are those of
-the global norm, counted from the start of the unit's region, so they do not depend on chunks. What
-is kept is a few numbers a segment: 56 bytes, in the latest, in the step under way, and in what
-readers hold. Nothing of it is in the store: a node that is started again has none.
+A *piece* is the intersection of a segment and a block of 4,096 elements: the blocks are those of
+the global norm, counted from the start of the unit's region, so they do not depend on chunks. They
+take 56 bytes per segment in each of `latest`, the step under way and the versions of readers. They
+are not stored: a restarted node has none.
 
 `add` is called by pipeline threads, `decided` by one of them, `latest` by any thread.
 """
@@ -27,11 +27,11 @@ from switch_emu.node.kernels import Pieces
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured in one step."""
+    """Statistics of one step."""
 
     step: int
     chunks: Mapping[int, bytes]
-    """Encoded; those that the step did not touch are not here."""
+    """Encoded statistics, without chunks that the step did not touch."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _UnderWay:
 
 
 class Statistics:
-    """See the module."""
+    """Statistics of the latest measured step and of the one under way; thread-safe."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -52,12 +52,12 @@ class Statistics:
 
     @property
     def latest(self) -> Measured | None:
-        """Of the last measured step that was decided; None: none was since the node's start."""
+        """Statistics of the last decided step that was measured; None: none since the start."""
         with self._lock:
             return self._latest
 
     def pieces(self, chunk: int) -> Pieces:
-        """What an update of the chunk is to measure."""
+        """The pieces that an update of the chunk measures."""
         return Pieces.of([b for s in self._layout.segments(chunk) for b in _borders(s)])
 
     def add(self, update: Update, chunk: int, pieces: Pieces) -> None:
@@ -79,14 +79,14 @@ class Statistics:
                 held.chunks[chunk] = encoded  # else of an attempt that was given up
 
     def decided(self, step: int, attempt: int) -> None:
-        """The step is decided, made under this attempt."""
+        """Note a decided step, made under this attempt."""
         with self._lock:
             held, self._under_way = self._under_way, None
             if held is not None and (held.step, held.attempt) == (step, attempt):
                 self._latest = Measured(step, held.chunks)
 
     def of_chunk(self, measured: Measured, chunk: int) -> bytes:
-        """Encoded statistics of any chunk of the layout: zeros if the step did not touch it."""
+        """Encoded statistics of a chunk: zeros if the step did not touch it."""
         found = measured.chunks.get(chunk)
         if found is None:
             found = bytes(stats_bytes(sum(1 for _ in self._layout.segments(chunk))))

@@ -1,10 +1,10 @@
-"""What an optimizer node stores its state in: opened or made as its specification says.
+"""The storage of an optimizer node, opened or made by its specification.
 
-store      pages; opened if the directory has a state, else made by the workers' description
-claim      holds the directory until the store is made
-spill      gradients that found no room in RAM
-kept       what workers attach to a version
-places     weights that workers read in place, in memory that the transport shares
+store         pages; opened if the directory has a state, else made by the workers' description
+claim         holds the directory until the store is made
+spill         gradients that do not fit in RAM
+attachments   of workers to versions
+places        weights that workers read in place, in shared memory of the transport
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from switch_emu.store import (
     PageStore,
     TieredPageStore,
 )
+from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.claim import Claim
 from switch_emu.store.directory import CONFIG_NAME
-from switch_emu.store.kept import KeptFiles
 from switch_emu.store.paced import PacedPageStore
 from switch_emu.store.spill import SpillFile
 
 
 class NodeStorage:
-    """Opens and makes what a node stores; whoever asks for something closes it."""
+    """Opens and makes the storage of a node; callers close it."""
 
     def __init__(self, spec: NodeSpec, plan: NodePlan) -> None:
         self._spec, self._plan = spec, plan
@@ -45,7 +45,7 @@ class NodeStorage:
 
     @property
     def where(self) -> str:
-        """Where the state is, for people."""
+        """The location of the state, as text."""
         return "in RAM" if self._spec.state is None else f"in {self._spec.state}"
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class NodeStorage:
             self._claim.close()
 
     def open_store(self) -> PageStore | None:
-        """Open the store that is there; without one, claim its directory. Raises ConfigError."""
+        """Open the existing store; without one, claim its directory. Raises ConfigError."""
         spec = self._spec
         if spec.state is None or self._claim is None:
             return None
@@ -70,14 +70,14 @@ class NodeStorage:
         return self._tiered(store, description)
 
     def _check(self, store: FilePageStore) -> Description:
-        """The description of an open store. Raises ConfigError if the job cannot go on with it."""
+        """The description of an open store. Raises ConfigError if it does not fit the job."""
         spec = self._spec
         if store.decided is not None and not spec.resume:
             version = store.decided.version
             raise ConfigError(
                 f"{spec.state} holds the state of a job after {version} decided "
                 f"{'step' if version == 1 else 'steps'}; "
-                "go on with it by --resume, or name another directory with --state",
+                "continue it with --resume, or name another directory with --state",
                 code="E203",
             )
         if store.config.chunk_bytes != spec.chunk_bytes:
@@ -105,11 +105,11 @@ class NodeStorage:
         spec = self._spec
         if description.layout.node_count != spec.count:
             raise ConfigError(
-                f"optimizer_nodes: the workers speak of {description.layout.node_count}, there are "
+                f"optimizer_nodes: the workers have {description.layout.node_count}, there are "
                 f"{spec.count}; start both with the same --optimizer-nodes"
             )
         config = store_config(description, spec.number)
-        # What cannot be added or updated is refused here, before there are pages of it.
+        # Reject unknown aggregators and optimizers before there are pages.
         make_aggregator(description.aggregate, spec.world_size)
         check_known(description.optimizer, description.state_fields)
         if spec.state is None:
@@ -128,7 +128,7 @@ class NodeStorage:
         return self._tiered(store, description)
 
     def make_spill(self, description: Description) -> SpillFile:
-        """Make the file for gradients that find no room in RAM."""
+        """Make the file for gradients that do not fit in RAM."""
         spec, layout = self._spec, description.layout
         owned = [each for each in layout.extents if layout.extent_owner(each.index) == spec.number]
         aggregator = make_aggregator(description.aggregate, spec.world_size)
@@ -139,15 +139,15 @@ class NodeStorage:
             buffers_count=self._plan.spill_bytes // (spec.chunk_bytes * spec.extent_chunks),
         )
 
-    def make_kept(self, decided: DecidedStep | None) -> KeptFiles:
-        """Make the files of what is attached to versions; those of the decided one stay."""
+    def make_attachments(self, decided: DecidedStep | None) -> AttachmentFiles:
+        """Make the files of attachments; those of the decided version stay."""
         spec = self._spec
-        return KeptFiles(spec.state, synced=spec.durability == "step", decided=decided)
+        return AttachmentFiles(spec.state, synced=spec.durability == "step", decided=decided)
 
     def make_places(
         self, description: Description, reserve: Callable[[int], memoryview]
     ) -> WeightsPlaces | None:
-        """Reserve places for weights that are read in place; None if each is sent a copy."""
+        """Reserve places for weights that are read in place; None if copies are sent."""
         nbytes = self._places_bytes(description)
         return WeightsPlaces(description.layout, reserve(nbytes)) if nbytes else None
 
@@ -160,13 +160,13 @@ class NodeStorage:
     def _places_bytes(self, description: Description) -> int:
         spec = self._spec
         if spec.count > 1:
-            return 0  # a unit's chunks would not lie one behind the other
+            return 0  # a unit's chunks would not be adjacent
         in_ram_bytes = 0 if spec.state is not None else 2 * store_config(description).state_bytes
         wanted_bytes = places_bytes(description.layout) if spec.arena_bytes else 0
         return self._plan.in_place_bytes(wanted_bytes, state_in_ram_bytes=in_ram_bytes)
 
     def _budget_for_ram(self, description: Description) -> int:
-        """A budget that leaves room for two sides of all pages."""
+        """A budget that suffices for two sides of all pages."""
         spec = self._spec
 
         def needed(chunk_bytes: int) -> int:

@@ -1,17 +1,17 @@
 """Admission: the roles and ranks that a key may send for. Pure.
 
-A transport says whose key a connection has (`PeerUp.identity`); a message says who sent it. This is
-where the two are compared, before a core sees the message:
+A transport reports the key of a connection (`PeerUp.identity`); a message names its sender. Here
+the two are compared, before a core sees the message:
 
-    role       a worker's key speaks for a worker or a reader, a switch's for a switch and the
-               readers behind it, a node's for a node, a reader's for a reader that only reads
-    rank       is claimed by the Hello that is accepted, for one incarnation. A living connection of
-               another key keeps it: who wants it too is refused. Launchers may give ranks anew, so
-               a later start may claim another rank, and a claim dies with its connection
-    the rest   what a member says later is about the ranks it claimed, whatever the header says
+    role       a worker's key may send as a worker or a reader, a switch's as a switch and for the
+               readers behind it, a node's as a node, a reader's as a reader
+    rank       claimed by an accepted Hello, for one incarnation. While the connection lives, other
+               keys cannot claim it. A launcher may reassign ranks, so a later start may claim
+               another rank; a claim ends with its connection
+    messages   of a member are about the ranks it claimed only
 
-Connections without keys (Unix sockets, shared memory, `--insecure`) are not judged: who can open
-them is this user, or said to be trusted.
+Connections without keys (Unix sockets, shared memory, `--insecure`) are not checked: they are
+trusted, or can be opened by this user only.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Admission:
         self._by_ranks: dict[tuple[Role, int], Claim] = {}
 
     def up(self, peer: str, identity: Identity | None) -> None:
-        """A connection is there."""
+        """Note an open connection."""
         if identity is not None:
             self._identities[peer] = identity
 
     def down(self, peer: str) -> None:
-        """It is gone; what it claimed is its key's until another asks for it."""
+        """Note that it ended; its ranks stay its key's until another key claims them."""
         self._identities.pop(peer, None)
 
     def name_of(self, peer: str) -> str:
@@ -76,7 +76,7 @@ class Admission:
         is_request = isinstance(m, wire.ReaderRequest)
         if m.role not in _SPEAKS_AS[identity.role] or is_request != (m.role is Role.READER):
             return (
-                f"the key of {identity.name!r} is that of a {identity.role}, and it says "
+                f"the key of {identity.name!r} is that of a {identity.role}, and it sent "
                 f"{type(m).__name__} as a {m.role.name.lower()}"
             )
         if is_request:
@@ -86,7 +86,7 @@ class Admission:
         return self._fault_of_ranks(identity, peer, m)
 
     def joined(self, peer: str, hello: wire.Hello) -> None:
-        """The core has accepted a Hello: its ranks are claimed."""
+        """Claim the ranks of a Hello that the core has accepted."""
         identity = self._identities.get(peer)
         if identity is None:
             return
@@ -100,7 +100,7 @@ class Admission:
         self._by_name[claim.name] = self._by_ranks[claim.role, claim.ranks] = claim
 
     def has_claimed(self, peer: str) -> bool:
-        """True if this connection speaks for ranks, or has no key that could be asked."""
+        """True if this connection has claimed ranks, or has no key."""
         identity = self._identities.get(peer)
         claim = None if identity is None else self._by_name.get(identity.name)
         return identity is None or (claim is not None and claim.peer == peer)
@@ -108,7 +108,7 @@ class Admission:
     def _fault_of_hello(self, identity: Identity, m: wire.Hello) -> str:
         ranks = ranks_text([m.contributors])
         if m.role is Role.WORKER and m.contributors != 1 << m.rank:
-            return f"the key of {identity.name!r} is that of one worker, and it asks for {ranks}"
+            return f"the key of {identity.name!r} is that of one worker, and it claims {ranks}"
         holder = self._by_ranks.get((m.role, m.contributors))
         if holder is not None and holder.name != identity.name and holder.peer in self._identities:
             return (
@@ -119,8 +119,8 @@ class Admission:
         is_another = former is not None and (former.role, former.ranks) != (m.role, m.contributors)
         if former is not None and is_another and m.incarnation <= former.incarnation:
             return (
-                f"the key of {identity.name!r} speaks for ranks {ranks_text([former.ranks])}, and "
-                f"asks for {ranks} without having been started again; give each worker its own key"
+                f"the key of {identity.name!r} has claimed ranks {ranks_text([former.ranks])}, and "
+                f"claims {ranks} without a restart; give each worker its own key"
             )
         return ""
 
@@ -128,18 +128,18 @@ class Admission:
         claim = self._by_name.get(identity.name)
         if claim is None or claim.peer != peer:
             return ""  # the core answers Rejoin
-        said = getattr(m, "contributors", 0) | getattr(m, "lost", 0)
-        said |= 1 << m.rank if m.role is Role.WORKER else 0
-        if said & ~claim.ranks:
+        ranks = getattr(m, "contributors", 0) | getattr(m, "lost", 0)
+        ranks |= 1 << m.rank if m.role is Role.WORKER else 0
+        if ranks & ~claim.ranks:
             return (
-                f"{identity.name!r} speaks for ranks {ranks_text([claim.ranks])}, and says "
-                f"{type(m).__name__} for {ranks_text([said & ~claim.ranks])}"
+                f"{identity.name!r} has claimed ranks {ranks_text([claim.ranks])}, and sent "
+                f"{type(m).__name__} for {ranks_text([ranks & ~claim.ranks])}"
             )
         return ""
 
 
 class RateLimit:
-    """Lets a number of texts pass per window of time, so that a flood does not fill the disk."""
+    """Limits texts per window of time, so that a flood does not fill the disk."""
 
     def __init__(self, most: int = _TEXTS_PER_WINDOW, window_ns: int = _WINDOW_NS) -> None:
         self._most, self._window_ns = most, window_ns

@@ -6,9 +6,8 @@
                             "core": {"raw_count": 0, "slot_bytes_now": 1048576, ...},
                             "slots": {"opened_count": [12, 12, ...], ...}}
 
-These are bytes and messages that passed between processes of this host; what an emulated link made
-of them is counted by the link. The file is replaced whole, so a reader sees one instant. `luwu
-status` reads it.
+Bytes and messages passed between processes; emulated links have counters of their own. The file is
+replaced as a whole, so a reader sees one instant. `luwu status` reads it.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ SCHEMA: Final = 1
 EVERY_NS: Final = 1_000_000_000
 
 Counts = dict[str, int]
-"""Name -> number; a name that ends in `_count` or `_bytes` only grows, `..._now` goes both ways."""
+"""Name -> number; `..._count` and `..._bytes` only grow, `..._now` goes both ways."""
 
 
 SlotCounts = Mapping[str, Sequence[int]]
-"""Name -> a number for each slot; names as above."""
+"""Name -> one number per slot; names as above."""
 
 
 class CountersFile:
-    """The file with a role's counters, for others to read."""
+    """The file with the counters of a role."""
 
     def __init__(self, path: Path, role: str, job: int) -> None:
         self._path, self._role, self._job = path, role, job

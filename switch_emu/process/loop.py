@@ -1,8 +1,8 @@
 """The event loop of the switch's and the node's process, between one transport and cores.
 
-The loop receives, gives messages to a core and does what the core says; time comes from the
-monotonic clock. Payloads are counted (`payload.py`), so a buffer goes back to the transport when
-the last core, thread or send that needs it has let go.
+The loop receives messages, hands them to a core and carries out its actions; time comes from the
+monotonic clock. Payloads are counted (`payload.py`), so a buffer returns to the transport when
+the last core, thread or send has released it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from switch_emu.process.counting import CountersFile, Counts, SlotCounts
 from switch_emu.process.payload import Payload
 
 _RECEIVE_NS_MAX = 200_000_000
-_SEE_OFF_NS_MAX = 10 * 10**9
+_LAST_ANSWERS_NS_MAX = 10 * 10**9
 _ABOUT_PEERS = ("refused", "misfit", "unexpected")
-"""Last words of the names of a core's notes that a peer can cause as often as it likes."""
-_TOLD_NS_MAX = 5 * 10**9
-"""Time for rejected children to leave."""
+"""Last words of names of notes that a peer can cause without limit; a core's notes."""
+_LEAVE_NS_MAX = 5 * 10**9
+"""Time that rejected children have to leave."""
 
 
 class Shell:
@@ -66,21 +66,21 @@ class Shell:
         self._progress_ns = SYSTEM_CLOCK.now_ns()
         self._report_ns = self._progress_ns + 15 * 10**9
         self._children: set[str] = set()
-        """Connections to us that are up."""
+        """Open connections to us."""
         self._admission = Admission()
         self._refusals = RateLimit()
-        self._strange: set[str] = set()
-        """Connections with keys that spoke before they joined: told of once."""
+        self._reported_early: set[str] = set()
+        """Connections with keys that sent messages before they joined; each is logged once."""
         self.turn_messages_max = self.turn_bytes_max = 0
-        """Most that was handled between two looks at the timers."""
-        self._malformed: Counter[str] = Counter()
+        """The most that was handled between two checks of the timers."""
+        self._malformed_counts: Counter[str] = Counter()
         """Messages that could not be read, by connection."""
-        self._unjoined: Counter[str] = Counter()
+        self._unjoined_counts: Counter[str] = Counter()
         """Messages of connections that have not joined."""
-        self._unread: set[str] = set()
-        """Connections that did not read what they were sent: told of once."""
-        self._deaf_to: set[str] = set()
-        """Connections that broke the protocol: what they send is dropped unread."""
+        self._reported_unread: set[str] = set()
+        """Connections that did not read what was sent to them; each is logged once."""
+        self._expelled: set[str] = set()
+        """Connections that broke the protocol; their messages are dropped unread."""
         self._ends_with: tuple[LuwuError, int] | None = None
         """The reason why the job cannot be served, and the time until which children may leave."""
 
@@ -93,7 +93,7 @@ class Shell:
         raise NotImplementedError
 
     def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
-        """A connection is there, or there again."""
+        """A connection is up, or up again."""
         return ()
 
     def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
@@ -101,7 +101,7 @@ class Shell:
         return ()
 
     def do_own(self, action: Any) -> None:
-        """Do an action that only this shell knows."""
+        """Carry out an action that only this shell knows."""
         raise NotImplementedError
 
     def tick(self, now_ns: int) -> Sequence[Any]:
@@ -148,7 +148,7 @@ class Shell:
     # ---------------------------------------------------------------------- the loop
 
     def run(self, should_stop: Callable[[], bool]) -> bool:
-        """Serve until the job is over (True) or somebody wants us to stop (False).
+        """Serve until the job is over (True) or `should_stop` (False).
 
         Raises the error of a job that was refused for good, after its children have left.
         """
@@ -164,13 +164,13 @@ class Shell:
             self._report_if_stuck(now_ns)
             if self._counters is not None and self._counters.is_due(now_ns):
                 self.write_counters()
-        self._see_off(should_stop)
+        self._await_last_answers(should_stop)
         return True
 
     def end_with(self, error: LuwuError) -> None:
-        """The job cannot be served: end with this, once the children have been told."""
+        """End with this error once the children have received the refusal."""
         if self._ends_with is None:
-            self._ends_with = error, SYSTEM_CLOCK.now_ns() + _TOLD_NS_MAX
+            self._ends_with = error, SYSTEM_CLOCK.now_ns() + _LEAVE_NS_MAX
 
     def _raise_if_refused(self) -> None:
         if self._ends_with is not None:
@@ -179,10 +179,10 @@ class Shell:
                 raise error
 
     def _take_turn(self) -> None:
-        """Handle what has come, so much of it that timers and finished work never wait for long.
+        """Handle received messages, up to limits: timers and finished work must not wait long.
 
-        What is left over is handled in the next turn. ZeroMQ reads its connections in turn, so one
-        that floods us does not keep the others waiting.
+        The rest is handled in the next turn. ZeroMQ reads its connections in turn, so a flood on
+        one does not keep the others waiting.
         """
         item = self.transport.receive(self._timeout_ns())
         messages_count = nbytes = 0
@@ -198,12 +198,12 @@ class Shell:
         self.turn_bytes_max = max(self.turn_bytes_max, nbytes)
 
     def write_counters(self) -> None:
-        """Say what was counted, where somebody asked for it."""
+        """Write the counters, if there is a file for them."""
         if self._counters is not None:
             self._counters.write(self.link_counts(), self.core_counts(), self.slot_counts())
 
     def link_counts(self) -> dict[str, LinkCount]:
-        """Each link's messages, and what the core knows of repetitions on it."""
+        """Messages of each link, with the repetitions that the core counted."""
         links = self.links.by_name(self.link_name)
         for name, count in self.duplicates().items():
             links.setdefault(name, LinkCount()).duplicates_received += count
@@ -212,7 +212,7 @@ class Shell:
         return links
 
     def do(self, actions: Sequence[Any]) -> None:
-        """Do what a core said, in order."""
+        """Carry out a core's actions, in order."""
         for action in actions:
             match action:
                 case Send(peers, message, payload):
@@ -245,16 +245,16 @@ class Shell:
                 self._drop_answer(peer, exc)
                 continue
             if isinstance(message, Content):
-                self._unjoined.pop(peer, None)  # a reader never joins: what it reads is its way
+                self._unjoined_counts.pop(peer, None)  # readers never join
             self.links.sent(peer, type(message), len(header), nbytes)
             if is_counted and not handle.done:
                 self._sending.append((handle, payload.share()))
 
     def _drop_answer(self, peer: str, error: CreditExceeded) -> None:
-        """A peer does not read what it is sent: it asks again for what it lacks, if it is alive."""
-        if peer not in self._unread:
-            self._unread.add(peer)
-            self._log_refused(peer, f"it does not read what it is sent, which is dropped: {error}")
+        """Drop a message to a peer that reads nothing; if it lives, it asks again."""
+        if peer not in self._reported_unread:
+            self._reported_unread.add(peer)
+            self._log_refused(peer, f"it does not read: messages to it are dropped: {error}")
 
     def drain(self, limit_s: float) -> None:
         """Wait until what was sent has left, at most so long."""
@@ -265,16 +265,15 @@ class Shell:
                 self._handle(item)
             self._reap()
 
-    def _see_off(self, should_stop: Callable[[], bool]) -> None:
-        """Let our last answers arrive, where links are emulated.
+    def _await_last_answers(self, should_stop: Callable[[], bool]) -> None:
+        """Serve until our last answers have arrived, where links are emulated.
 
-        If a link can lose one, the child asks again, and somebody must be there to answer until it
-        has closed its connection.
+        If a link can lose one, the child asks again; we answer until it has closed its connection.
         """
         links = self.transport
         if not isinstance(links, LinkedTransport):
             return
-        end_ns = SYSTEM_CLOCK.now_ns() + _SEE_OFF_NS_MAX
+        end_ns = SYSTEM_CLOCK.now_ns() + _LAST_ANSWERS_NS_MAX
         while self._children and (links.can_lose or links.holds_sends):
             if should_stop() or SYSTEM_CLOCK.now_ns() > end_ns:
                 return
@@ -291,27 +290,27 @@ class Shell:
         return max(0, min(_RECEIVE_NS_MAX, tick_ns - SYSTEM_CLOCK.now_ns()))
 
     def _expel(self, peer: str) -> None:
-        """Hear no more of a connection, as if it had ended."""
-        self._deaf_to.add(peer)
+        """Ignore a connection from now on, as if it had ended."""
+        self._expelled.add(peer)
         self._forget(peer)
         self._children.discard(peer)
         self._admission.down(peer)
         self.do(self.peer_down(SYSTEM_CLOCK.now_ns(), peer))
 
     def _forget(self, peer: str) -> None:
-        """Count no more what a connection did."""
-        for counts in (self._malformed, self._unjoined):
+        """Drop the counts of a connection."""
+        for counts in (self._malformed_counts, self._unjoined_counts):
             counts.pop(peer, None)
-        self._unread.discard(peer)
+        self._reported_unread.discard(peer)
 
     def _end_flood(self, peer: str, text: str) -> None:
-        """A connection went beyond a limit that honest ones never reach."""
-        self._log_refused(peer, f"{text}; it is heard no more")
+        """Expel a connection that exceeded a limit which honest ones never reach."""
+        self._log_refused(peer, f"{text}; its messages are ignored from now on")
         self._expel(peer)
 
     def _handle(self, item: Any) -> None:
         match item:
-            case Delivery() if item.peer in self._deaf_to:
+            case Delivery() if item.peer in self._expelled:
                 item.release()
             case Delivery():
                 self._delivered(item)
@@ -324,13 +323,13 @@ class Shell:
                 self.recorder.event("peer.up", level="DEBUG", peer=peer, key=key)
             case PeerDown(peer, reason):
                 self._children.discard(peer)
-                self._deaf_to.discard(peer)
+                self._expelled.discard(peer)
                 self._forget(peer)
                 self.do(self.peer_down(SYSTEM_CLOCK.now_ns(), peer))
-                self._strange.discard(peer)
+                self._reported_early.discard(peer)
                 self._admission.down(peer)
                 self.recorder.event("peer.down", level="DEBUG", peer=peer, reason=reason)
-            case PeerFailed(peer) if peer in self._deaf_to:
+            case PeerFailed(peer) if peer in self._expelled:
                 pass
             case PeerFailed(peer, RemoteProtocolError() as error, False) if peer in self._children:
                 self._is_malformed(peer, error)
@@ -356,8 +355,8 @@ class Shell:
         if self.is_known(peer):
             self._progress_ns = now_ns
         else:
-            self._unjoined[peer] += 1
-            if self._unjoined[peer] > UNJOINED_MESSAGES_MAX:
+            self._unjoined_counts[peer] += 1
+            if self._unjoined_counts[peer] > UNJOINED_MESSAGES_MAX:
                 delivery.release()
                 self._end_flood(
                     peer, f"it sent {UNJOINED_MESSAGES_MAX} messages and has not joined"
@@ -378,22 +377,24 @@ class Shell:
         self.do(actions)
 
     def _is_malformed(self, peer: str, error: RemoteProtocolError) -> None:
-        """A message of a connection cannot be read."""
-        self._malformed[peer] += 1
-        if self._malformed[peer] < MALFORMED_MESSAGES_MAX:
+        """Count a message that cannot be decoded; expel its sender if there were several."""
+        self._malformed_counts[peer] += 1
+        if self._malformed_counts[peer] < MALFORMED_MESSAGES_MAX:
             self._log_refused(peer, f"a message cannot be read: {error}")
         else:
-            self._end_flood(peer, f"{self._malformed[peer]} messages cannot be read: {error}")
+            count = self._malformed_counts[peer]
+            self._end_flood(peer, f"{count} messages cannot be read: {error}")
 
     def _is_allowed(self, peer: str, message: Message) -> bool:
-        """True if the key of a connection allows this; else log it, and send Refuse to a Hello."""
+        """True if the key of a connection allows a message; else log it, and refuse a Hello."""
         fault = self._admission.fault(peer, message)
         if not fault:
-            is_strange = not isinstance(message, Hello) and not self._admission.has_claimed(peer)
-            if is_strange and message.role is not Role.READER and peer not in self._strange:
-                self._strange.add(peer)
-                said = type(message).__name__
-                self._log_refused(peer, f"it says {said} and has not joined: asked to join first")
+            may_be_first = isinstance(message, Hello) or message.role is Role.READER
+            is_early = not may_be_first and not self._admission.has_claimed(peer)
+            if is_early and peer not in self._reported_early:
+                self._reported_early.add(peer)
+                name = type(message).__name__
+                self._log_refused(peer, f"it sent {name} before it joined; it must join first")
             return True
         self._log_refused(peer, fault)
         if isinstance(message, Hello):
@@ -402,16 +403,16 @@ class Shell:
         return False
 
     def _log_refused(self, peer: str, text: str, level: str = "WARNING") -> None:
-        """Log a refusal; of a flood of them, the first ones."""
+        """Log a refusal, unless there were too many."""
         if self._may_log():
             key = self._admission.name_of(peer)
             self.recorder.event("peer.refused", level=level, peer=peer, key=key, text=text)
 
     def _may_log(self) -> bool:
-        """True if the log has room for one more line about a peer's mistake."""
+        """True if one more line about a peer's mistake may be logged."""
         is_allowed, left_out = self._refusals.allow(SYSTEM_CLOCK.now_ns())
         if left_out:
-            self.recorder.event("peers.refused", level="WARNING", untold_count=left_out)
+            self.recorder.event("peers.refused", level="WARNING", left_out_count=left_out)
         return is_allowed
 
     def _reap(self) -> None:
@@ -433,7 +434,7 @@ class Shell:
 
 
 def _is_refusal(actions: Sequence[Any], peer: str) -> bool:
-    """True if a core's answer to a Hello is a Refuse."""
+    """True if a core refused a Hello of this peer."""
     return any(
         isinstance(each, Send) and isinstance(each.message, Refuse) and peer in each.peers
         for each in actions
@@ -441,12 +442,12 @@ def _is_refusal(actions: Sequence[Any], peer: str) -> bool:
 
 
 def _level_of(error: LuwuError) -> str:
-    """Level of a connection that ended before it was a peer's: a process of ours may have died."""
+    """Log level for a connection that ended before its handshake: our own process may have died."""
     return "INFO" if isinstance(error, ConnectionFailed) else "WARNING"
 
 
 def refusal_of(m: Message, text: str) -> Refuse:
-    """The answer to a message that its key does not allow."""
+    """The Refuse for a message that its sender's key does not allow."""
     return Refuse(
         job=m.job, epoch=m.epoch, step=m.step, attempt=m.attempt, role=Role.SWITCH, rank=0,
         incarnation=0, generation=m.generation, text=text[:TEXT_CHARS_MAX],

@@ -1,8 +1,8 @@
-"""A payload in a process: bytes that came by the transport, or were made here, and who needs them.
+"""A payload in a process: received or computed bytes with a reference count.
 
-The cores see it as an opaque token. It is counted: `share` for one more holder, `drop` for one
-less; the last one releases the transport's buffer. A payload may be moved to a spill file and stays
-valid; `view` then reads it back.
+To the cores it is an opaque token. `share` adds a reference, `drop` removes one; the last one
+releases the transport's buffer. A payload that was moved to a spill file stays valid: `view` reads
+it back.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from luwu.transport.interface import CreditExceeded
 
 
 class SpillFile(Protocol):
-    """A file for payloads that find no room in RAM."""
+    """A file for payloads that do not fit in RAM."""
 
     def put(self, data: memoryview) -> int:
-        """Keep the bytes; the number of their place."""
+        """Store the bytes; return the number of their place."""
         ...
 
     def get(self, place: int, start: int, nbytes: int) -> memoryview:
@@ -30,18 +30,18 @@ class SpillFile(Protocol):
         ...
 
     def free(self, place: int) -> None:
-        """The place may be used again."""
+        """Release a place."""
         ...
 
 
 class Payload:
-    """Counted bytes."""
+    """Bytes with a reference count."""
 
     def __init__(
         self, data: memoryview | None, release: Callable[[], None] | None = None, *,
         is_shared: bool = False, nbytes: int | None = None,
     ) -> None:  # fmt: skip
-        """`is_shared`: the bytes are not in memory of this process's own."""
+        """`is_shared`: the bytes lie in memory shared with other processes."""
         self._data = data
         self._release = release
         self.is_shared = is_shared
@@ -66,14 +66,14 @@ class Payload:
         return spill[0].get(spill[1], start, stop - start)
 
     def share(self) -> Payload:
-        """One more holder."""
+        """Add a reference."""
         with self._lock:
             assert self._holders_count > 0
             self._holders_count += 1
         return self
 
     def drop(self) -> None:
-        """One holder less; the last one lets go of the memory."""
+        """Remove a reference; the last one releases the memory."""
         with self._lock:
             assert self._holders_count > 0, "a payload was dropped more often than held"
             self._holders_count -= 1
@@ -97,9 +97,9 @@ class Payload:
 
 
 class Unsummed(Payload):
-    """A sum that is not computed yet: its user adds the terms while it reads them.
+    """A sum that is not computed yet: its user adds the terms while reading them.
 
-    To the cores it is a float32 payload as any other. It holds its terms until it is dropped.
+    To the cores it is an ordinary float32 payload. It holds its terms until it is dropped.
     """
 
     def __init__(self, terms: Sequence[tuple[Payload, str]], nbytes: int) -> None:
@@ -140,19 +140,19 @@ class Unsummed(Payload):
 
 
 class Buffers:
-    """Memory for payloads that are computed here and sent; reused once released. For any thread.
+    """Reused memory for payloads that are computed here and sent. Thread-safe.
 
-    It holds as much as was ever in use at once.
+    It holds the most that was ever in use at once.
     """
 
     def __init__(self, reserve: Callable[[int], memoryview]) -> None:
-        """`reserve`: the transport's, for memory it sends best from."""
+        """`reserve`: reserves memory of the transport."""
         self._reserve = reserve
         self._lock = threading.Lock()
         self._spare: dict[int, list[memoryview]] = {}
 
     def take(self, nbytes: int) -> tuple[memoryview, Payload]:
-        """Memory to write to, and the payload it makes."""
+        """Memory to write to, and the payload over it."""
         with self._lock:
             spare = self._spare.get(nbytes)
             try:

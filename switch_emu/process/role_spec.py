@@ -1,4 +1,4 @@
-"""What a node and a switch are both started with."""
+"""The specification that nodes and switches have in common."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from luwu.base.links import LinkPair
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSpec(JobSpec):
-    """Where a role listens and is known, what it writes, and the network it emulates."""
+    """Endpoints, keys and files of a role, and the network it emulates."""
 
     listen: str
     """Endpoint for its children; `tcp://127.0.0.1:0` and `ipc://auto` let the system choose."""
     advertise: str | None = None
-    """Host, or host and port, that is announced in place of the one listened on."""
+    """Host, or host and port, that is announced instead of `listen`."""
     incarnation: int | None = None
-    """Number of this start, larger than that of the one before; None: the clock says."""
+    """Number of this start, larger than the one before; None: taken from the clock."""
     keys: Path | None = None
-    """Directory of keys, where connections over tcp have keys; `key_name`: which is ours."""
+    """Directory of keys, where connections over tcp have keys; `key_name`: our own."""
     key_name: str = ""
     events: Path | None = None
     counters: Path | None = None
-    """Where what was counted is put, once a second and at the end."""
+    """File of the counters, written once a second and at the end."""
     record: Path | None = None
-    """Where a switch, or that of a node without another, writes all messages (`recorded.py`)."""
+    """File for all messages of a switch, a node's own included (`recorded.py`)."""
     drop_after_s: float | None = None
-    """How long a child of a switch may be away until the job goes on without it; None: it waits."""
+    """The job goes on without a child that is away for so long; None: it waits."""
     link: LinkPair | None = None
-    """Emulated, to each child; None: none is."""
+    """The emulated link to each child; None: none."""
     link_seed: int = 0
     fidelity: str = "functional"
-    """Of the switch, or of a node's own."""
+    """Fidelity of the switch, or of a node's own."""
     slots: int | None = None
-    """In protocol fidelity; None: as many as there is memory for, up to a default."""
+    """Slots in protocol fidelity; None: as many as fit in memory, up to a default."""

@@ -1,32 +1,32 @@
 """Page stores: the interface, and stores in RAM, in files, and in files with a RAM tier.
 
-Start reading at `interface.py` (what holds), then `file.py` (how), `manifest.py` (the format).
+Start with `interface.py` (the guarantees), then `file.py` (how), `manifest.py` (the format).
 
-    interface.py    what every page store promises (P1 to P6)
+    interface.py    the guarantees of every page store (P1 to P6)
     memory.py       a store in RAM
     file.py         a store in a directory: two sides, no log
-    steps.py        which version of a page lies on which side, and which call is allowed
+    steps.py        the side of each version of a page, and the calls that are allowed
     manifest.py     the format of the superblock and the manifests
-    geometry.py     where each record lies
-    ring.py         a small record that is replaced again and again
+    geometry.py     offsets of records in the side files
+    ring.py         a small record that is replaced often
     direct_io.py    reads and writes of whole blocks, past the page cache
     directory.py    the directory of a store, made whole or not at all
-    claim.py        the claim on a directory that is not made yet
+    claim.py        the claim on a directory before the store is made
     config.py       fields, page kinds, the configuration that never changes
-    config_file.py  the file that holds it
+    config_file.py  the CONFIG file
     around.py       a store around another store
     tier.py         a RAM tier: a fixed set of pages stays resident
     paced.py        a store on an emulated disk
-    spill.py        sums that find no room in RAM
-    kept.py         attachments of workers beside a version
+    spill.py        sums that do not fit in RAM
+    attachments.py  attachments of workers to versions
     pins.py         a version that stays readable
     striped.py      the pages of several nodes, read as one state
     views.py        checked byte views of memory
     verify.py       checks whether a state is whole
-    rollback.py     back to the version before
+    rollback.py     going back one version
     clone.py        copies of a store's files as reflinks
-    page_table.py   where each page and its sides lie in the file
-    records.py      what is known of a page: sides, steps, checksums
+    page_table.py   side, version and checksums of every page
+    records.py      records of steps, counters, errors
 """
 
 from switch_emu.store.config import Field, PageKind, StoreConfig, check_config

@@ -1,4 +1,4 @@
-"""A page store around another one: every call is the inner store's until it is said otherwise."""
+"""A page store that forwards every call to another one; base of those that change some."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from switch_emu.store.records import Buffer, DecidedStep, StoreStats
 
 
 class PageStoreAround(PageStore):
-    """Hands every call on to `store`. Closing it closes `store`."""
+    """Forwards every call to `store`. Closing it closes `store`."""
 
     def __init__(self, store: PageStore) -> None:
         self._store = store
 
     @property
     def config(self) -> StoreConfig:
-        """What the inner store was made for."""
+        """The inner store's."""
         return self._store.config
 
     @property

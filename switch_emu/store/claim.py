@@ -1,9 +1,9 @@
-"""The directory of a state that is not made yet, held by the one node that may make it.
+"""The claim of one node on a directory whose state is not made yet.
 
-A node that finds no state listens until its workers say what to make. Of two on one directory the
-later would be refused only then, so the first one holds it from its start on, by a lock on the file
-CLAIM there. The file goes when the store takes the directory's place, or the node ends; one that
-was left behind by a kill is locked by nobody and taken over.
+A node without a state listens until its workers send a description. A second node on the same
+directory would fail only then, so the first one locks a file CLAIM there from its start on. The
+file is deleted when the store replaces the directory, or the node ends; one left behind by a kill
+is not locked and is taken over.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ CLAIM_NAME: Final = "CLAIM"
 
 
 class Claim(Closing):
-    """Holds a directory from `take` until `close`."""
+    """A directory that is held from `take` until `close`."""
 
     def __init__(self, state: Path, holder: str = "another command") -> None:
-        """`holder`: who we are, for those who come later."""
+        """`holder`: our name, for the error of a second claim."""
         self._state, self._file = state, state / CLAIM_NAME
         self._holder = f"{holder} (process {os.getpid()} on {socket.gethostname()})"
         self._fd: int | None = None
         self._has_made = False
 
     def take(self) -> None:
-        """Make the directory, and hold it. Raises ConfigError if it is another's or not empty."""
+        """Make the directory, and hold it. Raises ConfigError if it is claimed or not empty."""
         with refusing(f"{self._state} could not be made"):
             self._has_made = not self._state.exists()
             self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ class Claim(Closing):
             os.close(fd)  # its holder has just ended
 
     def release(self) -> None:
-        """Leave the directory empty, for what takes its place."""
+        """Empty the directory, for the store that replaces it."""
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 self._file.unlink()
@@ -74,9 +74,9 @@ class Claim(Closing):
             self._fd = None
 
     def close(self) -> None:
-        """Let go; a directory that was made for nothing goes too."""
+        """Release the claim; delete the directory if `take` made it."""
         if self._fd is not None:
             self.release()
             if self._has_made:
-                with contextlib.suppress(OSError):  # somebody put something there
+                with contextlib.suppress(OSError):  # no longer empty
                     self._state.rmdir()

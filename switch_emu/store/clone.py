@@ -1,9 +1,9 @@
-"""A store's files as reflinks: files of their own that share blocks until one side is written.
+"""Clones of a store's files as reflinks: they share blocks until one side is written.
 
-Where the file system has reflinks (Btrfs, XFS, bcachefs), this takes milliseconds and no space,
-whatever the size. Each file is cloned at one instant, one after the other, the record of what is
-decided first. So of a store that a node has open this is what a crash would have left, or pages are
-already newer than the record says: `verify.py` tells which, and then it is made again.
+Where the file system has reflinks (Btrfs, XFS, bcachefs), a clone takes milliseconds and no space,
+whatever the size. Files are cloned one after the other, each at one instant, the superblock first.
+A clone of an open store is therefore in the state that a crash would leave, or its pages are newer
+than its superblock: `verify.py` detects this, and the clone is repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOT_HERE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.EN
 
 
 class NoReflinks(Exception):
-    """This file system, or this pair of them, has none."""
+    """The file system, or the pair of them, has no reflinks."""
 
 
 def clone_store(source: Path, target: Path) -> None:
@@ -36,7 +36,7 @@ def clone_store(source: Path, target: Path) -> None:
                 _clone(source / name, target / name)
             except FileNotFoundError:
                 if not name.startswith("kept-"):
-                    raise  # else it went with its version just now
+                    raise  # else it was deleted with its version just now
     except NoReflinks:
         for name in names:
             (target / name).unlink(missing_ok=True)

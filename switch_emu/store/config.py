@@ -1,14 +1,13 @@
-"""What a store is made of: fields, page kinds, and the configuration that never changes.
+"""The configuration of a store: fields and page kinds; it never changes.
 
 A *page* is the disk record of one chunk. Its record is a list of fields; each field starts on a
-multiple of 64 bytes, and the gap behind it belongs to it (the two together are a *part*, what one
-checksum covers):
+multiple of 64 bytes. A field and the gap behind it are a *part*, covered by one checksum:
 
     adamw    | weight ..... | m ..... | v ..... | updates,gap |
              0              ^ multiples of 64   ^             record_bytes
 
-A kind fixes its sizes, so the shorter last page of a region has a kind of its own; a model has a
-handful. The configuration is written once, when the store is made.
+A kind fixes its sizes, so the shorter last page of a region has its own kind; a model has a few.
+The configuration is written once, when the store is made.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from luwu.base.errors import ConfigError, StateError
 from luwu.base.quantities import format_bytes
 
 FORMAT_VERSION = 1
-"""Raised by any change that an older program would misread."""
+"""Raised with any change that an older program would misread."""
 
 FIELD_ALIGN_BYTES = 64
-"""Fields start on a cache line, which is what vectorised kernels like best."""
+"""Fields start on a cache line: fastest for vectorised kernels."""
 
 DTYPE_BYTES = {
     "float32": 4,
@@ -35,7 +34,7 @@ DTYPE_BYTES = {
     "int32": 4,
     "uint8": 1,
 }
-"""What a field may hold, and the bytes of one element."""
+"""Dtypes of fields, and the bytes of one element."""
 
 
 def _aligned(count: int) -> int:
@@ -99,7 +98,7 @@ class PageKind:
         return tuple(zip(self.offsets, (*self.offsets[1:], self.record_bytes), strict=True))
 
     def index(self, field_name: str) -> int:
-        """Position of a field. Raises StateError if there is none of that name."""
+        """Position of a field. Raises StateError if there is no such field."""
         for index, item in enumerate(self.fields):
             if item.name == field_name:
                 return index
@@ -117,18 +116,18 @@ class PageKind:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """What a store is for; fixed when it is made. Raises ConfigError if it cannot be."""
+    """The configuration of a store, fixed when it is made. Raises ConfigError."""
 
     kinds: tuple[PageKind, ...]
 
     page_kinds: tuple[int, ...]
-    """Index into `kinds`, one a page."""
+    """Index into `kinds` per page."""
 
     page_elems: tuple[int, ...]
     """Elements of each page's chunk, with padding."""
 
     optimizer: str
-    """Name of the update kernel; another one is refused unless asked for."""
+    """Name of the update kernel; another one is rejected unless requested."""
 
     chunk_bytes: int
     """Bytes of float32 gradient in a full chunk: the value of `--chunk`."""
@@ -140,7 +139,7 @@ class StoreConfig:
     """Canonical description of the job; opaque to the store."""
 
     store_uuid: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Names this store, whatever job opens it: 32 hexadecimal digits."""
+    """Identifies this store in all jobs: 32 hexadecimal digits."""
 
     format_version: int = FORMAT_VERSION
 
@@ -167,7 +166,7 @@ class StoreConfig:
 
     @cached_property
     def state_bytes(self) -> int:
-        """Bytes of all records, once: the training state without copies or padding."""
+        """Bytes of all records: the training state without copies or padding."""
         sizes = [kind.record_bytes for kind in self.kinds]
         return sum(sizes[index] for index in self.page_kinds)
 
@@ -181,10 +180,10 @@ class StoreConfig:
 
 
 def check_config(found: StoreConfig, wanted: StoreConfig, *, other_optimizer: bool = False) -> None:
-    """Raise ConfigError, naming what differs, unless a store `found` can serve the job `wanted`.
+    """Raise ConfigError with the differences, unless the store `found` fits the job `wanted`.
 
-    `other_optimizer` lets another update kernel pass, for those who asked for it. The uuid and the
-    description may differ: they do not change what a page means.
+    `other_optimizer` allows another update kernel. The uuid and the description may differ: they
+    do not change the meaning of a page.
     """
     differences: list[str] = []
     if found.format_version != wanted.format_version:

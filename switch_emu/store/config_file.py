@@ -1,9 +1,9 @@
-"""The CONFIG file: one line with the format and a checksum, then JSON that people can read.
+"""The CONFIG file: one line with the format and a checksum, then readable JSON.
 
     luwu-store 1 0f3c...9a          format version, xxh3-128 of everything behind this line
     { "store_uuid": ..., "pages": [[3814, 0, 262144], [1, 1, 4096]], ... }
 
-Pages are written as runs of (how many, kind index, elements), so a million pages stay one line.
+Pages are written as runs of (count, kind index, elements), so a million pages stay short.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Files read and written in whole blocks, past the page cache where the file system allows it.
 
-Direct I/O wants file offsets, lengths and memory addresses on multiples of the device's block (512
-or 4,096 bytes; `probe_direct_io` finds out). `BlockFile` takes any range: the whole blocks of
-aligned buffers, such as those of `aligned_buffer`, go straight to the device; what is left, and
-other buffers, through a bounce buffer of up to 1 MiB a thread, of which only what is used is ever
-taken. Without direct I/O the same calls go through the page cache.
+Direct I/O needs file offsets, lengths and memory addresses on multiples of the device's block (512
+or 4,096 bytes; see `probe_direct_io`). `BlockFile` takes any range: the whole blocks of
+aligned buffers, such as those of `aligned_buffer`, go straight to the device; the rest, and other
+buffers, through a bounce buffer of up to 1 MiB per thread, allocated as it is used. Without direct
+I/O the same calls go through the page cache.
 
 Short transfers are continued; signals are handled by Python (PEP 475). No error is ever retried.
 """
@@ -22,19 +22,19 @@ from luwu.base.address import address_of
 from luwu.base.errors import PageCorruptError
 
 BLOCK_BYTES = 4096
-"""Everything in a store starts on a multiple of this, whatever the device's block is."""
+"""Everything in a store starts on a multiple of this, whatever the block of the device."""
 
 BOUNCE_BYTES = 1024 * 1024
 
 _HUGE_BYTES = 2 * 1024 * 1024
 _COPIED_BYTES = 64 * 1024
-"""Up to this, a copy costs less than a second transfer for the last block."""
+"""Below this, a copy costs less than a second transfer for the last block."""
 
 _bounce = threading.local()
 
 
 def aligned_buffer(size: int) -> memoryview:
-    """Zeroed memory on a page boundary, freed with its last view; taken as it is first written."""
+    """Zeroed memory on a page boundary, freed with its last view; allocated when first written."""
     mapping = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= _HUGE_BYTES:
         mapping.madvise(mmap.MADV_HUGEPAGE)  # the kernel pins one page instead of 512
@@ -43,17 +43,17 @@ def aligned_buffer(size: int) -> memoryview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectIo:
-    """A test of whether a file system takes direct I/O."""
+    """The direct I/O that a file system supports."""
 
     align_bytes: int
     """Offsets, lengths and addresses are multiples of this; 1 means through the page cache."""
 
     reason: str
-    """One phrase for people."""
+    """A phrase for the log."""
 
     @property
     def enabled(self) -> bool:
-        """True if the page cache is passed by."""
+        """True if the page cache is bypassed."""
         return self.align_bytes > 1
 
 
@@ -100,7 +100,7 @@ class IoCounter:
 
 
 class BlockFile:
-    """One open file of fixed size. Errors of the system are OSError, with the place in them."""
+    """An open file of fixed size. Raises OSError with file and position."""
 
     def __init__(
         self, path: Path, direct: DirectIo, counter: IoCounter, *, synced: bool,
@@ -136,7 +136,7 @@ class BlockFile:
         done = 0
         while done < len(into):
             start = offset + done
-            first = start % self._align  # bytes of the block that are not asked for
+            first = start % self._align  # bytes of the block before the range
             count = min(len(into) - done, BOUNCE_BYTES - first)
             whole = -(-(first + count) // self._align) * self._align
             self._read_all(start - first, bounce[:whole])
@@ -165,7 +165,7 @@ class BlockFile:
             self._write_all(offset + start, bounce[:whole])
 
     def flush(self) -> None:
-        """Make every finished write survive power loss, at a level that promises it."""
+        """Make every finished write survive power loss, at durability `step`."""
         if self._synced:
             try:
                 os.fdatasync(self._fd)
@@ -178,7 +178,7 @@ class BlockFile:
         os.close(self._fd)
 
     def _aligned_bytes(self, offset: int, view: memoryview) -> int:
-        """How much of the view, from its start, goes straight to the device."""
+        """Bytes of the view, from its start, that go straight to the device."""
         if self._align > 1 and (offset % self._align or address_of(view) % self._align):
             return 0
         rest = len(view) % self._align
@@ -211,11 +211,11 @@ class BlockFile:
         self._counter.add(bytes_written=len(data))
 
     def _placed(self, error: OSError, doing: str) -> OSError:
-        """The same error with what was done, and to which file."""
+        """The error with the operation and the file."""
         return OSError(error.errno, f"{error.strerror}, {doing}", self.name)
 
     def _continue_at(self, done: int, count: int, size: int) -> int:
-        """Where the next transfer starts: direct I/O goes on from the last whole block."""
+        """Start of the next transfer: direct I/O continues at the last whole block."""
         if done + count == size:
             return size
         whole = (done + count) // self._align * self._align

@@ -1,15 +1,15 @@
-"""The directory of a store: made as a whole or not at all, held by one process.
+"""The directory of a store: made as a whole or not at all, locked by one process.
 
-    CONFIG      what the store is for; written once
-    LOCK        flock of whoever has it open: one node, or readers; generation, attempt (a ring)
+    CONFIG      the configuration; written once
+    LOCK        flock of its users: one node, or readers; generation, attempt (a ring)
     side0.dat   page bodies, first side          geometry.py
     side1.dat   page bodies, second side
     meta.dat    superblock and manifests         manifest.py
 
-Making one: everything is built in a directory beside it, flushed, then renamed. All space is
-allocated here, so that a step neither grows a file nor runs out of disk (copy-on-write file systems
-can still do that: there, keep some free). A maker that was killed leaves `.NAME.creating`, which is
-no store; the next maker removes it. Until then the directory may hold a CLAIM alone (`claim.py`).
+A store is built in a directory beside it, flushed, then renamed. All space is allocated then, so
+a step neither grows a file nor runs out of disk (on copy-on-write file systems it may: keep some
+space free there). A kill leaves `.NAME.creating`, which is no store; the next attempt removes it.
+Before the rename the directory may hold a CLAIM (`claim.py`).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ SIDE_NAMES = ("side0.dat", "side1.dat")
 
 
 def store_disk_bytes(config: StoreConfig) -> int:
-    """Bytes a store takes on disk: both sides, the manifests, the rest."""
+    """Bytes of a store on disk: both sides, the manifests, the rest."""
     geometry = Geometry(config)
     files = 2 * geometry.side_bytes + meta_bytes(geometry.table) + RING_BYTES
     return files + len(encode_config(config))
 
 
 def create_directory(path: Path, config: StoreConfig, claim: Claim | None = None) -> None:
-    """Make an empty store at `path`; `claim`: held there by us already.
+    """Make an empty store at `path`; `claim`: our claim on it.
 
     Raises: ConfigError if something is there; StoreFullError if the disk is too small.
     """
@@ -81,7 +81,7 @@ def create_directory(path: Path, config: StoreConfig, claim: Claim | None = None
         failpoint("store.create.after_rename")
         flush_directory(path.parent)
     except BaseException as exc:
-        # One whose name may be gone after a power cut is none: it is as empty as it was made.
+        # After a power cut its name may be gone; it is still empty, so delete it.
         shutil.rmtree(path if is_there else building, ignore_errors=True)
         if isinstance(exc, OSError):
             needed = format_bytes(store_disk_bytes(config))
@@ -103,7 +103,7 @@ def read_config(path: Path) -> StoreConfig:
 
 
 def check_sizes(path: Path, geometry: Geometry) -> None:
-    """Raise StateError if a file is missing or not of the size it was made with."""
+    """Raise StateError if a file is missing or has another size than it was made with."""
     sizes = {name: geometry.side_bytes for name in SIDE_NAMES}
     sizes |= {META_NAME: meta_bytes(geometry.table), LOCK_NAME: RING_BYTES}
     for name, expected in sizes.items():
@@ -115,9 +115,9 @@ def check_sizes(path: Path, geometry: Geometry) -> None:
 
 
 def lock_directory(path: Path, *, read_only: bool = False) -> int:
-    """A descriptor that holds the store until it is closed. Raises ConfigError if another does.
+    """Lock the store until the descriptor is closed. Raises ConfigError if it is in use.
 
-    Any number of readers may hold it at once, and then no node.
+    Several readers may share the lock, without a node.
     """
     try:
         fd = os.open(path / LOCK_NAME, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
@@ -141,7 +141,7 @@ def lock_directory(path: Path, *, read_only: bool = False) -> int:
 
 
 def _holder(path: Path) -> str:
-    """Who has the store open, as far as LOCK tells."""
+    """The process that has the store open, according to LOCK."""
     try:
         config = read_config(path)
         file = BlockFile(
@@ -164,7 +164,7 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's
+        pass  # of another user
     return True
 
 

@@ -1,24 +1,24 @@
 """A page store in a directory: two sides, no log, nothing to replay after a crash.
 
-What reaches the disk, and in which order (invariants: `interface.py`; formats: `geometry.py`,
-`manifest.py`, `ring.py`, `directory.py`):
+Writes, in order (invariants: `interface.py`; formats: `geometry.py`, `manifest.py`, `ring.py`,
+`directory.py`):
 
     write     body of the page -> the side that is not current
     prepare   flush the sides written | manifest twice, superblock "prepared" twice | flush
     decide    superblock "decided" twice | flush
     abort     if the step was prepared: superblock without it, twice | flush
 
-So a step costs three flushes, and opening reads one manifest, however large the store. Whatever a
-crash leaves of an unfinished line is on the other side, in the other manifest or in the other pair
-of the ring. Opening writes the superblock anew and flushes everything, since what a killed process
-left in the page cache is readable and yet not durable.
+So a step costs three flushes, and opening reads one manifest, however large the store. A crash in
+the middle of a line affects only the other side, the other manifest or the other pair of the ring.
+Opening rewrites the superblock and flushes everything, since data that a killed process left in the
+page cache is readable but not durable.
 
-Levels: `step` flushes as above. `process` never flushes: the page cache outlives any kill, not a
-power cut, after which pages may be torn (reads then say so; nothing wrong is served). `none`
-promises nothing, and here does what `process` does. `checkpoint` is not built: two sides without a
-flush a step need a third, or both may be torn at once.
+Durability: `step` flushes as above. `process` never flushes: the page cache survives any kill, not
+a power cut, after which pages may be torn (reads then raise PageCorruptError). `none` guarantees
+nothing; here it equals `process`. There is no `checkpoint`: without a flush per step two sides may
+both be torn, and a third would be needed.
 
-A write or a flush that fails stops the store. A flush is never tried again: the second may succeed
+A write or a flush that fails stops the store. A flush is never repeated: the second may succeed
 although the first has lost the data.
 
 Failpoints: store.before_page_write, store.after_page_write, store.before_data_flush,
@@ -83,13 +83,13 @@ class FilePageStore(PageStore):
     """A page store on disk. Make one with `create`, then `open` it as often as you like."""
 
     direct_io: bool
-    """True if the page cache is passed by."""
+    """True if the page cache is bypassed."""
 
     direct_io_reason: str
-    """Why, or why not."""
+    """The reason for `direct_io`."""
 
     last_durability: Durability | None
-    """Level at which it was open before; None: never, or by one of the first programs."""
+    """Durability at the last opening; None: never opened, or by an early version."""
 
     @classmethod
     def create(
@@ -98,8 +98,8 @@ class FilePageStore(PageStore):
     ) -> FilePageStore:  # fmt: skip
         """Make an empty store at `path`, which must not exist or be empty, and open it.
 
-        `first_version`: what its first decided version is, where the state of a job is brought in.
-        `claim`: what holds the directory for us; it is released.
+        `first_version`: its first decided version, for an imported state. `claim`: our claim on the
+        directory, which is released.
         Raises: ConfigError, StoreFullError.
         """
         _check_durability(durability)
@@ -114,8 +114,8 @@ class FilePageStore(PageStore):
         """Open the store at `path` at its decided version; without a scan.
 
         `read_only`: change nothing, not even the generation; other readers may have it open too.
-        `back_to`: open it at the version before the decided one instead, which is then the decided
-        one; `rollback.py` looks first whether it is whole.
+        `back_to`: open it at the version before the decided one, which becomes the decided one;
+        `rollback.py` checks first that it is whole.
         Raises: ConfigError if there is none or another process has it open; StateError if it is
         damaged, or has no version `back_to`.
         """
@@ -162,7 +162,7 @@ class FilePageStore(PageStore):
         self._meta, self._lock = self._files[2:]
 
     def _recover(self, first_version: int, back_to: int | None) -> None:
-        """Find the decided version, and make durable what was found."""
+        """Find the decided version, and make it durable."""
         uuid, shape = self._config.store_uuid, self._geometry.table
         self._counters_ring = RecordRing(self._lock, uuid)
         self._superblock_ring = RecordRing(self._meta, uuid)
@@ -178,7 +178,7 @@ class FilePageStore(PageStore):
         ]
         self._decided_ref = ManifestRef.from_json(superblock["decided"])
         self._prepared_ref = ManifestRef.from_json(superblock["prepared"])
-        # States of the first programs have no older one.
+        # States of early versions have no older one.
         self._older_ref = ManifestRef.from_json(superblock.get("older"))
         if back_to is not None:
             self._go_back(back_to)
@@ -191,7 +191,7 @@ class FilePageStore(PageStore):
             try:
                 step, new_table, damaged = read_manifest(self._meta, self._prepared_ref, shape)
             except PageCorruptError:
-                # The superblock came to the disk before its manifest: nobody was told "prepared".
+                # The superblock reached the disk before its manifest; "prepared" was not reported.
                 notes.append(f"version {self._prepared_ref.version} was cut short and is forgotten")
                 self._prepared_ref = None
             else:
@@ -215,7 +215,7 @@ class FilePageStore(PageStore):
         failpoint("store.open.after_flush")
 
     def _go_back(self, version: int) -> None:
-        """The version before the decided one is the decided one; what was made after it is void."""
+        """Make the version before the decided one the decided one; newer ones are void."""
         older = self._older_ref
         if older is None or older.version != version:
             there = "none" if older is None else str(older.version)
@@ -232,18 +232,18 @@ class FilePageStore(PageStore):
         repair_manifest(self._meta, ref, self._geometry.table, damaged)
         return [
             f"{META_NAME}: copy {copy} of the manifest of version {ref.version} was damaged, "
-            "written anew from the other"
+            "rewritten from the other"
             for copy in damaged
         ]
 
     @property
     def config(self) -> StoreConfig:
-        """What the store was made for."""
+        """The configuration of the store."""
         return self._config
 
     @property
     def generation(self) -> int:
-        """Openings of this store, this one included; durable before `open` returns."""
+        """Count of openings, this one included; durable before `open` returns."""
         return self._generation
 
     @property
@@ -268,7 +268,7 @@ class FilePageStore(PageStore):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What opening found damaged and put right from the other copy."""
+        """Damage that opening repaired from the other copy."""
         return self._notes
 
     @property
@@ -290,7 +290,7 @@ class FilePageStore(PageStore):
         return store_disk_bytes(self._config)
 
     def record_attempt(self, attempt: int) -> None:
-        """Raise the attempt, durably at the store's level."""
+        """Raise the attempt, at the store's durability."""
         self._check_writable()
         self._steps.check_attempt(attempt)
         if attempt != self._steps.attempt:
@@ -343,7 +343,7 @@ class FilePageStore(PageStore):
         self._steps.note_written(page, entry)
 
     def pin(self) -> Pin:
-        """Hold the decided version; pages that are overwritten go to a file beside the sides."""
+        """Pin the decided version; overwritten pages are saved to a file beside the sides."""
         self._check_running()
         return self._steps.pin(self._pin)
 
@@ -409,7 +409,7 @@ class FilePageStore(PageStore):
         self._steps.note_aborted(attempt)
 
     def close(self) -> None:
-        """Close the files and let go of the lock."""
+        """Close the files and release the lock."""
         if self._lock_fd < 0:
             return
         self._steps.close_pins()
@@ -487,7 +487,7 @@ class FilePageStore(PageStore):
 
     @contextmanager
     def _stop_on_error(self, doing: str) -> Iterator[None]:
-        """After an error in here nobody knows what is on disk: no call may follow."""
+        """Stop the store after an error: the disk is in an unknown state."""
         try:
             yield
         except BaseException as exc:

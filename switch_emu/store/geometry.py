@@ -1,14 +1,14 @@
-"""Where each record lies in the side files, and what of it lies in the manifest instead.
+"""Offsets of records in the side files, and the parts of them in the manifest.
 
 A side file is a row of *bodies*, each a whole number of 4 KiB blocks, so that direct I/O can reach
-any page and no two pages share a block (a write of one can then not tear the other). What a page
-needs beside its body goes into the page table of the manifest, packed:
+any page and no two pages share a block (a write of one cannot tear the other). The rest of a page
+is packed into the page table of the manifest:
 
     version, attempt, side            17 bytes
-    xxh3-128 of each field            16 bytes a field
-    tail: the end of the record       up to 256 bytes; longer ends round the body up instead
+    xxh3-128 of each field            16 bytes per field
+    tail: the end of the record       up to 256 bytes; for longer ends the body is rounded up
 
-The table does the work of a page header. Costs at the smallest chunk (4,096 elements, AdamW: a
+The table replaces page headers. Costs at the smallest chunk (4,096 elements, AdamW: a
 record of 49,216 bytes, of which `updates` makes the last 64):
 
     header in the page, rounded to 4 KiB    53,248 bytes written      8.2 % more
@@ -16,8 +16,8 @@ record of 49,216 bytes, of which `updates` makes the last 64):
     this one                                49,152 + 2 copies of 145  0.5 %
     this one, chunks of 1 MiB gradient      3,145,728 + 2 x 145       0.01 %
 
-A checksum beside the data finds torn and rotten bytes; this one, kept apart, also finds writes that
-were lost or went elsewhere. A field can be read and verified without the rest of its record.
+A checksum beside the data detects torn and rotten bytes; a separate one also detects writes that
+were lost or misdirected. A field can be read and verified without the rest of its record.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def tail_bytes(kind: PageKind) -> int:
 
 
 class Geometry:
-    """Offsets that follow from a store's configuration."""
+    """Offsets and sizes of a store's configuration."""
 
     def __init__(self, config: StoreConfig) -> None:
         self.body_bytes = [kind.record_bytes - tail_bytes(kind) for kind in config.kinds]
-        """Bytes of a record in the side file, one a kind."""
+        """Bytes of a record in the side file, per kind."""
         strides = [-(-body // BLOCK_BYTES) * BLOCK_BYTES for body in self.body_bytes]
         starts = [0, *accumulate(strides[kind] for kind in config.page_kinds)]
         self.offsets = starts[:-1]
         """First byte of each page's body in both side files."""
         self.side_bytes = max(starts[-1], 2 * BLOCK_BYTES)
-        """Size of a side file; two blocks at least, which the probe for direct I/O reads."""
+        """Size of a side file; at least two blocks, for the probe of direct I/O."""
         digest_counts = [len(kind.fields) for kind in config.kinds]
         tails = [tail_bytes(kind) for kind in config.kinds]
         self.table = TableShape(

@@ -1,24 +1,24 @@
-"""What a page store promises, whatever keeps the bytes.
+"""The interface of page stores, and the guarantees of each.
 
 *Version* v of the store is its content after v decided steps; version 0 is the initial weights.
-Every page has two sides; the decided version lies on one, the other takes the next. A step is made
-in four calls, and abandoned by one:
+Every page has two sides; the decided version lies on one, the next is written to the other. A step
+is made by three calls, and abandoned by a fourth:
 
     OPEN      -> OPEN       `write`     any number of pages, from several threads
-    OPEN      -> PREPARED   `prepare`   flush the pages, write what they are, flush
-    PREPARED  -> OPEN       `decide`    a record of its own, flush: the version is raised by one
-    any       -> OPEN       `abort`     forget what the attempt wrote; nothing else changes
+    OPEN      -> PREPARED   `prepare`   flush the pages, write their table, flush
+    PREPARED  -> OPEN       `decide`    write a record, flush: the version is raised by one
+    any       -> OPEN       `abort`     discard the writes of the attempt; nothing else changes
 
 Invariants; the tests cite them by number:
 
     P1  Until `decide` returns, the decided version can be read whole; it is never overwritten.
     P2  Reopened after a crash at any instant, the store is at the decided version or, if the crash
-        was inside `decide`, at the next; never a mixture. A step once prepared is still prepared,
-        until it is decided or aborted: several nodes can agree on it after a crash.
+        was inside `decide`, at the next; never a mixture. A prepared step stays prepared until it
+        is decided or aborted: several nodes can agree on it after a crash.
     P3  A read returns the bytes that were written or raises PageCorruptError.
     P4  A page not written in a step, and every page of a skipped step, keeps its side.
     P5  `generation` and `attempt` never go back.
-    P6  What a pin shows does not change, whatever is written, decided or aborted meanwhile.
+    P6  A pinned version does not change, whatever is written, decided or aborted meanwhile.
 
 Threads: `read`, `read_field` and `write` of different pages may run at once; every other call is
 made by one thread while no `write` is in flight. A read of version v must have ended before a
@@ -39,17 +39,17 @@ from switch_emu.store.records import Buffer, DecidedStep, StoreStats
 
 
 class PageStore(Closing):
-    """Pages with two sides and a record of the step that made them; rules above."""
+    """Pages with two sides, and the record of the step that made them; see the module."""
 
     @property
     @abstractmethod
     def config(self) -> StoreConfig:
-        """What the store was made for."""
+        """The configuration of the store."""
 
     @property
     @abstractmethod
     def generation(self) -> int:
-        """Openings of this store, this one included."""
+        """Count of openings, this one included."""
 
     @property
     @abstractmethod
@@ -59,7 +59,7 @@ class PageStore(Closing):
     @property
     @abstractmethod
     def decided(self) -> DecidedStep | None:
-        """The newest decided step; None until all initial weights are in (version 0)."""
+        """The newest decided step; None until all initial weights are written (version 0)."""
 
     @property
     @abstractmethod
@@ -68,7 +68,7 @@ class PageStore(Closing):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What opening found damaged and put right; for the log."""
+        """Damage that opening repaired; for the log."""
         return ()
 
     @property
@@ -79,23 +79,23 @@ class PageStore(Closing):
     @property
     @abstractmethod
     def disk_bytes(self) -> int:
-        """Bytes this store takes on disk; 0 in memory."""
+        """Bytes of this store on disk; 0 in memory."""
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all records, once."""
+        """Bytes of all records of one version."""
         return self.config.state_bytes
 
     @abstractmethod
     def record_attempt(self, attempt: int) -> None:
-        """Raise the job's attempt, durably at the store's level; equal is allowed, lower is not."""
+        """Raise the job's attempt, at the store's durability; it may be equal, not lower."""
 
     @abstractmethod
     def read(self, page: int, version: int, into: memoryview) -> None:
         """Fill `into` with a whole record of the decided version, or of the one being made.
 
-        The version being made is there for pages already written in this attempt, and for all
-        pages once prepared. Raises PageCorruptError; `into` then holds no promise.
+        The version being made can be read for pages written in this attempt, and for all pages once
+        prepared. Raises PageCorruptError; the content of `into` is then undefined.
         """
 
     @abstractmethod
@@ -104,38 +104,38 @@ class PageStore(Closing):
 
     @abstractmethod
     def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
-        """Put a whole record on the side that is not current; the last write of a page counts.
+        """Write a whole record to the side that is not current; the last write of a page counts.
 
         Raises StaleAttempt if another attempt is recorded, StateError for another version.
         """
 
     def record_in_ram(self, page: int, version: int) -> memoryview | None:
-        """The record itself, read-only, if it lies in RAM, so that it need not be copied.
+        """The record itself, read-only, if it lies in RAM: saves a copy.
 
-        It is valid as long as a `read` of this version may last. None: it must be read.
+        It is valid as long as a `read` of this version may last. None: use `read`.
         """
         return None
 
     def place_in_ram(self, page: int, version: int, attempt: int) -> memoryview | None:
-        """Where the record goes in RAM: make it there, and `write` that memory; it is not copied.
+        """Memory of the next record in RAM: fill it and pass it to `write`, which copies nothing.
 
-        None: this store has no such place. Raises as `write` does.
+        None: this store has none. Raises as `write` does.
         """
         return None
 
     @abstractmethod
     def pin(self) -> Pin:
-        """Hold the decided version: it can be read from what is returned until that is closed.
+        """Pin the decided version: it can be read until the pin is closed.
 
-        Any thread, at any time. Raises VersionMissing while there is none.
+        Any thread, at any time. Raises VersionMissing before the first decided version.
         """
 
     @abstractmethod
     def prepare(self, step: DecidedStep) -> None:
-        """Make what this attempt wrote ready to be decided; it survives what the level survives.
+        """Make the writes of this attempt ready to be decided, at the store's durability.
 
-        The first version, 0 or that of an imported state, needs every page. Any later step with
-        `applied=False` flips no page, written or not.
+        The first version, 0 or that of an imported state, needs every page. A later step with
+        `applied=False` changes no page, written or not.
         """
 
     @abstractmethod
@@ -144,11 +144,11 @@ class PageStore(Closing):
 
     @abstractmethod
     def abort(self, attempt: int) -> None:
-        """Forget what was written or prepared under this attempt or an older one.
+        """Discard writes and the prepared step of this attempt and older ones.
 
-        The attempt cannot be written under again: raise it with `record_attempt`.
+        The attempt cannot be used again: raise it with `record_attempt`.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and locks; what is decided stays. May be called twice."""
+        """Release files and locks; the decided version stays. May be called twice."""

@@ -8,9 +8,9 @@ A *manifest* is one version as a whole: the record of the step, then the page ta
 the *superblock*, which names the manifest that is decided and the one that is prepared, by place,
 size and checksum. A manifest is always written to the place that is not decided.
 
-A manifest certifies itself through the superblock, so both are written before one flush; a
-superblock that reached the disk without its manifest reads as "not prepared", which nobody had been
-told otherwise.
+The superblock has the checksum of its manifest, so both are written before one flush; a superblock
+that reached the disk without its manifest reads as "not prepared", and
+"prepared" has not been reported.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _HEAD = struct.Struct("<8s16sQQQ")  # magic, store uuid, version, step record by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestRef:
-    """What the superblock knows of a manifest."""
+    """The superblock's reference to a manifest."""
 
     version: int
     attempt: int
     place: int
-    """0 or 1: which of the two."""
+    """0 or 1."""
     size: int
     digest: str
     """xxh3-128 in hexadecimal."""
 
     def to_json(self) -> dict[str, Any]:
-        """For the superblock."""
+        """The entry in the superblock."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any] | None) -> ManifestRef | None:
-        """What the superblock said."""
+        """The reference of an entry in the superblock."""
         return None if values is None else cls(**values)
 
 
@@ -69,14 +69,14 @@ def meta_bytes(shape: TableShape) -> int:
 
 
 def copy_offset(shape: TableShape, place: int, copy: int) -> int:
-    """Where in meta.dat one copy of a manifest starts."""
+    """Offset in meta.dat of one copy of a manifest."""
     return RING_BYTES + (2 * place + copy) * region_bytes(shape)
 
 
 def encode_manifest(
     step: DecidedStep, table: PageTable, *, store_uuid: str, place: int
 ) -> tuple[ManifestRef, memoryview]:
-    """What the superblock says of it, and its bytes in an aligned buffer of whole blocks.
+    """The reference to a manifest, and its bytes in an aligned buffer of whole blocks.
 
     Raises: StateError if the step's own record is too large.
     """
@@ -99,9 +99,9 @@ def encode_manifest(
 def read_manifest(
     file: BlockFile, ref: ManifestRef, shape: TableShape
 ) -> tuple[DecidedStep, PageTable, tuple[int, ...]]:
-    """The step, its page table, and which copies are damaged.
+    """The step, its page table, and the damaged copies.
 
-    Raises: PageCorruptError if both copies are.
+    Raises: PageCorruptError if both copies are damaged.
     """
     whole: memoryview | None = None
     damaged: list[int] = []
@@ -129,7 +129,7 @@ def read_manifest(
 def repair_manifest(
     file: BlockFile, ref: ManifestRef, shape: TableShape, damaged: tuple[int, ...]
 ) -> None:
-    """Write damaged copies anew from the whole one; the caller flushes."""
+    """Rewrite damaged copies from the intact one; the caller flushes."""
     buffer = aligned_buffer(-(-ref.size // BLOCK_BYTES) * BLOCK_BYTES)
     for copy in damaged:
         file.read(copy_offset(shape, ref.place, 1 - copy), buffer)
@@ -137,7 +137,7 @@ def repair_manifest(
 
 
 def encode_step(step: DecidedStep) -> bytes:
-    """A step's record as JSON. Raises StateError if it is larger than a manifest has room for."""
+    """A step's record as JSON. Raises StateError if it does not fit in a manifest."""
     norm = None if step.grad_norm is None else float(step.grad_norm).hex()
     record = json.dumps(
         {
@@ -157,7 +157,7 @@ def encode_step(step: DecidedStep) -> bytes:
     if len(record) > STEP_RECORD_BYTES_MAX:
         raise StateError(
             f"the record of version {step.version} has {len(record)} bytes, at most "
-            f"{STEP_RECORD_BYTES_MAX} fit a manifest; keep less in hyper and extra"
+            f"{STEP_RECORD_BYTES_MAX} fit in a manifest; put less into hyper and extra"
         )
     return record
 

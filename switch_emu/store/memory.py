@@ -1,6 +1,6 @@
 """A page store in RAM: both sides, the same rules, nothing on disk.
 
-For tests, and for jobs that ask for no durability. RAM is trusted: nothing is checksummed here.
+For tests, and for jobs without durability. RAM is trusted: there are no checksums.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from switch_emu.store.views import cut, is_same_memory, read_view, write_view
 
 
 class MemoryPageStore(PageStore):
-    """Two sides a page in RAM; memory is taken when it is first written."""
+    """Two sides per page in RAM; memory is allocated when first written."""
 
     def __init__(self, config: StoreConfig) -> None:
         self._config = config
@@ -28,12 +28,12 @@ class MemoryPageStore(PageStore):
 
     @property
     def config(self) -> StoreConfig:
-        """What the store was made for."""
+        """The configuration of the store."""
         return self._config
 
     @property
     def generation(self) -> int:
-        """Always 1: what is in RAM is opened once."""
+        """Always 1: a store in RAM is opened once."""
         return 1
 
     @property
@@ -91,7 +91,7 @@ class MemoryPageStore(PageStore):
         return self._sides[self._steps.side_to_write(page, version, attempt)][page]
 
     def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
-        """Copy a record to the side that is not current, unless it was made there."""
+        """Copy a record to the side that is not current, unless it is there already."""
         self._check_open()
         view = read_view(record, self._config.kind(page).record_bytes, f"page {page}")
         side = self._steps.side_to_write(page, version, attempt)
@@ -101,7 +101,7 @@ class MemoryPageStore(PageStore):
         self._steps.note_written(page, PageEntry(side, version, attempt))
 
     def pin(self) -> Pin:
-        """Hold the decided version; pages that are overwritten go to a file, not to RAM."""
+        """Pin the decided version; overwritten pages are saved to a file, not to RAM."""
         self._check_open()
         return self._steps.pin(self._pin)
 
@@ -120,7 +120,7 @@ class MemoryPageStore(PageStore):
         into[:] = self._sides[entry.side][page][start : start + len(into)]
 
     def prepare(self, step: DecidedStep) -> None:
-        """Make what this attempt wrote ready to be decided."""
+        """Make the writes of this attempt ready to be decided."""
         self._check_open()
         self._steps.note_prepared(step, self._steps.table_to_prepare(step))
 
@@ -131,7 +131,7 @@ class MemoryPageStore(PageStore):
         self._steps.note_decided()
 
     def abort(self, attempt: int) -> None:
-        """Forget what was made under this attempt or an older one."""
+        """Discard writes and the prepared step of this attempt and older ones."""
         self._check_open()
         self._steps.note_aborted(attempt)
 

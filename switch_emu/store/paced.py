@@ -1,8 +1,8 @@
-"""A page store on an emulated disk: pages pass no faster than its rate.
+"""A page store on an emulated disk: pages are read and written at its rate at most.
 
-One disk has one rate, for what is read and written together. The operation itself is done at once;
-then its thread waits for what the emulated disk would still need, so the slower of the two counts.
-Flushes and manifests take what the host takes, and so do pins.
+Reads and writes share the rate. An operation is carried out at once; then its thread waits for the
+rest of the time that the emulated disk needs, so the slower of the two counts. Flushes, manifests
+and pins are not slowed down.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from switch_emu.store.records import Buffer
 
 
 class DiskPace:
-    """When an emulated disk is done; any thread may ask."""
+    """The schedule of an emulated disk. Thread-safe."""
 
     def __init__(self, rate_bytes_per_s: float) -> None:
         if not rate_bytes_per_s > 0:
@@ -29,14 +29,14 @@ class DiskPace:
         self._free_ns = 0.0
 
     def done_ns(self, now_ns: int, nbytes: int) -> float:
-        """When the disk is done with these bytes too, asked for now."""
+        """Queue a transfer; return when the disk finishes it."""
         with self._lock:
             self._free_ns = max(self._free_ns, now_ns) + nbytes * self._ns_per_byte
             return self._free_ns
 
 
 class PacedPageStore(PageStoreAround):
-    """`store` behind a disk of a given rate: what is in RAM needs no disk."""
+    """`store` on a disk of a given rate; records in RAM need no disk."""
 
     def __init__(self, store: PageStore, rate_bytes_per_s: float) -> None:
         super().__init__(store)

@@ -1,7 +1,7 @@
-"""The page table: which version of which page lies where.
+"""The page table of one version: side, step and checksums of every page.
 
-It has for each page its side, the step that wrote it, and, where the bytes are on a disk, one
-checksum per field and the end of the record (`geometry.py` says why).
+Its entry of a page has the side, the step that wrote it and, for pages on disk, one checksum per
+field and the end of the record (see `geometry.py`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _STATE = np.dtype([("version", "<u8"), ("attempt", "<u8"), ("side", "u1")])
 
 
 class PageEntry(NamedTuple):
-    """Where one version of a page is, and what it must be."""
+    """Side, step and checksums of one version of a page."""
 
     side: int
     version: int
-    """The step that wrote it; a page that rests keeps an old one."""
+    """The step that wrote it; old for pages that do not change."""
     attempt: int
     digests: bytes = b""
     """xxh3-128 of each part of the record, 16 bytes each; none in memory."""
     tail: bytes = b""
-    """End of the record, kept here instead of in the side file."""
+    """End of the record, stored here instead of in the side file."""
 
 
 class TableShape:
-    """Bytes each page takes in a page table; one for all versions."""
+    """Sizes of the entries of a page table; the same for all versions."""
 
     def __init__(self, digest_counts: Iterable[int], tail_bytes: Iterable[int]) -> None:
         self.digest_starts = _starts(count * DIGEST_BYTES for count in digest_counts)
@@ -47,7 +47,7 @@ class TableShape:
 
 
 class PageTable:
-    """One entry a page, in arrays: a million pages are copied and encoded in milliseconds."""
+    """One entry per page, in arrays: a million pages are copied and encoded in milliseconds."""
 
     def __init__(self, shape: TableShape) -> None:
         self._shape = shape
@@ -64,7 +64,7 @@ class PageTable:
         return int(self._states["side"][page])
 
     def entry(self, page: int) -> PageEntry:
-        """Everything known about this table's version of the page."""
+        """The entry of a page."""
         state = self._states[page]
         shape = self._shape
         return PageEntry(
@@ -76,7 +76,7 @@ class PageTable:
         )
 
     def changed(self, entries: Mapping[int, PageEntry]) -> PageTable:
-        """A copy with other entries for some pages; this table stays as it is."""
+        """A copy with new entries for some pages; this table is unchanged."""
         shape = self._shape
         table = PageTable(shape)
         table._states[:] = self._states

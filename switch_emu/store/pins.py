@@ -1,14 +1,14 @@
 """A version that stays readable while training goes on: for exports, evaluation and generation.
 
-Two sides hold the last two versions of a page, so a version is gone two steps later. A *pin* keeps
-one: before a side is written that holds what the pin shows, the record is copied to the pin's own
-file. A page is copied once at most, and only if it is overwritten while the pin is held.
+Two sides hold the last two versions of a page, so a version is gone two steps later. A *pin*
+preserves one: before a side with the pinned version is written, the record is copied to the pin's
+own file. A page is copied at most once, and only if it is overwritten while the pin is open.
 
     the page still lies on its side    read there
-    its side was about to be written   copied; read from the pin's file
+    its side was overwritten           read from the copy in the pin's file
 
-The file is deleted from its directory as soon as it is open, so nothing is left behind. If it
-cannot be written (a full disk), the pin is lost and says so when it is read; training goes on.
+The file is unlinked as soon as it is open, so nothing is left behind. If it cannot be written (a
+full disk), the pin is lost: reading it raises VersionMissing, and training goes on.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from switch_emu.store.records import DecidedStep, VersionMissing
 from switch_emu.store.views import write_view
 
 _PIECE_BYTES = 1024 * 1024
-"""Copied at a time; a multiple of BLOCK_BYTES."""
+"""Bytes copied at a time; a multiple of BLOCK_BYTES."""
 
 ReadRange = Callable[[int, PageEntry, int, memoryview], None]
-"""(page, entry, first byte of the record, into): from the side the entry names."""
+"""(page, entry, first byte of the record, into): reads from the side of the entry."""
 Verify = Callable[[int, PageEntry, int, memoryview], None]
-"""(page, entry, index of the field, bytes of it): raises PageCorruptError."""
+"""(page, entry, index of the field, its bytes): raises PageCorruptError."""
 
 
 class Pin(Closing):
-    """One version, held. Any thread may read; `overwrites` is called by whoever writes a page."""
+    """A pinned version. Any thread may read; writers of a page call `overwrites` first."""
 
     def __init__(
         self, config: StoreConfig, step: DecidedStep, table: PageTable, *, directory: Path | None,
@@ -56,7 +56,7 @@ class Pin(Closing):
         self._read_range, self._verify, self._closed = read_range, verify, closed
         self._lock = threading.Lock()
         self._saved: dict[int, int] = {}
-        """Page -> where its record starts in the file."""
+        """Page -> offset of its record in the file."""
         self._file: BlockFile | None = None
         self._file_bytes = 0
         self._lost = ""
@@ -73,9 +73,10 @@ class Pin(Closing):
         view = write_view(into, kind.fields[index].field_bytes, f"page {page}, field {field_name}")
         start, stop = kind.parts[index]
         part = view if len(view) == stop - start else memoryview(bytearray(stop - start))
-        with self._lock:  # nobody overwrites the page meanwhile
+        with self._lock:  # so that the page is not overwritten meanwhile
             if self._lost:
-                raise VersionMissing(f"version {self.step.version} is held no more: {self._lost}")
+                text = f"version {self.step.version} is not pinned any more: {self._lost}"
+                raise VersionMissing(text)
             entry = self._table.entry(page)
             place = self._saved.get(page)
             if place is None:
@@ -88,7 +89,7 @@ class Pin(Closing):
             view[:] = part[: len(view)]
 
     def overwrites(self, page: int, side: int) -> None:
-        """This side of the page is about to be written: copy what is on it, if it is ours."""
+        """Save a page before this side of it is written, if it has the pinned version."""
         if self._lost or self._table.side(page) != side:
             return
         with self._lock:
@@ -100,7 +101,7 @@ class Pin(Closing):
                 self._lost = f"page {page} could not be copied ({exc})"
 
     def close(self) -> None:
-        """Hold it no more."""
+        """Release the version."""
         self._closed(self)
         with self._lock:
             self._lost = self._lost or "it was closed"

@@ -1,4 +1,4 @@
-"""What goes into a page store and comes out beside the pages: records of steps, counts, errors."""
+"""Values of page stores: records of steps, counters, errors."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from luwu.base.errors import StateError
 Buffer = bytes | bytearray | memoryview
 
 Durability = Literal["step", "process", "none"]
-"""What a decided step survives: power loss; any kill of processes; see `FilePageStore`."""
+"""Faults that a decided step survives: power loss, kills, none; see `file.py`."""
 
 
 class VersionMissing(StateError):
-    """This version of the page is not there, any more or yet; the store is as good as before."""
+    """This version of the page does not exist, any more or yet; the store is intact."""
 
     code = "E506"
 
 
 class StaleAttempt(StateError):
-    """Written under an attempt that does not count any more; nothing was written."""
+    """A write under a stale attempt; nothing was written."""
 
     code = "E507"
 
@@ -32,15 +32,15 @@ class Contributor(NamedTuple):
     rank: int
     incarnation: int
     cursor: int
-    """Where the worker's data goes on: the first sample it has not used."""
+    """The first sample that the worker has not used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecidedStep:
-    """The record of one step, kept beside the pages it made."""
+    """The record of one step, stored beside its pages."""
 
     version: int
-    """Count of decided steps once this one is; 0 for the initial weights."""
+    """Count of decided steps, this one included; 0 for the initial weights."""
 
     attempt: int
 
@@ -52,7 +52,7 @@ class DecidedStep:
     """Generation of the store when the step was prepared."""
 
     contributors: tuple[Contributor, ...] = ()
-    """The ledger: each contributor's gradient is in the state once, nobody else's is."""
+    """The ledger: the state contains each contributor's gradient once, and no other."""
 
     hyper: bytes = b""
     """Hyper-parameters of the update; opaque to the store."""
@@ -61,18 +61,18 @@ class DecidedStep:
     """False for a step that was skipped as a whole: no page changed."""
 
     grad_norm: float | None = None
-    """None where it was not asked for."""
+    """None if it was not measured."""
 
     extra: Mapping[str, str] = field(default_factory=dict)
-    """Whatever else belongs to the step: versions of libraries, state of generators."""
+    """Other data of the step: versions of libraries, state of generators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
-    """What has passed between the store and its disk since it was opened."""
+    """Traffic between a store and its disk since the opening."""
 
     bytes_read: int = 0
-    """Page data, as asked of the disk: whole blocks where the disk wants them."""
+    """Page data, in whole blocks where the disk requires them."""
     bytes_written: int = 0
     flushes: int = 0
     """Flushes of page data."""

@@ -1,7 +1,7 @@
-"""A small record that is replaced again and again and can always be read back.
+"""A small record that is replaced often and can always be read back.
 
 Four blocks of 4 KiB: records are numbered, number n goes to both copies of pair n % 2, so a write
-that is cut short harms only the pair that nobody relies on yet:
+that is cut short damages only the pair that is not in use yet:
 
     | n     copy 0 | n     copy 1 | n + 1 copy 0 | n + 1 copy 1 |
 
@@ -29,7 +29,7 @@ _PAYLOAD_BYTES_MAX = BLOCK_BYTES - _HEAD.size - _DIGEST_BYTES
 
 
 class RecordRing:
-    """The record at the start of a file. `write` does not flush: its caller does."""
+    """The record at the start of a file. The caller of `write` flushes."""
 
     def __init__(self, file: BlockFile, store_uuid: str) -> None:
         self._file = file
@@ -37,10 +37,10 @@ class RecordRing:
         self._number = 0
         self._buffer = aligned_buffer(RING_BYTES)
         self.damaged_count = 0
-        """Blocks that `read` could not use although they had been written."""
+        """Blocks that were written and that `read` could not use."""
 
     def read(self) -> dict[str, Any]:
-        """The newest record. Raises PageCorruptError if none is whole."""
+        """The newest record. Raises PageCorruptError if none is intact."""
         self._file.read(0, self._buffer)
         found: dict[int, bytes] = {}
         self.damaged_count = 0

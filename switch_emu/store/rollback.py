@@ -1,12 +1,12 @@
-"""Back to the version before the decided one: for an operator who says so, and for nobody else.
+"""Rollback to the version before the decided one, at an operator's command only.
 
-A step writes its pages to the sides on which the version before the last one lies. So that version
-is whole from the moment a step is decided until the next one writes its first page; after that
-there is nothing to go back to, and it is refused. Every page is read and compared first. The
-superblock is then written anew, without the last step, which is gone for good.
+A step writes its pages to the sides of the version before the last one. So that version is whole
+from the moment a step is decided until the next one writes its first page; after that a rollback is
+an error. Every page is read and verified first. Then the superblock is rewritten without the last
+step, which is lost for good.
 
-Of several nodes all are looked at before one is changed, and node 0, which says what is decided, is
-changed last: a command that was killed can be given again.
+All nodes are checked before one is changed, and node 0, whose decisions count, is changed last: a
+command that was killed can be repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from switch_emu.store.verify import at_older, damaged_pages, damaged_pieces
 def roll_back(
     path: Path, count: int, *, should_stop: Callable[[], bool] = lambda: False
 ) -> tuple[int | None, int]:
-    """Go back one version; (the version that is gone, None if it cannot be told; the new one).
+    """Go back one version; return (the lost version, None if unknown; the new version).
 
     Raises: ConfigError if the state is not there or in use; StateError if there is no whole
     version to go back to, and nothing was changed.
@@ -53,7 +53,7 @@ def roll_back(
 
 
 def _superblock(directory: Path) -> tuple[int | None, int | None]:
-    """The versions that are decided and older, as far as the superblock says."""
+    """The decided version and the one before it, by the superblock."""
     config = read_config(directory)
     check_sizes(directory, Geometry(config))
     file = BlockFile(
@@ -71,9 +71,9 @@ def _superblock(directory: Path) -> tuple[int | None, int | None]:
 
 
 def _check(directory: Path, target: int, should_stop: Callable[[], bool]) -> list[str]:
-    """What is wrong with a node's pages of a version."""
+    """Damages of a node's pages of a version."""
     decided, older = _superblock(directory)
-    if decided == target:  # it had not heard of the last step, or was changed before
+    if decided == target:  # it had not received the last decision, or was changed before
         store = FilePageStore.open(directory, read_only=True)
     elif older != target:
         return [f"{directory} has version {decided}, and {older or 'none'} before it"]

@@ -1,13 +1,13 @@
-"""Where gradient sums go that find no room in RAM: one file of equal places, reused.
+"""The spill file, for gradient sums that do not fit in RAM: equal places, reused.
 
-Nothing in it outlives the process that made it: an undecided step is replayed, not recovered. The
-file is deleted from its directory as soon as it is open, so a crash leaves nothing behind, and its
-blocks are allocated before they are needed, so a full disk is an error at a known place.
+It does not outlive its process: an undecided step is replayed, not recovered. The file is unlinked
+as soon as it is open, so a crash leaves nothing behind, and its blocks are allocated before they
+are needed, so a full disk is an error of `put`.
 
-Like pages it passes the page cache by, where the file system allows it. `put` copies into one of a
-few aligned buffers, and a thread writes behind; it waits only while all buffers are being written.
-Places are used in the order in which they became free, so what is put in a row lies in a row. Any
-thread may call; writes are made in the order of `put`, so a place may be used again at once.
+Like pages it bypasses the page cache, where the file system allows it. `put` copies into one of a
+few aligned buffers, and a thread writes them; `put` waits only while all buffers are being written.
+Places are reused in the order in which they became free, so successive sums lie side by side.
+Thread-safe; writes are made in the order of `put`, so a place may be reused at once.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _LOST = "The undecided step is lost, the decided version is untouched. "
 
 
 class SpillFile(Closing):
-    """Places of `place_bytes` each; grows by as many as it was made with."""
+    """Places of `place_bytes` each; the file grows by `places_count` at a time."""
 
     def __init__(
         self, directory: Path | None, *, place_bytes: int, places_count: int, buffers_count: int = 2
     ) -> None:
-        """`buffers_count`: of one place each; with two, one is filled while one is written."""
+        """`buffers_count`: buffers of one place; with two, one is filled while one is written."""
         self._buffers_count = max(1, buffers_count)
         self._place_bytes = _whole(place_bytes)
         self._grow_count = max(1, places_count)
@@ -41,7 +41,7 @@ class SpillFile(Closing):
         self._places_count = 0
         self._lock = threading.Lock()
         self._unwritten: dict[int, memoryview] = {}
-        """What was put last to a place and is not in the file yet."""
+        """Place -> buffer that is not in the file yet."""
         self._spare: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         self._full: queue.SimpleQueue[tuple[int, memoryview, int] | None] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
@@ -54,7 +54,7 @@ class SpillFile(Closing):
         try:
             self._grow()
             with refusing("the spill file of gradient sums cannot be opened again"):
-                self._pass_the_cache_by()
+                self._bypass_cache()
         except BaseException:
             self.close()
             raise
@@ -65,7 +65,7 @@ class SpillFile(Closing):
         return self._places_count * self._place_bytes
 
     def put(self, data: memoryview) -> int:
-        """Keep the bytes; the number of their place. Raises StoreFullError, StateError."""
+        """Store the bytes; return the number of their place. Raises StoreFullError, StateError."""
         assert data.nbytes <= self._place_bytes, (data.nbytes, self._place_bytes)
         self._check()
         if self._writer is None:
@@ -102,12 +102,12 @@ class SpillFile(Closing):
         return data[before : before + nbytes]
 
     def free(self, place: int) -> None:
-        """The place may be used again."""
+        """Release a place."""
         with self._lock:
             self._free.append(place)
 
     def close(self) -> None:
-        """Give the disk space back."""
+        """Release the disk space."""
         if self._writer is not None:
             self._full.put(None)
             self._writer.join()
@@ -131,7 +131,7 @@ class SpillFile(Closing):
             except OSError as exc:
                 self._error = exc
             with self._lock:
-                if self._unwritten.get(place) is buffer:  # else it was put to again meanwhile
+                if self._unwritten.get(place) is buffer:  # else the place was reused meanwhile
                     del self._unwritten[place]
             self._spare.put(buffer)
 
@@ -145,7 +145,7 @@ class SpillFile(Closing):
             what = "a gradient sum cannot be written to the spill file"
             raise refusal(what, self._error, _LOST) from self._error
 
-    def _pass_the_cache_by(self) -> None:
+    def _bypass_cache(self) -> None:
         path = Path(f"/proc/self/fd/{self._fd}")
         if self.disk_bytes >= 2 * BLOCK_BYTES and probe_direct_io(path).enabled:
             direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)

@@ -1,7 +1,6 @@
-"""The decided version, the one being made, and which call is allowed now. No I/O.
+"""The decided version, the one being made, and the allowed calls. No I/O.
 
-Shared by every store: `interface.py` has the table of transitions, this module enforces it;
-`page_table.py` says where each page lies.
+Shared by every store: `interface.py` has the table of transitions, this module enforces it.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class StepState:
         return self._first_version if self.decided is None else self.decided.version + 1
 
     def entry_to_read(self, page: int, version: int) -> PageEntry:
-        """Where to read a version of a page. Raises VersionMissing if it is not to be had."""
+        """The entry of a version of a page. Raises VersionMissing if it cannot be read."""
         with self._lock:  # a reader must not see half of a `prepare`, `decide` or `abort`
             if self.decided is not None and version == self.decided.version:
                 return self._table.entry(page)
@@ -68,8 +67,8 @@ class StepState:
             )
 
     def pin(self, make: Callable[[DecidedStep, PageTable], Pin]) -> Pin:
-        """Hold the decided version by what `make` returns; the table does not change any more."""
-        with self._lock:  # else a page could be overwritten between the look and the hold
+        """Pin the decided version with `make`; its table does not change any more."""
+        with self._lock:  # else a page could be overwritten before it is pinned
             if self.decided is None:
                 raise VersionMissing("there is no decided version yet: load the initial weights")
             pin = make(self.decided, self._table)
@@ -77,17 +76,17 @@ class StepState:
             return pin
 
     def unpin(self, pin: Pin) -> None:
-        """It is held no more."""
+        """Forget a pin."""
         with self._lock:
             self._pins = [other for other in self._pins if other is not pin]
 
     def close_pins(self) -> None:
-        """The store is closed."""
+        """Close all pins."""
         for pin in self._pins:
             pin.close()
 
     def side_to_write(self, page: int, version: int, attempt: int) -> int:
-        """The side that is not current; what a pin shows there is saved before this returns.
+        """The side that is not current; pinned versions there are saved first.
 
         Raises StateError unless it may be written now.
         """
@@ -103,7 +102,7 @@ class StepState:
         return side
 
     def note_written(self, page: int, entry: PageEntry) -> None:
-        """A page of the version being made is on its side."""
+        """Note a written page of the version being made."""
         with self._lock:
             self._tentative[page] = entry
 
@@ -125,7 +124,7 @@ class StepState:
         return self._table.changed(self._tentative if step.applied or is_first else {})
 
     def note_prepared(self, step: DecidedStep, table: PageTable) -> None:
-        """The step is ready to be decided."""
+        """Note the prepared step."""
         with self._lock:
             self._prepared = (step, table)
             self._tentative.clear()
@@ -141,18 +140,18 @@ class StepState:
             )
 
     def note_decided(self) -> None:
-        """The prepared step is the decided one."""
+        """Make the prepared step the decided one."""
         assert self._prepared is not None
         with self._lock:
             self.decided, self._table = self._prepared
             self._prepared = None
 
     def abort_reaches_prepared(self, attempt: int) -> bool:
-        """True if aborting this attempt forgets the prepared step."""
+        """True if aborting this attempt discards the prepared step."""
         return self._prepared is not None and self._prepared[0].attempt <= attempt
 
     def note_aborted(self, attempt: int) -> None:
-        """What was made under this attempt or an older one is forgotten."""
+        """Discard writes and the prepared step of this attempt and older ones."""
         with self._lock:
             if self.abort_reaches_prepared(attempt):
                 self._prepared = None
@@ -185,7 +184,7 @@ class StepState:
             older = next(iter(self._tentative.values()), None)
         if older is not None and older.attempt != attempt:
             raise StateError(
-                f"{what}: pages of attempt {older.attempt} are still kept; "
+                f"{what}: pages of attempt {older.attempt} are still there; "
                 f"abort it before attempt {attempt} goes on"
             )
 

@@ -1,7 +1,7 @@
 """The pages of several optimizer nodes read as one state, at rest.
 
-Node n of K owns every K-th chunk, from n on. What node 0 has decided is decided: a node that was
-killed before it heard of it has that version prepared, and it is read from there.
+Node n of K owns every K-th chunk, from n on. Decisions of node 0 count: a node that was killed
+before it received one has that version prepared, which is read instead.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from switch_emu.store.records import DecidedStep
 
 
 def node_directory(state: Path, number: int, count: int) -> Path:
-    """Where node `number` of `count` keeps its pages."""
+    """The directory of node `number` of `count`."""
     return state if count == 1 else state / f"node-{number}"
 
 
 def node_count_of(state: Path) -> int | None:
-    """Over how many nodes a state is spread; None if there is no state. Raises ConfigError."""
+    """The number of nodes of a state; None if there is no state. Raises ConfigError."""
     if (state / CONFIG_NAME).is_file():
         return 1
     count = sum(1 for _ in state.glob(f"node-*/{CONFIG_NAME}"))
@@ -37,10 +37,10 @@ def node_count_of(state: Path) -> int | None:
 
 
 class StripedPages(Closing):
-    """The decided version of all stores of a state; nothing is changed."""
+    """The decided version of all stores of a state, read-only."""
 
     def __init__(self, state: Path, count: int) -> None:
-        """Raises: ConfigError if one is missing or open; StateError if they are not one state."""
+        """Raises: ConfigError if a store is missing or open; StateError if they do not match."""
         self._stores: list[FilePageStore] = []
         try:
             for number in range(count):
@@ -65,17 +65,17 @@ class StripedPages(Closing):
 
     @property
     def configs(self) -> Sequence[StoreConfig]:
-        """Of each node's store."""
+        """Configurations of all nodes' stores."""
         return [store.config for store in self._stores]
 
     @property
     def decided(self) -> DecidedStep | None:
-        """What node 0 has decided."""
+        """The newest step that node 0 has decided."""
         return self._stores[0].decided
 
     @property
     def attempt(self) -> int:
-        """The highest that any node has recorded."""
+        """The highest attempt that any node has recorded."""
         return max(store.attempt for store in self._stores)
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:

@@ -1,12 +1,12 @@
-"""A RAM tier over a page store: a fixed set of pages is kept, the rest streams.
+"""A RAM tier over a page store: a fixed set of pages is resident, the rest streams.
 
 Every step touches every page once, in the same order. A cache that evicts the least recently used
-page would then always have evicted the page asked for next; a fixed set hits for exactly its share.
-The set is chosen once, by page index, as far as the budget goes.
+page would always have evicted the next page; a fixed set has a hit ratio equal to its share. The
+set is chosen once, by page index, up to the budget.
 
 Writes go through to the inner store first, so durability is that store's alone. A resident page has
-one copy, the newest: while a step is being made that is the version being made, and the decided one
-is read from the inner store if somebody wants it. One resident copy, its states:
+one copy, the newest: in a step that is the version being made, and the decided one is read from the
+inner store. States of a resident copy:
 
     EMPTY      -> DECIDED     `read`                 filled by the first read
     EMPTY,
@@ -14,7 +14,7 @@ is read from the inner store if somebody wants it. One resident copy, its states
     TENTATIVE  -> DECIDED     `decide`               of a step that was applied
     TENTATIVE  -> EMPTY       `abort`, `decide`      of a step that was skipped
 
-What is in RAM is trusted: only what comes from the inner store is verified, by that store.
+RAM is trusted: only reads of the inner store are verified, by that store.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Copy(enum.Enum):
 
 
 class _Resident:
-    """One page in RAM. Memory is taken when it is first filled."""
+    """One page in RAM. Memory is allocated when first filled."""
 
     __slots__ = ("attempt", "record", "state")
 
@@ -47,21 +47,21 @@ class _Resident:
         self.record = record
 
     def fill(self, record: Buffer, state: _Copy, attempt: int = 0) -> None:
-        """Take a copy."""
+        """Copy a record."""
         self.record[:] = memoryview(record).cast("B")
         self.state, self.attempt = state, attempt
 
 
 def pages_that_fit(config: StoreConfig, resident_bytes: int) -> dict[int, int]:
-    """The pages that are kept, by index as far as the bytes go, and the bytes of each."""
-    kept: dict[int, int] = {}
+    """Resident pages, by index up to the budget, and the bytes of each."""
+    fitting: dict[int, int] = {}
     left = resident_bytes
     for page in range(config.page_count):
         record_bytes = config.kind(page).record_bytes
         if record_bytes <= left:
-            kept[page] = record_bytes
+            fitting[page] = record_bytes
             left -= record_bytes
-    return kept
+    return fitting
 
 
 class TieredPageStore(PageStoreAround):
@@ -73,19 +73,19 @@ class TieredPageStore(PageStoreAround):
         super().__init__(store)
         self._lock = threading.Lock()
         self._hits_count = 0
-        kept = pages_that_fit(store.config, resident_bytes)
-        views = cut(list(kept.values()))
-        self._resident = {page: _Resident(view) for page, view in zip(kept, views, strict=True)}
-        self._resident_bytes = sum(kept.values())
+        fitting = pages_that_fit(store.config, resident_bytes)
+        views = cut(list(fitting.values()))
+        self._resident = {page: _Resident(view) for page, view in zip(fitting, views, strict=True)}
+        self._resident_bytes = sum(fitting.values())
 
     @property
     def resident_pages(self) -> frozenset[int]:
-        """The pages that are kept; fixed."""
+        """The resident pages; fixed."""
         return frozenset(self._resident)
 
     @property
     def resident_bytes(self) -> int:
-        """What they take when all are filled; never more than the budget."""
+        """Bytes of all resident pages when filled; at most the budget."""
         return self._resident_bytes
 
     @property
@@ -94,7 +94,7 @@ class TieredPageStore(PageStoreAround):
         return self._hits_count
 
     def read(self, page: int, version: int, into: memoryview) -> None:
-        """From RAM if the page is kept in this version, else from the inner store."""
+        """Read from RAM if the copy is of this version, else from the inner store."""
         copy = self._copy_of(page, version)
         if copy is not None:
             write_view(into, len(copy.record), f"page {page}")[:] = copy.record
@@ -105,7 +105,7 @@ class TieredPageStore(PageStoreAround):
             resident.fill(into, _Copy.DECIDED)
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
-        """From RAM if the page is kept in this version, else from the inner store."""
+        """Read from RAM if the copy is of this version, else from the inner store."""
         copy = self._copy_of(page, version)
         if copy is None:
             self._store.read_field(page, version, field_name, into)
@@ -115,21 +115,21 @@ class TieredPageStore(PageStoreAround):
         view[:] = copy.record[start:stop]
 
     def record_in_ram(self, page: int, version: int) -> memoryview | None:
-        """The copy, if the page is kept in this version; else the inner store's."""
+        """The copy, if it is of this version; else the inner store's."""
         copy = self._copy_of(page, version)
         if copy is None:
             return self._store.record_in_ram(page, version)
         return copy.record.toreadonly()
 
     def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
-        """Write to the inner store, then keep a copy."""
+        """Write to the inner store, then to the copy."""
         self._store.write(page, version, attempt, record)
         resident = self._resident.get(page)
         if resident is not None:
             resident.fill(record, _Copy.TENTATIVE, attempt)
 
     def place_in_ram(self, page: int, version: int, attempt: int) -> memoryview | None:
-        """None: what is written passes here, so that a copy is kept."""
+        """None: records must be passed to `write`, which copies them."""
         return None
 
     def prepare(self, step: DecidedStep) -> None:
@@ -139,14 +139,14 @@ class TieredPageStore(PageStoreAround):
             self._drop_tentative(step.attempt)
 
     def decide(self, version: int, attempt: int) -> None:
-        """Decide on the inner store; tentative copies are then the decided ones."""
+        """Decide on the inner store; tentative copies become decided."""
         self._store.decide(version, attempt)
         for resident in self._resident.values():
             if resident.state is _Copy.TENTATIVE:
                 resident.state = _Copy.DECIDED
 
     def abort(self, attempt: int) -> None:
-        """Abort on the inner store and drop the copies it made stale."""
+        """Abort on the inner store and drop the stale copies."""
         self._store.abort(attempt)
         self._drop_tentative(attempt)
 

@@ -1,11 +1,11 @@
-"""Is a state whole? Everything an opening reads, or every page; nothing is changed.
+"""Verification of a state, read-only.
 
     quick   configuration, sizes of the files, superblock, counters and manifests, of every node
-    full    also every page of the decided version, those of a prepared one, what workers attached
+    full    also every page of the decided version and of a prepared one, and the attachments
 
-Damage that the store survives, because there is a second copy, is told apart: the next opening
-writes the copy anew. Whether the version before the decided one is whole too is looked at in full
-only; it is no damage if it is not, since every step writes over it (`rollback.py`).
+Damage that the store survives, because there is a second copy, is reported apart: the next opening
+repairs it. Only the full check reads the version before the decided one; if that is not whole, it
+is no damage, since every step overwrites it (`rollback.py`).
 """
 
 from __future__ import annotations
@@ -16,58 +16,58 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luwu.base.errors import Interrupted, StateError
+from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.direct_io import aligned_buffer
 from switch_emu.store.file import FilePageStore
-from switch_emu.store.kept import KeptFiles
 from switch_emu.store.striped import StripedPages, node_directory
 
 DAMAGES_MAX = 100
-"""Told one by one; of a store that is gone, there may be millions."""
+"""Damages that are reported one by one; a lost store may have millions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFound:
-    """What one node's directory holds."""
+    """The findings in one node's directory."""
 
     directory: Path
     damages: tuple[str, ...]
-    """Each names file and place."""
+    """Each with file and place."""
     survived: tuple[str, ...] = ()
-    """Damaged copies of what is there twice."""
+    """Damaged copies of data that is stored twice."""
     version: int | None = None
-    """Decided steps; None: not even the first weights, or unknown."""
+    """Count of decided steps; None: no initial weights yet, or unknown."""
     prepared: int | None = None
     older: int | None = None
     """The version before the decided one, if its record is still there."""
     is_older_whole: bool | None = None
-    """None: nobody looked."""
+    """None: not checked."""
     generation: int | None = None
     attempt: int | None = None
     durability: str | None = None
-    """Level at which it was open last."""
+    """Durability at the last opening."""
     state_bytes: int = 0
     pages_count: int = 0
     read_count: int = 0
-    """Pages that were read and compared with their checksums."""
+    """Pages that were read and verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFound:
-    """What a state holds."""
+    """The findings in a state."""
 
     path: Path
     nodes: tuple[NodeFound, ...]
     disagreement: str | None
-    """Why the nodes' directories are not parts of one state."""
+    """The reason why the nodes' directories are not parts of one state."""
 
     @property
     def version(self) -> int | None:
-        """What node 0 has decided is decided."""
+        """The decided version of node 0, which counts."""
         return self.nodes[0].version
 
     @property
     def damages(self) -> list[str]:
-        """All that is damaged."""
+        """All damages."""
         found = [each for node in self.nodes for each in node.damages]
         return found + ([] if self.disagreement is None else [self.disagreement])
 
@@ -75,7 +75,7 @@ class StateFound:
 def verify_state(
     path: Path, count: int, *, full: bool, should_stop: Callable[[], bool] = lambda: False
 ) -> StateFound:
-    """Look at the state of `count` nodes. Raises ConfigError if it is not there or in use."""
+    """Verify the state of `count` nodes. Raises ConfigError if it is missing or in use."""
     nodes = tuple(
         _verify_node(node_directory(path, number, count), full, should_stop)
         for number in range(count)
@@ -131,7 +131,7 @@ def _verify_node(directory: Path, full: bool, should_stop: Callable[[], bool]) -
 def damaged_pages(
     store: FilePageStore, version: int, should_stop: Callable[[], bool] = lambda: False
 ) -> Iterator[str]:
-    """Read every page of a version; what is wrong with each that is damaged."""
+    """Read every page of a version; yield the error of each damaged one."""
     record = aligned_buffer(max(kind.record_bytes for kind in store.config.kinds))
     for page in range(store.config.page_count):
         if should_stop():
@@ -143,13 +143,13 @@ def damaged_pages(
 
 
 def damaged_pieces(store: FilePageStore) -> Iterator[str]:
-    """What is wrong with what workers attached to the decided version."""
+    """Errors of the attachments to the decided version."""
     if store.decided is None:
         return
-    files = KeptFiles(store.path, synced=False, decided=store.decided, read_only=True)
+    files = AttachmentFiles(store.path, synced=False, decided=store.decided, read_only=True)
     try:
-        with files, files.hold(store.decided) as kept:
-            kept.read_all()
+        with files, files.open(store.decided) as attached:
+            attached.read_all()
     except StateError as exc:
         yield str(exc)
 

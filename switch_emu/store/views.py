@@ -1,4 +1,4 @@
-"""Byte views of memory: of callers' buffers, checked once, and of records kept in RAM."""
+"""Byte views of memory: of callers' buffers, checked, and of records in RAM."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def write_view(into: memoryview, size: int, what: str) -> memoryview:
 
 
 def cut(sizes: Sequence[int]) -> list[memoryview]:
-    """Zeroed memory of these sizes, all from one mapping, each on a multiple of 64 bytes.
+    """Zeroed memory of these sizes, in one mapping, each on a multiple of 64 bytes.
 
-    Sizes are multiples of 64. A page of memory is taken when it is first written; huge pages where
-    the system gives them, since every step walks over all of it.
+    Sizes are multiples of 64. Memory is allocated when first written, in huge pages if the system
+    has them, since every step reads all of it.
     """
     mapping = mmap.mmap(-1, max(sum(sizes), 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     mapping.madvise(mmap.MADV_HUGEPAGE)

@@ -1,4 +1,4 @@
-"""Which way a switch adds: compiled where that works and gives the same bits, else by numpy."""
+"""Addition of payloads in a switch: compiled if that gives the same bits, else NumPy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHECKED = (
 
 @dataclass(frozen=True, slots=True)
 class Adder:
-    """A way to add, and why it is this one."""
+    """A function that adds, and the reason for choosing it."""
 
     add: SumInOrder
     version: str
@@ -31,13 +31,13 @@ class Adder:
 
 
 def make_adder(cache: Path | None = None) -> Adder:
-    """The best way that works here; `cache` keeps the library, None is the user's own."""
+    """The fastest working adder; `cache`: directory of the library, None: the user's."""
     try:
         built = build(cache)
         add = _compiled(Fold(built.library))
         wrong = _difference(add)
         if wrong is not None:
-            raise BuildError(f"compiled sums do not have the bits of numpy's here: {wrong}")
+            raise BuildError(f"compiled sums differ from those of NumPy: {wrong}")
     except BuildError as exc:
         return Adder(sum_in_order, "portable", str(exc))
     return Adder(add, "compiled", built.origin)
@@ -55,7 +55,7 @@ def _compiled(fold: Fold) -> SumInOrder:
 
 
 def _difference(add: SumInOrder) -> str | None:
-    """Where its bits are not those of `sum_in_order`; None if all are the same."""
+    """The first difference from `sum_in_order`; None if all bits are equal."""
     rng = np.random.default_rng(20240902)
     for dtypes in _CHECKED:
         payloads = []

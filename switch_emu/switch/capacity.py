@@ -1,7 +1,7 @@
-"""How many slots a switch of protocol fidelity has for a job: what was asked for, or what fits.
+"""The number of slots of a job in protocol fidelity: as requested, or as many as fit. Pure.
 
-A slot has two copies, and a copy holds a chunk of every child until they are added: SwitchML's
-slots hold one running integer sum instead, but float sums must not depend on arrival (S3). Pure.
+A slot has two copies, and a copy holds a chunk of every child until they are added. SwitchML's
+slots hold one running integer sum instead, but float sums must not depend on arrival (S3).
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from switch_emu.switch.core.fixed_slots import COPIES, PoolRange
 
 FIDELITIES: Final = ("functional", "protocol")
 SLOTS_AUTO_MAX: Final = 256
-"""Of a job that does not say: what SwitchML keeps outstanding by default (256 packets)."""
+"""Default of a job: the outstanding packets of SwitchML (256)."""
 POOL_SLOTS: Final = 8192
-"""Of a process that serves several jobs, unless it says: SwitchML's pool (8192 slots x 2)."""
+"""Default of a process that serves several jobs: SwitchML's pool (8192 slots x 2)."""
 
 
 def slot_memory(slot_count: int, *, child_count: int, chunk_bytes: int) -> int:
-    """Bytes that so many slots may come to hold."""
+    """Maximum bytes of so many slots."""
     return slot_count * COPIES * child_count * chunk_bytes
 
 
 def pool_range(
     slots: int | None, *, child_count: int, chunk_bytes: int, memory_bytes: int
 ) -> PoolRange:
-    """A job's slots, within the memory there is for them; None: as many as fit, up to 256.
+    """A job's slots, within the given memory; None: as many as fit, up to 256.
 
-    Raises ConfigError, with the number that would fit.
+    Raises ConfigError with the number that fits.
     """
     each = slot_memory(1, child_count=child_count, chunk_bytes=chunk_bytes)
     most = memory_bytes // each
@@ -61,8 +61,8 @@ def with_slots(
 def planned_slots(
     fidelity: str, slots: int | None, *, has_switch: bool, in_arenas: bool
 ) -> int:  # fmt: skip
-    """Slots that the memory budget of a node must hold: those of a switch of its own.
+    """Slots in the memory budget of a node: those of its own switch.
 
-    None where contributions lie in shared memory of the workers (`in_arenas`).
+    0 if contributions lie in shared memory of the workers (`in_arenas`).
     """
     return 0 if has_switch or in_arenas or fidelity == "functional" else slots or 1

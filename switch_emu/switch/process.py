@@ -34,33 +34,33 @@ from switch_emu.switch.shell import SwitchShell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchSpec(RoleSpec):
-    """What a switch process is started with; `stripes`: connections to the parent."""
+    """The specification of a switch process; `stripes`: connections to the parent."""
 
     children: tuple[int, ...]
-    """A bitmap of ranks for each: a worker's one, or all that are below a switch."""
+    """A bitmap of ranks per child: a worker's rank, or all ranks below a switch."""
     parent: str
     """Endpoint of the optimizer node, or of another switch."""
     more_parents: tuple[str, ...] = ()
     """Endpoints of further optimizer nodes."""
     name: str = SWITCH
     above: str = NODE
-    """Its parent, by the name of its process."""
+    """Process name of its parent."""
     rank: int = 0
     """Its number in the tree."""
     workers_at: str | None = None
-    """Endpoint for workers, where `listen` is for switches alone."""
+    """Endpoint for workers, if `listen` is for switches only."""
     summary: Path | None = None
-    """Where its account of the run is written at the end."""
+    """File of the results, written at the end of the run."""
     slot_bytes_max: int = POOL_BYTES_DEFAULT
     copies_bytes_max: int = POOL_BYTES_DEFAULT
     link_roles: tuple[str, ...] = ("worker",)
-    """What stands at the lower ends of emulated links, for the report."""
+    """Roles at the lower ends of emulated links, for the report."""
     only_forwards: bool = False
-    """It sums nothing and multicasts nothing: the node is a parameter server."""
+    """True if it neither sums nor multicasts: the node is a parameter server."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """Endpoints it listens at, and the one it dials."""
+        """Endpoints it listens on, and the one it dials."""
         return (self.listen, *((self.workers_at,) if self.workers_at else ()), self.parent)
 
     @property
@@ -76,10 +76,10 @@ def serve_switch(
     spec: SwitchSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool],
     ranges: SlotRanges | None = None,
 ) -> bool:  # fmt: skip
-    """Serve one job until it is over (True), or until `should_stop` (False).
+    """Serve one job until it is over (True), or `should_stop` (False).
 
-    `on_listening` is given the endpoint that workers dial; `ranges` are the slots of a switch that
-    serves several jobs. Raises ConfigError if there are too few.
+    `on_listening` receives the endpoint that workers dial; `ranges`: slots of a switch that serves
+    several jobs. Raises ConfigError if there are too few.
     """
     with (
         lent_range(ranges, _limits(spec)) as limits,
@@ -140,7 +140,7 @@ def _open(spec: SwitchSpec) -> Transport:
 
 
 def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict[str, Any]:
-    """What passed through; bytes are payload, of this start of the process."""
+    """Results since the start of this process; bytes are payload."""
     core = shell.core
     return {
         "schema": 1,
@@ -157,7 +157,7 @@ def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict
 
 
 def _window(spec: SwitchSpec, limits: SwitchLimits) -> dict[str, Any] | None:
-    """The pool's window beside what a child's link carries in a round trip, if both are known."""
+    """The pool's window and the bandwidth-delay product of a child's link, if both are known."""
     if limits.slots is None or spec.link is None or spec.link.up.rate_bytes_per_s is None:
         return None
     delays_ns = spec.link.up.delay_ns + spec.link.down.delay_ns

@@ -1,8 +1,8 @@
-"""The slots of a switch that serves several jobs: each has a range of its own while it is open.
+"""The slots of a switch that serves several jobs: each open job has its own range.
 
-One process has one pool, as one switch has one memory. A job asks for so many slots side by side;
-what does not fit is refused with the number that would; the range is free again when the job ends,
-however it ends. Safe for any thread.
+One process has one pool, as one switch has one memory. A job gets a number of adjacent slots; if
+they do not fit, ConfigError has the number that does. The range is free again when the job ends,
+however it ends. Thread-safe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from switch_emu.switch.core.fixed_slots import PoolRange
 
 
 class SlotRanges:
-    """Who has which of `slot_count` slots."""
+    """Ranges of `slot_count` slots, lent to jobs."""
 
     def __init__(self, slot_count: int) -> None:
         self.slot_count = slot_count
@@ -33,7 +33,7 @@ class SlotRanges:
             return list(self._lent)
 
     def take(self, asked: PoolRange) -> PoolRange:
-        """The first range that is free and long enough. Raises ConfigError if there is none."""
+        """Lend the first free range that is long enough. Raises ConfigError if there is none."""
         with self._lock:
             gaps = self._gaps()
             first = next((start for start, count in gaps if count >= asked.slot_count), None)
@@ -44,7 +44,7 @@ class SlotRanges:
             return found
 
     def give_back(self, lent: PoolRange) -> None:
-        """The job is over."""
+        """Release the range of a job that is over."""
         with self._lock:
             self._lent.remove(lent)
 
@@ -70,7 +70,7 @@ class SlotRanges:
 def lent_range(ranges: SlotRanges | None, limits: SwitchLimits) -> Iterator[SwitchLimits]:
     """The limits with a range of the switch's slots, until the job is over.
 
-    None: the switch serves this job alone. Raises ConfigError if there is no room.
+    None: the switch serves this job alone. Raises ConfigError if too few slots are free.
     """
     if ranges is None or limits.slots is None:
         yield limits

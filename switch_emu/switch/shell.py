@@ -25,7 +25,7 @@ from switch_emu.switch.core.actions import Sum
 
 
 def unsummed(action: Sum) -> Unsummed:
-    """An action's sum, to be made by whoever needs it."""
+    """An action's sum, added when it is read."""
     terms = [
         (payload, dtype)
         for payload, dtype in zip(action.payloads, action.dtypes, strict=True)
@@ -36,12 +36,12 @@ def unsummed(action: Sum) -> Unsummed:
 
 
 def is_encoded(action: Sum) -> bool:
-    """True if its payloads are as an aggregator makes them."""
+    """True if its payloads are encoded by an aggregator."""
     return ENCODED in action.dtypes
 
 
 def combine(action: Sum, buffers: Buffers, aggregator: Aggregator) -> Payload:
-    """An action's encoded payloads as one. Raises ValueError if they do not fit together."""
+    """The combination of an action's encoded payloads. Raises ValueError if they do not match."""
     if any(dtype != ENCODED for dtype in action.dtypes):
         raise ValueError(f"chunk {action.key[2]}: {action.dtypes} cannot be added to each other")
     parts = [payload.view() for payload in action.payloads if isinstance(payload, Payload)]
@@ -61,20 +61,20 @@ def add_up(action: Sum, buffers: Buffers, add: SumInOrder = sum_in_order) -> Pay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkBytes:
-    """Payload bytes of data to and from the parents, and to and from all children together."""
+    """Payload bytes of data to and from the parents, and to and from all children."""
 
     to_parent: int
     pushed_to_parent: int
-    """Of these, gradients."""
+    """Gradients among these."""
     from_parent: int
     to_children: int
     from_children: int
     pushed_by_children: int
-    """Of these, gradients."""
+    """Gradients among these."""
 
     @classmethod
     def of(cls, links: LinkCounts, parents: Collection[str]) -> LinkBytes:
-        """What was counted so far, by connections to parents and others."""
+        """The counts of connections to parents and of all others."""
         above = links.total(*DATA_KINDS, of=lambda peer: peer in parents)
         below = links.total(*DATA_KINDS, of=lambda peer: peer not in parents)
         pushed = links.total(Push, of=lambda peer: peer in parents)
@@ -89,7 +89,7 @@ class LinkBytes:
         )
 
     def document(self) -> dict[str, int]:
-        """For the run's results."""
+        """Entries of the run's results."""
         return asdict(self)
 
 

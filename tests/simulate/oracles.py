@@ -109,7 +109,7 @@ class Oracles(Watch):
     def pushed(self, worker: Worker, step: int) -> None:
         self._pushed[step, worker.rank].add(worker.start)
 
-    def settled(self, worker: Worker, told: nic.StepDecided) -> None:
+    def step_decided(self, worker: Worker, told: nic.StepDecided) -> None:
         decided = self._disks[0].version
         if self._is_of_before(told.step + 1):
             self.told = max(self.told, -1 if self._redoes else told.step)

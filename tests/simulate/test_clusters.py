@@ -97,7 +97,7 @@ def test_not_finite(seed: int, update: str) -> None:
     cluster = Cluster(seed, Job(make_layout(), update=update, poison_step=1), ROUGH)
     cluster.run()
     for worker in cluster.workers:
-        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+        assert [worker.decided[step].applied for step in range(4)] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -110,8 +110,8 @@ def test_one_rank_leaves_a_step_out(seed: int, update: str, nodes: int) -> None:
     cluster = Cluster(seed, job, ROUGH)
     cluster.run()
     for worker in cluster.workers:
-        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
-        assert np.isfinite(worker.settled[1].grad_norm)
+        assert [worker.decided[step].applied for step in range(4)] == [True, False, True, True]
+        assert np.isfinite(worker.decided[1].grad_norm)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -215,7 +215,7 @@ def test_a_skip_is_lost_with_the_connection(seed: int, node_count: int, update: 
     cluster.run()
     assert len(lost) == 2 * node_count
     for worker in cluster.workers:
-        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+        assert [worker.decided[step].applied for step in range(4)] == [True, False, True, True]
         assert worker.aborts_count == 0
 
 

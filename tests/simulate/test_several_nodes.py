@@ -28,7 +28,7 @@ def test_norm_and_weights_do_not_depend_on_the_number_of_nodes(update: str) -> N
     for node_count in (1, 2, 3, 4):
         cluster = Cluster(0, Job(make_layout(node_count=node_count), update=update), ORDERED)
         cluster.run_to_the_end()
-        norms.append([cluster.workers[0].settled[step].grad_norm for step in range(4)])
+        norms.append([cluster.workers[0].decided[step].grad_norm for step in range(4)])
     assert norms[0] == norms[1] == norms[2] == norms[3]
     assert all(norm > 0 for norm in norms[0])
 
@@ -89,7 +89,7 @@ def test_not_finite(seed: int, update: str) -> None:
     cluster = Cluster(seed, job, ROUGH)
     cluster.run()
     for worker in cluster.workers:
-        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+        assert [worker.decided[step].applied for step in range(4)] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -136,5 +136,5 @@ def test_a_welcome_overtakes_the_verdict_of_a_skipped_step(update: str) -> None:
     cluster.run()
     assert lost
     for worker in cluster.workers:
-        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+        assert [worker.decided[step].applied for step in range(4)] == [True, False, True, True]
         assert worker.aborts_count == 0

@@ -120,7 +120,7 @@ def test_not_finite(seed: int, tree: Tree) -> None:
     cluster = Cluster(seed, job_in(tree, update=update, poison_step=1), ROUGH)
     cluster.run()
     for worker in cluster.workers:
-        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+        assert [worker.decided[step].applied for step in range(4)] == [True, False, True, True]
 
 
 @every_tree
@@ -156,5 +156,5 @@ def test_a_skip_is_lost_with_a_connection_of_a_tree(seed: int, update: str, who:
     cluster.run()
     assert [type(each) for each in lost] == [wire.Verdict, wire.Decided]
     for worker in cluster.workers:
-        assert [worker.settled[step].applied for step in range(4)] == [True, False, True, True]
+        assert [worker.decided[step].applied for step in range(4)] == [True, False, True, True]
         assert worker.aborts_count == 0

@@ -25,7 +25,7 @@ class Watch:
     def used(self, worker: Worker, step: int, weights: dict[int, Any]) -> None:
         """It computes with these weights, which it was told it may."""
 
-    def settled(self, worker: Worker, told: nic.StepDecided) -> None:
+    def step_decided(self, worker: Worker, told: nic.StepDecided) -> None:
         """It was told that a step is decided."""
 
 
@@ -52,7 +52,7 @@ class Worker(Process):
         self._filled: dict[int, dict[int, Any]] = {}
         self.versions: dict[int, dict[int, Any]] = {}
         """Weights this worker computed with, by step; the last computation counts."""
-        self.settled: dict[int, nic.StepDecided] = {}
+        self.decided: dict[int, nic.StepDecided] = {}
         self._facts: nic.Joined | nic.Aborted | None = None
         self._left = False
         self.aborts_count = 0
@@ -120,14 +120,14 @@ class Worker(Process):
                 case nic.Joined():
                     self._facts = action
                 case nic.StepDecided(step):
-                    self.settled[step] = action
-                    self._watch.settled(self, action)
+                    self.decided[step] = action
+                    self._watch.step_decided(self, action)
                 case nic.Aborted():
                     self._facts = action
                     self.aborts_count += 1
                     if action.is_older:
                         self.told_lost = action.text
-                        self.settled = {n: s for n, s in self.settled.items() if n < action.step}
+                        self.decided = {n: s for n, s in self.decided.items() if n < action.step}
                     if self._script is not None and self._wanted not in ("joined", "left"):
                         self._throw(StepAborted(action.step, action.text))
                 case nic.Measure(_, payload):
@@ -174,8 +174,8 @@ class Worker(Process):
             return self._facts is not None
         if wanted == "left":
             return self._left
-        if isinstance(wanted, tuple):  # ("settled", step)
-            return wanted[1] in self.settled
+        if isinstance(wanted, tuple):  # ("decided", step)
+            return wanted[1] in self.decided
         if isinstance(wanted, list):
             return all(handle in self._done for handle in wanted)
         return wanted in self._done
@@ -200,7 +200,7 @@ class Worker(Process):
                     step += 1
                 self._keep(committed)
                 if committed >= 0:  # else the last step was decided before we came
-                    yield ("settled", committed)
+                    yield ("decided", committed)
                 break
             except StepAborted:
                 self._forget_ahead()

@@ -285,7 +285,7 @@ class _StoryWorker(Worker):
             try:
                 while step < STEPS:
                     handle = self._step(nic, step, False)
-                    nic.keep(step, b"beside step %d: rank %d" % (step, nic.rank))
+                    nic.attach(step, b"beside step %d: rank %d" % (step, nic.rank))
                     self._settle(before)
                     step, before = step + 1, handle
                 self._settle(before)
@@ -306,7 +306,7 @@ class _StoryWorker(Worker):
 
     def _settle(self, handle: StepHandle | None) -> None:
         if handle is not None:
-            handle.settled()
+            handle.decision()
             self.say(f"decided {handle.step + 1}")
 
 

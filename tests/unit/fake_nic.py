@@ -425,7 +425,7 @@ class FakeNic:
             self.network.now.begun[self.rank] = hyper
             self.network.advance()
 
-    def keep(self, step: int, data: bytes) -> None:
+    def attach(self, step: int, data: bytes) -> None:
         with self.network.changed:
             self._check()
             self.network.kept[self.rank, step] = data
@@ -517,7 +517,7 @@ class FakeStepHandle:
                 self._nic._wait(lambda: self._step in network.outcomes)
             return network.outcomes[self._step]
 
-    def settled(self) -> None:
+    def decision(self) -> None:
         self.verdict()
 
 

@@ -240,7 +240,7 @@ class Worker:
                     handles[step] = self._step(nic, step, not seen.aborted_steps)
                     step += 1
                 for number, handle in handles.items():
-                    seen.outcomes[number] = handle.settled()
+                    seen.outcomes[number] = handle.decision()
                 return seen
             except StepAborted as exc:
                 seen.aborted_steps.append(exc.step)

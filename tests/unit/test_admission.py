@@ -112,7 +112,7 @@ def test_one_start_has_one_rank(admission: Admission) -> None:
     """Goal: a key does not collect ranks; started again it may have another."""
     fault = admission.fault("p-0", hello(1))
     assert fault == (
-        "the key of 'a' speaks for ranks 0, and asks for 1 without having been started again; "
+        "the key of 'a' has claimed ranks 0, and claims 1 without a restart; "
         "give each worker its own key"
     )
     admission.up("p-3", Identity("a", "worker"))
@@ -139,16 +139,16 @@ def test_no_message_speaks_for_another_rank(admission: Admission, kind: type[wir
         return  # of readers, and where ranks are claimed
     own = {"rank": 0, "contributors": 1} if "contributors" in kind.__dataclass_fields__ else {}
     assert admission.fault("p-0", said(kind, **own)) == ""
-    assert f"says {kind.__name__} for 1" in admission.fault("p-0", said(kind, rank=1))
+    assert f"sent {kind.__name__} for 1" in admission.fault("p-0", said(kind, rank=1))
     if own:
         fault = admission.fault("p-0", said(kind, contributors=0b11))
-        assert fault == f"'a' speaks for ranks 0, and says {kind.__name__} for 1"
+        assert fault == f"'a' has claimed ranks 0, and sent {kind.__name__} for 1"
 
 
 def test_nobody_declares_another_rank_lost(admission: Admission) -> None:
     assert admission.fault("p-0", said(wire.Cancel, lost=0b01)) == ""
     fault = admission.fault("p-0", said(wire.Cancel, lost=0b10))
-    assert fault == "'a' speaks for ranks 0, and says Cancel for 1"
+    assert fault == "'a' has claimed ranks 0, and sent Cancel for 1"
 
 
 def test_a_switch_speaks_for_those_below_it() -> None:

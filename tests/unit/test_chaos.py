@@ -13,7 +13,7 @@ from luwu.base.errors import ConfigError
 from luwu.chaos.job import cast_of, config_of, rules_of
 from luwu.chaos.outlook import Rules, outlooks
 from luwu.chaos.plan import Cast, Fault, Moment, Wish, draw
-from luwu.chaos.plan_file import read_plan, settle
+from luwu.chaos.plan_file import read_plan, resolve
 from luwu.chaos.work import processes
 from luwu.commands.compare import write_resolved
 from luwu.commands.flags import parse, resolve_parsed
@@ -125,7 +125,7 @@ after = "90s"
 for = "5s"
 """
     found = read_plan(plan_file(tmp_path, text))
-    assert settle(found.faults, CAST) == (
+    assert resolve(found.faults, CAST) == (
         Fault(kind="kill", process="switch-top", moment=Moment(step=12, delay_ns=40_000_000)),
         Fault(
             kind="stall", process="worker-1", moment=Moment(delay_ns=90 * SECOND),
@@ -159,9 +159,9 @@ def test_files_that_mean_nothing_are_refused(tmp_path: Path, text: str, said: st
 
 def test_a_written_fault_names_one_process() -> None:
     with pytest.raises(ConfigError, match="may be any of worker-0, worker-1, worker-2; name one"):
-        settle((kill("worker"),), CAST)
+        resolve((kill("worker"),), CAST)
     alone = cast_of(RunConfig(workers=1))
-    assert settle((kill("worker"), kill("switch")), alone) == (kill("worker-0"), kill("switch"))
+    assert resolve((kill("worker"), kill("switch")), alone) == (kill("worker-0"), kill("switch"))
 
 
 # ---------------------------------------------------------------------- what should come of it

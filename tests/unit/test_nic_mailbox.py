@@ -35,10 +35,10 @@ def test_a_step_has_a_verdict_before_it_is_decided(mailbox: Mailbox) -> None:
     mailbox.post(Judged(3, applied=True, grad_norm=1.5))
     assert handle.verdict() == (True, 1.5)
     with pytest.raises(DeadlineError, match=r"the decision of step 3 \(the script\)"):
-        handle.settled()
+        handle.decision()
     mailbox.post(StepDecided(3, applied=False, grad_norm=2.0))
     mailbox.post(StepDecided(4, applied=True, grad_norm=2.0))
-    assert handle.settled() == (False, 2.0)
+    assert handle.decision() == (False, 2.0)
 
 
 def test_an_abort_is_raised_once(mailbox: Mailbox) -> None:
@@ -55,7 +55,7 @@ def test_an_abort_is_raised_once(mailbox: Mailbox) -> None:
     with pytest.raises(StepAborted, match="the verdict of step 4 was lost with its attempt"):
         lost.verdict()
     mailbox.post(StepDecided(3, applied=True, grad_norm=1.0))
-    assert decided.settled() == (True, 1.0)
+    assert decided.decision() == (True, 1.0)
 
 
 def test_lost_steps_are_not_hidden_by_a_later_abort(mailbox: Mailbox) -> None:

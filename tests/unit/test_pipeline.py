@@ -17,7 +17,7 @@ from switch_emu.node.pages import store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, MemoryPageStore
-from switch_emu.store.kept import KeptFiles
+from switch_emu.store.attachments import AttachmentFiles
 from tests.unit.local_job import Job, every_order
 
 
@@ -62,7 +62,7 @@ def test_an_update_of_an_aborted_attempt_does_no_harm(update: str) -> None:
     kernel = make_kernel("adamw", ("m", "v"), cache=None).kernel
     stored = Stored(
         store=store,
-        kept=KeptFiles(None, synced=False, decided=None),
+        attachments=AttachmentFiles(None, synced=False, decided=None),
         buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))),
     )
     pipeline = Pipeline(

@@ -69,11 +69,11 @@ def test_only_weights_that_count_are_handed_out(places: WeightsPlaces) -> None:
     found = places.get(TRAINED, 7, 3)
     assert found is not None
     found.drop()
-    places.settle(7, 3)
+    places.note_decided(7, 3)
     decided = places.get(TRAINED, 7, 4)
     assert decided is not None
     decided.drop()
-    places.settle(8, 4)
+    places.note_decided(8, 4)
     assert places.get(TRAINED, 7, 4) is None
 
 

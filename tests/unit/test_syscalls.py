@@ -12,7 +12,7 @@ import pytest
 from luwu.activations.scratch_file import ScratchFile
 from luwu.base.errors import StateError, StoreFullError
 from luwu.base.making import making_directory
-from switch_emu.store.kept import KeptFiles
+from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.spill import SpillFile
 from tests.syscalls import __main__ as campaign
 from tests.syscalls import story, tracing
@@ -74,9 +74,9 @@ def activations(directory: Path) -> None:
 
 def attached(directory: Path) -> None:
     """What workers keep with a step."""
-    with KeptFiles(directory, synced=True, decided=None) as kept:
-        kept.put(1, 1, 0, 0, memoryview(b"state"))
-        kept.seal(1, 1)
+    with AttachmentFiles(directory, synced=True, decided=None) as files:
+        files.put(1, 1, 0, 0, memoryview(b"state"))
+        files.seal(1, 1)
 
 
 def made(directory: Path) -> None:

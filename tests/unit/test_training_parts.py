@@ -128,7 +128,7 @@ def test_progress_begins_each_step_anew() -> None:
 
 def result(number: int) -> StepResult:
     """Of a step that was decided at once."""
-    handle = SimpleNamespace(verdict=lambda: (True, 0.5), settled=lambda: None)
+    handle = SimpleNamespace(verdict=lambda: (True, 0.5), decision=lambda: None)
     nic = FakeNic(FakeNetwork(1), 0)
     return StepResult(
         number, handle, attempt=Attempt(no_drop), attachments=Attachments(nic, Progress())

@@ -13,9 +13,9 @@ import pytest
 
 from luwu.commands.main import main
 from switch_emu.store import DecidedStep, FilePageStore
+from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.direct_io import BLOCK_BYTES
 from switch_emu.store.geometry import Geometry
-from switch_emu.store.kept import RECORD_KEY, KeptFiles
 from switch_emu.store.manifest import copy_offset
 from tests.suites.store_suite import contents, record, small_config, take_step, write_pages
 
@@ -24,9 +24,9 @@ GEOMETRY = Geometry(small_config())
 
 def attach(store: FilePageStore, version: int, attempt: int = 0) -> dict[str, str]:
     """Put something beside a version; what its record must say."""
-    with KeptFiles(store.path, synced=False, decided=store.decided) as kept:
-        kept.put(version, attempt, 0, 0, memoryview(b"a scheduler at %d" % version))
-        return {RECORD_KEY: kept.seal(version, attempt)}
+    with AttachmentFiles(store.path, synced=False, decided=store.decided) as files:
+        files.put(version, attempt, 0, 0, memoryview(b"a scheduler at %d" % version))
+        return {RECORD_KEY: files.seal(version, attempt)}
 
 
 def step(store: FilePageStore, version: int, attempt: int = 0) -> None:
@@ -182,8 +182,8 @@ def test_one_step_back(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FilePageStore.open(state) as store:
         assert contents(store, 2) == [record(store, page, 2) for page in range(7)]
         assert store.decided is not None
-        with KeptFiles(state, synced=False, decided=store.decided) as kept:
-            assert kept.hold(store.decided).read(0, 0) == b"a scheduler at 2"
+        with AttachmentFiles(state, synced=False, decided=store.decided) as files:
+            assert files.open(store.decided).read(0, 0) == b"a scheduler at 2"
         store.record_attempt(1)
     code, said = verify(capsys, state, "--roll-back")
     assert code == 5

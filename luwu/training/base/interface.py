@@ -75,7 +75,7 @@ class StepHandle(Protocol):
         """Wait; (applied, norm of the gradient before clipping)."""
         ...
 
-    def settled(self) -> Any:
+    def decision(self) -> Any:
         """Wait until the step is decided."""
         ...
 
@@ -168,8 +168,8 @@ class Nic(Protocol):
         """Block until a push or pull is complete."""
         ...
 
-    def keep(self, step: int, data: bytes) -> None:
-        """Keep these bytes beside the version that a step makes; its hyper-parameters say so."""
+    def attach(self, step: int, data: bytes) -> None:
+        """Attach bytes to a step whose hyper-parameters announce it."""
         ...
 
     def open_reader(self) -> StateReader:

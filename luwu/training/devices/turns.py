@@ -101,9 +101,9 @@ class TurnNic:
         """As the NIC's; there are no jobs yet."""
         self._nic.load(chunks)
 
-    def keep(self, step: int, data: bytes) -> None:
+    def attach(self, step: int, data: bytes) -> None:
         """As the NIC's."""
-        self._nic.keep(step, data)
+        self._nic.attach(step, data)
 
     def open_reader(self) -> StateReader:
         """As the NIC's; a reader has a connection of its own."""
@@ -301,7 +301,7 @@ class TurnStep:
         self._turns.drain()
         return self._handle.verdict()
 
-    def settled(self) -> Any:
+    def decision(self) -> Any:
         """As the NIC's."""
         self._turns.drain()
-        return self._handle.settled()
+        return self._handle.decision()

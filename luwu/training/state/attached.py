@@ -129,7 +129,7 @@ class Attachments:
             self._late[step] = late
             if step - 1 in self._late:  # else it was not made here
                 data = msgpack.packb([self._early[step], late])
-                self._nic.keep(step - 1, data)
+                self._nic.attach(step - 1, data)
         elif late != self._late[step]:
             raise StepOrderError(
                 f"what is attached late was changed after step {step - 1} was waited for, so a "

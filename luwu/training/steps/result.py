@@ -43,7 +43,7 @@ class StepResult:
         with self._attempt():
             self._attachments.begin()  # what is attached to this step is part of it
         with self._attempt():
-            self._handle.settled()
+            self._handle.decision()
 
     def keep_loss(self, loss: Any) -> None:
         """The closure returned this."""

@@ -1,14 +1,14 @@
-"""What workers keep beside a version: one file a version, named in the record of its step.
+"""Attachments of workers: one file per version, named in the record of its step.
 
-    put      a piece of one rank, from any thread, written at once
-    seal     flushed; what the record must say to find it again: places and checksums
-    settle   a version is decided: files of those before the one before it are deleted
-    hold     a decided version, to be read piece by piece, verified
+    put            write a piece of one rank, from any thread
+    seal           flush; return the index of places and checksums for the record of the step
+    note_decided   delete the files of versions that cannot be opened any more
+    open           read a decided version piece by piece, verified
 
-The file of the version before the decided one stays, as its pages do, for who must go back a step
-(`rollback.py`). The file of a version that was never decided is deleted with the next that is; a
-crash leaves one at most, which the next opening deletes. Where the state is in RAM only, it is a
-file without a name.
+The file of the version before the decided one stays, as its pages do, for a rollback
+(`rollback.py`). The file of a version that was never decided is deleted when the next is decided; a
+crash leaves at most one, which the next opening deletes. With a state in RAM the files
+have no names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from luwu.base.refusals import refusing
 from switch_emu.store.records import DecidedStep
 
 RECORD_KEY = "kept"
-"""In `DecidedStep.extra`."""
+"""Key in `DecidedStep.extra`."""
 
 _PREFIX = "kept-"
 _LOST = "The undecided step is lost, the decided version is untouched. "
@@ -46,14 +46,14 @@ class _Piece(NamedTuple):
 
 
 class _File:
-    """Pieces in the order in which they came."""
+    """A file of pieces in order of arrival."""
 
     def __init__(self, directory: Path | None, name: str) -> None:
         self.name = name
         self._lock = threading.Lock()
         self._size = 0
         self.pieces: dict[int, list[_Piece]] = defaultdict(list)
-        """By rank."""
+        """Pieces by rank."""
         if directory is None:
             fd, path = tempfile.mkstemp(prefix=_PREFIX)
             os.unlink(path)
@@ -73,8 +73,8 @@ class _File:
             self.pieces[rank].append(entry)
 
 
-class KeptVersion(Closing):
-    """What each rank keeps beside one version; it stays readable when the version is long gone."""
+class VersionAttachments(Closing):
+    """Attachments of all ranks to one version; readable until closed."""
 
     def __init__(self, name: str, fd: int, pieces: Mapping[int, Sequence[_Piece]]) -> None:
         self._name, self._fd, self._pieces = name, fd, pieces
@@ -93,7 +93,7 @@ class KeptVersion(Closing):
         entry = pieces[piece]
         with self._lock:  # a descriptor that is closed may soon be another file's
             if self._fd < 0:
-                raise StateError(f"{self._name} is held no more: it was closed")
+                raise StateError(f"{self._name} was closed")
             with refusing(f"{self._name} cannot be read at byte {entry.start}"):
                 data = os.pread(self._fd, entry.size, entry.start)
         if len(data) != entry.size or xxhash.xxh3_128_hexdigest(data) != entry.digest:
@@ -104,7 +104,7 @@ class KeptVersion(Closing):
         return data
 
     def read_all(self) -> dict[int, bytes]:
-        """What each rank keeps, whole."""
+        """Rank -> its whole attachment."""
         return {
             rank: b"".join(self.read(rank, piece) for piece in range(len(pieces)))
             for rank, pieces in self._pieces.items()
@@ -118,26 +118,26 @@ class KeptVersion(Closing):
                 self._fd = -1
 
 
-class KeptFiles(Closing):
-    """See the module; `directory` None: nothing outlives this process."""
+class AttachmentFiles(Closing):
+    """Attachments of a state; `directory` None: files without names, gone with this process."""
 
     def __init__(
         self, directory: Path | None, *, synced: bool, decided: DecidedStep | None,
         read_only: bool = False,
     ) -> None:  # fmt: skip
-        """`decided`: the newest step, whose file stays; `read_only`: so do all others."""
+        """`decided`: the newest step, whose file stays; `read_only`: all files stay."""
         self._directory, self._synced = directory, synced
         self._lock = threading.Lock()
         self._files: dict[tuple[int, int], _File] = {}
-        """By version and attempt."""
+        """Files by version and attempt."""
         self._found: list[str] = []
-        """Files of earlier processes, and those that are closed and not deleted yet."""
+        """Names of files that are closed and not deleted yet."""
         if directory is not None and not read_only:
             self._found = [path.name for path in directory.glob(f"{_PREFIX}*.dat")]
             self._delete_leftovers(-1 if decided is None else decided.version, _name_in(decided))
 
     def put(self, version: int, attempt: int, rank: int, piece: int, data: memoryview) -> None:
-        """Put a piece aside. Raises StoreFullError, StateError."""
+        """Write a piece. Raises StoreFullError, StateError."""
         name = f"{_PREFIX}{version}-{attempt}.dat"
         what = f"{self._place(name)}: what rank {rank} attached to the step cannot be written"
         with refusing(what, _LOST):
@@ -148,7 +148,7 @@ class KeptFiles(Closing):
             file.put(rank, piece, data)
 
     def seal(self, version: int, attempt: int) -> str:
-        """Flush what was put aside for a version; for the record of its step.
+        """Flush the pieces of a version; return the entry for the record of its step.
 
         Raises StoreFullError, StateError.
         """
@@ -162,8 +162,8 @@ class KeptFiles(Closing):
         pieces = {str(rank): sorted(each) for rank, each in sorted(file.pieces.items())}
         return json.dumps({"file": file.name, "pieces": pieces}, separators=(",", ":"))
 
-    def settle(self, version: int, step: DecidedStep | None) -> None:
-        """A version is decided: what was kept with others goes."""
+    def note_decided(self, version: int, step: DecidedStep | None) -> None:
+        """Delete files that are not needed once a version is decided."""
         name = _name_in(step)
         with self._lock:
             for key, file in list(self._files.items()):
@@ -175,22 +175,22 @@ class KeptFiles(Closing):
                 self._found.remove(gone)
                 self._delete(gone)
 
-    def hold(self, step: DecidedStep) -> KeptVersion:
-        """What is kept beside the version that this step made, to be read as long as one likes.
+    def open(self, step: DecidedStep) -> VersionAttachments:
+        """The attachments to the version that this step made, open until closed.
 
-        Raises: StateError if it is gone.
+        Raises: StateError if they are gone.
         """
         record = step.extra.get(RECORD_KEY)
         if record is None:
-            return KeptVersion("nothing", -1, {})
+            return VersionAttachments("nothing", -1, {})
         found: dict[str, Any] = json.loads(record)
         with self._lock:
             open_file = next((f for f in self._files.values() if f.name == found["file"]), None)
             fd = os.dup(open_file.fd) if open_file is not None else self._open(found["file"])
         pieces = {
-            int(rank): [_Piece(*each) for each in kept] for rank, kept in found["pieces"].items()
+            int(rank): [_Piece(*piece) for piece in each] for rank, each in found["pieces"].items()
         }
-        return KeptVersion(found["file"], fd, pieces)
+        return VersionAttachments(found["file"], fd, pieces)
 
     def close(self) -> None:
         """Close the files; that of the decided version stays."""
@@ -211,14 +211,14 @@ class KeptFiles(Closing):
             ) from exc
 
     def _delete_leftovers(self, version: int, name: str | None) -> None:
-        """What no version needs that can be opened, or gone back to."""
+        """Delete files of versions that can neither be opened nor rolled back to."""
         for found in list(self._found):
             if _version_in(found) > version or _is_over(found, version, name):
                 self._found.remove(found)
                 self._delete(found)
 
     def _place(self, name: str) -> str:
-        """For people."""
+        """The name of a file in messages."""
         return f"{name} in RAM" if self._directory is None else str(self._directory / name)
 
     def _delete(self, name: str) -> None:
@@ -237,21 +237,21 @@ def _name_in(step: DecidedStep | None) -> str | None:
 
 
 def _version_in(name: str) -> int:
-    """Of a file's name; no version needs one that is not ours."""
+    """The version in a file's name; -1 if the name is not ours."""
     number = name.removeprefix(_PREFIX).partition("-")[0]
     return int(number) if number.isdecimal() else -1
 
 
-def _is_over(name: str, decided: int, kept: str | None) -> bool:
-    """True if a file is not needed any more: its version is too old, or was decided without it."""
+def _is_over(name: str, decided: int, attached: str | None) -> bool:
+    """True if a file is obsolete: its version is too old, or was decided without it."""
     version = _version_in(name)
-    return version < decided - 1 or (version == decided and name != kept)
+    return version < decided - 1 or (version == decided and name != attached)
 
 
-def read_kept(directory: Path, step: DecidedStep) -> dict[int, bytes]:
-    """What each rank keeps beside the version of a state at rest. Raises StateError."""
+def read_attachments(directory: Path, step: DecidedStep) -> dict[int, bytes]:
+    """Rank -> its attachment to the version of a state at rest. Raises StateError."""
     with (
-        KeptFiles(directory, synced=False, decided=step, read_only=True) as files,
-        files.hold(step) as kept,
+        AttachmentFiles(directory, synced=False, decided=step, read_only=True) as files,
+        files.open(step) as kept,
     ):
         return kept.read_all()
