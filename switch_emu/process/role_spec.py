@@ -25,8 +25,6 @@ class RoleSpec(JobSpec):
     events: Path | None = None
     counters: Path | None = None
     """Where what was counted is put, once a second and at the end."""
-    record: Path | None = None
-    """Where a switch, or that of a node without another, writes all messages (`recorded.py`)."""
     drop_after_s: float | None = None
     """How long a child of a switch may be away until the job goes on without it; None: it waits."""
     link: LinkPair | None = None
