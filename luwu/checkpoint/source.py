@@ -15,7 +15,6 @@ from switch_emu.store import DecidedStep, StoreConfig
 from switch_emu.store.kept import read_kept
 from switch_emu.store.striped import StripedPages, node_count_of, node_directory
 
-MASTER_DTYPE: Final = "float32"
 MASTER_BYTES: Final = 4
 
 

@@ -187,12 +187,6 @@ class Layout:
         """How many parameters have a part in a chunk."""
         return sum(1 for _ in self.segments(chunk))
 
-    def group_runs(self, chunk: int) -> tuple[tuple[int, int, int], ...]:
-        """(start, stop, group) in elements of the chunk: what one kernel call may update."""
-        segments = tuple(self.segments(chunk))
-        groups = [self.parameters[segment.parameter].group for segment in segments]
-        return segment_runs(segments, groups)
-
     def _check_segments(self) -> None:
         """A push has a bit for each segment of its chunk. Raises ConfigError if they are many."""
         for number, unit in enumerate(self.units):

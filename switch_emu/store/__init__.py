@@ -29,7 +29,7 @@ Start reading at `interface.py` (what holds), then `file.py` (how), `manifest.py
     records.py      what is known of a page: sides, steps, checksums
 """
 
-from switch_emu.store.config import Field, PageKind, StoreConfig, check_config
+from switch_emu.store.config import Field, PageKind, StoreConfig
 from switch_emu.store.direct_io import aligned_buffer
 from switch_emu.store.directory import store_disk_bytes
 from switch_emu.store.file import FilePageStore
@@ -62,6 +62,5 @@ __all__ = [
     "TieredPageStore",
     "VersionMissing",
     "aligned_buffer",
-    "check_config",
     "store_disk_bytes",
 ]

@@ -101,11 +101,6 @@ class NicCore:
         """The job goes on without this worker, which waits to be admitted again."""
         return self.membership.is_left_out
 
-    @property
-    def resent_count(self) -> int:
-        """Chunks that were pushed again, raw, because their encoded sum overflowed."""
-        return self.encodings.resent_count
-
     # ---------------------------------------------------------------------- the script
 
     def join(

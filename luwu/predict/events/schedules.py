@@ -148,10 +148,8 @@ class PlayedPipeline:
     """A step that was played."""
 
     record: Record
-    compute_ends_s: tuple[float, ...]
-    """When each stage was done with its last micro-batch."""
     ends_s: tuple[float, ...]
-    """And with exchange and optimizer too."""
+    """When each stage was done, with exchange and optimizer too."""
 
     @property
     def seconds(self) -> float:
@@ -224,7 +222,6 @@ class _World:
         self._links: dict[tuple[int, int], Engine] = {}
         self._ready: dict[tuple[int, Task], simpy.Event] = {}
         """What a task of a stage needs from another one is there."""
-        self._compute_ends = [0.0] * pipeline.stages
         self._ends = [0.0] * pipeline.stages
 
     def _engine(self, name: str) -> Engine:
@@ -240,7 +237,7 @@ class _World:
                     self._ready[stage, task].succeed()  # its input is the data itself
             self._env.process(self._stage(stage, tasks))
         self._env.run()
-        return PlayedPipeline(self._record, tuple(self._compute_ends), tuple(self._ends))
+        return PlayedPipeline(self._record, tuple(self._ends))
 
     def _stage(self, stage: int, tasks: list[Task]) -> Process:
         plan = self._pipeline
@@ -257,7 +254,6 @@ class _World:
             if task.kind == FORWARD and task.micro_batch == 0:
                 yield gathered[task.part]
             self._pass_on(stage, task)
-        self._compute_ends[stage] = self._env.now
         yield self._env.all_of(reductions)
         yield from self._end(stage)
         self._ends[stage] = self._env.now

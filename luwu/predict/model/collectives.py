@@ -9,28 +9,21 @@ short ones do not reach (Hockney).
     N4   ring, all-reduce     2 (n-1) a + 2 (n-1)/n S/B
     N5   broadcast, reduce    (n-1) a + S/B, through a chain
     N6   all-to-all           max((n-1) a + (n-1)/n S/B, n S / (4 bisection))
-    N8   PAT                  log2(n) a / 3.5 + 2.8 us n + (n-1)/n S / (0.75 B), one rank a host
     N9   summed by switches   2 d a + S / min(B, A), d tiers
     N10  what a switch sums   A = min(rate, slots * payload / round trip)
     N11  hierarchical         N3 in a host, N4 of each part between hosts, N3 in a host
     N13  as measured          2 (n-1)/n S / bus bandwidth at S; no less than the shortest measured
     N15  all-to-all, n ranks in domains of k    (n-1) a + max((k-1)/n S/B_in, (n-k)/n S/B)
 
-One rank exchanges nothing and takes no time. Sources: NCCL's tuning code (N3, N4, N8, N9);
+One rank exchanges nothing and takes no time. Sources: NCCL's tuning code (N3, N4, N9);
 nccl-tests (N13); derived.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from luwu.predict.hardware.curves import Curve, Notes
-
-PAT_SHARE = 0.75
-"""Of the bus bandwidth that NCCL's trees reach; its own tuning has this number."""
-PAT_RANK_S = 2.8e-6
-PAT_LATENCY_SHARE = 3.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +77,6 @@ def all_to_all(ranks: int, nbytes: float, path: Path, bisection_rate: float | No
     if bisection_rate is None:
         return own
     return max(own, ranks * nbytes / (4 * bisection_rate))
-
-
-# ---------------------------------------------------------------------- trees
-
-
-def pat_all_gather(ranks: int, nbytes: float, path: Path) -> float:
-    """Parallel aggregated trees, one rank a host (N8). Source: NCCL's tuning."""
-    if ranks == 1:
-        return 0.0
-    latency_s = math.log2(ranks) * path.latency_s / PAT_LATENCY_SHARE + PAT_RANK_S * ranks
-    return latency_s + path.seconds((ranks - 1) / ranks * nbytes / PAT_SHARE)
 
 
 # ---------------------------------------------------------------------- in the network
