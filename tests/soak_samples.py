@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.launch.processes.children import anonymous_bytes
 from luwu.testing.cluster import Cluster
 
 SITE: Final = Path(__file__).resolve().parent / "soak_site"
@@ -161,7 +160,7 @@ class Sampler:
                 self._sample(entry.pid, entry.role)
 
     def _sample(self, pid: int, kind: str) -> None:
-        resident = anonymous_bytes(pid)
+        resident = _anonymous_bytes(pid)
         try:
             with os.scandir(f"/proc/{pid}/fd") as entries:
                 targets = [_target(entry.path) for entry in entries]
@@ -190,3 +189,13 @@ def _target(path: str) -> str:
         return os.readlink(path)
     except OSError:  # closed meanwhile
         return ""
+
+
+def _anonymous_bytes(pid: int) -> int | None:
+    """Memory of a process that is neither a file's nor shared: RssAnon; None if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    lines = (line for line in text.splitlines() if line.startswith("RssAnon:"))
+    return sum(int(line.split()[1]) * 1024 for line in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -15,6 +16,7 @@ from luwu.predict.hardware.hosts import ADAM_BYTES, STATE_BYTES
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import software
 from luwu.predict.model import collectives
+from luwu.predict.model.collectives import Path
 from luwu.predict.model.job import TrainingJob, utilisation
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.predict.model.memory import WINDOW_LAYERS, layer_activation_bytes, sharded_state_bytes
@@ -33,6 +35,10 @@ _ASSUMED: Final = (
 _LAYERS_IN_FLIGHT: Final = 2
 _RANKS: Final = 256
 _MICRO_BATCHES: Final = 16
+_PAT_SHARE: Final = 0.75
+"""Of the bus bandwidth that NCCL's trees reach; its own tuning has this number."""
+_PAT_RANK_S: Final = 2.8e-6
+_PAT_LATENCY_SHARE: Final = 3.5
 
 
 def rows(catalogue: Catalogue) -> Iterator[BlindRow]:
@@ -159,6 +165,12 @@ def _step_centric(catalogue: Catalogue) -> BlindRow:
 # ---------------------------------------------------------------------- at scale
 
 
+def _pat_all_gather(ranks: int, nbytes: float, path: Path) -> float:
+    """Parallel aggregated trees, one rank a host. Source: NCCL's tuning."""
+    latency_s = math.log2(ranks) * path.latency_s / _PAT_LATENCY_SHARE + _PAT_RANK_S * ranks
+    return latency_s + path.seconds((ranks - 1) / ranks * nbytes / _PAT_SHARE)
+
+
 def _many_ranks(catalogue: Catalogue) -> Iterator[BlindRow]:
     """256 data parallel ranks of TP8 x PP16: a step's exchange by rings and PAT, over LuWu's."""
     job = TrainingJob(
@@ -173,7 +185,7 @@ def _many_ranks(catalogue: Catalogue) -> Iterator[BlindRow]:
     luwu = 2 * layers * (4 * job.network.hop_s + path.seconds(layer_bytes))  # down; up beside it
     times = 3 * layers  # two gathers and a reduction of each layer
     ring = times * collectives.ring_all_gather(_RANKS, layer_bytes, path)
-    pat = times * collectives.pat_all_gather(_RANKS, layer_bytes, path)
+    pat = times * _pat_all_gather(_RANKS, layer_bytes, path)
     computing = sum(compute_time(job, operators_of(job, Notes())).values()) / job.pipeline
     whole = computing * (_MICRO_BATCHES + job.pipeline - 1)
     for name, exchange in (("ring", ring), ("PAT", pat)):

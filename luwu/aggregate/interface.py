@@ -64,10 +64,6 @@ class Aggregator(ABC):
         """The most bytes that these take combined."""
         return max(len(part) for part in parts)
 
-    def slot_bytes(self, elems: int) -> int:
-        """State of one copy of a slot that adds as contributions arrive: for resource reports."""
-        return self.sum_bytes(elems)
-
     def fits(self, elems: int, nbytes: int) -> bool:
         """True if a contribution, or several combined, to such a chunk may have this size."""
         return nbytes == self.encoded_bytes(elems)

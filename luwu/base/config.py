@@ -244,10 +244,6 @@ class RunConfig:
     trace: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "FILE", TRAINING, "write a timeline of the run there; Perfetto opens it"
     )
-    record: Path | None = _key(  # noqa: RUF009 - it makes a field
-        None, path, "FILE", SERVING,
-        "write down headers and times of all messages of the switch; luwu trace --replay reads it",
-    )  # fmt: skip
     worker_restarts: int | None = _key(
         None, whole(0), "N", TRAINING,
         "times lost workers are started again: all of them by torchrun where on_worker_loss is "

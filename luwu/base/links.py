@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
@@ -190,13 +190,9 @@ class LinkPair:
             most_ns = _RETRY_FACTOR_MAX * first_ns
         return RetryPolicy(first_ns=first_ns, most_ns=most_ns, ns_per_byte=ns_per_byte)
 
-    def document(self) -> dict[str, Any]:
-        """As JSON takes it; `from_document` reads it."""
-        return asdict(self)
-
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> LinkPair:
-        """The links that `document` wrote. Raises ConfigError, TypeError."""
+        """The links of a JSON document, as `asdict` makes it. Raises ConfigError, TypeError."""
         return cls(up=LinkSpec(**document["up"]), down=LinkSpec(**document["down"]))
 
 

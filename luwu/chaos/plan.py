@@ -21,7 +21,6 @@ from luwu.base.seeds import derive
 from luwu.base.suggestion import suggestion
 
 KINDS: Final = ("kill", "stall")
-MACHINES: Final = ("worker", "switch", "node")
 WITHIN_A_STEP_NS: Final = 100_000_000
 STALL_NS: Final = 2_000_000_000
 

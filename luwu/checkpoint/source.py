@@ -15,7 +15,6 @@ from switch_emu.store import DecidedStep, StoreConfig
 from switch_emu.store.attachments import read_attachments
 from switch_emu.store.striped import StripedPages, node_count_of, node_directory
 
-MASTER_DTYPE: Final = "float32"
 MASTER_BYTES: Final = 4
 
 

@@ -16,7 +16,7 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
-from luwu.commands.trace import check_record, check_trace, write_trace
+from luwu.commands.trace import check_trace, write_trace
 from luwu.compare.arm import NETWORK_ARMS, run_arm, with_budget
 from luwu.compare.comparison import comparison
 from luwu.launch.hosts.hosts import plan_hosts
@@ -167,7 +167,6 @@ def _check(config: RunConfig) -> None:
         raise ConfigError("trace: only luwu records spans; add it to --arms")
     check_trace(config.trace)
     check_worker_loss(config)
-    check_record(config.record)
 
 
 def _check_network(config: RunConfig) -> None:

@@ -1,7 +1,4 @@
-"""`luwu doctor`: what this machine has, what is missing, and a block to paste into an issue.
-
-With --peer it measures our own path to another host, where --listen answers.
-"""
+"""`luwu doctor`: what this machine has, what is missing, and a block to paste into an issue."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,31 +14,18 @@ from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, LuwuError
-from luwu.base.limits import STRIPES_MAX
 from luwu.base.own import version
-from luwu.base.parsers import seconds, whole
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.compare.comparison import cpu_name
-from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.serving import NO_COMPILER, STATE_DIRECTORY, free_memory_bytes
-from luwu.measure.peer_path import PORT, PathServer, best_streams, measure_path
 
 VERB: Final = Verb(
     name="doctor",
-    usage="luwu doctor [--disk DIR] | --listen HOST[:PORT] | --peer HOST[:PORT] [--streams 1,2,4]",
-    text=(
-        "Look at versions, processor, memory, disk and ports; say what is missing.\n"
-        "Or measure the path between two hosts: luwu doctor --listen HOST on one of them, then\n"
-        "luwu doctor --peer HOST on the other, which says what --stripes should be."
-    ),
+    usage="luwu doctor [--disk DIR]",
+    text="Look at versions, processor, memory, disk and ports; say what is missing.",
     flags=(
         Flag(name="disk", shape="DIR", text=f"where the state would be (beside {STATE_DIRECTORY})"),
-        Flag(name="listen", shape="HOST[:PORT]", text="answer who measures, until Ctrl-C"),
-        Flag(name="insecure", text="with --listen: off loopback, on a network you trust"),
-        Flag(name="peer", shape="HOST[:PORT]", text="measure the path to a host that listens"),
-        Flag(name="streams", shape="N,N", text="with --peer: connections to try (1,2,4,8)"),
-        Flag(name="seconds", shape="TIME", text="with --peer: of each try (0.5s)"),
     ),
     has_keys=False,
 )
@@ -64,15 +48,6 @@ class Finding:
 
 def run(parsed: Parsed) -> int:
     """Run the verb: 0 if nothing is missing, 2 if something is."""
-    _check_flags(parsed)
-    if "listen" in parsed.flags:
-        return _listen(parsed.flags["listen"], insecure=parsed.has("insecure"))
-    if "peer" in parsed.flags:
-        return _measure(
-            parsed.flags["peer"],
-            streams=_streams(parsed.flags.get("streams", "1,2,4,8")),
-            seconds_each=seconds(parsed.flags.get("seconds", "0.5s"), "--seconds"),
-        )
     disk = Path(parsed.flags.get("disk", ".")).expanduser()
     if not disk.is_dir():
         raise ConfigError(f"--disk: there is no directory {disk}")
@@ -87,53 +62,6 @@ def run(parsed: Parsed) -> int:
     if not wanting:
         print("Nothing is missing. Paste the block above into an issue; next: luwu compare")
     return 2 if wanting else 0
-
-
-def _check_flags(parsed: Parsed) -> None:
-    given = {"disk", "listen", "peer"} & {*parsed.flags}
-    if len(given) > 1:
-        raise ConfigError(f"--{' and --'.join(sorted(given))} are different jobs; give one of them")
-    for name, owner in (("insecure", "listen"), ("streams", "peer"), ("seconds", "peer")):
-        if name in parsed.flags and owner not in parsed.flags:
-            raise ConfigError(f"--{name} belongs to --{owner}; give both, or leave it out")
-
-
-def _listen(where: str, *, insecure: bool) -> int:
-    with stop_requests() as should_stop, PathServer(_endpoint(where), insecure=insecure) as server:
-        host_and_port = server.endpoint.removeprefix("tcp://")
-        print(f"listens at {host_and_port}; there: luwu doctor --peer {host_and_port}", flush=True)
-        server.serve(should_stop, lambda text: print(text, flush=True))
-    return 0
-
-
-def _measure(where: str, *, streams: Sequence[int], seconds_each: float) -> int:
-    endpoint = _endpoint(where)
-    rates = measure_path(endpoint, streams=streams, seconds=seconds_each)
-    print(f"{'connections':>11} {'there':>12} {'back':>12} {'spread':>7} {'round trip':>11}")
-    for rate in rates:
-        print(
-            f"{rate.streams:>11} {format_bytes(rate.up_bytes_per_s):>10}/s "
-            f"{format_bytes(rate.down_bytes_per_s):>10}/s {rate.spread_ratio:>7.0%} "
-            f"{rate.round_trip_s * 1e3:>8.3f} ms"
-        )
-    print(f"measured to {endpoint}; use --stripes {best_streams(rates)}")
-    return 0
-
-
-def _endpoint(where: str) -> str:
-    """`HOST`, `HOST:PORT`, `[ADDRESS]:PORT` or an endpoint."""
-    if "://" in where:
-        return where
-    has_port = where.rpartition(":")[2].isdecimal() and (where.count(":") == 1 or "]:" in where)
-    return f"tcp://{where}" if has_port else f"tcp://{where}:{PORT}"
-
-
-def _streams(text: str) -> list[int]:
-    parse = whole(1, STRIPES_MAX)
-    counts: list[int] = [parse(part.strip(), "--streams") for part in text.split(",")]
-    if len(set(counts)) != len(counts):
-        raise ConfigError(f"--streams: {text!r} names a number twice; name each once")
-    return counts
 
 
 def examine(disk: Path) -> Iterator[Finding]:

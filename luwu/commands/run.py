@@ -15,7 +15,7 @@ from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.own import found_first, own_module
 from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
-from luwu.commands.trace import check_record, check_trace, write_trace
+from luwu.commands.trace import check_trace, write_trace
 from luwu.join.connection import Connection, join
 from luwu.launch.hosts.nodes import fold_nodes
 from luwu.launch.processes.console import Console
@@ -290,7 +290,6 @@ def _check(resolved: Resolved, script: list[str]) -> None:
     _check_engine(config)
     check_worker_loss(config)
     check_trace(config.trace)
-    check_record(config.record)
 
 
 def _check_join(resolved: Resolved) -> None:

@@ -1,7 +1,4 @@
-"""`luwu trace`: the timeline of a run, or how busy its engines were, from the run's events.
-
-With --replay it tells a switch's core again what `--record` wrote down of another.
-"""
+"""`luwu trace`: the timeline of a run, or how busy its engines were, from the run's events."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from luwu.report.timeline import write_timeline
 
 VERB: Final = Verb(
     name="trace",
-    usage="luwu trace [--out FILE] [--step A:B] [--summary] [RUN] | --replay FILE",
+    usage="luwu trace [--out FILE] [--step A:B] [--summary] [RUN]",
     text=(
         "Write the timeline of a run, of the latest unless one is named: a Chrome trace, which\n"
         "ui.perfetto.dev and chrome://tracing open. The run need not have ended well."
@@ -28,7 +25,6 @@ VERB: Final = Verb(
         Flag(name="out", shape="FILE", text="where to write it; trace.json of the run"),
         Flag(name="step", shape="A:B", text="only steps from A up to, and without, B"),
         Flag(name="summary", text="print how busy each engine was, and what compute hid, instead"),
-        Flag(name="replay", shape="FILE", text="replay what --record wrote; 1 if it differs"),
     ),
     has_keys=False,
     rest="one",
@@ -38,8 +34,6 @@ TRACE_FILE: Final = "trace.json"
 
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
-    if "replay" in parsed.flags:
-        return _replay(Path(parsed.flags["replay"]).expanduser())
     found = RunDirectory.find(Path(parsed.rest[0]) if parsed.rest else None)
     steps = parse_steps(parsed.flags["step"], "--step") if "step" in parsed.flags else ALL_STEPS
     out = parsed.flags.get("out")
@@ -51,27 +45,6 @@ def run(parsed: Parsed) -> int:
             return 0
     write_trace(found, found.file(TRACE_FILE) if out is None else Path(out), print, steps)
     return 0
-
-
-def _replay(path: Path) -> int:
-    from switch_emu.switch.recorded import replay
-
-    found = replay(path)
-    print(
-        f"{path}: {found.messages_in_count:,} messages in, {found.messages_out_count:,} out in "
-        f"{found.seconds:.3f} s; {found.events_count:,} events, {found.starts_count} starts"
-    )
-    if found.is_cut:
-        print("note    the last entry is not whole: the switch was killed while it wrote")
-    print(found.difference or "replayed: the core said the same at every event")
-    return 0 if found.difference is None else 1
-
-
-def check_record(path: Path | None) -> None:
-    """Refuse, before anything starts, a record that could not be written, or would be mixed up."""
-    check_trace(path, "record")
-    if path is not None and path.exists():
-        raise ConfigError(f"record: {path} exists; name a new file, or remove it")
 
 
 def check_trace(path: Path | None, name: str = "trace") -> None:

@@ -15,7 +15,6 @@ from luwu.base.parsers import whole
 from luwu.base.tree import one_switch
 from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
-from luwu.commands.trace import check_record
 from luwu.commands.up_in_tree import (
     join_nodes,
     keys_flag,
@@ -225,7 +224,6 @@ def _check_number(config: RunConfig, role: str | None, number: int, given: str |
 
 
 def _check(config: RunConfig, role: str | None, name: str | None) -> None:
-    check_record(config.record)
     if role not in (None, "switch", "node"):
         raise ConfigError(f"--role: {role!r} is neither switch nor node")
     if name is not None and (role != "switch" or config.tree is None):

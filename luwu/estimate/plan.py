@@ -121,10 +121,6 @@ class Estimate:
         """Of all uses."""
         return sum(use.written_bytes for use in self.disk)
 
-    def floor_seconds(self, name: str) -> float | None:
-        """The floor of a resource."""
-        return next(floor.seconds for floor in self.floors if floor.name == name)
-
     def document(self) -> dict[str, Any]:
         """For results: every number, labelled."""
         uses = [use_document(use, self.parameters_count) for use in self.disk]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
-from luwu.layout import Layout, Parameter, Unit
+from luwu.layout import Layout
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.node.places import places_bytes
@@ -143,23 +142,4 @@ def _budget_for_ram(job: JobShape, plan: NodePlan) -> int:
     return budget_for_pages(
         needed, budget_bytes=plan.budget_bytes, chunk_bytes=job.layout.chunk_bytes,
         world_size=job.workers, has_switch=job.has_switch, slot_count=job.slot_count,
-    )  # fmt: skip
-
-
-def layout_of_units(
-    unit_elems: Sequence[int], *, chunk_bytes: int, dtype: str = "float32",
-    frozen_units: Sequence[int] = (), root_elems: int = 0,
-) -> Layout:  # fmt: skip
-    """A layout of units known by their numbers of elements only, the root first if it has any."""
-    sizes = [(ROOT, root_elems)] if root_elems else []
-    sizes += [(f"unit{index}", elems) for index, elems in enumerate(unit_elems)]
-    frozen = {f"unit{index}" for index in frozen_units}
-    return Layout(
-        parameters=tuple(
-            Parameter(name=f"{name}.flat", shape=(elems,), wire_dtype=dtype,
-                      trainable=name not in frozen)
-            for name, elems in sizes
-        ),
-        units=tuple(Unit(name=name, parameters=(i,)) for i, (name, _) in enumerate(sizes)),
-        chunk_bytes=chunk_bytes,
     )  # fmt: skip

@@ -29,7 +29,7 @@ from luwu.base.links import LinkPair, retry_over
 from luwu.base.own import own_module
 from luwu.base.refusals import refusing
 from luwu.base.seeds import derive
-from luwu.base.tree import SWITCH, Place, Tree
+from luwu.base.tree import Place, Tree
 from luwu.launch.hosts.network import (
     dilated_disk_rate,
     links_of,
@@ -232,7 +232,6 @@ def node_spec(
         resume=config.resume,
         events=run.events(role),
         counters=run.counters(role),
-        record=None if config.record is None else config.record.absolute(),
         summary=run.result(node_result(number, config.optimizer_nodes)),
         number=number,
         count=config.optimizer_nodes,
@@ -270,16 +269,6 @@ def key_environ(config: RunConfig) -> dict[str, str]:
     return found
 
 
-def record_of(config: RunConfig, place: Place) -> Path | None:
-    """Where a switch writes what it hears and says; in a tree each has a file of its own."""
-    file = config.record
-    if file is None:
-        return None
-    if place.process != SWITCH:
-        file = file.with_name(f"{file.stem}-{place.name}{file.suffix}")
-    return file.absolute()
-
-
 def switch_spec(
     config: RunConfig, run: RunDirectory, job: JobSpec, ends: SwitchEnds, *, tree: Tree,
     place: Place, slot_bytes: int = 0, only_forwards: bool = False, key_name: str | None = None,
@@ -304,7 +293,6 @@ def switch_spec(
         copies_bytes_max=max(POOL_BYTES_DEFAULT, 4 * job.extent_bytes),
         events=run.events(place.process),
         counters=run.counters(place.process),
-        record=record_of(config, place),
         summary=run.result(f"{place.process}.json"),
         fidelity=switch_fidelity(config),
         slots=config.slots,

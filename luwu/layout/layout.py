@@ -246,12 +246,6 @@ class Layout:
         """How many segments an extent has: a push of it has a bit for each."""
         return sum(self.segments_count(index) for index in self.extents[extent].chunks)
 
-    def group_runs(self, chunk: int) -> tuple[tuple[int, int, int], ...]:
-        """(start, stop, group) in elements of the chunk: what one kernel call may update."""
-        segments = tuple(self.segments(chunk))
-        groups = [self.parameters[segment.parameter].group for segment in segments]
-        return segment_runs(segments, groups)
-
     def _check_segments(self) -> None:
         """A push has a bit for each segment of its chunk. Raises ConfigError if they are many."""
         for number, unit in enumerate(self.units):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import IO
 
 from luwu.base.clock import new_incarnation
 from luwu.base.events import Recorder
@@ -26,9 +25,9 @@ from switch_emu.node.spec import NodeSpec
 from switch_emu.node.storage import NodeStorage
 from switch_emu.process.counting import CountersFile
 from switch_emu.switch.capacity import with_slots
+from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import SwitchLimits, patience_ns
 from switch_emu.switch.ranges import SlotRanges, lent_range
-from switch_emu.switch.recorded import make_switch_core, record_file
 
 DURABILITY_WORDS = {
     "step": "every decided step survives power loss",
@@ -76,11 +75,8 @@ def serve_node(
             stripes=spec.stripes,
             peers_count=(1 if spec.has_switch else spec.world_size) + spec.count - 1,
         )
-        with (
-            linked(inner, spec.link, seed=spec.link_seed) as transport,
-            record_file(None if spec.has_switch else spec.record) as file,
-        ):
-            shell = make_node_shell(spec, transport, recorder, limits, file)
+        with linked(inner, spec.link, seed=spec.link_seed) as transport:
+            shell = make_node_shell(spec, transport, recorder, limits)
             try:
                 shell.open_existing()  # before we listen: a wrong directory is found at once
                 on_listening(transport.listen(spec.listen, advertise=spec.advertise))
@@ -99,7 +95,6 @@ def serve_node(
 
 def make_node_shell(
     spec: NodeSpec, transport: Transport, recorder: Recorder, limits: SwitchLimits | None = None,
-    record: IO[bytes] | None = None,
 ) -> NodeShell:  # fmt: skip
     """A node on a transport, by its specification; nothing is opened yet.
 
@@ -128,12 +123,11 @@ def make_node_shell(
     )
     own_switch = None
     if not spec.has_switch:
-        own_switch = make_switch_core(
+        own_switch = SwitchCore(
             job=spec.job,
             incarnation=incarnation,
             children=[1 << rank for rank in range(spec.world_size)],
             limits=limits or own_switch_limits(spec, plan),
-            file=record,
         )
     return NodeShell(
         transport,

@@ -25,8 +25,6 @@ class RoleSpec(JobSpec):
     events: Path | None = None
     counters: Path | None = None
     """File of the counters, written once a second and at the end."""
-    record: Path | None = None
-    """File for all messages of a switch, a node's own included (`recorded.py`)."""
     drop_after_s: float | None = None
     """The job goes on without a child that is away for so long; None: it waits."""
     link: LinkPair | None = None

@@ -29,7 +29,7 @@ Start with `interface.py` (the guarantees), then `file.py` (how), `manifest.py` 
     records.py      records of steps, counters, errors
 """
 
-from switch_emu.store.config import Field, PageKind, StoreConfig, check_config
+from switch_emu.store.config import Field, PageKind, StoreConfig
 from switch_emu.store.direct_io import aligned_buffer
 from switch_emu.store.directory import store_disk_bytes
 from switch_emu.store.file import FilePageStore
@@ -62,6 +62,5 @@ __all__ = [
     "TieredPageStore",
     "VersionMissing",
     "aligned_buffer",
-    "check_config",
     "store_disk_bytes",
 ]

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from luwu.base.errors import ConfigError, StateError
-from luwu.base.quantities import format_bytes
 
 FORMAT_VERSION = 1
 """Raised with any change that an older program would misread."""
@@ -177,54 +176,3 @@ class StoreConfig:
                 f"page {page} does not exist; this store has 0 to {self.page_count - 1}"
             )
         return self.kinds[self.page_kinds[page]]
-
-
-def check_config(found: StoreConfig, wanted: StoreConfig, *, other_optimizer: bool = False) -> None:
-    """Raise ConfigError with the differences, unless the store `found` fits the job `wanted`.
-
-    `other_optimizer` allows another update kernel. The uuid and the description may differ: they
-    do not change the meaning of a page.
-    """
-    differences: list[str] = []
-    if found.format_version != wanted.format_version:
-        differences.append(
-            f"format version: the store has {found.format_version}, this program writes "
-            f"{wanted.format_version}; export it with the program that made it"
-        )
-    if found.chunk_bytes != wanted.chunk_bytes:
-        differences.append(
-            f"chunk: the store was made with {format_bytes(found.chunk_bytes)}, asked for "
-            f"{format_bytes(wanted.chunk_bytes)}; use --chunk {_chunk_flag(found.chunk_bytes)}"
-        )
-    if found.optimizer != wanted.optimizer and not other_optimizer:
-        differences.append(
-            f"optimizer: the store was made by {found.optimizer!r}, asked for "
-            f"{wanted.optimizer!r}; use the first"
-        )
-    if found.layout_hash != wanted.layout_hash:
-        differences.append(
-            f"layout: the store holds {found.layout_hash}, this model is {wanted.layout_hash}; "
-            "it is another model, wrapped otherwise, or spread over another number of nodes"
-        )
-    if not differences and _pages(found) != _pages(wanted):
-        differences.append(
-            f"pages: the store has {found.page_count} in {format_bytes(found.state_bytes)}, asked "
-            f"for {wanted.page_count} in {format_bytes(wanted.state_bytes)}; their fields differ"
-        )
-    if differences:
-        raise ConfigError(
-            "this store was made for another job; go back to its values or name another "
-            "directory with --state\n  " + "\n  ".join(differences)
-        )
-
-
-def _pages(config: StoreConfig) -> tuple[list[tuple[Field, ...]], tuple[int, ...]]:
-    return [config.kinds[index].fields for index in config.page_kinds], config.page_elems
-
-
-def _chunk_flag(chunk_bytes: int) -> str:
-    if chunk_bytes % 2**20 == 0:
-        return f"{chunk_bytes // 2**20}MiB"
-    if chunk_bytes % 2**10 == 0:
-        return f"{chunk_bytes // 2**10}KiB"
-    return f"{chunk_bytes}B"

@@ -20,7 +20,6 @@ RAM is trusted: only reads of the inner store are verified, by that store.
 from __future__ import annotations
 
 import enum
-import threading
 
 from luwu.base.errors import ConfigError
 from switch_emu.store.around import PageStoreAround
@@ -71,27 +70,15 @@ class TieredPageStore(PageStoreAround):
         if resident_bytes < 0:
             raise ConfigError(f"resident_bytes must be at least 0, got {resident_bytes}")
         super().__init__(store)
-        self._lock = threading.Lock()
-        self._hits_count = 0
         fitting = pages_that_fit(store.config, resident_bytes)
         views = cut(list(fitting.values()))
         self._resident = {page: _Resident(view) for page, view in zip(fitting, views, strict=True)}
         self._resident_bytes = sum(fitting.values())
 
     @property
-    def resident_pages(self) -> frozenset[int]:
-        """The resident pages; fixed."""
-        return frozenset(self._resident)
-
-    @property
     def resident_bytes(self) -> int:
         """Bytes of all resident pages when filled; at most the budget."""
         return self._resident_bytes
-
-    @property
-    def hits_count(self) -> int:
-        """Reads that did not touch the inner store."""
-        return self._hits_count
 
     def read(self, page: int, version: int, into: memoryview) -> None:
         """Read from RAM if the copy is of this version, else from the inner store."""
@@ -164,11 +151,7 @@ class TieredPageStore(PageStoreAround):
         else:
             decided = self.decided
             usable = version == (0 if decided is None else decided.version + 1)
-        if not usable:
-            return None
-        with self._lock:
-            self._hits_count += 1
-        return resident
+        return resident if usable else None
 
     def _is_decided(self, version: int) -> bool:
         decided = self.decided

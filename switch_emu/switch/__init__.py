@@ -6,5 +6,4 @@ process.py   starts a switch from its specification; imports no torch
 adding.py    the sum of a slot, compiled or in NumPy
 capacity.py  the number of slots in protocol fidelity
 ranges.py    the ranges of slots that several jobs have
-recorded.py  the whole life of a switch in a file, to be replayed
 """

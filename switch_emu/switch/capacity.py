@@ -14,7 +14,6 @@ from luwu.base.quantities import format_bytes
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.fixed_slots import COPIES, PoolRange
 
-FIDELITIES: Final = ("functional", "protocol")
 SLOTS_AUTO_MAX: Final = 256
 """Default of a job: the outstanding packets of SwitchML (256)."""
 POOL_SLOTS: Final = 8192

@@ -24,11 +24,11 @@ from switch_emu.process.counting import CountersFile
 from switch_emu.process.role_spec import RoleSpec
 from switch_emu.switch.adding import make_adder
 from switch_emu.switch.capacity import with_slots
+from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import SwitchLimits, patience_ns
 from switch_emu.switch.core.parents import parent_names
 from switch_emu.switch.core.resources import pool_resources, window_of_link
 from switch_emu.switch.ranges import SlotRanges, lent_range
-from switch_emu.switch.recorded import make_switch_core, record_file
 from switch_emu.switch.shell import SwitchShell
 
 
@@ -85,7 +85,6 @@ def serve_switch(
         lent_range(ranges, _limits(spec)) as limits,
         Recorder(role="switch", path=spec.events) as recorder,
         linked(_open(spec), spec.link, seed=spec.link_seed) as transport,
-        record_file(spec.record) as file,
     ):
         if spec.workers_at is not None:
             transport.listen(spec.workers_at)
@@ -93,7 +92,7 @@ def serve_switch(
         parents = parent_names(1 + len(spec.more_parents))
         for name, endpoint in zip(parents, (spec.parent, *spec.more_parents), strict=True):
             transport.dial(name, endpoint)
-        core = make_switch_core(
+        core = SwitchCore(
             job=spec.job,
             incarnation=spec.incarnation or new_incarnation(),
             children=spec.children,
@@ -101,7 +100,6 @@ def serve_switch(
             limits=limits,
             retry=spec.retry,
             parents_count=len(parents),
-            file=file,
         )
         adder = make_adder()
         if limits.slots is not None:

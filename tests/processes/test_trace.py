@@ -29,11 +29,9 @@ def test_a_run_leaves_a_timeline_of_every_process(shell: Terminal) -> None:
     done = shell.run(
         "compare", "--arms", "luwu", "--steps", str(STEPS), "--run-dir", "run", *SMALL,
         "--workers", str(WORKERS), "--data", str(text_file(shell.directory)),
-        "--trace", str(place), "--record", "switch.rec",
+        "--trace", str(place),
     )  # fmt: skip
     assert done.process.returncode == 0, done.err
-    again = shell.run("trace", "--replay", "switch.rec")
-    assert (again.process.returncode, "said the same at every event" in again.out) == (0, True)
     assert f"trace   {place}" in done.err
     events = json.loads(place.read_text())["traceEvents"]
     for event in events:

@@ -159,7 +159,7 @@ class Simulation(Cluster):
     def _is_out(self, worker: Worker) -> bool:
         """Whether it was left out until the job was over."""
         is_over = all(disk.version == self.job.steps for disk in self.disks)
-        return is_over and (worker.refused is not None or worker.core.is_left_out)
+        return is_over and (worker.refused is not None or worker.core.membership.is_left_out)
 
     @property
     def _is_only_goodbye(self) -> bool:

@@ -119,5 +119,5 @@ def test_some_fit_and_some_do_not(world_size: int) -> None:
     cluster.run()
     chunks = sum(chunk.trainable for chunk in cluster.job.layout.chunks)
     assert 0 < cluster.nodes[0].core.overflow_count < chunks * cluster.job.steps
-    resent = {worker.core.resent_count for worker in cluster.workers}
+    resent = {worker.core.encodings.resent_count for worker in cluster.workers}
     assert resent == {cluster.nodes[0].core.overflow_count}

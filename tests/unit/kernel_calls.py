@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from luwu.layout import DTYPE_BYTES
+from luwu.layout import DTYPE_BYTES, Layout, segment_runs
 from luwu.wire.hyper import StepHyper
 from switch_emu.node.kernels import Made, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
@@ -23,6 +23,12 @@ def _made(optimizer: str, state_fields: tuple[str, ...]) -> Made:
 def kernel_for(optimizer: str, state_fields: tuple[str, ...]) -> UpdateKernel:
     """The node's kernel, as it is chosen on this machine."""
     return _made(optimizer, state_fields).kernel
+
+
+def group_runs(layout: Layout, chunk: int) -> Runs:
+    """(start, stop, group) in elements of the chunk: what one kernel call may update."""
+    segments = tuple(layout.segments(chunk))
+    return segment_runs(segments, [layout.parameters[each.parameter].group for each in segments])
 
 
 def update_page(

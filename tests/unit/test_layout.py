@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from luwu.base.errors import ConfigError
 from luwu.base.limits import ALIGN_ELEMS, CHUNK_BYTES_STEP, CHUNK_COUNT_MAX, PAYLOAD_BYTES_MAX
 from luwu.layout import DTYPE_BYTES, Layout, Parameter, Unit, padded
+from tests.unit.kernel_calls import group_runs
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=150)
 
@@ -159,7 +160,7 @@ def test_group_runs_cover_the_chunk(layout: Layout) -> None:
     """I4. Goal: each run may be one kernel call: from a multiple of 64 to the next run, one group,
     padding included; and each element has the hyper-parameters of its own parameter."""
     for chunk in layout.chunks:
-        runs = layout.group_runs(chunk.index)
+        runs = group_runs(layout, chunk.index)
         assert [start for start, _, _ in runs] == [0, *(stop for _, stop, _ in runs[:-1])]
         assert runs[-1][1] == chunk.elems
         assert all(start % ALIGN_ELEMS == 0 and start < stop for start, stop, _ in runs)
@@ -218,7 +219,7 @@ def test_a_drawn_example() -> None:
         (4160, 3072, True, "float32"),
         (7232, 64, False, "float32"),
     ]
-    assert layout.group_runs(2) == ((0, 2944, 0), (2944, 3008, 1), (3008, 3072, 0))
+    assert group_runs(layout, 2) == ((0, 2944, 0), (2944, 3008, 1), (3008, 3072, 0))
     assert [(s.parameter, s.parameter_start, s.elems) for s in layout.segments(2)] == [
         (1, 4096, 2904), (2, 0, 33), (3, 0, 1),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What networks and clusters cost: bills, hours, tokens, energy; rail-only against a Clos."""
+"""What networks and clusters cost: bills, hours, tokens, energy."""
 
 from __future__ import annotations
 
@@ -15,17 +15,12 @@ from luwu.predict.networks.cost import (
     Bill,
     Hosts,
     Load,
-    RailOnlySaving,
-    all_to_all_overhead,
     cluster_bill,
     dollars_per_million_tokens,
     network_bill,
     owned_dollars_per_s,
-    rail_only_saving,
-    rail_only_savings,
     rented_dollars_per_s,
     step_energy,
-    switch_of_radix,
     tokens_per_dollar,
 )
 from luwu.predict.networks.direct_topologies import Dragonfly, Torus
@@ -37,13 +32,6 @@ LINK = Link(name="link", rate=50e9, price=200.0, transceiver_power=10.0)
 SERVER = Server(name="server", devices_count=8, price=80e3, power=5e3, device_rental=2 / 3600)
 NODE = Server(name="node", devices_count=0, price=10e3, power=500.0)
 TARIFF = Tariff(name="t", life_s=1e8, pue=1.25, energy_price=0.1 / 3.6e6)
-
-
-def saving(endpoints: int, domain: int, radix: int = 64) -> RailOnlySaving:
-    return rail_only_saving(
-        endpoints, domain, network=NET, switch=switch_of_radix(SWITCH, radix), link=LINK,
-        domain_rate=450e9,
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- bills
@@ -168,50 +156,6 @@ def test_predict_laws_energy_adds_up() -> None:
     assert step_energy(5.0, [replace(busy, count=0)]) == {"devices": 0.0, "bytes": 0.0}
 
 
-# ---------------------------------------------------------------------- rail-only
-
-
-def test_predict_laws_rail_only_saves_by_tiers() -> None:
-    """B6. Goal: n = 32,768, k = 64: domains of 8 save nothing, as rails still
-    have three tiers; of 256, one tier: P (5 - 3) + 2 c of 5 P + 6 c; of 512, two."""
-    none, one, two = saving(32_768, 8), saving(32_768, 256), saving(32_768, 512)
-    assert (none.capex_saving, none.power_saving) == (0.0, 0.0)
-    assert [each.tiers_rail for each in (none, one, two)] == [3, 2, 1]
-    assert one.capex_saving == pytest.approx((2 + 2) / (5 + 6))
-    assert two.capex_saving == pytest.approx((4 + 4) / (5 + 6))
-    assert one.power_saving == pytest.approx((2 + 2) / (5 + 6))
-
-
-def test_predict_laws_larger_radices_need_no_more_tiers() -> None:
-    """Goal: over radices and domains, tiers never grow; a domain of 1 saves nothing anywhere."""
-    found = rail_only_savings(
-        32_768, radices=(16, 32, 64, 128), domains=(1, 8, 64), network=NET, switch=SWITCH,
-        link=LINK, domain_rate=450e9,
-    )  # fmt: skip
-    assert len(found) == 12
-    by = {(each.radix, each.domain): each for each in found}
-    for radix in (16, 32, 64, 128):
-        assert by[radix, 1].capex_saving == by[radix, 1].all_to_all_overhead == 0.0
-        tiers = [by[radix, domain].tiers_rail for domain in (1, 8, 64)]
-        assert tiers == sorted(tiers, reverse=True)
-        savings = [by[radix, domain].capex_saving for domain in (1, 8, 64)]
-        assert savings == sorted(savings)
-    for domain in (1, 8, 64):
-        tiers = [by[radix, domain].tiers_rail for radix in (16, 32, 64, 128)]
-        assert tiers == sorted(tiers, reverse=True)
-
-
-def test_predict_laws_rail_only_overhead_is_the_ratio_of_rates() -> None:
-    """B7. Goal: [(K-1)/K / domain rate] / [(N-K)/N / rate], near rate / domain rate for many large
-    domains; none for domains of 1; less with a faster domain."""
-    assert all_to_all_overhead(32_768, 8, 45e9, 450e9) == pytest.approx(
-        7 / 8 / 450 / (32_760 / 32_768 / 45)
-    )
-    assert all_to_all_overhead(10**6, 1000, 45e9, 450e9) == pytest.approx(0.1, rel=0.01)
-    assert all_to_all_overhead(64, 1, 45e9, 450e9) == 0.0
-    assert all_to_all_overhead(64, 8, 45e9, 900e9) < all_to_all_overhead(64, 8, 45e9, 450e9)
-
-
 # ---------------------------------------------------------------------- bad input
 
 
@@ -278,8 +222,6 @@ def of_radix(radix: int) -> Clos:
         (lambda: step_energy(1.0, [], nbytes=-1.0), r"nbytes, joules_per_byte: one is below zero"),
         (lambda: replace(TARIFF, pue=0.9), r"tariff.t.pue: 0.9 is too small; 1 or more fits"),
         (lambda: replace(TARIFF, life_s=0.0), r"tariff.t.life_s: 0.0 is too small; more than 0"),
-        (lambda: saving(30_000, 256), r"domain: 256 of 30000 ranks do not fit; a divisor of 30000"),
-        (lambda: saving(8, 8), r"domain: 8 of 8 ranks do not fit; a divisor of 8 below it does"),
         (lambda: load().switch("QM9600"), r"switch: no switch 'QM9600' is known; did you mean QM9"),
         (lambda: load().tariff("x"), r"tariff: no tariff 'x' is known"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from luwu.estimate.messages import message_uses
-from luwu.estimate.shape import JobShape, layout_of_units
+from luwu.estimate.shape import JobShape
 from luwu.predict.ask.question import make_question
 from luwu.predict.driven.cores import Cores
 from luwu.predict.driven.counting import WORKERS_MAX, ends_of_step
@@ -22,6 +22,7 @@ from luwu.wire.kinds import Verb
 from luwu.wire.messages import Received
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import SwitchLimits
+from tests.unit.unit_layouts import layout_of_units
 
 MIB = 1024 * 1024
 

@@ -157,7 +157,7 @@ def test_predict_laws_the_last_stage_makes_others_wait(virtual: int) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{}, {"slowdowns": (1.0, 1.3, 1.0, 1.1)}, {"data_overlap": 0.0}, {"data_overlap": 1.0},
+    [{}, {"data_overlap": 0.0}, {"data_overlap": 1.0},
      {"send_s": 0.0}, {"send_s": 3.0}, {"optimizer_s": ()}],
     ids=str,
 )  # fmt: skip
@@ -225,8 +225,7 @@ def test_predict_laws_faster_is_never_slower_in_schedules(key: str) -> None:
 
 def test_predict_laws_two_steps_are_identical() -> None:
     """Goal: the same record, span by span."""
-    slow = (1.05, 1.11, 1.07, 1.12)
-    assert play_pipeline(uneven(slowdowns=slow)) == play_pipeline(uneven(slowdowns=slow))
+    assert play_pipeline(uneven()) == play_pipeline(uneven())
 
 
 @pytest.mark.parametrize("stage", [0, 3, 7])
@@ -234,10 +233,15 @@ def test_predict_laws_one_slow_stage_sets_the_pace(stage: int) -> None:
     """Goal: a stage that is 20 % slower makes a long step 20 % longer, wherever it is, and all
     stages being slower makes all of it so."""
     base = play_pipeline(equal(8, 1, 400)).seconds
-    slowdowns = tuple(1.2 if each == stage else 1.0 for each in range(8))
-    slow = play_pipeline(equal(8, 1, 400, slowdowns=slowdowns)).seconds
+    plan = equal(8, 1, 400)
+    slower = tuple(
+        replace(part, forward_s=1.2 * part.forward_s, backward_s=1.2 * part.backward_s)
+        for part in plan.parts[stage]
+    )
+    parts = (*plan.parts[:stage], slower, *plan.parts[stage + 1 :])
+    slow = play_pipeline(replace(plan, parts=parts)).seconds
     assert slow / base == pytest.approx(1.2, rel=0.01)
-    whole = play_pipeline(equal(8, 1, 400, slowdowns=(1.2,) * 8)).seconds
+    whole = play_pipeline(replace(plan, parts=(slower,) * 8)).seconds
     assert whole == pytest.approx(1.2 * base)
 
 
@@ -343,8 +347,6 @@ def test_stages_share_layers(catalogue: Catalogue) -> None:
         ({"data_overlap": 1.5}, r"data_overlap: 1.5 is no share from 0 to 1"),
         ({"send_s": -1.0}, r"send_s: -1.0; a finite number from 0 on fits"),
         ({"send_s": float("nan")}, r"send_s: nan; a finite"),
-        ({"slowdowns": (1.0,)}, r"slowdowns: 1 of them, but 4 stages; one for each fits"),
-        ({"slowdowns": (1.0, 0.5, 1.0, 1.0)}, r"slowdowns: 0.5 of stage 1; 1 is none"),
         ({"optimizer_s": (1.0, 1.0)}, r"optimizer_s: 2 of them, but 4 stages"),
     ],
 )
@@ -369,15 +371,3 @@ def test_ends_take_places_of_layers(catalogue: Catalogue, virtual: int) -> None:
     layer_s = plan.parts[1][0].forward_s * made.virtual / 8
     assert plan.parts[0][0].forward_s < (8 / made.virtual - 1) * layer_s + 0.1 * layer_s
     assert play_training_step(made).ratio == pytest.approx(1, abs=0.01)
-
-
-def test_bad_prediction_layers(catalogue: Catalogue) -> None:
-    """Goal: stages that do not share the model's layers are refused, with ones that do."""
-    made = job(catalogue)
-    with pytest.raises(ConfigError, match=r"layers: \[12, 12\], but 8 stages share the 96 of GPT"):
-        pipeline_of(made, layers=(12, 12))
-    with pytest.raises(ConfigError, match=r"\[12, 12, 12, 12, 12, 12, 12, 12\] would fit"):
-        pipeline_of(made, layers=(96, 0, 0, 0, 0, 0, 0, 0))
-    uneven_layers = (13, 11, *[12] * 6)
-    with pytest.raises(ConfigError, match=r"no multiples of the 3 parts of each stage"):
-        pipeline_of(replace(made, virtual=3), layers=uneven_layers)

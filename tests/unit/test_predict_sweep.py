@@ -263,9 +263,11 @@ def test_predict_laws_a_picture_is_its_record(catalogue: Catalogue) -> None:
     assert [row.title for row in shown.rows] == [
         "compute", "down", "up", "disk read", "node memory", "disk write"
     ]  # fmt: skip
-    last = picture(played.record, start_s=played.ends_s[-2], end_s=played.ends_s[-1])
-    for row in last.rows:
-        assert row.busy_ratio == pytest.approx(played.busy_ratio(row.title))
+    start, end = played.ends_s[-2:]
+    for row in picture(played.record, start_s=start, end_s=end).rows:
+        spans = played.record.of(row.title)
+        busy_s = sum(max(0.0, min(s.end_s, end) - max(s.start_s, start)) for s in spans)
+        assert row.busy_ratio == pytest.approx(busy_s / (end - start))
     assert list(shown.marks_s.values()) == [*played.ends_s[-2:]]
     assert (shown.start_s, shown.end_s) == (played.ends_s[-3], played.ends_s[-1])
     two = play_driven_steps(question.job, question.part, Playing(steps=2))

@@ -9,7 +9,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.catalogue import Catalogue, load
-from luwu.predict.hardware.software import FITTED_MAX, _data, software
+from luwu.predict.hardware.software import _data, software
 from luwu.predict.model import collectives as c
 from luwu.predict.model.collectives import Path
 from luwu.predict.model.job import TrainingJob
@@ -59,8 +59,6 @@ def test_operations_are_those_of_the_literature(catalogue: Catalogue) -> None:
 def test_predict_laws_one_rank_exchanges_nothing() -> None:
     """Goal: sizes of one take no time, in any form."""
     assert c.ring_all_gather(1, 1e9, PATH) == c.ring_all_reduce(1, 1e9, PATH) == 0
-    assert c.broadcast(1, 1e9, PATH) == c.all_to_all(1, 1e9, PATH) == 0
-    assert c.pat_all_gather(1, 1e9, PATH) == 0
     assert c.hierarchical_all_reduce(1, 1, 1e9, PATH, PATH) == 0
 
 
@@ -75,8 +73,7 @@ def test_predict_laws_exchanges(ranks: int) -> None:
     gain = c.ring_all_reduce(ranks, 1e9, ideal) / c.switch_all_reduce(2, 1e9, ideal, 1e12)
     assert gain == pytest.approx(2 * (ranks - 1) / ranks)
     faster = Path(latency_s=5e-6, rate=25e9)
-    for form in (c.ring_all_gather, c.ring_all_reduce, c.broadcast, c.all_to_all,
-                 c.pat_all_gather):  # fmt: skip
+    for form in (c.ring_all_gather, c.ring_all_reduce):
         assert form(ranks, 1e8, faster) < form(ranks, 1e8, PATH)
         assert form(ranks, 1e8, PATH) < form(ranks, 2e8, PATH)
 
@@ -195,7 +192,7 @@ def test_bad_prediction_precision(job: TrainingJob) -> None:
 def test_few_numbers_are_fitted() -> None:
     """Goal: at most twenty, each with the rows it was fitted on."""
     fitted = _data("fitted.toml")
-    assert 0 < len(fitted) <= FITTED_MAX
+    assert 0 < len(fitted) <= 20
     for name, each in fitted.items():
         assert each["on"], name
         assert each["value"] >= 0, name

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from luwu.base.errors import ConfigError, PageCorruptError, StateError
-from switch_emu.store import Field, PageKind, StoreConfig, check_config
+from switch_emu.store import Field, PageKind
 from switch_emu.store.config_file import decode_config, encode_config
 from switch_emu.store.geometry import Geometry, tail_bytes
 from tests.suites.store_suite import adamw_kind, frozen_kind, sgd_kind, small_config
@@ -88,29 +86,3 @@ def test_other_format_version_is_refused() -> None:
     data = encode_config(small_config(format_version=2))
     with pytest.raises(ConfigError, match="format version 2, this program reads 1"):
         decode_config(data, place="CONFIG")
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"chunk_bytes": 1024 * 1024}, "--chunk 1MiB"),
-        ({"chunk_bytes": 48 * 1024}, "--chunk 48KiB"),
-        ({"layout_hash": "layout-2"}, "the store holds layout-2, this model is layout-1"),
-        ({"optimizer": "sgd"}, "made by 'sgd', asked for 'adamw'"),
-        ({"page_elems": (4095, 64, 1024, 64, 1024, 4096, 64)}, "their fields differ"),
-        ({"format_version": 2}, "format version: the store has 2"),
-    ],
-)
-def test_another_job_is_refused(changes: dict[str, object], text: str) -> None:
-    """Goal: the message names what differs and gives the value that would work."""
-    with pytest.raises(ConfigError) as caught:
-        check_config(small_config(**changes), small_config())
-    assert text in str(caught.value)
-
-
-def test_the_same_job_passes() -> None:
-    """Goal: uuid and description may differ, and the optimizer if that was asked for."""
-    wanted: StoreConfig = small_config()
-    check_config(small_config(), wanted)
-    check_config(replace(wanted, description=b"other"), wanted)
-    check_config(replace(wanted, optimizer="sgd"), wanted, other_optimizer=True)

@@ -17,7 +17,7 @@ from luwu.wire.hyper import Number, StepHyper
 from switch_emu.node.kernels import kernel_name
 from switch_emu.node.kernels.portable import TORCH_DTYPES
 from switch_emu.node.update import clip_scale
-from tests.unit.kernel_calls import block_squares, kernel_for, to_wire, update_page
+from tests.unit.kernel_calls import block_squares, group_runs, kernel_for, to_wire, update_page
 
 Runs = tuple[tuple[int, int, int], ...]
 
@@ -277,7 +277,7 @@ def test_two_groups_are_updated_by_runs(chunk_kib: int) -> None:
             update_page(
                 kernel=kernel_for("adamw", ("m", "v")), weights=weights[part],
                 state=tuple(array[part] for array in state), grad=grad[part].copy(),
-                runs=layout.group_runs(chunk.index), hyper=hyper, divisor=1.0, scale=1.0,
+                runs=group_runs(layout, chunk.index), hyper=hyper, divisor=1.0, scale=1.0,
                 updates_count=step,
             )  # fmt: skip
     for parameter, cut in zip(parameters, cuts, strict=True):

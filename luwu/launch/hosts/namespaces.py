@@ -53,8 +53,6 @@ class LinkBytes:
     up: int = 0
     """Sent to the centre."""
     down: int = 0
-    up_packets: int = 0
-    down_packets: int = 0
     dropped: int = 0
 
     def since(self, before: LinkBytes) -> LinkBytes:
@@ -182,9 +180,8 @@ class Namespaces(Closing):
         found: dict[str, Any] = json.loads(text)[0]["stats64"]
         received, sent = found["rx"], found["tx"]
         return LinkBytes(
-            up=sent["bytes"], down=received["bytes"], up_packets=sent["packets"],
-            down_packets=received["packets"], dropped=sent["dropped"] + received["dropped"],
-        )  # fmt: skip
+            up=sent["bytes"], down=received["bytes"], dropped=sent["dropped"] + received["dropped"]
+        )
 
     def _do(self, where: str, *command: str) -> str:
         """Run a tool in a namespace; what it printed. Raises ConfigError."""

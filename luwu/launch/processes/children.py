@@ -143,20 +143,11 @@ def disk_bytes(pid: int) -> DiskBytes | None:
 
 def private_bytes(pid: int) -> int | None:
     """Memory of a process that is no file's: RssAnon + RssShmem; None if it is gone."""
-    return _resident_bytes(pid, ("RssAnon:", "RssShmem:"))
-
-
-def anonymous_bytes(pid: int) -> int | None:
-    """Memory of a process that is neither a file's nor shared: RssAnon; None if it is gone."""
-    return _resident_bytes(pid, ("RssAnon:",))
-
-
-def _resident_bytes(pid: int, kinds: tuple[str, ...]) -> int | None:
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    lines = (line for line in text.splitlines() if line.startswith(kinds))
+    lines = (line for line in text.splitlines() if line.startswith(("RssAnon:", "RssShmem:")))
     return sum(int(line.split()[1]) * 1024 for line in lines)
 
 

@@ -96,16 +96,6 @@ class NicCore:
             kind: attrgetter(name)(self) for kind, name in self.FROM_PARENT.items()
         }
 
-    @property
-    def is_left_out(self) -> bool:
-        """The job goes on without this worker, which waits to be admitted again."""
-        return self.membership.is_left_out
-
-    @property
-    def resent_count(self) -> int:
-        """Chunks that were pushed again, raw, because their encoded sum overflowed."""
-        return self.encodings.resent_count
-
     # ---------------------------------------------------------------------- the script
 
     def join(

@@ -83,15 +83,6 @@ class Driven:
         """Of the last step, from the end of the one before."""
         return self.ends_s[-1] - self.ends_s[-2]
 
-    def busy_ratio(self, engine: str) -> float:
-        """How much of the last step an engine was at work."""
-        start, end = self.ends_s[-2], self.ends_s[-1]
-        busy = sum(
-            max(0.0, min(span.end_s, end) - max(span.start_s, start))
-            for span in self.record.of(engine)
-        )
-        return busy / (end - start)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playing:

@@ -190,11 +190,6 @@ class FlowNetwork:
         self._turn = 0
         """Counts changes: a timer of an earlier one is out of date."""
 
-    @property
-    def rates(self) -> dict[str, float]:
-        """Bytes a second of each flow that is under way."""
-        return {each.flow.name: each.rate for each in self._moving}
-
     def transfer(self, flow: Flow) -> Process:
         """Wait for its beginning, send all of it, and wait until it has arrived."""
         route = route_of(self._graph, flow)

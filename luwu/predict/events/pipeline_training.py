@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from luwu.base.errors import ConfigError
 from luwu.predict.events.engines import Record
 from luwu.predict.events.schedule_paths import longest_path_s
 from luwu.predict.events.schedules import Part, Pipeline, play_pipeline
@@ -54,8 +53,6 @@ class PlayedTraining:
     closed: StepTime
     record: Record
     pipeline: Pipeline
-    layers: tuple[int, ...]
-    """Of each stage."""
 
     @property
     def ratio(self) -> float:
@@ -67,7 +64,7 @@ class PlayedTraining:
 
 
 def layers_of_stages(job: TrainingJob) -> tuple[int, ...]:
-    """Layers of each stage, if nobody says (E7)."""
+    """Layers of each stage (E7)."""
     each, more = divmod(job.shared_layers, job.pipeline)
     order = [*range(1, job.pipeline - 1), 0, job.pipeline - 1]
     with_more = set(order[:more])
@@ -81,13 +78,9 @@ def _taken(job: TrainingJob, stage: int) -> int:
     return job.ends_as_layers * ((stage == 0) + (stage == job.pipeline - 1))
 
 
-def pipeline_of(
-    job: TrainingJob, *, layers: tuple[int, ...] | None = None,
-    slowdowns: tuple[float, ...] = (), predict: ClosedForm = predict_step,
-) -> Pipeline:  # fmt: skip
+def pipeline_of(job: TrainingJob, *, predict: ClosedForm = predict_step) -> Pipeline:
     """A job's step as a pipeline that can be played. Raises ConfigError."""
-    layers = layers_of_stages(job) if layers is None else layers
-    _check_layers(job, layers)
+    layers = layers_of_stages(job)
     seconds = _seconds_of_stages(job, predict)
     parts = tuple(
         tuple(seconds[stage].part(stage, part, layers[stage]) for part in range(job.virtual))
@@ -99,29 +92,23 @@ def pipeline_of(
         optimizer_s=tuple(
             seconds[stage].optimizer_s(stage, layers[stage]) for stage in range(job.pipeline)
         ),
-        data_overlap=job.software.data_overlap, slowdowns=slowdowns,
+        data_overlap=job.software.data_overlap,
     )  # fmt: skip
 
 
-def play_training_step(
-    job: TrainingJob, *, layers: tuple[int, ...] | None = None,
-    slowdowns: tuple[float, ...] = (), predict: ClosedForm = predict_step,
-) -> PlayedTraining:  # fmt: skip
-    """Play a step of a job. Raises ConfigError.
+def play_training_step(job: TrainingJob, *, predict: ClosedForm = predict_step) -> PlayedTraining:
+    """Play a step of a job; straggling is the closed form's, which stands for that of all devices.
 
-    Where slowdowns are given, they are the straggling, of this pipeline; else it is the closed
-    form's, which stands for that of all devices.
+    Raises ConfigError.
     """
-    layers = layers_of_stages(job) if layers is None else layers
-    pipeline = pipeline_of(job, layers=layers, slowdowns=slowdowns, predict=predict)
+    pipeline = pipeline_of(job, predict=predict)
     played = play_pipeline(pipeline)
     closed = predict(job)
-    parts = _parts(_seconds_of_stages(job, predict), pipeline, layers, played.seconds)
-    if not slowdowns:
-        rest = closed.seconds - closed.parts["straggling"]
-        parts["straggling"] = played.seconds * closed.parts["straggling"] / rest
+    parts = _parts(_seconds_of_stages(job, predict), pipeline, layers_of_stages(job))
+    rest = closed.seconds - closed.parts["straggling"]
+    parts["straggling"] = played.seconds * closed.parts["straggling"] / rest
     step = StepTime(parts=parts, micro_batches=job.micro_batches, notes=closed.notes)
-    return PlayedTraining(step, closed, played.record, pipeline, layers)
+    return PlayedTraining(step, closed, played.record, pipeline)
 
 
 def sent_bytes(job: TrainingJob) -> float:
@@ -130,22 +117,6 @@ def sent_bytes(job: TrainingJob) -> float:
         return 0.0
     shared = job.tensor if job.sequence_parallel else 1
     return WIRE_BYTES * job.micro_batch * job.sequence / job.context * job.model.hidden / shared
-
-
-def _check_layers(job: TrainingJob, layers: tuple[int, ...]) -> None:
-    places = [each + _taken(job, stage) for stage, each in enumerate(layers)]
-    is_shared = len(layers) == job.pipeline and sum(layers) == job.model.layers
-    if not is_shared or min(layers) < 0 or min(places) < 1:
-        raise ConfigError(
-            f"layers: {list(layers)}, but {job.pipeline} stages share the {job.model.layers} of "
-            f"{job.model.name}, each one or more; {list(layers_of_stages(job))} would fit"
-        )
-    if any(each % job.virtual for each in places):
-        ends = ", with embedding and output layer," if job.ends_as_layers else ""
-        raise ConfigError(
-            f"layers: {list(layers)}{ends} are no multiples of the {job.virtual} parts of each "
-            f"stage; {list(layers_of_stages(job))} would fit"
-        )
 
 
 class _Seconds:
@@ -234,12 +205,12 @@ def _seconds_of_stages(job: TrainingJob, predict: ClosedForm) -> list[_Seconds]:
 
 
 def _parts(
-    of_stages: list[_Seconds], pipeline: Pipeline, layers: tuple[int, ...], seconds: float
+    of_stages: list[_Seconds], pipeline: Pipeline, layers: tuple[int, ...]
 ) -> dict[str, float]:
-    """Of a step that took so long: the work of the stage with most, and what adds to it.
+    """Of a step: the work of the stage with most, and what adds to it.
 
-    What sends, the data parallel exchange and slowdowns add is how much shorter the step is without
-    them, one after the other in this order.
+    What sends and the data parallel exchange add is how much shorter the step is without them, one
+    after the other in this order.
     """
     work = [sum(part.forward_s + part.backward_s for part in each) for each in pipeline.parts]
     stage = max(range(len(work)), key=work.__getitem__)
@@ -249,15 +220,14 @@ def _parts(
     parts["output layer"] = m * made.head_s if stage == job.pipeline - 1 else 0.0
     parts["embedding"] = m * sum(made.embedding_s) if stage == 0 else 0.0
     parts["optimizer"] = pipeline.optimizer_s[stage]
-    even = replace(pipeline, slowdowns=())
-    alone = replace(even, parts=tuple(tuple(_alone(p) for p in each) for each in pipeline.parts))
+    alone = replace(
+        pipeline, parts=tuple(tuple(_alone(p) for p in each) for each in pipeline.parts)
+    )
     free_s = longest_path_s(replace(alone, send_s=0.0))
     alone_s = longest_path_s(alone) if pipeline.send_s else free_s
-    even_s = longest_path_s(even)
     parts["bubble"] = free_s - sum(parts.values()) if job.pipeline > 1 else 0.0
     parts["pipeline exchange"] = alone_s - free_s
-    parts["data exchange"] = even_s - alone_s
-    parts["straggling"] = seconds - even_s if pipeline.slowdowns else 0.0
+    parts["data exchange"] = longest_path_s(pipeline) - alone_s
     return parts
 
 

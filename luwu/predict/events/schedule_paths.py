@@ -5,7 +5,7 @@
 
 Orders are fixed, so this is all there is to a step of one job: the event core gives the same to
 rounding, with a record of everything, and takes tens of times as long. Here times are asked for of
-the same step without its sends, its exchange, its slowdowns: what each of them adds.
+the same step without its sends and its exchange: what each of them adds.
 Source: derived.
 """
 
@@ -78,7 +78,7 @@ class _Paths:
     def _end(self, stage: int) -> float:
         plan, parts = self._plan, self._plan.parts[stage]
         rest = (1 - plan.data_overlap) * sum(part.reduce_s + part.gather_s for part in parts)
-        optimizer = plan.optimizer_s[stage] * plan.slowdown(stage) if plan.optimizer_s else 0.0
+        optimizer = plan.optimizer_s[stage] if plan.optimizer_s else 0.0
         return max(self._now[stage], self._reduced[stage]) + rest + optimizer
 
 

@@ -16,7 +16,7 @@ A stage does its tasks in this order and waits for what is not there yet; sends 
 one at a time from a stage to another. The share o of a part's data parallel exchange runs beside
 compute: its gather beside the first forward, which ends no sooner; its reduction from the beginning
 of the last backward on, as gradients come layer by layer. The rest is in the open at the end:
-reduction, optimizer, gather. A slowdown makes all compute of a stage so many times longer.
+reduction, optimizer, gather.
 Sources: Narayanan et al. SC'21 (E1, E2, as Megatron-LM orders them); derived (E3 to E5).
 """
 
@@ -80,8 +80,6 @@ class Pipeline:
     """Of each stage; none: it takes no time."""
     data_overlap: float = 0.0
     """Of the exchange among data parallel ranks, the share beside compute."""
-    slowdowns: tuple[float, ...] = ()
-    """Of each stage, how many times longer its compute takes; none: all are as fast as is said."""
 
     def __post_init__(self) -> None:
         if not self.parts or not self.parts[0]:
@@ -101,17 +99,11 @@ class Pipeline:
         if not 0 <= self.data_overlap <= 1:
             raise ConfigError(f"data_overlap: {self.data_overlap!r} is no share from 0 to 1")
         self._check_seconds()
-        for key in ("optimizer_s", "slowdowns"):
-            found_count = len(getattr(self, key))
-            if found_count not in (0, self.stages):
-                raise ConfigError(
-                    f"{key}: {found_count} of them, but {self.stages} stages; one for each fits"
-                )
-        for stage, slowdown in enumerate(self.slowdowns):
-            if not 1 <= slowdown < math.inf:
-                raise ConfigError(
-                    f"slowdowns: {slowdown!r} of stage {stage}; 1 is none, and more is slower"
-                )
+        if len(self.optimizer_s) not in (0, self.stages):
+            raise ConfigError(
+                f"optimizer_s: {len(self.optimizer_s)} of them, but {self.stages} stages; one for "
+                "each fits"
+            )
 
     def _check_seconds(self) -> None:
         named = [("send_s", self.send_s), ("sent_bytes", self.sent_bytes)]
@@ -132,15 +124,10 @@ class Pipeline:
         """Parts of each stage."""
         return len(self.parts[0])
 
-    def slowdown(self, stage: int) -> float:
-        """Of a stage; 1 is none."""
-        return self.slowdowns[stage] if self.slowdowns else 1.0
-
     def seconds(self, stage: int, task: Task) -> float:
         """That a stage is at a task."""
         part = self.parts[stage][task.part]
-        seconds = part.forward_s if task.kind == FORWARD else part.backward_s
-        return seconds * self.slowdown(stage)
+        return part.forward_s if task.kind == FORWARD else part.backward_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +135,8 @@ class PlayedPipeline:
     """A step that was played."""
 
     record: Record
-    compute_ends_s: tuple[float, ...]
-    """When each stage was done with its last micro-batch."""
     ends_s: tuple[float, ...]
-    """And with exchange and optimizer too."""
+    """When each stage was done, with exchange and optimizer too."""
 
     @property
     def seconds(self) -> float:
@@ -224,7 +209,6 @@ class _World:
         self._links: dict[tuple[int, int], Engine] = {}
         self._ready: dict[tuple[int, Task], simpy.Event] = {}
         """What a task of a stage needs from another one is there."""
-        self._compute_ends = [0.0] * pipeline.stages
         self._ends = [0.0] * pipeline.stages
 
     def _engine(self, name: str) -> Engine:
@@ -240,7 +224,7 @@ class _World:
                     self._ready[stage, task].succeed()  # its input is the data itself
             self._env.process(self._stage(stage, tasks))
         self._env.run()
-        return PlayedPipeline(self._record, tuple(self._compute_ends), tuple(self._ends))
+        return PlayedPipeline(self._record, tuple(self._ends))
 
     def _stage(self, stage: int, tasks: list[Task]) -> Process:
         plan = self._pipeline
@@ -257,7 +241,6 @@ class _World:
             if task.kind == FORWARD and task.micro_batch == 0:
                 yield gathered[task.part]
             self._pass_on(stage, task)
-        self._compute_ends[stage] = self._env.now
         yield self._env.all_of(reductions)
         yield from self._end(stage)
         self._ends[stage] = self._env.now
@@ -299,8 +282,7 @@ class _World:
         share = 1 - plan.data_overlap
         yield from self._exchange(stage, "reduce rest", share * sum(p.reduce_s for p in parts))
         if plan.optimizer_s:
-            seconds = plan.optimizer_s[stage] * plan.slowdown(stage)
-            yield from self._compute[stage].work("optimizer", seconds)
+            yield from self._compute[stage].work("optimizer", plan.optimizer_s[stage])
         yield from self._exchange(stage, "gather rest", share * sum(p.gather_s for p in parts))
 
     def _exchange(self, stage: int, job: str, seconds: float) -> Process:

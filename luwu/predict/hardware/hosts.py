@@ -54,13 +54,6 @@ class Host:
         """Seconds to write so much to all drives."""
         return nbytes / (self.disks * self._disk().write_rate) if nbytes else 0.0
 
-    @property
-    def disk_bytes(self) -> float | None:
-        """Of all drives; None where nobody said."""
-        if self.disk is None or self.disk.memory_bytes is None:
-            return None
-        return self.disks * self.disk.memory_bytes
-
     def _disk(self) -> Disk:
         if self.disk is None or not self.disks:
             raise ConfigError("disks: the state does not fit into memory, and there is no disk")

@@ -10,12 +10,10 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Final
+from typing import Any
 
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
-
-FITTED_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,30 +7,20 @@ short ones do not reach (Hockney).
     N2   point to point       a + S/B
     N3   ring, all-gather or reduce-scatter     (n-1) a + (n-1)/n S/B
     N4   ring, all-reduce     2 (n-1) a + 2 (n-1)/n S/B
-    N5   broadcast, reduce    (n-1) a + S/B, through a chain
-    N6   all-to-all           max((n-1) a + (n-1)/n S/B, n S / (4 bisection))
-    N8   PAT                  log2(n) a / 3.5 + 2.8 us n + (n-1)/n S / (0.75 B), one rank a host
     N9   summed by switches   2 d a + S / min(B, A), d tiers
-    N10  what a switch sums   A = min(rate, slots * payload / round trip)
     N11  hierarchical         N3 in a host, N4 of each part between hosts, N3 in a host
     N13  as measured          2 (n-1)/n S / bus bandwidth at S; no less than the shortest measured
     N15  all-to-all, n ranks in domains of k    (n-1) a + max((k-1)/n S/B_in, (n-k)/n S/B)
 
-One rank exchanges nothing and takes no time. Sources: NCCL's tuning code (N3, N4, N8, N9);
+One rank exchanges nothing and takes no time. Sources: NCCL's tuning code (N3, N4, N9);
 nccl-tests (N13); derived.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from luwu.predict.hardware.curves import Curve, Notes
-
-PAT_SHARE = 0.75
-"""Of the bus bandwidth that NCCL's trees reach; its own tuning has this number."""
-PAT_RANK_S = 2.8e-6
-PAT_LATENCY_SHARE = 3.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,33 +60,6 @@ def ring_all_reduce(ranks: int, nbytes: float, path: Path) -> float:
     return 2 * (ranks - 1) * path.latency_s + path.seconds(2 * (ranks - 1) / ranks * nbytes)
 
 
-def broadcast(ranks: int, nbytes: float, path: Path) -> float:
-    """Pipelined through a chain of ranks; also of a reduction to one (N5)."""
-    return (ranks - 1) * path.latency_s + path.seconds(nbytes) if ranks > 1 else 0.0
-
-
-def all_to_all(ranks: int, nbytes: float, path: Path, bisection_rate: float | None = None) -> float:
-    """Each rank sends `nbytes` in all, a share to each other (N6): what a rank can send, or what
-    passes the middle of the network, binds."""
-    if ranks == 1:
-        return 0.0
-    own = (ranks - 1) * path.latency_s + path.seconds((ranks - 1) / ranks * nbytes)
-    if bisection_rate is None:
-        return own
-    return max(own, ranks * nbytes / (4 * bisection_rate))
-
-
-# ---------------------------------------------------------------------- trees
-
-
-def pat_all_gather(ranks: int, nbytes: float, path: Path) -> float:
-    """Parallel aggregated trees, one rank a host (N8). Source: NCCL's tuning."""
-    if ranks == 1:
-        return 0.0
-    latency_s = math.log2(ranks) * path.latency_s / PAT_LATENCY_SHARE + PAT_RANK_S * ranks
-    return latency_s + path.seconds((ranks - 1) / ranks * nbytes / PAT_SHARE)
-
-
 # ---------------------------------------------------------------------- in the network
 
 
@@ -104,11 +67,6 @@ def switch_all_reduce(tiers: int, nbytes: float, path: Path, aggregate_rate: flo
     """Summed by switches on the way up, multicast on the way down; the links carry both at once
     (N9)."""
     return 2 * tiers * path.latency_s + nbytes / min(path.rate, aggregate_rate)
-
-
-def aggregate_rate(slots: int, payload_bytes: float, round_trip_s: float, rate: float) -> float:
-    """What a switch with so many slots can sum: a slot is free after its round trip (N10)."""
-    return min(rate, slots * payload_bytes / round_trip_s)
 
 
 # ---------------------------------------------------------------------- several levels

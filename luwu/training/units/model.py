@@ -101,11 +101,6 @@ class Model:
         self._roots, self._layout, self.units = roots, layout, units
 
     @property
-    def is_laid_out(self) -> bool:
-        """True if it has a layout."""
-        return self._layout is not None
-
-    @property
     def layout(self) -> Layout:
         """The layout of the whole model."""
         assert self._layout is not None, "the optimizer is made before the layout is asked for"

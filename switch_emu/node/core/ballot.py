@@ -42,9 +42,3 @@ class Ballot:
     def is_prepared(self) -> bool:
         """True if all nodes are."""
         return len(self._prepared) == self._node_count
-
-    def waits_for(self) -> str:
-        """Which nodes have not stated what comes next, for people; nothing if that is not known."""
-        stated = self._prepared or self._squares.keys()
-        missing = [str(node) for node in range(self._node_count) if node not in stated]
-        return f"optimizer nodes {', '.join(missing)}" if stated and missing else ""
