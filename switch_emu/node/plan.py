@@ -124,7 +124,8 @@ def default_extent_chunks(
 ) -> int:  # fmt: skip
     """The chunks that travel together, for a budget: a power of two, up to `bytes_max`.
 
-    As many as leave room for all updates that single chunks would have under way, up to four.
+    As many as leave room for the updates that single chunks would have under way, up to four; and,
+    beyond four chunks, half of the budget for resident pages.
     """
 
     def planned(count: int) -> NodePlan:
@@ -140,19 +141,15 @@ def default_extent_chunks(
             plan = planned(best * 2)
         except ConfigError:
             break
-        if plan.updates_count < updates_count:
+        is_lavish = best > 2 and plan.resident_bytes < budget_bytes // 2
+        if is_lavish or plan.updates_count < updates_count:
             break
         best *= 2
     return best
 
 
 def plan_node(
-    *,
-    budget_bytes: int,
-    chunk_bytes: int,
-    world_size: int,
-    has_switch: bool,
-    slot_count: int = 0,
+    *, budget_bytes: int, chunk_bytes: int, world_size: int, has_switch: bool, slot_count: int = 0,
     extent_chunks: int = 1, in_arenas: bool = False,
 ) -> NodePlan:  # fmt: skip
     """Divide the budget. Raises ConfigError, with the least that would do.
@@ -170,12 +167,11 @@ def plan_node(
             f"{-(-least // 1024)}KiB, or a smaller --chunk{' or fewer --slots' * (slot_count > 1)}",
             code="E205",
         )
-    updates_count, reads_count = 1, 1
-    for counts in _THREADS:
-        pipeline_bytes = _pipeline_bytes(chunk_bytes, extent_bytes, *counts)
-        if pipeline_bytes <= _pipeline_room(budget_bytes, leasts, is_single=extent_chunks == 1):
-            updates_count, reads_count = counts
-            break
+    room = _pipeline_room(budget_bytes, leasts, is_single=extent_chunks == 1)
+    updates_count, reads_count = next(
+        (each for each in _THREADS if _pipeline_bytes(chunk_bytes, extent_bytes, *each) <= room),
+        (1, 1),
+    )
     pipeline_bytes = _pipeline_bytes(chunk_bytes, extent_bytes, updates_count, reads_count)
     spare = budget_bytes - pipeline_bytes - leasts.total
     window_bytes = 0 if in_arenas else _share(spare, 0.15, leasts.window, 32 * MIB)
@@ -187,15 +183,8 @@ def plan_node(
         copies_bytes = _share(spare, 0.1, leasts.copies, POOL_BYTES_DEFAULT)
     sums_bytes = _share(spare, 0.25, leasts.sums, 1024 * MIB)
     spill_bytes = _share(spare, 0.05, leasts.spill, _SPILL_BUFFERS_MAX * extent_bytes)
-    resident_bytes = budget_bytes - (
-        pipeline_bytes
-        + window_bytes
-        + outgoing_bytes
-        + slots_bytes
-        + copies_bytes
-        + sums_bytes
-        + spill_bytes
-    )
+    others = pipeline_bytes + window_bytes + outgoing_bytes + sums_bytes + spill_bytes
+    resident_bytes = budget_bytes - others - slots_bytes - copies_bytes
     assert resident_bytes >= 0
     return NodePlan(
         budget_bytes=budget_bytes,
@@ -215,7 +204,7 @@ def plan_node(
 
 def budget_for_pages(
     needed_bytes: Callable[[int], int], *, budget_bytes: int, chunk_bytes: int, world_size: int,
-    has_switch: bool, slot_count: int = 0,
+    has_switch: bool, slot_count: int = 0, in_arenas: bool = False,
 ) -> int:  # fmt: skip
     """The budget, raised in whole KiB until it suffices for pages; other uses grow with it.
 
@@ -228,9 +217,14 @@ def budget_for_pages(
             budget_bytes, world_size=world_size, has_switch=has_switch, slot_count=slot_count
         )
         for each in {chunk_bytes, follows}:
+            extent_chunks = default_extent_chunks(
+                budget_bytes, each, EXTENT_AUTO_BYTES_MAX, world_size=world_size,
+                has_switch=has_switch, in_arenas=in_arenas,
+            )  # fmt: skip
             plan = plan_node(
                 budget_bytes=budget_bytes, chunk_bytes=each, world_size=world_size,
-                has_switch=has_switch, slot_count=slot_count,
+                has_switch=has_switch, slot_count=slot_count, extent_chunks=extent_chunks,
+                in_arenas=in_arenas,
             )  # fmt: skip
             missing = max(missing, needed_bytes(each) - plan.resident_bytes)
         if not missing:
