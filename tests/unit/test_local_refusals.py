@@ -197,7 +197,7 @@ def test_a_push_of_another_form_is_refused_by_name(
 
     with (
         cluster_for(job, tmp_path, has_switch=has_switch) as cluster,
-        pytest.raises(ConfigError, match="worker 1 was refused: ranks 1: chunk 0") as caught,
+        pytest.raises(ConfigError, match="worker 1 was refused: ranks 1: extent 0") as caught,
     ):
         workers = [Wrong(job), Wrong(job)]
         cluster.run(lambda nic: workers[nic.rank](nic))
