@@ -28,14 +28,14 @@ from dataclasses import dataclass
 from luwu.predict.hardware.curves import Curve, Notes
 
 PAT_SHARE = 0.75
-"""Of the bus bandwidth that NCCL's trees reach; its own tuning has this number."""
+"""Share of the bus bandwidth that NCCL's trees reach; its own tuning has this number."""
 PAT_RANK_S = 2.8e-6
 PAT_LATENCY_SHARE = 3.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """What one rank has of a network, in each direction."""
+    """The network of one rank, in each direction."""
 
     latency_s: float
     rate: float
@@ -44,7 +44,7 @@ class Path:
     """A message of so many has half of the rate."""
 
     def seconds(self, nbytes: float) -> float:
-        """Of bytes on the wire, without latency (N1)."""
+        """Seconds of bytes on the wire, without latency (N1)."""
         return (nbytes + self.half_bytes) / self.rate if nbytes else 0.0
 
 
@@ -107,7 +107,9 @@ def switch_all_reduce(tiers: int, nbytes: float, path: Path, aggregate_rate: flo
 
 
 def aggregate_rate(slots: int, payload_bytes: float, round_trip_s: float, rate: float) -> float:
-    """What a switch with so many slots can sum: a slot is free after its round trip (N10)."""
+    """Rate at which a switch with so many slots can sum: a slot is free after its round trip
+    (N10).
+    """
     return min(rate, slots * payload_bytes / round_trip_s)
 
 

@@ -29,7 +29,7 @@ MILLION = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """Of a bill: so many of one entry of the catalogue."""
+    """One item of a bill: a count of one entry of the catalogue."""
 
     what: str
     """For people, and the same in all bills: `switches`."""
@@ -39,12 +39,12 @@ class Item:
     price: float | None
     power: float | None
     power_key: str = "power"
-    """Of the entry, where it says the power of a part."""
+    """Key of the entry for the power of a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What is bought (B1)."""
+    """The items that are bought (B1)."""
 
     items: tuple[Item, ...]
 
@@ -63,11 +63,11 @@ class Bill:
         return self._sums([(each, each.price, "price") for each in self.items])
 
     def watts_by_item(self) -> dict[str, float]:
-        """Of each kind of item; they add up to `watts`."""
+        """Watts by kind of item; they add up to `watts`."""
         return self._sums([(each, each.power, each.power_key) for each in self.items])
 
     def count(self, what: str) -> float:
-        """Of all items of a kind."""
+        """Count of all items of a kind."""
         return sum(each.count for each in self.items if each.what == what)
 
     def plus(self, other: Bill) -> Bill:
@@ -158,7 +158,7 @@ class Hosts:
 
     @property
     def devices(self) -> int:
-        """Of all hosts."""
+        """Devices of all hosts."""
         return self.count * int(self.server.devices_count)
 
     @property
@@ -218,13 +218,14 @@ def cluster_bill(
 
 
 def owned_dollars_per_s(bill: Bill, tariff: Tariff) -> float:
-    """Of what was bought, and the power that it takes (B3)."""
+    """Cost per second of bought machines, power included (B3)."""
     return bill.capex / tariff.life_s + bill.watts * tariff.pue * tariff.energy_price
 
 
 def rented_dollars_per_s(hosts: Iterable[Hosts]) -> float:
-    """Of devices with their part of host and network (B3). Raises ConfigError where nobody rents
-    such a host out."""
+    """Rent per second of devices with their part of host and network (B3). Raises ConfigError if
+    such a host cannot be rented.
+    """
     total = 0.0
     for each in hosts:
         server = each.server
@@ -259,7 +260,7 @@ def _positive(key: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What machines of one kind take during a step."""
+    """Load of the machines of one kind during a step."""
 
     name: str
     count: float
@@ -309,7 +310,7 @@ class RailOnlySaving:
     full: Bill
     rail: Bill
     all_to_all_overhead: float
-    """Of the time that an all-to-all among all endpoints takes (B7): 0.1 is a tenth more."""
+    """Relative extra time of an all-to-all among all endpoints (B7): 0.1 is a tenth more."""
 
     @property
     def capex_saving(self) -> float:
@@ -327,7 +328,7 @@ def _saved(before: float, after: float) -> float:
 
 
 def all_to_all_overhead(ranks: int, domain: int, rate: float, domain_rate: float) -> float:
-    """Of rail-only over full bisection, in an all-to-all among so many ranks (B7).
+    """Overhead of rail-only over full bisection, in an all-to-all among so many ranks (B7).
 
     Rates are of one rank and direction. Raises ConfigError where domains do not divide the ranks,
     or one holds all of them: then nothing goes over the network.
@@ -345,7 +346,7 @@ def all_to_all_overhead(ranks: int, domain: int, rate: float, domain_rate: float
 def rail_only_saving(
     endpoints: int, domain: int, *, network: Network, switch: Switch, link: Link, domain_rate: float
 ) -> RailOnlySaving:
-    """What rail-only saves, and what it costs (B6, B7). Raises ConfigError."""
+    """Savings of rail-only, and their price (B6, B7). Raises ConfigError."""
     radix = int(switch.ports_count)
     overhead = all_to_all_overhead(endpoints, domain, port_rate(network), domain_rate)
     full = Clos(endpoints=endpoints, radix=radix, network=network)
