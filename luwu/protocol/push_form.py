@@ -1,4 +1,4 @@
-"""What a push of each chunk must look like, so that nothing is summed that cannot be. Pure.
+"""The required form of a push of each chunk, so that only valid pushes are summed. Pure.
 
 A switch learns it from the job's description, as a node does. A push of another form is the fault
 of whoever made it: it is refused by name, before its bytes meet those of other ranks.
@@ -30,7 +30,7 @@ class PushForm:
         return len(self._elems)
 
     def fault(self, m: Push, payload_bytes: int, *, has_payload: bool) -> str:
-        """What is wrong with a push: what was found, and what was expected; empty if nothing is."""
+        """The fault of a push: what was found, and what was expected; empty if there is none."""
         if m.chunk >= len(self._elems) or not self._elems[m.chunk]:
             return f"chunk {m.chunk} is not one that is pushed; there are {len(self._elems)} chunks"
         if not has_payload:

@@ -34,7 +34,7 @@ class Shape:
     chunk_bytes: int
     node_count: int
     reshard_after_forward: bool | None
-    """What units do where the script leaves it open."""
+    """Default of units if the script sets none."""
 
 
 @dataclass(frozen=True, slots=True)
