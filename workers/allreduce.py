@@ -49,7 +49,7 @@ class NetworkAllReduce:
         self._gradients = [torch.zeros(count, dtype=dtype) for count in elems]
         self._means = [torch.zeros(count, dtype=dtype) for count in elems]
         self._missing: list[int] = []
-        """Of each unit: parameters whose gradient is not there yet in this step."""
+        """Missing gradients in this step, per unit."""
         self._pushes: list[Handle] = []
         self._pulls: list[tuple[int, Handle]] = []
         self._last: StepHandle | None = None
@@ -75,7 +75,7 @@ class NetworkAllReduce:
 
     @property
     def step(self) -> int:
-        """Of the gradients that are summed next."""
+        """Step of the gradients that are summed next."""
         return self._step
 
     def finish_step(self) -> None:

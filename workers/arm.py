@@ -34,7 +34,7 @@ class Arm(ABC):
     """The step to go on with: 0, or that of a resumed state."""
 
     module: nn.Module
-    """What the loop calls; set by `build`."""
+    """The module that the loop calls; set by `build`."""
 
     optimizer: torch.optim.Optimizer
 
@@ -80,7 +80,7 @@ class Arm(ABC):
         return digest.hexdigest() if self.rank == 0 else None
 
     def measurements(self) -> dict[str, Any]:
-        """What this arm alone can tell of a worker, for the result file."""
+        """Measurements of a worker that only this arm has, for the result file."""
         state = (value for each in self.optimizer.state.values() for value in each.values())
         return {"worker_optimizer_bytes": sum(_local_bytes(value) for value in state)}
 

@@ -31,7 +31,7 @@ from luwu.base.seeds import derive
 from workers.data import BYTE_VOCAB, Batches, load_corpus
 
 BLOCKS: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "bert": BertLayer}
-"""Of each family the module that repeats: it becomes a unit."""
+"""The repeated module of each family: it becomes a unit."""
 LORA_TARGETS = {"llama": ["q_proj", "v_proj"], "bert": ["query", "value"]}
 MASK = BYTE_VOCAB
 """The token behind the bytes: BERT guesses what was there."""
@@ -93,7 +93,7 @@ def make_model(options: argparse.Namespace) -> nn.Module:
 
 
 def make_inputs(options: argparse.Namespace, text_BT: Tensor, seed: int) -> dict[str, Tensor]:
-    """What the model is called with, of some text as bytes."""
+    """Inputs of the model, for some text as bytes."""
     if options.model == "llama":
         return {"input_ids": text_BT, "labels": text_BT}  # it shifts them itself
     generator = torch.Generator().manual_seed(seed)
@@ -113,7 +113,7 @@ def shard(model: nn.Module, options: argparse.Namespace) -> None:
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """What the optimizer gets."""
+    """The parameters for the optimizer."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 

@@ -25,7 +25,7 @@ class Options:
     """One run of one arm. Raises ConfigError if it cannot work."""
 
     arm: str
-    """Who keeps the weights and sums the gradients: `luwu`, `fsdp`, `ddp`, ..."""
+    """The system that holds the weights and sums the gradients: `luwu`, `fsdp`, `ddp`, ..."""
 
     steps: int = 120
     """Optimizer updates of the whole run, those done before a resume included."""

@@ -35,14 +35,14 @@ from workers.options import Options, env_int, parse_options
 
 @dataclass(slots=True)
 class Progress:
-    """What the run has measured so far; a replayed step overwrites its entry."""
+    """Measurements of the run so far; a replayed step overwrites its entry."""
 
     loss: dict[int, float] = field(default_factory=dict)
     step_seconds: dict[int, float] = field(default_factory=dict)
     step_ended_ns: dict[int, int] = field(default_factory=dict)
     """By the machine's monotonic clock."""
     grad_norm: dict[int, float] = field(default_factory=dict)
-    """Of the steps that were printed or clipped."""
+    """Norms of the steps that were printed or clipped."""
 
     aborts_count: int = 0
     finish_seconds: float = 0.0

@@ -41,7 +41,7 @@ from luwu.training.devices.storages import Storages
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 _NAME = "luwu_offload"
-"""Of a module's attribute."""
+"""Name of a module's attribute."""
 _IN_MEMORY = {"tmpfs", "ramfs"}
 """File systems that are no disk."""
 

@@ -35,7 +35,7 @@ from luwu.training.devices.storages import WEIGHTS, Storages
 from luwu.training.devices.streams import CudaStream
 
 ALIGNED_BYTES = 64
-"""What torch gives every storage; kernels may choose another path where it does not hold."""
+"""Alignment of torch's storages; kernels may choose another path for others."""
 
 
 @dataclass(slots=True)

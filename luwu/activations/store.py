@@ -63,14 +63,14 @@ class ActivationStats:
     saved_bytes: int = 0
     """All that was ever put."""
     written_bytes: int = 0
-    """Of these, to disk."""
+    """Bytes of these that were written to disk."""
     read_bytes: int = 0
     """From disk."""
     live_bytes: int = 0
     """Put and not forgotten yet."""
     live_bytes_peak: int = 0
     waiting_bytes: int = 0
-    """Of the live ones, in memory."""
+    """Bytes of the live ones that are in memory."""
     waiting_bytes_peak: int = 0
     waits_count: int = 0
     """Times that the script had to wait for the disk."""
@@ -141,7 +141,7 @@ class ActivationStore:
         self._saved: dict[int, Saved] = {}
         """By number, which is the order of `put`."""
         self._held: dict[int, Saved] = {}
-        """Of these, what is in memory alone."""
+        """Those of them that are in memory only."""
         self._held_bytes = 0
         self._reads: deque[Saved] = deque()
         self._dropped: deque[Saved] = deque()
@@ -275,7 +275,7 @@ class ActivationStore:
             self._error = None  # nobody needs what could not be written
 
     def _forget_copy(self, saved: Saved) -> None:
-        """Of what is on disk too."""
+        """Drop the memory of one that is on disk too."""
         if saved.offset is not None and saved.memory is not None and not saved.is_busy:
             saved.memory, saved.is_handed = None, False
             self._wait_bytes(-saved.nbytes)

@@ -27,7 +27,7 @@ def stored(buffer: memoryview | bytes, dtype: str) -> Any:
 
 
 def widened(values: Any, dtype: str) -> F32Array:
-    """What `stored` gave as float32."""
+    """The result of `stored` as float32."""
     if dtype == "float32":
         return values  # type: ignore[no-any-return]
     if dtype == "float16":

@@ -28,7 +28,7 @@ F32Array = npt.NDArray[np.float32]
 Encoded = memoryview | bytes
 
 ENCODED: Final = "encoded"
-"""What stands for a dtype where a payload is as the job's aggregator makes it."""
+"""The dtype of payloads that the job's aggregator encoded."""
 
 
 class Aggregator(ABC):
@@ -36,7 +36,7 @@ class Aggregator(ABC):
 
     name: ClassVar[str]
     is_plain: ClassVar[bool] = False
-    """What travels is the gradient itself, in its own dtype: nothing is encoded or decoded."""
+    """True if gradients travel in their own dtype, without encoding."""
     is_order_free: ClassVar[bool] = False
     """Any order and any tree of `combine` gives the same bytes."""
     asks_first: ClassVar[bool] = False
@@ -73,7 +73,7 @@ class Aggregator(ABC):
         return 0
 
     def measure(self, values: F32Array) -> bytes:
-        """What others must know of a chunk before any of them encodes it."""
+        """The statement about a chunk that others need before any of them encodes it."""
         raise NotImplementedError(f"{self.name} asks nothing first")
 
     def fold(self, statements: Sequence[bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""What every process of a job is told of it, and how it is told: one value, one encoder.
+"""The specification of a job, for all its processes: one value, one encoder.
 
     JobSpec      in the connection file (`luwu.join.connection.Connection`), and in what a node or
                  switch is started with (`switch_emu.process.role_spec.RoleSpec`)
@@ -27,7 +27,7 @@ SpecT = TypeVar("SpecT", bound="JobSpec")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What all processes of a job have in common."""
+    """Settings that all processes of a job have in common."""
 
     job: int
     """Its number, which no other job has."""

@@ -53,7 +53,7 @@ ZERO_COPY_BYTES_MIN: Final = 64 * 1024
 cheaper than tracking (measured: 1 to 5 us against 15 to 22 us)."""
 
 CREDIT_BYTES_DEFAULT: Final = 256 * MIB
-"""What may be queued to one peer unless the constructor of the transport says otherwise."""
+"""Default limit of bytes queued to one peer."""
 
 GRADIENT_BYTES: Final = 64 * MIB
 """Gradients that a worker has written and its parent has not received."""

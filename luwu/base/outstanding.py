@@ -39,7 +39,7 @@ class RetryPolicy:
 
     @classmethod
     def from_document(cls, document: object, where: str) -> RetryPolicy:
-        """What `document` wrote, at a place of that name. Raises ConfigError."""
+        """The policy in a `document`; errors name it by `where`. Raises ConfigError."""
         if not isinstance(document, Mapping) or document.keys() != {*cls.__slots__}:
             raise ConfigError(f"{where} is {document!r:.80}, not {', '.join(cls.__slots__)}")
         first_ns, most_ns = document["first_ns"], document["most_ns"]

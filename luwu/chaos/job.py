@@ -14,7 +14,7 @@ from luwu.launch.worker_loss import worker_restarts
 
 
 def config_of(run: RunDirectory) -> RunConfig:
-    """What a run was asked to do. Raises ConfigError."""
+    """The configuration of a run. Raises ConfigError."""
     names = ("resolved.json", "resolved-node.json")
     document = next((each for name in names if (each := read_json(run.file(name)))), None)
     if document is None:
@@ -38,7 +38,7 @@ def cast_of(config: RunConfig) -> Cast:
 
 
 def rules_of(config: RunConfig) -> Rules:
-    """What of a configuration decides how faults are taken."""
+    """The part of a configuration that decides how faults are handled."""
     return Rules(
         workers=config.workers,
         workers_min=config.workers_min,

@@ -55,7 +55,7 @@ class PlanFile:
 
 
 def read_plan(file: Path, *, seed: int | None = None) -> PlanFile:
-    """What a file says; `seed` goes before its own. Raises ConfigError."""
+    """Read a plan; `seed` overrides its own. Raises ConfigError."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as exc:

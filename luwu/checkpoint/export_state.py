@@ -52,7 +52,7 @@ class ExportOptions:
     """The options of an export."""
 
     dtype: str = "float32"
-    """Of the weights; the optimizer's state is float32 always."""
+    """Dtype of the weights; the optimizer's state is always float32."""
     shard_bytes: int = 4 * 1024**3
     memory_budget_bytes: int = 256 * 1024**2
     has_optimizer: bool = True

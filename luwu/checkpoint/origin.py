@@ -33,7 +33,7 @@ class Origin:
     record: DecidedStep
     attempt: int
     updates: tuple[int | None, ...]
-    """Of each parameter; None if it is frozen."""
+    """Count of updates per parameter; None if it is frozen."""
     tensor_names: Mapping[tuple[str, int], str]
     """(field, parameter) -> its tensor; what has none starts as zeros."""
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Origin:
     weights_digest: str | None = None
     """None of weights from elsewhere."""
     attached: Mapping[int, bytes] = field(default_factory=dict)
-    """What each rank keeps beside the step."""
+    """Rank -> its attachment to the step."""
 
     @property
     def is_export(self) -> bool:
@@ -86,7 +86,7 @@ class Origin:
 
 
 def _attached(document: ExportDocument, source: Path) -> dict[int, bytes]:
-    """What ranks keep, verified. Raises PageCorruptError."""
+    """Rank -> its attachment, verified. Raises PageCorruptError."""
     found = {}
     for rank, digest in document.attached.items():
         path = source / attached_name(rank)
@@ -122,7 +122,7 @@ class OriginFiles(Closing):
         self.origin = origin
         self._source = source
         self._hashes: dict[str, Any] = {}
-        """Of tensors that are partly read."""
+        """Hashes of tensors that are partly read."""
         self._weights = TensorDirectory(source, MODEL)
         self._state: TensorDirectory | None = None
         try:

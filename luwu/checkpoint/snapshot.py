@@ -55,7 +55,7 @@ class Snapshot:
 def snapshot_at_rest(
     state: Path, count: int, out: Path, *, should_stop: Callable[[], bool] = lambda: False
 ) -> Snapshot:
-    """Of a state of `count` nodes that none of them has open.
+    """Snapshot of a state of `count` nodes that none of them has open.
 
     Raises: ConfigError if one has; StateError if it is damaged; StoreFullError; Interrupted.
     """
@@ -77,7 +77,7 @@ def snapshot_at_rest(
             for number, store in enumerate(stores):
                 _copy_store(store, version, node_directory(new, number, count), should_stop)
         else:
-            _settle(new, count, version)
+            _apply_decision(new, count, version)
         _check_whole(new, count, state, full=how == "reflinks", should_stop=should_stop)
         if count > 1:
             flush_directory(new)
@@ -87,8 +87,8 @@ def snapshot_at_rest(
 def snapshot_by_reflinks(
     state: Path, count: int, out: Path, *, should_stop: Callable[[], bool] = lambda: False
 ) -> Snapshot | None:
-    """Of a state that nodes on this host have open; None where there are no reflinks, or steps are
-    so short that no clone was whole.
+    """Snapshot of a state that nodes on this host have open; None without reflinks, or if steps are
+    too short for a whole clone.
 
     Raises: ConfigError; StoreFullError; StateError; Interrupted.
     """
@@ -100,7 +100,7 @@ def snapshot_by_reflinks(
                 _clone(state, count, new)
                 try:
                     version = _newest_in(new, count)
-                    _settle(new, count, version)
+                    _apply_decision(new, count, version)
                     _check_whole(new, count, state, full=True, should_stop=should_stop)
                 except StateError as exc:
                     raise _NotWholeYet from exc
@@ -116,7 +116,7 @@ def snapshot_of_running(
     source: RunningState, config: StoreConfig, out: Path, *,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Snapshot:  # fmt: skip
-    """Of a job with one node, anywhere, from the version that the node holds for `source`.
+    """Snapshot of a job with one node, on any host, of the version that the node pins for `source`.
 
     `config`: of the store that is made. Raises: ConfigError; StoreFullError; Interrupted; what
     reading raises.
@@ -165,8 +165,10 @@ def _newest_in(new: Path, count: int) -> int:
         return _decided_version(store, new)
 
 
-def _settle(new: Path, count: int, version: int) -> None:
-    """Of a clone: a step that node 0 has decided is decided everywhere, a newer one nowhere."""
+def _apply_decision(new: Path, count: int, version: int) -> None:
+    """Apply the decisions of node 0 to a clone: its version is decided everywhere, a newer one
+    nowhere.
+    """
     for number in range(count):
         with FilePageStore.open(node_directory(new, number, count)) as store:
             prepared = store.prepared

@@ -37,7 +37,7 @@ class StateSource(Protocol):
         ...
 
     def attached(self) -> Mapping[int, bytes]:
-        """What each rank keeps beside this version (`luwu.attach`)."""
+        """Rank -> its attachment to this version (`luwu.attach`)."""
         ...
 
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:

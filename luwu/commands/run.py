@@ -84,7 +84,7 @@ def run(parsed: Parsed) -> int:
 
 
 class _Served(NamedTuple):
-    """What is known of a switch and a node of our own, once they listen."""
+    """Facts of our own switch and node, once they listen."""
 
     disk: DiskFloors | None = None
     first_step: int | None = None
@@ -162,7 +162,7 @@ def _run_by_ray(
 def _failure_written(
     run_directory: RunDirectory, config: RunConfig, parsed: Parsed, script: list[str]
 ) -> Iterator[None]:
-    """What ends a run too early is written as its outcome; at the end nobody can join any more."""
+    """Write an early failure as the outcome of the run; at the end nobody can join any more."""
     try:
         yield
     except LuwuError as cause:
@@ -178,7 +178,9 @@ def _written(
     cause: LuwuError, run_directory: RunDirectory, config: RunConfig, parsed: Parsed,
     script: list[str],
 ) -> LuwuError:  # fmt: skip
-    """What ended a run, written as its outcome; of one that was stopped, with how it goes on."""
+    """Write the reason of the end as outcome; for a stopped run with the command that continues
+    it.
+    """
     error = cause
     if isinstance(cause, Interrupted) and config.join is None:
         state = state_directory(config, STATE_DIRECTORY)

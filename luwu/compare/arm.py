@@ -131,7 +131,7 @@ def _train(
 
 
 class _Records(NamedTuple):
-    """What the processes of an arm wrote at their end; `node` is None if there is none."""
+    """Results that the processes of an arm wrote; `node` is None if there is none."""
 
     workers: list[dict[str, Any]]
     switches: list[dict[str, Any]]

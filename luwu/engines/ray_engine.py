@@ -288,7 +288,7 @@ class RayEngine(Closing):
             file.write_text(text, encoding="utf-8")
 
     def _ask(self, placed: Placed, answer: Any) -> Any:
-        """What an actor answers. Raises LuwuError where it is gone."""
+        """The answer of an actor. Raises LuwuError if the actor is gone."""
         try:
             return self._ray.get(answer, timeout=self._resolved.config.connect_timeout)
         except self._ray.exceptions.RayError as exc:
@@ -316,13 +316,13 @@ class RayEngine(Closing):
 
 
 def _address(runner: Runner) -> str:
-    """Of the host an actor runs on, as Ray knows it."""
+    """Address of the host of an actor, according to Ray."""
     import ray
 
     return str(ray.util.get_node_ip_address())
 
 
 def _environ() -> dict[str, str]:
-    """What processes elsewhere take over from our environment."""
+    """Environment variables that processes on other hosts inherit from ours."""
     names = [name for name in os.environ if name == "PYTHONPATH" or name.startswith("OMP_")]
     return {"OMP_NUM_THREADS": "1", **{name: os.environ[name] for name in names}}

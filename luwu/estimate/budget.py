@@ -97,7 +97,7 @@ def disk_space(job: JobShape, store: StoreConfig, spilled_bytes: int) -> dict[st
 
 
 def core_uses(job: JobShape, plan: NodePlan) -> tuple[CoreUse, ...]:
-    """Who has which threads."""
+    """Threads by use."""
     updates, reads = plan.updates_count, plan.reads_count
     uses = [
         CoreUse(role="worker", processes_count=job.workers, threads_count=job.worker_threads,

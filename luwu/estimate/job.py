@@ -84,7 +84,7 @@ def gpt_job(config: RunConfig, sizes: Sizes, *, is_in_ram: bool) -> JobShape:
 
 
 def gpt_options(config: RunConfig) -> Options:
-    """What `workers/train.py` will be asked for."""
+    """Options for `workers/train.py`."""
     from workers.options import Options
 
     asked = {name: getattr(config, name) for name in ("layers", "width", "batch", "context")}
@@ -95,7 +95,7 @@ def gpt_options(config: RunConfig) -> Options:
 
 
 def compute_seconds(config: RunConfig, job: JobShape, samples: Samples) -> float | None:
-    """Of a step of all workers, on all cores; None for a model with large blocks."""
+    """Seconds of a step of all workers, on all cores; None for a model with large blocks."""
     from luwu.measure.gpt_floor import gpt_seconds
     from workers.data import BYTE_VOCAB
 

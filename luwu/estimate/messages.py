@@ -37,9 +37,9 @@ class MessageUse:
     role: str
     processes_count: int
     forward_ends: int
-    """Of pulls for the forward."""
+    """Message ends of pulls for the forward."""
     backward_ends: int
-    """Of pulls for the backward, of pushes, and of the step itself."""
+    """Message ends of pulls for the backward, of pushes, and of the step itself."""
 
     @property
     def ends(self) -> int:

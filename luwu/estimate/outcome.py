@@ -73,7 +73,7 @@ def outcome(
     estimate: Mapping[str, Any] | None, *, step_seconds: float, busy: Mapping[str, float] | None,
     disk_bytes: Mapping[str, int] | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What results say of an arm that was planned: all null for one that was not."""
+    """Results beside the plan of an arm: all null for one without a plan."""
     planned = None if estimate is None else estimate["step_seconds"]
     seconds = None
     if busy is not None:  # reads and writes of pages in RAM are no work of a disk

@@ -107,18 +107,18 @@ class Estimate:
     """The resource with the largest floor."""
     written_bytes_per_day: float | None
     endurance_bytes: int | None
-    """What a drive of the file system's size is rated for; an assumption."""
+    """Rated endurance of a drive of the file system's size; an assumption."""
     endurance_days: float | None
     plan_lines: tuple[str, ...]
 
     @property
     def disk_read_bytes(self) -> int:
-        """Of all uses."""
+        """Bytes read by all uses."""
         return sum(use.read_bytes for use in self.disk)
 
     @property
     def disk_written_bytes(self) -> int:
-        """Of all uses."""
+        """Bytes written by all uses."""
         return sum(use.written_bytes for use in self.disk)
 
     def document(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Estimate:
 
 
 def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
-    """What `job` takes with `plan`, on a machine with these floors; see the module.
+    """Resources of `job` with `plan`, on a machine with these floors; see the module.
 
     Raises: ConfigError, with the number that would do, if the state fits neither RAM nor disk.
     """
@@ -219,9 +219,9 @@ class _Seconds:
         if floors.update_parameters_per_s:
             self.update = job.trainable_elems / floors.update_parameters_per_s
         self.copies = (0.0, 0.0)
-        """Of weights by workers, for forward and for backward."""
+        """Seconds of copies of weights by workers, for forward and for backward."""
         self.pass_s = 0.0
-        """Of gradients and weights through memory, beside these copies."""
+        """Seconds of gradients and weights through memory, beside these copies."""
         if job.transport == "shm" and floors.copy_bytes_per_s:
             forward, backward = copied_bytes(job, kept)
             rate = floors.copy_bytes_per_s
@@ -229,7 +229,7 @@ class _Seconds:
             self.pass_s = memory_pass_bytes(job) / rate
         self.reads_wait_for_copies = plan.outgoing_bytes < FEW_CHUNKS * job.layout.chunk_bytes
         self.messages = message_seconds(job, kept, floors)
-        """Of the forward and of the backward."""
+        """Seconds of messages, of the forward and of the backward."""
 
     def forward(self) -> float:
         """Compute of the forward."""

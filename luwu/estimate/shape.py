@@ -27,7 +27,7 @@ class JobShape:
     transport: str
     """`tcp`, `ipc` or `shm`."""
     tokens_per_step: int
-    """Of all workers."""
+    """Tokens of all workers."""
     has_switch: bool = True
     slot_count: int = 0
     """Fixed slots of the node's own switch in its memory budget, at least."""
@@ -45,7 +45,7 @@ class JobShape:
     optimizer: str = "adamw"
     state_fields: tuple[str, ...] = ("m", "v")
     compute_seconds_min: float = 0.0
-    """Of a step, where the job is told to compute slowly."""
+    """Minimum seconds of a step, for jobs that compute slowly on purpose."""
 
     @property
     def parameters_count(self) -> int:
@@ -59,7 +59,7 @@ class JobShape:
 
     @property
     def pushed_bytes(self) -> int:
-        """Of one worker in a step."""
+        """Bytes that one worker pushes in a step."""
         return sum(chunk.wire_bytes for chunk in self.layout.chunks if chunk.trainable)
 
     @property

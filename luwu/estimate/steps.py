@@ -31,7 +31,7 @@ STEPS_MIN: Final = 2
 
 
 def steps_document(run: RunDirectory, disk: DiskFloors | None) -> dict[str, Any] | None:
-    """What the steps came to; None for fewer than two of them, or without a node of this run."""
+    """Results of the steps; None for fewer than two, or without a node of this run."""
     node = read_json(run.result("node.json"))
     decided = _decided(run)
     if node is None or len(decided.all_ns) < STEPS_MIN:
@@ -76,7 +76,7 @@ def steps_lines(document: dict[str, Any]) -> list[str]:
 
 
 def _disk_lines(document: dict[str, Any], measured: str) -> list[str]:
-    """What was predicted of the disk, and what of it may be believed."""
+    """The prediction for the disk, and the reliable part of it."""
     ratio = document["disk_error_ratio"]
     off = "" if ratio is None else f", off by {ratio:.0%}"
     predicted = seconds_text(document["disk_seconds_predicted"])

@@ -13,7 +13,7 @@ from switch_emu.node.plan import NodePlan
 
 
 def short_lines(found: Estimate) -> list[str]:
-    """What `compare` says before it starts."""
+    """Lines that `compare` prints before it starts."""
     floors = ", ".join(
         f"{floor.name} {seconds_text(floor.seconds)}" for floor in found.floors if floor.seconds
     )
@@ -33,7 +33,7 @@ def short_lines(found: Estimate) -> list[str]:
 
 
 def disk_line(disk: DiskFloors) -> str:
-    """What `run` says, which does not know the model."""
+    """The line that `run` prints, which does not know the model."""
     return (
         f"disk, measured: reads {format_bytes(disk.read_bytes_per_s)}/s, writes "
         f"{format_bytes(disk.write_bytes_per_s)}/s, both {format_bytes(disk.mixed_bytes_per_s)}/s, "

@@ -82,7 +82,7 @@ class Connection(JobSpec):
 
     @property
     def security(self) -> str:
-        """What protects the way into the job, in words."""
+        """The protection of connections to the job, as text."""
         if not self.endpoint.startswith("tcp://"):
             return "sockets and memory of this user on this machine"
         if "@" in self.endpoint:
@@ -102,7 +102,7 @@ class Connection(JobSpec):
         return self.node if self.switch is None else self.switch
 
     def endpoint_of(self, rank: int) -> str:
-        """What a worker dials. Raises ConfigError."""
+        """The endpoint that a worker dials. Raises ConfigError."""
         for leaf in self.leaves:
             if rank in parse_ranks(leaf.ranks, "leaves"):
                 return leaf.endpoint
@@ -165,7 +165,7 @@ def write_connection(path: Path, connection: Connection) -> None:
 
 
 def read_connection(path: Path) -> Connection | None:
-    """What the file says; None if there is none. Raises ConfigError."""
+    """The content of the file; None if there is none. Raises ConfigError."""
     document = read_json(path)
     if document is None:
         return None

@@ -80,7 +80,7 @@ _joins = itertools.count()
 
 
 def _incarnation() -> int | None:
-    """What the launcher says is the number of our start; a process that joins again adds one."""
+    """The number of our start by the launcher, plus one for each time that we join again."""
     given = os.environ.get("LUWU_INCARNATION", "")
     return int(given) + next(_joins) if given.isdecimal() else None
 

@@ -192,7 +192,7 @@ class SwitchEnds:
     listen: str
     parent: str
     more_parents: tuple[str, ...] = ()
-    """Of nodes after the first."""
+    """Endpoints of nodes after the first."""
     workers_at: str | None = None
     """Endpoint for workers, where `listen` is for switches alone."""
     advertise: str | None = None
@@ -214,8 +214,9 @@ def node_spec(
     memory_budget_bytes: int, state: Path | None, groups: Sequence[int] = (), number: int = 0,
     key_name: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What a node is started with (`NodeSpec`), as JSON takes it; `state` and the budget are this
-    node's own."""
+    """The specification of a node (`NodeSpec`) as JSON; `state` and the budget are this node's
+    own.
+    """
     role = node_role(number)
     shared = replace(job, retry=retry_over(node_link(config)) if number else None)
     spec = NodeSpec(
@@ -273,8 +274,9 @@ def switch_spec(
     config: RunConfig, run: RunDirectory, job: JobSpec, ends: SwitchEnds, *, tree: Tree,
     place: Place, slot_bytes: int = 0, only_forwards: bool = False, key_name: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What a switch is started with (`SwitchSpec`), as JSON takes it; `slot_bytes`: memory of
-    slots, at least."""
+    """The specification of a switch (`SwitchSpec`) as JSON; `slot_bytes`: minimum memory of
+    slots.
+    """
     children, roles = tree.children(place), tree.roles_below(place)
     spec = SwitchSpec(
         **shared_fields(job),

@@ -11,7 +11,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.limits import ALIGN_ELEMS, CHUNK_BYTES_STEP, CHUNK_COUNT_MAX, PAYLOAD_BYTES_MAX
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""What may be computed in and travel; masters and sums are float32."""
+"""Dtypes of compute and transfer; masters and sums are float32."""
 
 COUNT_BYTES = 8
 """One count of updates: an int64 for each segment of a page."""

@@ -56,7 +56,7 @@ class Mailbox:
         self.has_left = False
         self.is_connected = False
         self.trouble = ""
-        """What is wrong with the connection, for people; empty if nothing is."""
+        """The problem of the connection, as text; empty if there is none."""
         self.down_ns: int | None = None
         """Since when the connection is gone."""
         self._counts = True

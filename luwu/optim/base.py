@@ -55,7 +55,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
     """An optimizer whose weights, state and update are in the network."""
 
     name: ClassVar[str]
-    """What the job description calls the update."""
+    """Name of the update in the job description."""
     hyper_names: ClassVar[tuple[str, ...]]
     """Names of a group's hyper-parameters, as torch has them."""
 

@@ -1,4 +1,4 @@
-"""What the cores of worker, switch and node are made of: pure, without I/O.
+"""Common parts of the cores of worker, switch and node: pure, without I/O.
 
 outbox.py        the outbox of a core: its position, and the actions it has collected
 actions.py       actions that every core may ask of its shell

@@ -1,4 +1,4 @@
-"""What every core may ask of its shell; each core adds its own.
+"""Actions that every core may ask of its shell; each core adds its own.
 
 A payload is opaque to a core: a buffer, a place in a spill file, a number in a simulation. A core
 holds each data payload it was given until it says `Drop`, exactly once; `Send` and the other

@@ -37,7 +37,7 @@ class Children:
         self._outbox.send_all(self.members.peers, message, payload)
 
     def welcome(self, push_window_bytes: int) -> wire.Welcome:
-        """What admits a child to the attempt that counts."""
+        """The message that admits a child to the current attempt."""
         skip = self.outcomes.skip_into(self._outbox.attempt)
         return self._outbox.stamped(
             wire.Welcome, loaded=self.loaded, push_window_bytes=push_window_bytes,
@@ -49,7 +49,7 @@ class Children:
         )  # fmt: skip
 
     def abort(self, text: str) -> wire.Abort:
-        """What ends all attempts before the one that counts."""
+        """The message that aborts all attempts before the current one."""
         return self._outbox.stamped(
             wire.Abort, loaded=self.loaded, contributors=self.members.active,
             text=text[:TEXT_CHARS_MAX], redoes=self.redoes,

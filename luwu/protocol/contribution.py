@@ -15,7 +15,7 @@ class OverlapError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one child says of a chunk."""
+    """The contribution of one child to a chunk."""
 
     contributors: int
     """Bitmap of the ranks it speaks for."""

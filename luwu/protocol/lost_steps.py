@@ -8,7 +8,9 @@ from __future__ import annotations
 
 
 def lost_steps_text(found: int, known: int) -> str:
-    """What is lost. `found`: decided steps in the state; `known`: steps announced as decided."""
+    """Text about lost steps. `found`: decided steps in the state; `known`: steps announced as
+    decided.
+    """
     if known <= found:
         return (
             f"the state of the optimizer node has {found} decided steps, as was announced, but is "

@@ -1,4 +1,4 @@
-"""Who a parent's children are: every rank claimed once, all with the same job.
+"""Children of a parent: every rank claimed once, all with the same job.
 
 A child is known by the ranks it speaks for and by its incarnation; `peer` is the connection it came
 by, as the transport authenticated it, and changes when it connects again. Pure.
@@ -65,7 +65,7 @@ class Members:
                 raise ValueError(f"children must speak for disjoint ranks, got {children}")
             self.ranks |= ranks
         self.active = self.ranks
-        """Of these, the ones that count in this attempt."""
+        """Those of them that take part in this attempt."""
         self._by_ranks: dict[int, Member] = {}
         self._by_peer: dict[str, Member] = {}
         self._expelled: dict[int, tuple[int, str]] = {}
@@ -139,7 +139,7 @@ class Members:
         return member if member is not None and member.incarnation == incarnation else None
 
     def name_of(self, peer: str) -> str:
-        """Whom a connection speaks for, for people."""
+        """The ranks of a connection, as text."""
         member = self._by_peer.get(peer)
         return "others" if member is None else f"ranks {ranks_text([member.ranks])}"
 

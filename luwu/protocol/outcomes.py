@@ -31,7 +31,7 @@ class Outcomes:
         return self.skip if attempt == self.skipped_attempt + 1 else None
 
     def of(self, step: int) -> list[Message]:
-        """What is known of a step."""
+        """The outcome of a step."""
         return [m for m in (self.verdict, self.decided) if m is not None and m.step == step]
 
     def is_judged(self, step: int) -> bool:

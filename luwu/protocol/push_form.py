@@ -30,7 +30,7 @@ class PushForm:
         return len(self._elems)
 
     def fault(self, m: Push, payload_bytes: int, *, has_payload: bool) -> str:
-        """What is wrong with a push: what was found, and what was expected; empty if nothing is."""
+        """The fault of a push: what was found, and what was expected; empty if there is none."""
         if m.chunk >= len(self._elems) or not self._elems[m.chunk]:
             return f"extent {m.chunk} is not one that is pushed; there are {len(self._elems)}"
         if not has_payload:

@@ -36,7 +36,7 @@ class Group:
 def nested(
     contributions: Sequence[Contribution], groups: Sequence[int]
 ) -> tuple[Contribution | Group, ...]:
-    """What is added from left to right; a `Group` among it is added first, by the same rule.
+    """Terms to add from left to right; a `Group` among them is added first, by the same rule.
 
     `groups`: bitmaps, the smaller ones first; without any the order is that of the ranks.
     """

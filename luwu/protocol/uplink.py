@@ -1,4 +1,4 @@
-"""What a child has under way to its parent: repeated until answered, payloads within the window.
+"""Requests of a child to its parent: repeated until answered, payloads within the window.
 
 Shared by the worker's NIC and the switch. A *request* goes out at once. *Cargo* carries a data
 payload: it waits its turn until the parent's window, a credit in bytes granted by `Welcome`, has
@@ -39,7 +39,7 @@ class Uplink:
         self._under_way: dict[Hashable, Cargo] = {}
         self._window_used = 0
         self._largest_bytes = 0
-        """Of all cargo so far: weights that are asked for come in messages of such a size."""
+        """Size of the largest cargo so far: requested weights come in messages of such a size."""
         self.window_bytes = 0
         self.repeated_count = 0
         """Messages that were said again because no answer came in time."""

@@ -38,7 +38,7 @@ F32Array = npt.NDArray[np.float32]
 SUFFIX: Final = ".safetensors"
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 WIDENED: Final = ("F32", "BF16", "F16")
-"""What can be read as float32, exactly."""
+"""Dtypes that can be read as float32 exactly."""
 
 SHARDS_MAX: Final = 10_000
 _OPEN_MAX: Final = 32

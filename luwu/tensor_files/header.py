@@ -35,7 +35,7 @@ _METADATA: Final = "__metadata__"
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What a tensor is."""
+    """Name, dtype and shape of a tensor."""
 
     name: str
     dtype: str

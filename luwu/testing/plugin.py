@@ -74,7 +74,7 @@ luwu_noproc = factories.luwu_noproc()
 def luwu_record(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Record, None, None]:
-    """What this test started with the fixtures of luwu; fails it if something is left."""
+    """Record of what luwu's fixtures start in this test; fails it if anything is left."""
     record = Record(request.node, tmp_path_factory)
     request.node.stash[RECORD] = record
     yield record

@@ -47,11 +47,11 @@ class _Wire:
     of: type
     """The exact type in a header; of a bitmap, bytes."""
     what: str
-    """What is expected, for people."""
+    """The expected value, as text."""
     most: float | None = None
     """The largest number; the least is 0. None: every number."""
     length_max: int | None = None
-    """Of a text or bitmap."""
+    """Maximum length of a text or bitmap."""
     members: Mapping[Any, Any] | None = None
     """The values that are taken, and what each is in the message; None: all, as they are."""
     to_wire: Callable[[Any], object] | None = None

@@ -1,4 +1,4 @@
-"""What a process has sent and received, by link and kind of message: the one count of its bytes.
+"""Counts of sent and received bytes and messages of a process, by link and kind of message.
 
 The loop of a process counts here, each message once, as it is handed to the transport and as it
 comes from it. Whatever states bytes (summaries, `counters/*.json`, metrics) is a sum over this.

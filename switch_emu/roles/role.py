@@ -22,7 +22,7 @@ from switch_emu.switch.ranges import SlotRanges
 
 
 def read_document(config: Path) -> dict[str, Any]:
-    """What the launcher wrote. Raises ConfigError."""
+    """Read the launcher's document. Raises ConfigError."""
     document = read_json(config)
     if document is None:
         raise ConfigError(f"--config {config} does not exist; the launcher writes it")
@@ -82,7 +82,7 @@ def _serve(
     def on_listening(endpoint: str) -> None:
         ready = {"pid": os.getpid(), "endpoint": endpoint, "lines": lines}
         write_json(Path(document["ready"]), ready)
-        _settle()
+        _freeze_objects()
 
     if role == "switch":
         from switch_emu.switch.process import SwitchSpec, serve_switch
@@ -103,12 +103,11 @@ def _serve(
     return 0 if is_finished else STOPPED_CODE
 
 
-def _settle() -> None:
-    """What is here when a job begins, modules for the most part, the collector leaves alone.
+def _freeze_objects() -> None:
+    """Exclude the objects of the start, mostly modules, from garbage collection.
 
-    Without them a full collection takes next to nothing and comes often; with them it comes after
-    minutes, and until then CPython keeps up to 2,000 freed tuples of each length: memory that
-    seems to grow.
+    Without them a full collection is cheap and frequent; with them it happens after minutes, and
+    until then CPython keeps up to 2,000 freed tuples of each length: memory seems to grow.
     """
     gc.collect()
     gc.freeze()

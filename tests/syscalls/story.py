@@ -286,9 +286,9 @@ class _StoryWorker(Worker):
                 while step < STEPS:
                     handle = self._step(nic, step, False)
                     nic.attach(step, b"beside step %d: rank %d" % (step, nic.rank))
-                    self._settle(before)
+                    self._await_decision(before)
                     step, before = step + 1, handle
-                self._settle(before)
+                self._await_decision(before)
                 nic.leave()
                 return
             except StepAborted as exc:
@@ -304,7 +304,7 @@ class _StoryWorker(Worker):
             except StepAborted:
                 is_needed = not nic.is_loaded
 
-    def _settle(self, handle: StepHandle | None) -> None:
+    def _await_decision(self, handle: StepHandle | None) -> None:
         if handle is not None:
             handle.decision()
             self.say(f"decided {handle.step + 1}")

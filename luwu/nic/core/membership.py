@@ -24,7 +24,7 @@ CANCEL_CHARS_MAX = 900
 
 
 class Welcomed(Enum):
-    """What a `Welcome` means to a worker; of a new attempt, the reason for it."""
+    """The meaning of a `Welcome` for a worker; for a new attempt, with the reason."""
 
     NOTHING = "it is not meant for this start of the worker"
     ADMITTED = "the worker is a member for the first time"
@@ -69,7 +69,7 @@ class Membership:
         self._send_leave()
 
     def waits_for(self) -> str:
-        """What must happen before the worker has joined, for people; empty once it has."""
+        """The event that the worker waits for before it has joined, as text; empty afterwards."""
         if self.has_joined:
             return ""
         if self._missing:

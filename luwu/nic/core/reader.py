@@ -117,7 +117,7 @@ class ReaderCore:
         return self.uplink.next_tick_ns()
 
     def waits_for(self) -> str:
-        """What must happen next, for people."""
+        """The next event that the reader waits for, as text."""
         if not self._is_open:
             return "the node to hold a decided version (it has none before its weights are loaded)"
         return f"{len(self.uplink)} answers"

@@ -196,7 +196,7 @@ class NicCore:
         return self.out.take()
 
     def waits_for(self) -> str:
-        """What must happen next, for people."""
+        """The next event that the worker waits for, as text."""
         awaited = self.membership.waits_for() or self.requests.waits_for()
         step = self.steps.committed
         return awaited or ("the script" if step is None else f"the decision of step {step}")

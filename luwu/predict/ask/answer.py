@@ -91,7 +91,7 @@ _NEEDS: Final = {
     "network": ("topology",), "to buy": ("cost", "capex"), "at work": ("cost", "watts"),
     "of a million tokens": ("cost",), "tokens per dollar": ("cost",),
 }  # fmt: skip
-"""Of a document, where that stands without which a row has nothing to say of it."""
+"""Keys that a row needs in a document."""
 _NOT_THERE: Final = object()
 
 

@@ -22,7 +22,7 @@ _TIMES: Final = {
 def arrivals_document(
     arrivals: Arrivals, played: Sequence[Served], bound_per_second: float
 ) -> dict[str, Any]:
-    """Of what was played; `bound_per_second` are requests that the closed form answers."""
+    """Document of a played system; `bound_per_second`: requests by the closed form."""
     answers = [each for copy in played for each in copy.answers]
     end_s = max(copy.end_s for copy in played)
     tokens = sum(each.request.output_tokens for each in answers)

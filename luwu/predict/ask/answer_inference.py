@@ -160,7 +160,7 @@ def _largest(parts: dict[str, float]) -> str:
 
 
 def memory_of_inference(job: InferenceJob) -> dict[str, float]:
-    """Of a device, by what takes it, with all sequences at their end (F1 to F3)."""
+    """Memory of a device by use, with all sequences at their end (F1 to F3)."""
     cache = cache_bytes(job, job.tokens)
     return {
         "weights": weight_bytes(job),
@@ -170,7 +170,7 @@ def memory_of_inference(job: InferenceJob) -> dict[str, float]:
 
 
 def memory_of_sockets(job: SocketJob) -> dict[str, float]:
-    """Of a socket."""
+    """Memory of a socket."""
     tokens = job.input_tokens + job.output_tokens
     cache = job.batch * socket_cache_bytes(job, tokens)
     return {"weights": socket_weight_bytes(job), "cache": cache}

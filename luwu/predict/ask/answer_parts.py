@@ -24,7 +24,7 @@ def what_it_hangs_on(question: AnyQuestion) -> dict[str, Any]:
 
 
 def sources_of(catalogue: Catalogue, places: tuple[str, ...]) -> dict[str, str]:
-    """Of all numbers of some entries: `device.A100-40.`"""
+    """Sources of all numbers of some entries: `device.A100-40.`"""
     return {
         place: f"{known.source} ({known.tag}, {known.date})"
         for place, known in catalogue.known.items()
@@ -43,7 +43,7 @@ def parts_text(parts: dict[str, float], whole_s: float) -> list[str]:
 
 
 def memory_text(document: dict[str, Any], what: str = "a device") -> str:
-    """What takes memory, for people."""
+    """Uses of memory, as text."""
     memory, has = document["memory_bytes"], document["memory_bytes_max"]
     said = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in memory.items())
     known = "" if has is None else f"; it has {format_bytes(has)}"

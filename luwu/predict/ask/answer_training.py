@@ -71,7 +71,7 @@ def _exposed(step: StepTime) -> float:
 
 
 def memory_bytes(question: Question) -> dict[str, float]:
-    """Of a device, by what takes it."""
+    """Memory of a device by use."""
     job = question.job
     activations = activation_bytes(job)
     if question.system == "3d":

@@ -31,12 +31,12 @@ from luwu.predict.systems.in_network import OptimizerNodes
 from luwu.predict.systems.zero import GATHERS, sharded_path
 
 OPERATIONS: Final = 6
-"""Of a parameter and token, forward and backward; what is computed again adds 2."""
+"""Operations per parameter and token, forward and backward; recomputation adds 2."""
 _AGAIN: Final = {"full": 2.0, "half": 1.0}
 
 
 def operations_of_a_token(recompute: str) -> float:
-    """Of each parameter."""
+    """Operations of a token per parameter."""
     return OPERATIONS + _AGAIN.get(recompute, 0.0)
 
 
@@ -96,7 +96,7 @@ def achieved_of(job: TrainingJob) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """Of a job on a cluster."""
+    """The break-even of a job on a cluster."""
 
     achieved: float
     """Operations a second of a device."""
@@ -119,7 +119,7 @@ class BreakEven:
 
 
 def break_even(job: TrainingJob, nodes: OptimizerNodes | None) -> BreakEven:
-    """Of LuWu with its nodes, of ZeRO-3 without, on the ports that the job has."""
+    """Break-even of LuWu with its nodes and of ZeRO-3 without, on the ports of the job."""
     achieved, gradient = achieved_of(job), job.software.gradient_bytes
     operations = operations_of_a_token(job.recompute)
     if nodes is None:

@@ -1,4 +1,4 @@
-"""What was played as rows of a picture: who was at what, when.
+"""A played record as rows of a picture: the activity of every engine over time.
 
 Each engine has a row, or several where it was at more than one job at once. Jobs of one step (or
 unit, or micro-batch: the first number of a job's name) share a colour; forward is paler than
@@ -18,7 +18,7 @@ from luwu.predict.events.engines import Record, Span
 from luwu.predict.events.schedules import compute_of
 
 ENGINES: Final = ("compute", "down", "up", "disk read", "node memory", "disk write")
-"""Of a step of LuWu, from the worker to the drives."""
+"""Engines of a step of LuWu, from the worker to the drives."""
 STEPS_SHOWN: Final = 2
 _NUMBER: Final = re.compile(r"\d+")
 
@@ -29,7 +29,7 @@ class Row:
 
     title: str
     busy_ratio: float
-    """Of the window, all rows of the engine together by their number."""
+    """Busy share of the window, over all rows of the engine."""
     spans: tuple[Span, ...]
 
 
@@ -51,9 +51,10 @@ def picture(
     engines: Sequence[str] = (),
     marks_s: dict[str, float] | None = None,
 ) -> Picture:
-    """What of a record lies in a window of time, all of it unless one is given; engines in that
-    order, or in the order in which they began. Raises ConfigError for an engine without spans, or
-    a window without any."""
+    """The part of a record in a window of time, by default all of it; engines in the given
+    order, or by their first span. Raises ConfigError for an engine without spans, or a window
+    without any.
+    """
     end_s = record.end_s if end_s is None else end_s
     inside = [each for each in record.spans if each.start_s < end_s and each.end_s > start_s]
     if not inside:
@@ -97,7 +98,7 @@ def _named(span: Span) -> Span:
 
 
 def stages_picture(record: Record, stages: int) -> Picture:
-    """What each stage of a pipeline did in a step."""
+    """The activity of each stage of a pipeline in a step."""
     return picture(record, engines=[compute_of(stage) for stage in range(stages)])
 
 

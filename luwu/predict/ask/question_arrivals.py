@@ -35,7 +35,7 @@ class Arrivals:
     seed: int = 0
 
     def play(self, job: InferenceJob, replicas: int) -> list[Served]:
-        """What each copy does with those that it gets. Raises ConfigError."""
+        """Play the requests of each copy. Raises ConfigError."""
         if self.requests < replicas:
             raise ConfigError(
                 f"{_PLACE}requests: {self.requests} for {replicas} copies; {replicas} or more fit"

@@ -57,7 +57,7 @@ HOUR_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What a question is run on, as it is bought or rented."""
+    """The prices of a question's machines, bought or rented."""
 
     server: Server
     nic: Nic | None = None
@@ -75,7 +75,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a question takes of machines."""
+    """The machines that a question needs."""
 
     ranks: int
     """Devices; of sockets, hosts."""
@@ -85,10 +85,10 @@ class Place:
     node_disk: Disk | None = None
     node_disks: int = 0
     host_disk: Disk | None = None
-    """Of hosts that offload."""
+    """Drives of hosts that offload."""
     host_disks: int = 0
     host_devices: int | None = None
-    """Of a host that offloads, as the question says it."""
+    """Devices of a host that offloads, by the question."""
 
 
 def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
@@ -142,7 +142,7 @@ def _tariff(table: Mapping[str, Any], catalogue: Catalogue) -> Tariff:
 
 
 def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
-    """Of workers, and of optimizer nodes. Raises ConfigError where they do not come out whole."""
+    """Hosts of workers, and of optimizer nodes. Raises ConfigError if the counts are not whole."""
     each = int(costs.server.devices_count)
     if place.are_hosts:
         each = 1
@@ -185,7 +185,7 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
 
 
 def bill_of(costs: Costs, hosts: list[Hosts], built: Topology | None) -> Bill:
-    """Of what is bought: hosts and the network between them. Raises ConfigError."""
+    """The bill of hosts and the network between them. Raises ConfigError."""
     if built is None:
         if sum(each.count for each in hosts) > 1:
             raise ConfigError(
@@ -202,7 +202,7 @@ def bill_of(costs: Costs, hosts: list[Hosts], built: Topology | None) -> Bill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expense:
-    """Of the machines of a question."""
+    """The cost of a question's machines."""
 
     dollars_per_s: float
     bill: Bill | None
@@ -210,7 +210,7 @@ class Expense:
 
 
 def expense(costs: Costs, place: Place, built: Topology | None) -> Expense:
-    """What a second costs, and what was bought (B1 to B3). Raises ConfigError."""
+    """The cost of a second, and the bill (B1 to B3). Raises ConfigError."""
     hosts = hosts_of(costs, place)
     if costs.tariff is None:
         return Expense(dollars_per_s=rented_dollars_per_s(hosts), bill=None)

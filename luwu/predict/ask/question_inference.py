@@ -57,7 +57,7 @@ _NEEDED: Final = ("system", "model", "device", "network", *_TOKENS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What is predicted of a question on devices."""
+    """The prediction of a question on devices."""
 
     job: InferenceJob
     """With the batch that was taken."""
@@ -71,13 +71,13 @@ class Served:
 
     @property
     def seconds(self) -> float:
-        """Of a token that comes out, of all of them."""
+        """Seconds of a generated token, over all of them."""
         return 1 / self.tokens_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceQuestion:
-    """What answers on devices."""
+    """A question about inference on devices."""
 
     job: InferenceJob
     """Where the batch is to be the largest, with a batch of 1."""
@@ -94,7 +94,7 @@ class InferenceQuestion:
 
     @property
     def place(self) -> Place:
-        """What it takes of machines."""
+        """The machines that it needs."""
         return Place(ranks=self.devices)
 
     def build(self) -> Built | None:
@@ -105,7 +105,7 @@ class InferenceQuestion:
 
     @property
     def devices(self) -> int:
-        """Of all copies."""
+        """Devices of all copies."""
         return self.replicas * self.job.devices
 
     def exchanges(self) -> dict[str, Exchange]:

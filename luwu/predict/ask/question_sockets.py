@@ -49,7 +49,7 @@ _INSIDE: Final = "upi"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedBySockets:
-    """What is predicted of a question on sockets."""
+    """The prediction of a question on sockets."""
 
     job: SocketJob
     """With the batch that was taken."""
@@ -69,14 +69,14 @@ class ServedBySockets:
 
     @property
     def seconds(self) -> float:
-        """Of a token that comes out, of all of them; where prefill is not known, of decode."""
+        """Seconds of a generated token, over all of them; if prefill is unknown, of decode."""
         rate = self.tokens_per_s
         return 1 / rate if rate else self.token.seconds / self.job.batch / self.replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketQuestion:
-    """What answers on sockets."""
+    """A question about inference on sockets."""
 
     job: SocketJob
     is_largest: bool = False
@@ -91,7 +91,7 @@ class SocketQuestion:
 
     @property
     def place(self) -> Place:
-        """What it takes of machines."""
+        """The machines that it needs."""
         return Place(ranks=self.replicas * self.job.hosts, are_hosts=True)
 
     def build(self) -> Built | None:

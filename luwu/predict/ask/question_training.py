@@ -132,7 +132,7 @@ class Question:
 
     @property
     def place(self) -> Place:
-        """What it takes of machines."""
+        """The machines that it needs."""
         ranks, part = self.job.devices, self.part
         if isinstance(part, OptimizerNodes):
             host = part.host

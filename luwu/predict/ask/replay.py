@@ -30,14 +30,15 @@ from luwu.predict.systems.training import predict_step
 TASKS_MAX: Final = 100_000
 """Played for one plan in all: some ten seconds, as a task takes 0.05 to 0.1 ms."""
 UNIT_TASKS: Final = 16
-"""Of a unit and micro-batch: its pulls and its push, at worker, switch and node, in all steps."""
+"""Tasks of a unit and micro-batch: its pulls and its push, at worker, switch and node, in all
+steps."""
 PLAYED: Final = ("luwu", "3d")
 """Systems whose steps can be played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What came of it."""
+    """The result of a replay."""
 
     step_s: float | None
     """None: it was not played."""
@@ -63,7 +64,7 @@ def replay(question: Question, *, tasks_max: int = TASKS_MAX) -> Replay:
 
 
 def tasks_of(question: Question) -> int:
-    """Of a replay."""
+    """Tasks of a replay."""
     job, nodes = question.job, question.nodes
     if nodes is not None:
         return UNIT_TASKS * len(units_of(job)) * job.micro_batches

@@ -20,7 +20,7 @@ from luwu.predict.hardware.software import Software
 
 STEP: Final = 0.1
 _NO_INPUT: Final = (Transformer, Software, Costs, Arrivals)
-"""What is trained and by what, and what comes, is asked, not measured; prices change no time."""
+"""Classes without elasticities: model, software, arrivals; prices change no time."""
 _NO_TENTH: Final = (
     "part.cached", "topology.global_taper", "job.device.domain_count", "job.slowdown",
 )  # fmt: skip
@@ -52,8 +52,9 @@ def scaled(thing: Any, place: str, factor: float) -> Any:
 
 
 def elasticities(question: AnyQuestion) -> dict[str, float]:
-    """Of the step time, or of the seconds of a token, by input, those with the largest effect
-    first. Where a tenth less of an input cannot be (`limits`), of a tenth more alone."""
+    """Elasticities of the step time, or of the seconds of a token, by input, the largest first. If
+    a tenth less of an input is impossible (`limits`), by a tenth more alone.
+    """
     found = {}
     for place in _places(question):
         less, more = (_seconds(question, place, factor) for factor in (1 - STEP, 1 + STEP))

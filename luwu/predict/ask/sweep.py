@@ -50,7 +50,7 @@ class Axis:
 
     @property
     def labels(self) -> list[str]:
-        """Of each value, as it was written."""
+        """Labels of the values, as written."""
         return [label(value) for value in self.values]
 
     @property

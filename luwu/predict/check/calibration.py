@@ -42,7 +42,7 @@ class Compared:
 
     group: str
     name: str
-    """What it is, for people."""
+    """Its name, as text."""
     unit: str
     """Rows of one group and unit can be put in order."""
     published: float

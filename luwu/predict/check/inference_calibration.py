@@ -19,7 +19,7 @@ _JOB_KEYS = ("tensor", "precision", "kv_precision")
 _NETWORK = "ib-ndr"
 """No series of devices leaves its host."""
 _SOCKET_TOKENS = 128
-"""Of a prompt and of an answer on sockets, where the source does not say."""
+"""Tokens of a prompt and of an answer on sockets, if the source does not give them."""
 
 
 def compare_inference(catalogue: Catalogue) -> list[Compared]:

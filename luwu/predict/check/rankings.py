@@ -14,7 +14,7 @@ from typing import Any
 
 
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Of two lists of the same things. None where one of them tells no two apart."""
+    """Kendall's tau of two lists of the same things. None if one of them has equal values only."""
     agreed, told, told_by_other = 0, 0, 0
     for (a, b), (c, d) in combinations(zip(one, other, strict=True), 2):
         first, second = (a > c) - (a < c), (b > d) - (b < d)
@@ -27,7 +27,9 @@ def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
 
 
 def rankings(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each group of comparable rows: those of one source in one unit, in their order."""
+    """Rankings of all groups of comparable rows: those of one source in one unit, in their
+    order.
+    """
     groups: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in rows:
         key = row["group"], row["unit"]

@@ -22,7 +22,7 @@ JOB: Final = 1
 NEVER: Final = RetryPolicy(first_ns=10**18, most_ns=10**18)
 """Nothing is lost here, so nothing is repeated."""
 SQUARES: Final = (1.0,)
-"""Of any gradient: a step is finite, and is applied."""
+"""Squares of any gradient: steps are finite, and are applied."""
 HYPER: Final = encode_hyper(StepHyper(groups=({},)))
 SWITCH: Final = "switch"
 """The name by which the node knows its child."""
@@ -30,7 +30,7 @@ SWITCH: Final = "switch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """What makes each core, with the arguments of its class."""
+    """Constructors of the cores, with the arguments of their classes."""
 
     nic: Callable[..., NicCore] = NicCore
     switch: Callable[..., SwitchCore] = SwitchCore

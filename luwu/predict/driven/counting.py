@@ -54,11 +54,11 @@ class Ends:
     """Ends of messages at one process of a role."""
 
     pull: float
-    """Of a chunk, each time that it is pulled."""
+    """Per chunk and pull."""
     push: float
-    """Of a chunk."""
+    """Per chunk and push."""
     step: float
-    """Of the step itself: hyper-parameters, commit, verdict, decision."""
+    """Per step: hyper-parameters, commit, verdict, decision."""
 
 
 @cache
@@ -222,7 +222,7 @@ class _Exchange:
                     self._queue.append(partial(self._work, action))
 
     def _work(self, action: Any) -> None:
-        """What the node's pipeline does, at once."""
+        """Carry out the work of the node's pipeline at once."""
         node, weights = self._node, Token(CHUNK_BYTES_STEP)
         match action:
             case do.Update():

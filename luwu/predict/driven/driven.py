@@ -53,7 +53,7 @@ from switch_emu.switch.core.actions import SwitchLimits
 STEPS: Final = 3
 """Played; the last one is measured. The second is like all after it."""
 CHUNK_BYTES_MIN: Final = 16 * 1024 * 1024
-"""What the project takes where memory and links allow."""
+"""Default chunk of the project, if memory and links allow it."""
 CHUNKS_MAX: Final = 512
 """Played in a step, unless more are asked for: playing takes time by their number."""
 QUICK_STEPS: Final = 2
@@ -61,7 +61,7 @@ AHEAD: Final = 4
 WORKERS: Final = 2
 """Played: they are equal, and with two of them a switch sums."""
 SLOT_WINDOWS: Final = 16
-"""Of gradients that a switch holds, windows of a worker: as many as its own limits have."""
+"""Gradients that a switch holds, in windows of a worker: as in its own limits."""
 UPDATES: Final = ("streaming", "at_step")
 GRADIENT_DTYPES: Final = {2: "bfloat16", 4: "float32"}
 
@@ -76,11 +76,11 @@ class Driven:
     told: dict[str, Record] = field(default_factory=dict)
     """By process: `worker-0`, `network`, `node`."""
     description: Description | None = None
-    """What was trained, as the cores were given it."""
+    """The job description that the cores received."""
 
     @property
     def step_s(self) -> float:
-        """Of the last step, from the end of the one before."""
+        """Seconds of the last step, from the end of the one before."""
         return self.ends_s[-1] - self.ends_s[-2]
 
 
@@ -95,11 +95,12 @@ class Playing:
     update: str | None = None
     """Order of work; None: `streaming`, or `at_step` where a step has several micro-batches."""
     chunk_bytes: int | None = None
-    """Of float32, a multiple of 16 KiB. None: 16 MiB, or as many as cut the model into few."""
+    """Bytes of float32, a multiple of 16 KiB. None: 16 MiB, or less if the model has few chunks
+    then."""
     limits: NodeLimits | None = None
     """None: as the node plans its memory."""
     threads: int | None = None
-    """Of the node, that have a page each until it is written; None: as it plans its memory."""
+    """Threads of the node, each with a page until it is written; None: by its memory plan."""
     weights_away: bool = False
     """The node reads masters from drives to send weights; see `NodeCosts`."""
     prepare_s: float = 0.0
@@ -239,7 +240,7 @@ class _World:
 def _limits(
     job: TrainingJob, nodes: OptimizerNodes, how: Playing, chunk_bytes: int, scale: int
 ) -> tuple[NodeLimits, int]:
-    """What the node holds and has under way, in bytes of the layout, and its threads."""
+    """Limits of the node in bytes of the layout, and its threads."""
     plan = plan_node(
         budget_bytes=int(nodes.host.memory_bytes) * nodes.nodes, chunk_bytes=chunk_bytes,
         world_size=job.devices, has_switch=True,

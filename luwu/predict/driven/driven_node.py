@@ -29,7 +29,7 @@ from switch_emu.node.core import actions as do
 
 
 class NodeWork(Protocol):
-    """What the node's work takes; each to be yielded from a process, by one thread of a crew."""
+    """Costs of the node's work; each is yielded from a process, by one of the threads."""
 
     in_place: bool
     """Weights lie where workers use them: no thread reads them."""
@@ -53,7 +53,7 @@ class NodeWork(Protocol):
         """Move a gradient to drives."""
 
     def cost_bytes(self, chunk: int, nbytes: int) -> float:
-        """What engines or threads take a payload of a chunk for."""
+        """Payload bytes of a chunk that engines and threads count."""
 
 
 class DrivenNode:

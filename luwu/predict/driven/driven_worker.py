@@ -35,7 +35,7 @@ class Script:
     steps: int
     micro_batches: int
     pulls: int
-    """Of a unit in a micro-batch: 2 where weights are freed between forward and backward."""
+    """Pulls of a unit in a micro-batch: 2 if weights are freed between forward and backward."""
     ahead: int
     """Units that may be requested before compute is at them."""
     gradient_dtype: str
@@ -62,7 +62,7 @@ class DrivenWorker:
         self._room = simpy.Container(env, capacity=script.ahead, init=script.ahead)
         self._joined = env.event()
         self._done: dict[int, simpy.Event] = {}
-        """Of each handle."""
+        """The event of each handle."""
         self._asked: dict[tuple[int, int, int], simpy.Event] = defaultdict(env.event)
         """(step, use, unit): its pull is out; the event's value is the pull's own."""
         self._over: dict[tuple[int, int], simpy.Event] = defaultdict(env.event)

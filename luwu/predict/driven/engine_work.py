@@ -27,7 +27,7 @@ from switch_emu.node.core import actions as do
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCosts:
-    """What the engines of all nodes together take; nodes are equal, so one stands for all."""
+    """Costs of the engines of all nodes together; nodes are equal, so one stands for all."""
 
     read_s: float
     """To read a byte from drives; NaN where there are none."""
@@ -35,7 +35,7 @@ class NodeCosts:
     memory_s: float
     """To pass over a byte of memory."""
     away: float
-    """Of the state, the share on drives."""
+    """Share of the state on drives."""
     weights_away: bool = False
     """Masters are read from drives to be sent, where they are not in memory; else a copy of all
     weights stays there, as closed forms have it."""
@@ -44,7 +44,7 @@ class NodeCosts:
 
     @staticmethod
     def of(nodes: OptimizerNodes, **more: Any) -> NodeCosts:
-        """Of hosts of the catalogue. Raises ConfigError where a state is on drives and none is."""
+        """Costs on hosts of the catalogue. Raises ConfigError for a state on drives without any."""
         away = 1 - nodes.cached
         has_drives = away > 0 or nodes.host.disks > 0
         return NodeCosts(
@@ -56,12 +56,12 @@ class NodeCosts:
 
     @property
     def state_bytes(self) -> float:
-        """Of a parameter, on drives."""
+        """Bytes of a parameter on drives."""
         return STATE_BYTES * self.away
 
     @property
     def update_bytes(self) -> float:
-        """Of memory that the update of a parameter passes over; it reads the gradient too."""
+        """Memory traffic of the update of a parameter, reads of the gradient included."""
         return ADAM_BYTES + 2 * DMA * self.state_bytes
 
 
@@ -157,7 +157,7 @@ class EngineWork:
 
 
 def _arrived_bytes(contributions: Sequence[Any]) -> float:
-    """What came in, and was put into memory as it came."""
+    """Received bytes that were written to memory on arrival."""
     return sum(each.payload.cost_bytes for each in contributions)
 
 

@@ -1,4 +1,4 @@
-"""What passes between the cores in virtual time: messages of the wire, payloads without bytes.
+"""Messages between the cores in virtual time: of the wire, with payloads without bytes.
 
 A payload is a `Token`: how many bytes it stands for, and whether its holder let go of it. A link is
 one direction of a connection. Data take their turn on it, one after the other, at its rate, and

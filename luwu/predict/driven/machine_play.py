@@ -127,7 +127,7 @@ class _World:
         return [worker.ends_s for worker in self.workers]
 
     def waits_for(self) -> str:
-        """What the node's core waits for."""
+        """The event that the node's core waits for."""
         return self._node.core.waits_for()
 
     def thread(self) -> Thread:
@@ -217,7 +217,7 @@ def _layout(job: MachineJob) -> Layout:
 
 
 class _MachineWork:
-    """What threads of the node and its disk take (X6, X7)."""
+    """Costs of the node's threads and its disk (X6, X7)."""
 
     def __init__(self, world: _World, messages: Thread) -> None:
         self.in_place = world.job.in_place
@@ -280,7 +280,7 @@ class _Worker:
         )
         self._joined = world.env.event()
         self._done: dict[int, simpy.Event] = {}
-        """Of each handle."""
+        """The event of each handle."""
         self._pulled: dict[Use, simpy.Event] = {}
         self.ends_s: list[float] = []
         self._forward_s = compute_by_unit(world.job, world.floors, world.floors.forward_s)

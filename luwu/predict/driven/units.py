@@ -11,7 +11,7 @@ from luwu.predict.model.layers import compute_time, operators_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What is pulled and pushed together, and the seconds of its compute."""
+    """A unit that is pulled and pushed as a whole, and the seconds of its compute."""
 
     name: str
     parameters: float

@@ -25,9 +25,9 @@ class Span:
     start_s: float
     end_s: float
     amount: float
-    """Of bytes, or of whatever the engine counts."""
+    """Bytes, or another count of the engine."""
     fields: Fields = ()
-    """What names it in a timeline: step, unit, chunk."""
+    """Its names in a timeline: step, unit, chunk."""
 
 
 @dataclass(frozen=True, slots=True)

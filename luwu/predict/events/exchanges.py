@@ -96,7 +96,7 @@ def _played(
 
 
 def _pairs(exchange: Exchange, ranks: int) -> Iterator[tuple[Node, Node]]:
-    """Who sends to whom (A4)."""
+    """Pairs of sender and receiver (A4)."""
     if exchange.collective != "all_to_all":
         yield from neighbour_flows(exchange.group, ranks)
         return

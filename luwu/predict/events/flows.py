@@ -232,7 +232,7 @@ class FlowNetwork:
         self._change()
 
     def _advance(self, ending: Collection[_Moving] = ()) -> None:
-        """What was sent since the last change; all that was left, of those that end."""
+        """Record the bytes sent since the last change; all remaining ones of flows that end."""
         now = self._env.now
         carried: dict[Link, float] = defaultdict(float)
         names: dict[Link, list[str]] = defaultdict(list)
@@ -251,7 +251,7 @@ class FlowNetwork:
 
 
 def link_name(link: Link) -> str:
-    """Of its spans in a record."""
+    """Name of a link in the spans of a record."""
     return " -> ".join(_node_name(each) for each in link)
 
 
@@ -275,7 +275,7 @@ def play_flows(graph: nx.DiGraph, flows: Iterable[Flow]) -> Record:
 
 
 def arrivals_s(record: Record) -> dict[str, float]:
-    """Of each flow, when its last byte was there."""
+    """Arrival time of the last byte, per flow."""
     return {
         span.job: span.end_s for span in record.spans if span.engine == f"flow {span.job}"
     }  # fmt: skip

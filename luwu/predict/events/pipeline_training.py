@@ -36,12 +36,11 @@ OF_STEP = (
 )  # fmt: skip
 """Parts of the closed form that are not of every layer."""
 ClosedForm = Callable[[TrainingJob], StepTime]
-"""Of a step, on the network that a job has; `three_d_step` of one that is known link by link."""
+"""Closed form of a step, on the network of a job; `three_d_step` of a known topology."""
 GRADIENT_BYTES = 4
-"""Of an element that embedding's backward adds to."""
+"""Bytes of an element that the embedding's backward adds to."""
 FORWARD_SHARE = {"full": 1 / 3, "half": 2 / 5}
-"""Of exchanges of tensor parallel ranks, those of the first forward; half where it is the only
-one."""
+"""Share of the first forward in exchanges of tensor parallel ranks; half if it is the only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ class _Seconds:
 
     @property
     def embedding_s(self) -> tuple[float, float]:
-        """Of a micro-batch, forward and backward (E8)."""
+        """Seconds of a micro-batch, forward and backward (E8)."""
         job = self.job
         elements = job.micro_batch * job.sequence / job.context * job.model.hidden
         return (
@@ -174,7 +173,7 @@ class _Seconds:
         )  # fmt: skip
 
     def optimizer_s(self, stage: int, layers: int) -> float:
-        """Of a stage with so many layers."""
+        """Seconds of a stage with so many layers."""
         parameters = self._parameters(layers, stage == 0, stage == self.job.pipeline - 1)
         return self._optimizer_s * parameters / self._own
 
@@ -187,7 +186,7 @@ class _Seconds:
         return compute_s + FORWARD_SHARE.get(self.job.recompute, 1 / 2) * exchange_s
 
     def _parameters(self, layers: int, is_first: bool, is_last: bool) -> float:
-        """Of so many layers and what else is there (E9)."""
+        """Parameters of so many layers and of the rest of the stage (E9)."""
         model = self.job.model
         ends = int(is_first) + int(is_last)
         if model.tied and is_first and is_last:
@@ -196,7 +195,7 @@ class _Seconds:
 
 
 def _seconds_of_stages(job: TrainingJob, predict: ClosedForm) -> list[_Seconds]:
-    """Of each stage; the slowest device is in the last, as the closed form has it."""
+    """Seconds per stage; the slowest device is in the last, as in the closed form."""
     slowest = _Seconds(job, predict)
     if job.slowdown == 1:
         return [slowest] * job.pipeline

@@ -27,7 +27,7 @@ BOOT: Final = "predicted"
 
 
 def told_by_stages(record: Record, stages: int) -> dict[str, Record]:
-    """What each stage of a step of a pipeline would have recorded, by its process."""
+    """Spans that each stage of a step of a pipeline would record, by its process."""
     told = {f"worker-{stage}": Record() for stage in range(stages)}
     process_of = {
         engine: f"worker-{stage}"

@@ -42,7 +42,7 @@ class _Paths:
         }
 
     def ends(self) -> list[float]:
-        """Of all stages."""
+        """The ends of all stages."""
         waiting = deque(range(self._plan.stages))
         while waiting:
             stage = waiting.popleft()
@@ -83,7 +83,7 @@ class _Paths:
 
 
 def _sums(seconds: list[float]) -> list[float]:
-    """Of the first, of the first two, and so on."""
+    """Sums of the first, of the first two, and so on."""
     found, total = [], 0.0
     for each in seconds:
         total += each

@@ -56,8 +56,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a stage has of the model, in one piece: seconds of a micro-batch, and of the exchange of
-    its gradients and weights among data parallel ranks."""
+    """One piece of the model in a stage: seconds of a micro-batch, and of the exchange of its
+    gradients and weights among data parallel ranks.
+    """
 
     forward_s: float
     backward_s: float
@@ -70,14 +71,14 @@ class Pipeline:
     """A step to be played. Raises ConfigError for what cannot be."""
 
     parts: tuple[tuple[Part, ...], ...]
-    """Of each stage; as many of each."""
+    """Parts per stage; as many of each."""
     micro_batches: int
     send_s: float = 0.0
     """From a stage to the next, of activations or of their gradients."""
     sent_bytes: float = 0.0
-    """Of such a send."""
+    """Bytes of such a send."""
     optimizer_s: tuple[float, ...] = ()
-    """Of each stage; none: it takes no time."""
+    """Seconds per stage; empty: it takes no time."""
     data_overlap: float = 0.0
     """Of the exchange among data parallel ranks, the share beside compute."""
 
@@ -140,7 +141,7 @@ class PlayedPipeline:
 
     @property
     def seconds(self) -> float:
-        """Of the step: until the last stage is done."""
+        """Seconds of the step: until the last stage is done."""
         return max(self.ends_s)
 
 
@@ -148,7 +149,7 @@ class PlayedPipeline:
 
 
 def tasks_of(stage: int, stages: int, virtual: int, micro_batches: int) -> list[Task]:
-    """What a stage does, in its order (E1, E2)."""
+    """Tasks of a stage in order (E1, E2)."""
     forwards = _in_order(FORWARD, stages, virtual, micro_batches)
     backwards = _in_order(BACKWARD, stages, virtual, micro_batches)
     if virtual == 1:
@@ -163,7 +164,7 @@ def tasks_of(stage: int, stages: int, virtual: int, micro_batches: int) -> list[
 
 
 def _in_order(kind: str, stages: int, virtual: int, micro_batches: int) -> list[Task]:
-    """Of one kind: all micro-batches, or `stages` of them through each part in turn."""
+    """Tasks of one kind: all micro-batches, or `stages` of them through each part in turn."""
     at_once = stages if virtual > 1 else micro_batches
     parts = range(virtual) if kind == FORWARD else range(virtual - 1, -1, -1)
     return [
@@ -266,7 +267,7 @@ class _World:
         ready.succeed()
 
     def _gather(self, stage: int, gathered: list[simpy.Event]) -> Process:
-        """What of the weights comes beside the first forwards, part by part."""
+        """Gather the weights that overlap with the first forwards, part by part."""
         for part, event in zip(self._pipeline.parts[stage], gathered, strict=True):
             seconds = self._pipeline.data_overlap * part.gather_s
             yield from self._exchange(stage, "gather", seconds)
@@ -277,7 +278,7 @@ class _World:
         yield from self._exchange(stage, f"reduce part {part}", seconds)
 
     def _end(self, stage: int) -> Process:
-        """What is in the open: the rest of the exchange, with the optimizer in between."""
+        """Carry out the exposed part: the rest of the exchange, with the optimizer in between."""
         plan, parts = self._pipeline, self._pipeline.parts[stage]
         share = 1 - plan.data_overlap
         yield from self._exchange(stage, "reduce rest", share * sum(p.reduce_s for p in parts))

@@ -60,7 +60,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PiecesWork(Work):
-    """Of a round with pieces of several prompts (IN9)."""
+    """Work of a round with pieces of several prompts (IN9)."""
 
     ended: int
     """Prompts of which this is the last piece."""
@@ -110,14 +110,14 @@ class Served:
     answers: tuple[Answer, ...]
     """In the order of the requests."""
     between_s: tuple[float, ...]
-    """Of all tokens but first ones: after the one before, from short to long."""
+    """Seconds after the previous token, of all tokens but first ones, sorted."""
     peak_bytes: float
     """On a device: weights, work space, and what was promised to sequences, at most."""
     notes: Notes
 
     @property
     def end_s(self) -> float:
-        """Of the last round."""
+        """End of the last round."""
         return self.rounds[-1].end_s
 
     def tokens_per_s(self, start_s: float = 0.0, end_s: float | None = None) -> float:
@@ -197,7 +197,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Plan:
-    """What a round does."""
+    """The work of a round."""
 
     decodes: list[_Sequence] = field(default_factory=list)
     pieces: list[tuple[_Sequence, int]] = field(default_factory=list)
@@ -245,7 +245,7 @@ class _World:
         )  # fmt: skip
 
     def _bytes_of(self, input_tokens: int, output_tokens: int) -> float:
-        """Of such a sequence at its end; checks that memory holds one."""
+        """Bytes of such a sequence at its end; checks that memory holds one."""
         one = replace(
             self._job, batch=1, input_tokens=input_tokens, output_tokens=output_tokens
         )  # fmt: skip
@@ -339,8 +339,9 @@ def _shape(request: Request) -> tuple[int, int]:
 
 
 def stage_seconds(job: InferenceJob, time: RoundTime) -> list[float]:
-    """Of a round in each stage: its layers, scheduling, the send to the next, and in the last one
-    the output layer and the choice of tokens. Layers that are left over are in the first ones."""
+    """Seconds of a round per stage: its layers, scheduling, the send to the next, and in the last
+    one the output layer and the choice of tokens. Remaining layers are in the first ones.
+    """
     each, more = divmod(job.model.layers, job.pipeline)
     parts = time.parts
     layer_s = sum(

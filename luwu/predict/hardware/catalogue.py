@@ -109,7 +109,7 @@ class Catalogue:
         return self._find(_MODEL, name, key, Transformer)
 
     def names(self, kind: str) -> list[str]:
-        """Of all entries of a kind."""
+        """Names of all entries of a kind."""
         return sorted(self.entries.get(kind, {}))
 
     def _find(self, kind: str, name: str, key: str, expected: type[Entry]) -> Entry:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Notes:
-    """What a reader of a prediction should know of how it came about."""
+    """Remarks on how a prediction was made, for its readers."""
 
     extrapolated: dict[str, str] = field(default_factory=dict)
     """Curve -> the sizes beyond its points, for people."""

@@ -43,7 +43,7 @@ class Key:
 
 
 def keys_of(kind: type) -> dict[str, Key]:
-    """What an entry of a kind has, by name, but for its name."""
+    """Keys of an entry of a kind, without its name."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         each.name: Key(
@@ -68,7 +68,7 @@ class Device:
     memory_rate: Rate
     """Peak."""
     memory_efficiency: Ratio
-    """Of the peak, in a stream of reads and writes."""
+    """Share of the peak, in a stream of reads and writes."""
     bf16: Operations
     """Peak of dense matrix products with 16-bit operands."""
     fp8: Operations | None = None
@@ -81,7 +81,7 @@ class Device:
     domain_count: Count = 1.0
     """Devices that share a fast network of their own."""
     domain_rate: Rate | None = None
-    """Of that network, per device and direction."""
+    """Rate of that network, per device and direction."""
     host_rate: Rate
     """To and from the host's memory, each direction."""
     power: Watts | None = None
@@ -99,21 +99,21 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What one device has of a network between hosts."""
+    """The connection of one device to a network between hosts."""
 
     name: str
     rate: Rate
-    """Of one device's port, one direction."""
+    """Rate of one device's port, one direction."""
     efficiency: Ratio
-    """Of the rate, for large messages."""
+    """Share of the rate, for large messages."""
     latency_s: Seconds
     """From one rank to another, of a small message."""
     stream_rate: Rate | None = None
-    """Of a single stream or thread, where that is less."""
+    """Rate of a single stream or thread, if it is lower."""
     streams_count: Count | None = None
     """At once, of one device; as many as fill the port, unless given."""
     hop_s: Seconds = 300e-9
-    """Of a switch on the way."""
+    """Latency of a switch on the way."""
 
     def __post_init__(self) -> None:
         if self.streams_count is None:
@@ -185,9 +185,9 @@ class Link:
     rate: Rate
     """One direction."""
     price: Dollars | None = None
-    """Of the cable and both transceivers."""
+    """Price of the cable and both transceivers."""
     transceiver_power: Watts | None = None
-    """Of one; a link has two."""
+    """Power of one transceiver; a link has two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ class Nic:
 
     name: str
     rate: Rate
-    """Of all its ports, one direction."""
+    """Rate of all its ports, one direction."""
     memory_bytes: Bytes | None = None
     power: Watts | None = None
     price: Dollars | None = None
@@ -213,7 +213,7 @@ class Server:
     power: Watts | None = None
     """At work, devices included."""
     device_rental: DollarsPerS | None = None
-    """Of one device with its part of the host and the network."""
+    """Rent of one device with its part of the host and the network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +242,7 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tariff:
-    """What makes an hour of what was bought."""
+    """The terms of the hourly cost of bought machines."""
 
     name: str
     life_s: Seconds

@@ -19,12 +19,12 @@ ADAM_BYTES = 28
 STATE_BYTES = 12
 """Master and two moments."""
 STREAM_SHARE = 0.8
-"""Of a socket's peak that STREAM usually reaches; assumed."""
+"""Share of a socket's peak that STREAM usually reaches; assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What serves one or several devices."""
+    """A host of one or several devices."""
 
     processor: Processor
     processors: int = 2
@@ -38,7 +38,7 @@ class Host:
 
     @property
     def memory_rate(self) -> float:
-        """Of all sockets, as a stream of reads and writes reaches it."""
+        """Rate of all sockets, as reached by a stream of reads and writes."""
         return self.processors * self.processor.memory_rate * STREAM_SHARE
 
     def adam(self, parameters: float) -> float:

@@ -43,11 +43,11 @@ class Transformer:
     experts_used: int = 1
     """By each token."""
     head_width: int
-    """Of one head."""
+    """Width of one head."""
     dropout: bool = False
     """Masks are kept, and passes over memory take longer."""
     other_parameters: int = 0
-    """Of none of these kinds: positions, a last norm; below zero where biases are missing."""
+    """Parameters of no other kind: positions, a last norm; below zero if biases are missing."""
 
     @staticmethod
     def parse(place: str, name: str, entry: Mapping[str, Any]) -> Transformer:
@@ -82,32 +82,34 @@ class Transformer:
 
     @property
     def mlp_matrices(self) -> int:
-        """Of hidden x ffn, in one expert."""
+        """Matrices of hidden x ffn in one expert."""
         return 3 if self.gated else 2
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer: queries and output, keys and values."""
+        """Parameters of one layer's attention: queries and output, keys and values."""
         return 2 * self.hidden * self.head_width * (self.heads + self.kv_heads)
 
     @property
     def mlp_parameters(self) -> int:
-        """Of one expert."""
+        """Parameters of one expert."""
         return self.mlp_matrices * self.hidden * self.ffn
 
     @property
     def expert_parameters(self) -> int:
-        """Of one layer: matrices of all its experts."""
+        """Parameters of all experts of one layer."""
         return self.experts * self.mlp_parameters
 
     @property
     def router_parameters(self) -> int:
-        """Of one layer: what chooses among its experts."""
+        """Parameters of one layer's router."""
         return self.hidden * self.experts if self.experts > 1 else 0
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer: all experts, the router, biases (where the MLP is not gated), norms."""
+        """Parameters of one layer: all experts, the router, biases (unless the MLP is gated),
+        norms.
+        """
         if self.gated:
             small = 2 * self.hidden
         else:
@@ -133,7 +135,7 @@ class Transformer:
     # ---------------------------------------------------------------------- operations
 
     def layer_operations(self, tokens: float, sequence: float, seen: float = 1.0) -> float:
-        """Of a layer's forward on so many tokens (M1).
+        """Operations of a layer's forward on so many tokens (M1).
 
         `seen`: how much of the scores is counted: 1 in what is published as model operations, 1/2
         in kernels that leave out what a causal mask hides.
@@ -143,16 +145,17 @@ class Transformer:
         return 2 * matrices * tokens + self.attention_operations(tokens, sequence, seen)
 
     def attention_operations(self, tokens: float, sequence: float, seen: float = 1.0) -> float:
-        """Of scores and their product with values, forward (M2)."""
+        """Operations of scores and their product with values, forward (M2)."""
         return 4 * tokens * sequence * self.heads * self.head_width * seen
 
     def head_operations(self, tokens: float) -> float:
-        """Of the output layer's forward."""
+        """Operations of the output layer's forward."""
         return 2 * tokens * self.embedding_parameters
 
     def step_operations(self, tokens: float, sequence: float) -> float:
-        """Of forward and backward of a step, as model operations are counted (M3): no
-        recomputation, backward twice the forward."""
+        """Model operations of a step, forward and backward (M3): no recomputation, backward twice
+        the forward.
+        """
         forward = self.layers * self.layer_operations(tokens, sequence) + self.head_operations(
             tokens
         )

@@ -40,7 +40,7 @@ SCALED: Final[dict[str, dict[str, str]]] = {
 
 
 def factors(entry: Any, scaling: Scaling, generations: int) -> dict[str, float]:
-    """What numbers of an entry are multiplied by, those alone that change (Q1)."""
+    """Factors of the changed numbers of an entry (Q1)."""
     found = {}
     for key, axis in SCALED[type(entry).__name__.lower()].items():
         factor = getattr(scaling, axis) ** generations

@@ -24,11 +24,11 @@ class Software:
     fused_attention: bool
     """Scores are never written to memory."""
     counts_causal: float
-    """Of the scores, how much its attention computes: 1, or 1/2 where masked blocks are skipped."""
+    """Share of the scores that its attention computes: 1, or 1/2 if masked blocks are skipped."""
     overlaps_tensor: bool
     """Some of what tensor parallel ranks exchange is behind matrix products."""
     data_overlap: float
-    """Of what data parallel ranks exchange, the share behind backward and forward."""
+    """Share of the exchange of data parallel ranks that overlaps with backward and forward."""
     gradient_bytes: float
     """That data parallel ranks reduce, of each parameter."""
     shards_optimizer: bool
@@ -38,10 +38,10 @@ class Software:
     """`vendor`: Megatron's and NeMo's own; `torch`: what PyTorch and its compiler make;
     `deepspeed`: DeepSpeed's of 2023."""
     ring: str = "hierarchical"
-    """Of exchanges between all devices: `hierarchical` uses all network ports of a host at once,
-    `flat` one of them."""
+    """Ring of exchanges between all devices: `hierarchical` uses all network ports of a host at
+    once, `flat` one of them."""
     host_devices: int | None = None
-    """Of a host, each with a port of its own, where a testbed had not the device's domain."""
+    """Devices of a host, each with its own port, for a testbed without the device's domain."""
 
 
 @cache

@@ -22,7 +22,7 @@ from luwu.base.suggestion import suggestion
 
 
 class Dimension(Enum):
-    """What a number counts, and the SI unit it is held in."""
+    """The dimension of a number, and its SI unit."""
 
     OPERATIONS_PER_S = "FLOP/s"
     BYTES = "B"

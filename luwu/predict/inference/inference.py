@@ -39,18 +39,18 @@ from luwu.predict.model.collectives import Path, measured_all_reduce, ring_all_r
 from luwu.predict.model.operators import WIRE_BYTES
 
 NCCL_BASE_S = 3.6e-6
-"""Of a ring with the LL protocol; NCCL's tuning."""
+"""Base latency of a ring with the LL protocol; NCCL's tuning."""
 NCCL_HOP_S = 0.47e-6
-"""Of each of its 2 (n - 1) steps, over NVLink."""
+"""Latency of each of its 2 (n - 1) steps, over NVLink."""
 NCCL_SMALL_SHARE = 0.25
-"""Of a link's rate that LL reaches, at least."""
+"""Minimum share of a link's rate that LL reaches."""
 CAUSAL_SHARE = 0.5
-"""Of the scores that kernels compute in prefill: what the mask hides is left out."""
+"""Share of the scores that kernels compute in prefill: masked ones are skipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one round does in each layer."""
+    """The work of one round in each layer."""
 
     decodes: float = 0.0
     """Sequences that get their next token."""
@@ -80,18 +80,18 @@ class RoundTime:
 
     @property
     def seconds(self) -> float:
-        """Of the round."""
+        """Seconds of the round."""
         return sum(self.parts.values())
 
     @property
     def binding(self) -> str:
-        """What takes most."""
+        """The bottleneck."""
         return max(self.parts, key=lambda name: self.parts[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inference:
-    """What is predicted of a job."""
+    """The prediction of an inference job."""
 
     first_token_s: float
     """From a whole batch's prompts to its first tokens; no queue before it."""
@@ -163,7 +163,9 @@ def predict_continuous(job: InferenceJob) -> tuple[float, RoundTime]:
 
 
 def predict_round(job: InferenceJob, work: Work, parts: float = 1.0) -> RoundTime:
-    """Of continuous batching, with as many parts of a batch under way, each of them `work`."""
+    """A round of continuous batching, with as many parts of a batch under way, each of them
+    `work`.
+    """
     return _round(
         job, work, parts,
         layer_launch_s=fitted("decode_layer_s"), round_s=fitted("round_s"),
@@ -181,7 +183,7 @@ def with_largest_batch(job: InferenceJob) -> InferenceJob:
 def _round(
     job: InferenceJob, work: Work, parts: float, *, layer_launch_s: float, round_s: float
 ) -> RoundTime:
-    """Of as many parts of a batch as are under way, each of them `work` (IN4)."""
+    """A round of as many parts of a batch as are under way, each of them `work` (IN4)."""
     notes = Notes()
     layer = {**layer_time(job, work, notes), "launches": layer_launch_s}
     layer_s = sum(layer.values())
@@ -269,7 +271,7 @@ def _attention(job: InferenceJob, work: Work) -> float:
 
 
 def _passes(job: InferenceJob, n: float) -> float:
-    """What operators between products read and write, as in training's forward."""
+    """Memory traffic of operators between products, as in training's forward."""
     model = job.model
     residual = model.hidden * (2 * 2 + 2 * 3)
     activation = model.ffn * model.experts_used * (3 if model.gated else 2) / job.tensor
@@ -295,7 +297,7 @@ def _memory(device: Device, nbytes: float) -> float:
 
 
 def _all_reduce(job: InferenceJob, nbytes: float, notes: Notes) -> float:
-    """Of a layer's activations among tensor parallel ranks, at the size that they have."""
+    """Seconds of an all-reduce of a layer's activations among tensor parallel ranks."""
     ranks, device = job.tensor, job.device
     if ranks == 1:
         return 0.0

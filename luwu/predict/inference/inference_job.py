@@ -21,14 +21,17 @@ from luwu.predict.hardware.model import Transformer
 from luwu.predict.model.operators import WIRE_BYTES
 
 WEIGHT_BYTES: Final = {"bf16": 2.0, "fp8": 1.0, "fp4": 9 / 16}
-"""Of a weight. fp4: NVFP4, where 16 values share a scale of a byte. Source: NVIDIA's documents."""
+"""Bytes of a weight. fp4: NVFP4, where 16 values share a scale of a byte. Source: NVIDIA's
+documents."""
 CACHE_PRECISIONS: Final = ("bf16", "fp8", "int8")
 BATCHINGS: Final = ("static", "continuous")
 LOGIT_BYTES: Final = 4
 
 
 def cache_bytes_per_element(precision: str, head_width: int) -> float:
-    """Of keys and values; int8 has a scale for each head, which costs 1/d more."""
+    """Bytes of an element of keys and values; int8 has a scale for each head, which costs 1/d
+    more.
+    """
     return {"bf16": 2.0, "fp8": 1.0, "int8": 1.0 + 1.0 / head_width}[precision]
 
 
@@ -62,8 +65,9 @@ def check_tensor(key: str, ranks: int, model: Transformer) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceJob:
-    """What answers, on what, how. Raises ConfigError for what cannot be, and for a batch that
-    memory does not hold."""
+    """An inference job: model, devices, parallelism, batch. Raises ConfigError if it is impossible,
+    or if memory does not hold the batch.
+    """
 
     model: Transformer
     device: Device
@@ -72,7 +76,7 @@ class InferenceJob:
     tensor: int = 1
     pipeline: int = 1
     precision: str = "bf16"
-    """Of weights and products; attention is in 16 bits."""
+    """Precision of weights and products; attention is in 16 bits."""
     kv_precision: str = "bf16"
     batch: int = 1
     """Sequences at once, of all stages."""
@@ -82,7 +86,8 @@ class InferenceJob:
     """static: a batch begins and ends as one. continuous: a sequence that ends makes place for the
     next, and each round has prefill and decode."""
     budget_tokens: int = 8192
-    """Of a round of continuous batching: sequences in decode and tokens of prefill together."""
+    """Tokens of a round of continuous batching: sequences in decode and tokens of prefill
+    together."""
 
     def __post_init__(self) -> None:
         for key in ("tensor", "pipeline", "batch", "input_tokens", "output_tokens",
@@ -129,22 +134,22 @@ class InferenceJob:
 
     @property
     def tokens(self) -> int:
-        """Of a sequence at its end."""
+        """Tokens of a sequence at its end."""
         return self.input_tokens + self.output_tokens
 
     @property
     def stage_layers(self) -> int:
-        """Of the stage with most."""
+        """Layers of the largest stage."""
         return math.ceil(self.model.layers / self.pipeline)
 
     @property
     def kv_heads(self) -> int:
-        """Of keys and values, on a rank."""
+        """Heads of keys and values, on a rank."""
         return max(1, self.model.kv_heads // self.tensor)
 
 
 def layer_cache_bytes(job: InferenceJob) -> float:
-    """Of a token in one layer, on a rank."""
+    """Cache bytes of a token in one layer, on a rank."""
     width = job.model.head_width
     return 2 * job.kv_heads * width * cache_bytes_per_element(job.kv_precision, width)
 
@@ -163,7 +168,7 @@ def layer_weight_bytes(job: InferenceJob) -> float:
 
 
 def weight_bytes(job: InferenceJob) -> float:
-    """Of a rank of the fullest stage (F2): with the output layer, or with the embedding."""
+    """Weights of a rank of the fullest stage (F2): with the output layer, or with the embedding."""
     model = job.model
     ends = 2 if job.pipeline == 1 and not model.tied else 1
     embeddings = ends * model.embedding_parameters / job.tensor * WIRE_BYTES
@@ -176,8 +181,9 @@ def fixed_bytes(job: InferenceJob) -> float:
 
 
 def sequence_bytes(job: InferenceJob) -> float:
-    """What one more sequence takes on a rank: its cache at its end, its logits, and where a batch
-    begins as one, work space of its prompt; stages have different parts of a batch at work."""
+    """Memory of one more sequence on a rank: its cache at its end, its logits, and if a batch
+    starts as a whole, work space of its prompt; stages work on different parts of a batch.
+    """
     cache = cache_bytes(job, job.tokens)
     logits = LOGIT_BYTES * job.model.vocab / job.tensor / job.pipeline
     if job.batching == "continuous":

@@ -35,7 +35,7 @@ SOCKET_WEIGHT_BYTES: Final = {"bf16": 2.0, "int8": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketJob:
-    """What answers on which sockets. Raises ConfigError for what cannot be."""
+    """An inference job on sockets. Raises ConfigError if it is impossible."""
 
     model: Transformer
     processor: Processor
@@ -53,7 +53,7 @@ class SocketJob:
     parallel_blocks: bool = False
     """Attention and MLP of a layer run side by side, as some models have them."""
     memory_bytes: float | None = None
-    """Of a socket; None: whether it holds the batch is not asked."""
+    """Memory of a socket; None: it is not checked whether it holds the batch."""
 
     def __post_init__(self) -> None:
         for key in ("sockets", "host_sockets", "batch", "input_tokens", "output_tokens"):
@@ -97,7 +97,7 @@ class SocketTime:
 
 
 def socket_weight_bytes(job: SocketJob) -> float:
-    """Of a socket, embedding and output layer included."""
+    """Weights of a socket, embedding and output layer included."""
     return job.model.parameters * SOCKET_WEIGHT_BYTES[job.precision] / job.sockets
 
 
@@ -154,7 +154,7 @@ def _time(job: SocketJob, tokens: float, cache: float, attention: float) -> Sock
 
 
 def _all_reduce(job: SocketJob, nbytes: float) -> float:
-    """Of a layer's activations among all sockets (K2)."""
+    """Seconds of an all-reduce of a layer's activations among all sockets (K2)."""
     in_host = min(job.sockets, job.host_sockets)
     inside, between = _path(job.inside), _path(job.network)
     return hierarchical_all_reduce(job.hosts, in_host, nbytes, inside, between)

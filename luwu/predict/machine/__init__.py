@@ -1,1 +1,1 @@
-"""What the parts of LuWu take on this machine, and threads that share its processors."""
+"""Costs of the parts of LuWu on this machine, and threads that share its processors."""

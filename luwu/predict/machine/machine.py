@@ -45,16 +45,16 @@ class MachineFloors:
 
     cores: int
     forward_s: float
-    """Of one worker's model, forward, by itself."""
+    """Seconds of one worker's forward, by itself."""
     backward_s: float
     root_ratio: float
-    """Of both, what is not in blocks, in [0, 1]."""
+    """Share of both outside the blocks, in [0, 1]."""
     end_s: float
     """A message at one of its ends."""
     handed_s: float
     """Work handed to a thread of the node, and its end heard of."""
     send_s_per_byte: float
-    """Of a link's thread; 0 where memory is shared."""
+    """Cost of a link's thread; 0 with shared memory."""
     receive_s_per_byte: float
     receive_at_node_s_per_byte: float
     """The node gives memory back, so the kernel clears it anew."""
@@ -63,19 +63,19 @@ class MachineFloors:
     weights_s_per_byte: float
     """A copy to the unit's own addresses."""
     sum_s_per_byte: float
-    """Of the switch, by byte that is added."""
+    """Cost of the switch, per added byte."""
     update_s_per_byte: float
-    """Of a thread of the node, for a page: the kernel, checksums, requests; by byte of weights."""
+    """Cost of a node's thread for a page: kernel, checksums, requests; per byte of weights."""
     reading_s_per_byte: float
-    """Of a thread of the node, for weights that are read to be sent."""
+    """Cost of a node's thread for weights that are read to be sent."""
     write_s_per_byte: float = 0.0
-    """Of the disk, for pages that stay in memory."""
+    """Cost of the disk for pages that stay in memory."""
     mixed_s_per_byte: float = 0.0
-    """Of the disk, to read a byte and write one, as updates do."""
+    """Cost of the disk to read a byte and write one, as updates do."""
     pull_s_per_byte: float = 0.0
-    """Of the disk, for reads of weights."""
+    """Cost of the disk for reads of weights."""
     crowding: float = 0.0
-    """Of a step, what all parts together take more (X11)."""
+    """Relative extra time of a step with all parts together (X11)."""
 
     def __post_init__(self) -> None:
         if self.cores < 1:
@@ -90,7 +90,7 @@ class MachineFloors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineJob:
-    """What a step moves, and who is there."""
+    """The transfers of a step, and its processes."""
 
     chunks: tuple[tuple[int, ...], ...]
     """Bytes of the weights of each chunk, by unit; the root first, which is used last."""
@@ -106,7 +106,7 @@ class MachineJob:
     ahead: int = 2
     """Units that are pulled before they are used."""
     compute_threads: int = 1
-    """Of each worker, which share its compute evenly."""
+    """Threads of each worker, which share its compute evenly."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "updates_count", "reads_count", "ahead", "compute_threads"):
@@ -127,7 +127,7 @@ class MachineJob:
 
     @property
     def nbytes(self) -> int:
-        """Of all weights."""
+        """Bytes of all weights."""
         return sum(map(sum, self.chunks))
 
     def stays(self, unit: int, chunk: int) -> bool:
@@ -146,11 +146,11 @@ class MachineStep:
     """That the disk is busy."""
     cores: int
     crowding_s: float = 0.0
-    """Of the step (X11)."""
+    """Extra seconds of the step (X11)."""
 
     @property
     def cores_s(self) -> float:
-        """What all work takes if no core ever waits."""
+        """Seconds of all work if no core ever waits."""
         return sum(self.work_s.values()) / self.cores
 
     @property

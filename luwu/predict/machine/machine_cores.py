@@ -110,7 +110,7 @@ class Thread:
 
 
 class Device:
-    """What works beside the cores (Q5)."""
+    """A device that works beside the cores (Q5)."""
 
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env

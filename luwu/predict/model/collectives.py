@@ -25,7 +25,7 @@ from luwu.predict.hardware.curves import Curve, Notes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """What one rank has of a network, in each direction."""
+    """The network of one rank, in each direction."""
 
     latency_s: float
     rate: float
@@ -34,7 +34,7 @@ class Path:
     """A message of so many has half of the rate."""
 
     def seconds(self, nbytes: float) -> float:
-        """Of bytes on the wire, without latency (N1)."""
+        """Seconds of bytes on the wire, without latency (N1)."""
         return (nbytes + self.half_bytes) / self.rate if nbytes else 0.0
 
 

@@ -28,7 +28,7 @@ BACKWARD_BLOCKS = 2
 
 
 def block_bytes(job: TrainingJob) -> float:
-    """Of the keys and values of one rank's tokens, of one micro-batch and layer (X1)."""
+    """Bytes of the keys and values of one rank's tokens, of one micro-batch and layer (X1)."""
     n = job.micro_batch * job.sequence / job.context
     heads = max(1.0, job.model.kv_heads / job.tensor)
     return WIRE_BYTES * 2 * heads * job.model.head_width * n

@@ -33,7 +33,7 @@ from luwu.predict.model.placement import Group, domain_path, network_path, place
 
 
 class Own(NamedTuple):
-    """Of one device."""
+    """Parameters of one device."""
 
     shared: float
     """Parameters that all tokens pass."""
@@ -86,7 +86,7 @@ def mlp_products(job: TrainingJob, operators: Operators, n: float) -> float:
 
 
 def passed_rows(job: TrainingJob) -> float:
-    """Of a token's width, read and written to bring tokens to experts and back (J5)."""
+    """Traffic of a token's width, read and written to bring tokens to experts and back (J5)."""
     return 3 * job.model.experts_used * job.load + 2 if job.model.experts > 1 else 0.0
 
 
@@ -109,8 +109,9 @@ def dispatched_bytes(job: TrainingJob) -> float:
 
 
 def all_to_alls(job: TrainingJob) -> float:
-    """Of a layer and micro-batch: two forward, two backward, two where forward is computed again
-    (J2)."""
+    """All-to-alls of a layer and micro-batch: two forward, two backward, two if forward is
+    recomputed (J2).
+    """
     return 4.0 + 2 * {"full": 1.0, "half": 0.5}.get(job.recompute, 0.0)
 
 

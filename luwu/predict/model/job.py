@@ -17,7 +17,7 @@ RECOMPUTE = ("none", "selective", "half", "full")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """What is trained, on what, how. Counts of 1 mean: not at all."""
+    """A training job: model, devices, parallelism. Counts of 1 mean: not at all."""
 
     model: Transformer
     device: Device
@@ -45,7 +45,7 @@ class TrainingJob:
     recompute: str = "none"
     precision: str = "bf16"
     slowdown: float = 1.0
-    """Of the slowest device: how many times longer its compute takes than that of the others."""
+    """Factor of the compute time of the slowest device over that of the others."""
 
     def __post_init__(self) -> None:
         inner = self.tensor * self.pipeline * self.context
@@ -154,7 +154,7 @@ class TrainingJob:
 
     @property
     def stage_layers(self) -> float:
-        """Of a stage in the middle."""
+        """Layers of a stage in the middle."""
         return self.shared_layers / self.pipeline
 
     @property
@@ -164,7 +164,7 @@ class TrainingJob:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.batch * self.sequence
 
 
@@ -182,12 +182,12 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Of the step."""
+        """Seconds of the step."""
         return sum(self.parts.values())
 
     @property
     def binding(self) -> str:
-        """What takes most; where several work at once, the one that the others wait for."""
+        """The bottleneck; where several resources overlap, the one that the others wait for."""
         if self.bound_by:
             return self.bound_by
         busy = self.resources or self.parts

@@ -31,7 +31,7 @@ class LayerTime:
     attention: float
     passes: float
     exchange: float
-    """Of tensor parallel ranks, forward, in the open or not."""
+    """Exchange of tensor parallel ranks, forward, exposed or not."""
     recompute: float
 
 
@@ -60,7 +60,9 @@ def layer_time(job: TrainingJob, operators: Operators) -> LayerTime:
 
 
 def compute_time(job: TrainingJob, operators: Operators) -> dict[str, float]:
-    """Of all layers, forward and backward, of a micro-batch on a device that has them all (T2)."""
+    """Compute time of all layers, forward and backward, of a micro-batch on a device that has them
+    all (T2).
+    """
     layer, layers = layer_time(job, operators), job.model.layers
     return {
         "products": 3 * layers * layer.products,
@@ -72,7 +74,7 @@ def compute_time(job: TrainingJob, operators: Operators) -> dict[str, float]:
 
 
 def attention_backward(job: TrainingJob) -> float:
-    """Of a layer's attention, how many times its forward (T2)."""
+    """Factor of a layer's attention backward over its forward (T2)."""
     return 2.5 if job.software.fused_attention else 2.0
 
 
@@ -116,8 +118,9 @@ def _attention(job: TrainingJob, operators: Operators, n: float) -> float:
 
 
 def _passed_bytes(job: TrainingJob, n: float) -> float:
-    """What a layer's operators read and write, forward, without products and attention: two norms,
-    two additions to the residual stream, the activation, the turn of queries and keys."""
+    """Memory traffic of a layer's operators, forward, without products and attention: two norms,
+    two additions to the residual stream, the activation, the rotation of queries and keys.
+    """
     model = job.model
     whole = job.tensor if job.sequence_parallel else 1
     residual = model.hidden * (2 * 2 + 2 * 3 + (1 if model.dropout else 0)) / whole
@@ -144,7 +147,7 @@ def _tensor_exchange(job: TrainingJob, n: float, notes: Notes) -> float:
 
 
 def _all_reduce(job: TrainingJob, group: Group, tokens: float, notes: Notes) -> float:
-    """Of the activations of so many tokens."""
+    """Seconds of an all-reduce of the activations of so many tokens."""
     if group.size == 1:
         return 0.0
     nbytes = WIRE_BYTES * tokens * job.model.hidden

@@ -21,7 +21,7 @@ SHARDED_STATE_BYTES = 16
 WINDOW_LAYERS = 3
 """Whole at once where states are sharded: the one in use, the next, and the one that is reduced."""
 SCORE_BYTES = 5
-"""Of a score that is kept: before and after softmax in 16 bits, and a mask."""
+"""Bytes of a saved score: before and after softmax in 16 bits, and a mask."""
 
 
 def state_bytes(job: TrainingJob) -> float:
@@ -35,18 +35,18 @@ def state_bytes(job: TrainingJob) -> float:
 
 
 def sharded_state_bytes(job: TrainingJob) -> float:
-    """Of ZeRO-3 and FSDP, with the whole layers that are in use (Y4)."""
+    """State of ZeRO-3 and FSDP, with the whole layers that are in use (Y4)."""
     window = WINDOW_LAYERS * 2 * WIRE_BYTES * job.model.layer_parameters
     return SHARDED_STATE_BYTES * job.model.parameters / job.devices + window
 
 
 def replicated_state_bytes(job: TrainingJob) -> float:
-    """Of a device with a whole model: nothing is shared."""
+    """State of a device with a whole model: nothing is sharded."""
     return SHARDED_STATE_BYTES * float(job.model.parameters)
 
 
 def activation_bytes(job: TrainingJob) -> float:
-    """Of the first stage, which keeps most (Y3)."""
+    """Activations of the first stage, which saves most (Y3)."""
     stages = job.pipeline
     interleaved = 1 + (stages - 1) / (stages * job.virtual) if job.virtual > 1 else 1.0
     return layer_activation_bytes(job) * job.model.layers / stages * _in_flight(job) * interleaved
@@ -58,7 +58,7 @@ def _in_flight(job: TrainingJob) -> int:
 
 
 def layer_activation_bytes(job: TrainingJob) -> float:
-    """Of one layer and one micro-batch (Y2)."""
+    """Activations of one layer and one micro-batch (Y2)."""
     model = job.model
     tokens = job.micro_batch * job.sequence / job.context
     whole_share = job.tensor if job.sequence_parallel else 1

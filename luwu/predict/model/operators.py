@@ -18,7 +18,7 @@ from luwu.predict.hardware.curves import Notes
 from luwu.predict.hardware.hardware import Device
 
 WIRE_BYTES = 2
-"""Of an element in 16 bits."""
+"""Bytes of an element in 16 bits."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Operators:
 
     device: Device
     precision: str = "bf16"
-    """Of products of weights: bf16 or fp8. Attention is in 16 bits."""
+    """Precision of products of weights: bf16 or fp8. Attention is in 16 bits."""
     matmul_scale: float = 1.0
     attention_efficiency: float = 0.5
     slowdown: float = 1.0

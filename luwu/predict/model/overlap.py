@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KAPPA = 0.15
-"""Of a device's compute, what collectives take that run on it. Source: Calculon's prior."""
+"""Share of a device's compute that collectives on it take. Source: Calculon's prior."""
 KAPPA_NETWORK = 0.02
 """The same of messages over the network. Source: Calculon's prior for InfiniBand."""
 ETA = {1: 1.0, 2: 0.98, 4: 0.74, 8: 0.69}
-"""Of a collective's bandwidth, what is left beside a matrix product, by ranks. Source: DisDP, which
-gives the gain of collectives off the device: 2, 35 and 44 %."""
+"""Share of a collective's bandwidth that is left beside a matrix product, by ranks. Source: DisDP,
+which gives the gain of collectives off the device: 2, 35 and 44 %."""
 
 
 def eta(ranks: int) -> float:
@@ -33,12 +33,12 @@ def eta(ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Overlapped:
-    """What two things took that ran at once."""
+    """Seconds of two activities that overlap."""
 
     seconds: float
     """In all."""
     exposed: float
-    """Of it, more than the compute alone."""
+    """Seconds of it beyond the compute alone."""
 
 
 def overlapped(compute: float, exchange: float, *, kappa: float, eta: float) -> Overlapped:

@@ -23,8 +23,8 @@ from luwu.predict.model.collectives import Path
 from luwu.predict.model.job import TrainingJob
 
 DOMAIN_HOP_S = 3.4e-6
-"""Of a message to a device of the same domain. Source: NCCL's tuning table, a hop of a ring over
-NVLink."""
+"""Latency of a message to a device of the same domain. Source: NCCL's tuning table, a hop of a ring
+over NVLink."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Group:
 
     size: int
     inside: int
-    """Of them, how many share a domain (G2)."""
+    """Number of them that share a domain (G2)."""
 
     @property
     def domains(self) -> int:
@@ -82,7 +82,7 @@ def pipeline_group(job: TrainingJob) -> Group:
 
 
 def domain_path(device: Device) -> Path:
-    """What a device has of its domain; without a network of its own, its way to the host."""
+    """A device's path through its domain; without a network of its own, its path to the host."""
     rate = device.domain_rate or device.host_rate
     if device.all_reduce is not None:
         rate = min(rate, device.all_reduce.rates[-1])
@@ -90,12 +90,12 @@ def domain_path(device: Device) -> Path:
 
 
 def network_path(network: Network) -> Path:
-    """What a device has of the network: its port."""
+    """A device's path through the network: its port."""
     return Path(latency_s=network.latency_s, rate=network.port_rate)
 
 
 def ring_path(job: TrainingJob, group: Group) -> Path:
-    """What a rank has of a ring through its group (G3)."""
+    """A rank's path in a ring through its group (G3)."""
     inside, port = domain_path(job.device), network_path(job.network)
     if group.is_inside:
         return inside
@@ -104,7 +104,7 @@ def ring_path(job: TrainingJob, group: Group) -> Path:
 
 
 def step_path(job: TrainingJob, group: Group) -> Path:
-    """What a rank has where each sends to the next and all wait (G4)."""
+    """A rank's path where each sends to the next and all wait (G4)."""
     inside, port = domain_path(job.device), network_path(job.network)
     if group.is_inside or group.inside == 1:
         return inside if group.is_inside else port

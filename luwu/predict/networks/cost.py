@@ -26,7 +26,7 @@ MILLION = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """Of a bill: so many of one entry of the catalogue."""
+    """One item of a bill: a count of one entry of the catalogue."""
 
     what: str
     """For people, and the same in all bills: `switches`."""
@@ -36,12 +36,12 @@ class Item:
     price: float | None
     power: float | None
     power_key: str = "power"
-    """Of the entry, where it says the power of a part."""
+    """Key of the entry for the power of a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What is bought (B1)."""
+    """The items that are bought (B1)."""
 
     items: tuple[Item, ...]
 
@@ -60,11 +60,11 @@ class Bill:
         return self._sums([(each, each.price, "price") for each in self.items])
 
     def watts_by_item(self) -> dict[str, float]:
-        """Of each kind of item; they add up to `watts`."""
+        """Watts by kind of item; they add up to `watts`."""
         return self._sums([(each, each.power, each.power_key) for each in self.items])
 
     def count(self, what: str) -> float:
-        """Of all items of a kind."""
+        """Count of all items of a kind."""
         return sum(each.count for each in self.items if each.what == what)
 
     def plus(self, other: Bill) -> Bill:
@@ -155,7 +155,7 @@ class Hosts:
 
     @property
     def devices(self) -> int:
-        """Of all hosts."""
+        """Devices of all hosts."""
         return self.count * int(self.server.devices_count)
 
     @property
@@ -215,13 +215,14 @@ def cluster_bill(
 
 
 def owned_dollars_per_s(bill: Bill, tariff: Tariff) -> float:
-    """Of what was bought, and the power that it takes (B3)."""
+    """Cost per second of bought machines, power included (B3)."""
     return bill.capex / tariff.life_s + bill.watts * tariff.pue * tariff.energy_price
 
 
 def rented_dollars_per_s(hosts: Iterable[Hosts]) -> float:
-    """Of devices with their part of host and network (B3). Raises ConfigError where nobody rents
-    such a host out."""
+    """Rent per second of devices with their part of host and network (B3). Raises ConfigError if
+    such a host cannot be rented.
+    """
     total = 0.0
     for each in hosts:
         server = each.server
@@ -256,7 +257,7 @@ def _positive(key: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What machines of one kind take during a step."""
+    """Load of the machines of one kind during a step."""
 
     name: str
     count: float

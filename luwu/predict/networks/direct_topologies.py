@@ -51,7 +51,7 @@ class Torus:
 
     @property
     def endpoints(self) -> int:
-        """Of all dimensions."""
+        """Endpoints of all dimensions."""
         return math.prod(self.sizes)
 
     @property
@@ -65,7 +65,7 @@ class Torus:
         return Inventory(0, sum(self.endpoints * _ways(size) // 2 for size in self.sizes))
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
-        """Of a group that is whole dimensions. Raises ConfigError.
+        """Connection of a group that is whole dimensions. Raises ConfigError.
 
         The rate of exchanges between neighbours is that of one link.
         """
@@ -130,7 +130,7 @@ class Dragonfly:
 
     @property
     def endpoints(self) -> int:
-        """Of all groups."""
+        """Endpoints of all groups."""
         return self.groups * self._group_endpoints
 
     @property
@@ -139,7 +139,7 @@ class Dragonfly:
 
     @property
     def global_links(self) -> int:
-        """Of a router."""
+        """Global links of a router."""
         return int(self.endpoints_per_router / self.global_taper)
 
     @property
@@ -167,7 +167,7 @@ class Dragonfly:
         return Inventory(a * g, links)
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
-        """Of each rank of a group. Raises ConfigError."""
+        """Connection of each rank of a group. Raises ConfigError."""
         check_exchange(self, group, collective, sums=False)
         if group.size == 1:
             return alone(self.network)
@@ -183,7 +183,7 @@ class Dragonfly:
         return over_switches(self.network, hops, share, self._middle(group, is_global))
 
     def _uniform_share(self, group: RankGroup, is_global: bool) -> float:
-        """Of a port, in all-to-all among all routers, or those of a group (D5)."""
+        """Share of a port, in all-to-all among all routers, or those of a group (D5)."""
         a, p, g = self.routers_per_group, self.endpoints_per_router, self.groups
         if not is_global:
             return min(1.0, a / p)
@@ -194,7 +194,7 @@ class Dragonfly:
         return min(1.0, local, outgoing / leaving)
 
     def _neighbour_share(self, stride: int, is_global: bool) -> float:
-        """Of a port, where each rank sends to the next one (D6)."""
+        """Share of a port, if each rank sends to the next one (D6)."""
         a, p = self.routers_per_group, self.endpoints_per_router
         share = 1.0
         if a > 1:

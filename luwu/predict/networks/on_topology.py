@@ -49,12 +49,12 @@ _PARTS = {
     "tensor": "tensor exchange", "context": "context exchange", "data": "data exchange",
     "pipeline": "pipeline exchange", "expert": "expert exchange",
 }  # fmt: skip
-"""Of a 3-D step, the part that each group's exchange is."""
+"""Name of the exchange in a 3-D step, by group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """Of one kind, in a step or in a decode round."""
+    """An exchange of one kind, in a step or in a decode round."""
 
     group: RankGroup
     collective: str
@@ -64,7 +64,7 @@ class Exchange:
     """All ranks of a ring that is several through domains: a torus has no domains."""
 
     def connection(self, built: Built) -> Connection:
-        """What it has of a network. Raises ConfigError where that cannot do it."""
+        """Its connection to a network. Raises ConfigError if the network cannot do it."""
         group = self.whole if isinstance(built, Torus) and self.whole else self.group
         return built.connection(group, self.collective)
 
@@ -106,8 +106,9 @@ def _ring(
     name: str, job: TrainingJob, size: int, stride: int, nbytes: float,
     collective: str = "all_gather",
 ) -> dict[str, Exchange]:  # fmt: skip
-    """Of every stride-th device, where they are in several domains: through all ports that its
-    ranks have in each, or through one of them (S11)."""
+    """Ring of every stride-th device, if they are in several domains: through all ports that its
+    ranks have in each, or through one of them (S11).
+    """
     group = placed(job, size, stride)
     if group.is_inside:
         return {}
@@ -209,7 +210,7 @@ def slowest(network: Network, connections: list[Connection]) -> Network:
 
 
 def connections(built: Built, exchanges: dict[str, Exchange]) -> dict[str, Connection]:
-    """Of each exchange. Raises ConfigError where the network cannot do it."""
+    """Connections of all exchanges. Raises ConfigError if the network cannot do them."""
     return {name: each.connection(built) for name, each in exchanges.items()}
 
 

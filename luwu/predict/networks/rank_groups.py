@@ -37,12 +37,12 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """What the ranks of a group have of a network."""
+    """The connection of the ranks of a group to a network."""
 
     rate: float
     """Bytes a second of one rank and direction."""
     latency_s: float
-    """Of a small message between the two that are furthest apart."""
+    """Latency of a small message between the two ranks that are furthest apart."""
     hops: int
     """Switches on that way."""
     bisection_rate: float
@@ -56,7 +56,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What a network is made of, without the ports of the hosts."""
+    """The switches and links of a network, without the ports of the hosts."""
 
     switches: int
     links: int
@@ -67,7 +67,7 @@ class Inventory:
         return TRANSCEIVERS_PER_LINK * self.links
 
     def times(self, count: int) -> Inventory:
-        """Of so many networks like this one."""
+        """Inventory of so many networks like this one."""
         return Inventory(count * self.switches, count * self.links)
 
 

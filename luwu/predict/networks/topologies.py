@@ -51,14 +51,14 @@ _ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """Of switches below the top, and of the blocks of endpoints that end there."""
+    """Tier of switches below the top, and of the blocks of endpoints that end there."""
 
     down: int
     up: int
     block: int
     """Endpoints of a full block."""
     uplinks: int
-    """Of a full block."""
+    """Uplinks of a full block."""
     rails: int
     """Rails that a block has a part of."""
 
@@ -109,7 +109,7 @@ def place(group: RankGroup, domain: int) -> Placement:
 def tiered_connection(
     topology: Topology, tiers: list[Tier], rails: int, group: RankGroup, collective: str
 ) -> Connection:
-    """Of a group in blocks within blocks (S5 to S7)."""
+    """Connection of a group in blocks within blocks (S5 to S7)."""
     if group.size == 1:
         return alone(topology.network)
     placed, domains = place(group, rails), topology.endpoints // rails
@@ -129,7 +129,7 @@ def _crosses(tier: Tier, rails: int, domains: int, placed: Placement, collective
 
 
 def _share(tier: Tier, rails: int, group: RankGroup, placed: Placement, collective: str) -> float:
-    """Of a port, that each rank has of a block's uplinks."""
+    """Share of a port that each rank has of a block's uplinks."""
     fills = placed.extent % tier.domains == 0 or tier.domains % placed.extent == 0
     cuts = 1 if fills else 2  # a group may be cut at the start of a block, and one at its end
     if collective == ALL_TO_ALL:
@@ -168,7 +168,7 @@ class Clos:
     radix: int
     network: Network
     tapers: tuple[float, ...] = ()
-    """Of the tiers from the hosts up; 1 where none is given."""
+    """Tapers of the tiers from the hosts up; 1 by default."""
     rails: int = 1
     aggregates: bool = False
     """Its switches sum what passes."""
@@ -267,7 +267,7 @@ class Clos:
         return Inventory(sum(counts), uplinks + (self.endpoints if counts else 0))
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
-        """Of each rank of a group. Raises ConfigError."""
+        """Connection of each rank of a group. Raises ConfigError."""
         check_exchange(self, group, collective, self.aggregates)
         return tiered_connection(self, self.tiers, self.rails, group, collective)
 
@@ -296,10 +296,10 @@ class RailOnly:
     domain: int
     """Ranks of a fast domain, and so rails."""
     domain_rate: float
-    """Of the fast domain, bytes a second of one rank and direction."""
+    """Rate of the fast domain, bytes per second of one rank and direction."""
     domain_latency_s: float
     tapers: tuple[float, ...] = ()
-    """Of each rail's network."""
+    """Tapers of each rail's network."""
 
     def __post_init__(self) -> None:
         whole("endpoints", self.endpoints)
@@ -326,11 +326,11 @@ class RailOnly:
 
     @property
     def inventory(self) -> Inventory:
-        """Of all rails, without the fast domains."""
+        """Inventory of all rails, without the fast domains."""
         return self.rail.inventory.times(self.domain)
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
-        """Of each rank of a group (S8). Raises ConfigError."""
+        """Connection of each rank of a group (S8). Raises ConfigError."""
         check_exchange(self, group, collective, sums=False)
         if group.size == 1:
             return alone(self.network)
@@ -416,6 +416,6 @@ class AggregationTree:
         return [nbytes * (1 if aggregates else min(n, self.endpoints)) for n in each]
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
-        """Of each rank of a group. Raises ConfigError."""
+        """Connection of each rank of a group. Raises ConfigError."""
         check_exchange(self, group, collective, sums=True)
         return tiered_connection(self, self.tiers, 1, group, collective)

@@ -122,8 +122,9 @@ def _wire_tree(made: nx.DiGraph, tree: AggregationTree) -> None:
 
 
 def neighbour_flows(group: RankGroup, endpoints: int) -> list[tuple[Node, Node]]:
-    """Of every group of this form, from each rank to its next. Raises ConfigError where groups do
-    not take all endpoints."""
+    """Flows of every group of this form, from each rank to its next. Raises ConfigError if groups
+    do not take all endpoints.
+    """
     return [
         (host(ranks[index]), host(ranks[(index + 1) % group.size]))
         for ranks in groups_of(group, endpoints)

@@ -16,12 +16,12 @@ ORDERS: Final = {
     "token_s": ", fastest tokens first", "dollars_per_million_tokens": ", cheapest tokens first",
     "capex": ", least to buy first", "watts": ", least power first",
 }  # fmt: skip
-"""What is said of a list, by the goal that orders it."""
+"""End of a list's title, by the goal that orders it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Of one configuration."""
+    """Columns of one configuration."""
 
     devices: int
     price: float | None
@@ -53,7 +53,7 @@ class Columns:
 
     @staticmethod
     def of(rows: Iterable[Shared], *, devices: bool) -> Columns:
-        """Of a table with these rows."""
+        """Columns of a table with these rows."""
         shown = list(rows)
         spent = [each.expense for each in shown if each.expense is not None]
         return Columns(
@@ -72,7 +72,7 @@ class Columns:
         return [name for name, has in names.items() if has]
 
     def cells(self, row: Shared) -> list[str]:
-        """Of one row."""
+        """Cells of one row."""
         found = []
         if self.devices:
             found.append(f"{row.devices:7,}")

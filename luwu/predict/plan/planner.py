@@ -64,7 +64,7 @@ from luwu.predict.plan.planner_space import (
 from luwu.predict.plan.search import Plan, Search
 
 PLAYED_MAX: Final = 20
-"""Of the Pareto set, the first so many are played, as long as there are tasks left."""
+"""Configurations of the Pareto set that are played, from the first, while tasks are left."""
 _BREAK_EVEN: Final = ("luwu", "zero3")
 
 
@@ -75,7 +75,7 @@ class Found:
     question: Question
     step: StepTime
     left_bytes: float
-    """Of a device's memory."""
+    """Free memory of a device."""
     expense: Expense | None = None
     replay: Replay | None = None
     """Played; None: it was not among the best."""
@@ -87,7 +87,7 @@ class Found:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all devices."""
+        """Tokens per second of all devices."""
         return self.question.job.tokens / self.step.seconds
 
     @property

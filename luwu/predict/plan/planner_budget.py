@@ -41,7 +41,7 @@ HOSTS_MAX: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What may be spent; None: as much as it takes."""
+    """Limits of spending; None: no limit."""
 
     capex: float | None = None
     """Dollars."""
@@ -55,7 +55,9 @@ class Budget:
 
 
 class Spending:
-    """What configurations cost: reckoned once for all that take as many machines on a network."""
+    """Costs of configurations: computed once for all with the same number of machines on a
+    network.
+    """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -123,7 +125,7 @@ def _beyond_text(budget: Budget, beyond: int, spent: Collection[Expense]) -> str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a plan is to search and to show."""
+    """Goals and output of a plan."""
 
     device_counts: tuple[int, ...]
     """To be tried."""
@@ -138,7 +140,9 @@ class Wish:
 def make_wish(
     table: Mapping[str, Any], costs: Mapping[str, Costs], goals: tuple[str, ...] = GOALS
 ) -> Wish:
-    """Of a plan's table, and the costs of each system. Raises ConfigError, which names the key."""
+    """The wish of a plan's table, and the costs of each system. Raises ConfigError, which names the
+    key.
+    """
     budget = _budget(table, costs)
     goal = table.get("goal", goals[0])
     if goal not in goals:
@@ -157,7 +161,7 @@ def make_wish(
 
 
 def _counts(value: Any) -> tuple[int, ...]:
-    """Of devices."""
+    """Counts of devices."""
     found = value if isinstance(value, list) else [value]
     if not found:
         raise ConfigError("devices: an empty list; a number or more of them fit")
@@ -229,7 +233,7 @@ def _next(count: int) -> int:
 
 
 def _of_hosts(costs: Costs, count: int) -> Expense:
-    """Of hosts with nothing added, and no network."""
+    """Costs of hosts without additions and without network."""
     hosts = Hosts(server=costs.server, count=count)
     if costs.tariff is None:
         return Expense(dollars_per_s=rented_dollars_per_s([hosts]), bill=None)

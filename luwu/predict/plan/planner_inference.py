@@ -71,7 +71,7 @@ class FoundInference:
     token_s: float
     """Between two of a sequence."""
     binding: str
-    """Of a round of decode."""
+    """Bottleneck of a round of decode."""
     expense: Expense | None = None
 
     @property

@@ -56,7 +56,7 @@ _OF_PLANS: Final = ("systems", "topology", "cost", *KEYS, *(f"{each}_max" for ea
 _ROOMY_BYTES: Final = 1e30
 """More than anything needs."""
 _HOST_SOCKETS: Final = 2
-"""Of a host, unless told; as in a question."""
+"""Sockets of a host by default; as in a question."""
 
 
 def is_of_inference(table: Mapping[str, Any]) -> bool:
@@ -162,8 +162,10 @@ def _degrees(
 def questions_by_batch(
     table: Mapping[str, Any], catalogue: Catalogue, costs: Costs | None
 ) -> list[AnyQuestion]:
-    """Of a configuration, each batch to be tried: powers of two below the largest, and that. None
-    where memory does not hold one sequence. Raises ConfigError for what no plan can have."""
+    """Questions of a configuration, by batch to try: powers of two below the largest, and the
+    largest. None if memory does not hold one sequence. Raises ConfigError for keys that no plan can
+    have.
+    """
     if table["system"] == "inference":
         return list(_on_devices(table, catalogue, costs))
     return list(_on_sockets(table, catalogue, costs))

@@ -32,7 +32,7 @@ SEARCHED: Final = (
 )  # fmt: skip
 _MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT_TOKENS_MIN: Final = 4096
-"""Of a sequence, on each of the ranks that share it."""
+"""Minimum tokens of a sequence on each of the ranks that share it."""
 _OF_PLANS: Final = (
     "systems", "software", "node", "host", "topology", "cost", "batch_per_device", "budget",
     "budget_per_hour", "goal",
@@ -54,8 +54,9 @@ def topologies(table: Mapping[str, Any]) -> list[TopologyChoice | None]:
 def costs_by_system(
     table: Mapping[str, Any], catalogue: Catalogue, systems: list[str]
 ) -> dict[str, Costs]:
-    """What each system is bought or rented on: [cost], with what [cost.SYSTEM] adds to it; none
-    where the question has no costs. Raises ConfigError."""
+    """Costs of each system: [cost], with the additions of [cost.SYSTEM]; None if the question has
+    no costs. Raises ConfigError.
+    """
     found = table.get("cost")
     if found is None:
         return {}
@@ -121,7 +122,7 @@ def _batches(table: Mapping[str, Any], degrees: dict[str, Any]) -> Iterator[dict
 def _degrees(
     system: str, devices: int, model: Transformer, domain: int, sequence: int
 ) -> Iterator[dict[str, Any]]:
-    """Of tensor, context, pipeline and expert parallel ranks; those that share the devices."""
+    """Degrees of tensor, context, pipeline and expert parallel ranks that divide the devices."""
     if system != "3d":
         yield {"tensor": 1, "pipeline": 1, "virtual": 1}
         return
@@ -158,7 +159,7 @@ def _contexts(sequence: int, domain: int) -> list[int]:
 
 
 def _experts(experts: int, tensor: int, ranks: int) -> Iterator[dict[str, int]]:
-    """Of the ranks of a stage, those that have different experts."""
+    """Ranks of a stage that have different experts."""
     yield {}
     for expert in sorted({1 << k for k in range(1, experts.bit_length())} | {experts}):
         if expert == 1 or experts % expert:

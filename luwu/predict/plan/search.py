@@ -34,7 +34,7 @@ Each = TypeVar("Each", bound=Scored)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Generic[Each]):
-    """What was searched, and what came of it."""
+    """The searched space, and the results."""
 
     best: tuple[Each, ...]
     """The Pareto set, in the order of the goal."""
@@ -52,12 +52,12 @@ class Plan(Generic[Each]):
     """That were tried."""
     goal: str
     break_even: Mapping[str, BreakEven] = field(default_factory=dict)
-    """Of systems for which tokens decide what hides what, by the fastest of each."""
+    """Break-even of systems whose overlap depends on tokens, by the fastest of each."""
 
 
 @dataclass(slots=True)
 class Search(Generic[Each]):
-    """What was looked at so far."""
+    """State of a search."""
 
     spending: Spending
     limits: dict[str, float] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Search(Generic[Each]):
     too_large: int = 0
     too_slow: dict[str, int] = field(default_factory=dict)
     least: dict[str, float] = field(default_factory=dict)
-    """Of those that are too slow, the fastest by each limit."""
+    """The fastest of those that are too slow, by limit."""
     refusals: list[str] = field(default_factory=list)
     found: list[Each] = field(default_factory=list)
 

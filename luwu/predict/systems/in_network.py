@@ -48,16 +48,16 @@ class OptimizerNodes:
 
     host: Host
     network: Network
-    """Of one node; of several, each has as much."""
+    """Network of one node; each of several nodes has as much."""
     nodes: int = 1
     cached: float = 0.0
-    """Of the state, the share that stays in memory."""
+    """Share of the state that stays in memory."""
     aggregate_rate: float = math.inf
     """Bytes a second that a switch can sum."""
     tiers: int = 1
-    """Of switches between workers and node."""
+    """Tiers of switches between workers and node."""
     pulls: int = 2
-    """Of a unit in a step: 2 where weights are freed between forward and backward."""
+    """Pulls of a unit in a step: 2 if weights are freed between forward and backward."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached <= 1:
@@ -135,8 +135,9 @@ def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -
 
 
 def tail(job: TrainingJob, nodes: OptimizerNodes, *, within: str) -> float:
-    """What the first unit takes at the end of a step (L7), but for the resource that backward waits
-    for already; its write is behind the next step."""
+    """Time of the first unit at the end of a step (L7), without the resource that backward already
+    waits for; its write overlaps with the next step.
+    """
     resources = node_resources(job, nodes, job.model.layer_parameters)
     seconds = {name: resources[name] for name in ("disk read", "node memory")}
     seconds["push"] = resources["push"] / job.micro_batches

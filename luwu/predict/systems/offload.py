@@ -31,7 +31,7 @@ class Offload:
 
     host: Host
     devices: int
-    """Of a host."""
+    """Devices of a host."""
     to_disk: bool = False
     """ZeRO-Infinity: optimizer state on drives."""
     weights_to_disk: bool = False
@@ -86,7 +86,7 @@ def _optimizer_stage(job: TrainingJob, offload: Offload, share: float) -> dict[s
 
 
 def _check_memory(job: TrainingJob, offload: Offload) -> None:
-    """What stays in a host's memory fits there."""
+    """Check that the resident data of a host fits in its memory."""
     share = job.model.parameters * offload.devices / job.devices
     kept = 0.0 if offload.to_disk else STATE_BYTES * share
     kept += 0.0 if offload.weights_to_disk else WIRE_BYTES * share

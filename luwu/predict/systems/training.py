@@ -61,7 +61,7 @@ def predict_step(job: TrainingJob) -> StepTime:
 
 
 def _stage(job: TrainingJob, operators: Operators) -> tuple[dict[str, float], float]:
-    """Of a micro-batch (T3): the parts of a stage in the middle, and the output layer."""
+    """Time of a micro-batch (T3): the parts of a stage in the middle, and the output layer."""
     whole = compute_time(job, operators)
     head = whole.pop("output layer")
     share = job.stage_layers / job.model.layers
@@ -73,8 +73,9 @@ def _stage(job: TrainingJob, operators: Operators) -> tuple[dict[str, float], fl
 
 
 def _tensor_exchange(job: TrainingJob, operators: Operators) -> float:
-    """Of a stage's micro-batch: two all-reduces of a layer forward, two backward, two where forward
-    is computed again; with sequence parallel ranks, an all-gather of what was kept in parts."""
+    """Exchange of a stage's micro-batch: two all-reduces of a layer forward, two backward, two if
+    forward is recomputed; with sequence parallel ranks, an all-gather of sharded activations.
+    """
     count = {"full": 6.0, "half": 5.0}.get(job.recompute, 4.0)
     count += 0.5 if job.sequence_parallel else 0.0
     shown = 1 - fitted("tensor_overlap") if job.software.overlaps_tensor else 1.0
@@ -82,7 +83,7 @@ def _tensor_exchange(job: TrainingJob, operators: Operators) -> float:
 
 
 def _context_exchange(job: TrainingJob, operators: Operators) -> float:
-    """Of a stage's micro-batch: keys and values that attention waits for."""
+    """Exchange of a stage's micro-batch: keys and values that attention waits for."""
     attention = layer_time(job, operators).attention
     one = context_exchange(job, attention, attention_backward(job) * attention)
     return job.stage_layers * one

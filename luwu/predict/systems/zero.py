@@ -51,5 +51,5 @@ def predict_sharded_step(job: TrainingJob) -> StepTime:
 
 
 def sharded_path(job: TrainingJob) -> Path:
-    """What a rank has of the ring through all devices (G3)."""
+    """A rank's path in the ring through all devices (G3)."""
     return ring_path(job, placed(job, job.devices, 1))

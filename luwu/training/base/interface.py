@@ -105,7 +105,7 @@ class Nic(Protocol):
     prefetch_units: int
     node_count: int
     reshard_after_forward: bool | None
-    """What `fully_shard` does where the script leaves it open; None: free all but the root."""
+    """Default of `fully_shard`; None: free all but the root."""
     recorder: Recorder
     cells: Any
     """A `Cells`."""

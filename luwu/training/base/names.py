@@ -11,7 +11,7 @@ COMPILED: Final = "_orig_mod"
 """The name under which `torch.compile(module)` holds the module."""
 
 _WRAPPERS = (COMPILED, "_checkpoint_wrapped_module")
-"""What torch.compile and its checkpoint wrapper put into names."""
+"""Parts that torch.compile and its checkpoint wrapper put into names."""
 
 ORIGINAL: Final = "luwu_original"
 """Attribute of a class that `fully_shard` made: the class that the module had before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 KEPT_STEPS: Final = 4
-"""What a step was made from is remembered of so many: those an abort may go back to, and one."""
+"""Steps whose inputs are remembered: those an abort may go back to, and one."""
 
 
 class Progress:

@@ -25,7 +25,7 @@ class HostPins:
         """`refused` is called with the reason, once: when something cannot be registered."""
         self._streams, self._refused = streams, refused
         self._ends: dict[int, int] = {}
-        """Of each piece: where it starts, and ends."""
+        """Start -> end of each piece."""
         self._was_refused = False
 
     def add(self, memory: memoryview) -> None:

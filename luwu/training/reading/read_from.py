@@ -89,7 +89,7 @@ class ReadModel(Closing):
         self.weight_bytes = weight_bytes
         """Bytes of weights in this process, now and at most."""
         self.bytes_read = 0
-        """Of weights, all in all."""
+        """Bytes of weights read in total."""
         self.use_count = 0
         """How often a unit was needed that was not here,"""
         self.early_count = 0
@@ -103,7 +103,7 @@ class ReadModel(Closing):
         self._used: tuple[int, int] = (-1, -1)
         """Indices of the last two units that were read for use."""
         self._came_after: dict[tuple[int, int], ReadUnit] = {}
-        """What was used after those two, last time."""
+        """The unit that was used after these two, last time."""
         self._is_closed = False
         self._units_of: dict[nn.Module, list[ReadUnit]] = {model: []}
         for unit in units:

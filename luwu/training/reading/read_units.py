@@ -72,7 +72,7 @@ class ReadUnit:
         self.index = index
         self.modules = modules
         self.dtype = dtype or wire_dtype
-        """Of its weights here."""
+        """Dtype of its weights here."""
         self.casts_inputs = any(p.dtype != dtype_name(self.dtype) for p in members)
         """As workers do, whose policy chose another dtype than that of the parameters."""
         self.weights = UnitWeights(

@@ -44,7 +44,7 @@ _OTHER_LOOPS = (
     "yourself, or use Hugging Face's Trainer by luwu.integrations.transformers "
     "(docs/huggingface.md)"
 )
-"""What to do where a library made the call."""
+"""Advice for calls by other libraries."""
 
 
 class UnshardHandle:

@@ -77,7 +77,7 @@ class Attachments:
         self._late: dict[int, bytes] = {}
         """Step -> the state before it of what is taken when it begins."""
         self._found: dict[str, Any] | None = None
-        """What the state that we resumed holds for this rank; None: not read yet."""
+        """This rank's attachment in the resumed state; None: not read yet."""
         self._found_of_first: dict[str, Any] = {}
         """The same of rank 0."""
 

@@ -38,7 +38,7 @@ from luwu.training.units.unit import Unit
 
 F32Array = np.ndarray[Any, np.dtype[np.float32]]
 Filler = Callable[[nn.Module], Initialiser]
-"""What fills a module: called with the module. Raises ConfigError if nothing does."""
+"""A function that fills a module. Raises ConfigError if it cannot."""
 
 
 def check(model: Model, sources: Sources) -> None:

@@ -30,7 +30,7 @@ _DTYPES = {
     "I32": torch.int32, "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16,
     "F32": torch.float32, "F64": torch.float64,
 }  # fmt: skip
-"""What a buffer may be."""
+"""Dtypes of buffers, by their names in the format."""
 
 
 class Pretrained:

@@ -37,7 +37,7 @@ class Sources:
 
     def __init__(self) -> None:
         self.given: dict[int, torch.Tensor] = {}
-        """What a state dict gave, by id of the placeholder."""
+        """Tensors of a state dict, by id of the placeholder."""
         self.has_state_dict = False
         """A state dict was set, on rank 0 at least."""
         self.state: GivenState | None = None

@@ -25,11 +25,11 @@ class ParameterStats:
     """2-norms of one parameter in a step, of float32 masters and gradients."""
 
     grad_norm: float
-    """Of the mean gradient over all ranks, before clipping."""
+    """Norm of the mean gradient over all ranks, before clipping."""
     weight_norm: float
-    """Of the weights after the step."""
+    """Norm of the weights after the step."""
     update_norm: float
-    """Of the weights after the step less those before."""
+    """Norm of the difference of weights after and before the step."""
 
 
 class StepStats(dict[str, ParameterStats]):

@@ -64,7 +64,7 @@ class LossScale:
         self._progress, self._results = progress, results
         self._rule = checked_loss_scale(None)
         self._states: dict[int, tuple[float, int]] = {}
-        """Of a step: its scale, and how many steps before it were applied with this scale."""
+        """Step -> its scale, and the number of steps applied before it with this scale."""
         self._scaled_step = -1
         """The step whose loss was multiplied."""
 

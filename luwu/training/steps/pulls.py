@@ -32,7 +32,7 @@ class Pulls:
         self._progress, self._attempt = progress, attempt
         self._first_weights = first_weights
         self.bytes_count = ByteCount()
-        """Of the weights that are here."""
+        """Bytes of the weights that are here."""
         self._memory = Memory()
         self._prefetcher: Prefetcher | None = None
         self._is_streaming = False

@@ -26,12 +26,12 @@ class Pushes:
         self._progress, self._attempt, self._pulls = progress, attempt, pulls
         self._loss_scale = loss_scale
         self.gradient_weight = 1.0
-        """What this rank's gradient of a step counts for."""
+        """Weight of this rank's gradient in a step."""
         self._is_streaming = False
         self._plans: list[tuple[ExtentPlan, ...]] = []
         """By unit."""
         self._handles: list[Handle] = []
-        """Of this step."""
+        """Handles of this step."""
 
     def start(self, model: Model, *, streaming: bool) -> None:
         """The layout is known."""

@@ -25,7 +25,7 @@ class StepResult:
         self.is_lost = False
         """The step was aborted before it was decided: nothing of it will be known."""
         self.loss: Any = None
-        """What the closure returned, if there was one."""
+        """Return value of the closure, if there was one."""
 
     @property
     def applied(self) -> bool:
@@ -79,7 +79,7 @@ class Results:
 
     def __init__(self) -> None:
         self.last: StepResult | None = None
-        """Of the last step that was committed and not lost."""
+        """Result of the last step that was committed and not lost."""
         self._all: weakref.WeakSet[StepResult] = weakref.WeakSet()
 
     def add(self, result: StepResult) -> None:

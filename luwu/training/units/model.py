@@ -36,7 +36,7 @@ class Shape:
     """Chunks that travel together at most."""
     node_count: int
     reshard_after_forward: bool | None
-    """What units do where the script leaves it open."""
+    """Default of units if the script sets none."""
 
 
 @dataclass(frozen=True, slots=True)

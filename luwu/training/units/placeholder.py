@@ -51,7 +51,7 @@ NEED_NO_VALUE = frozenset(
         torch.is_complex, torch.is_floating_point, torch.is_inference, torch.numel,
     ]
 )  # fmt: skip
-"""What may be asked without a value."""
+"""Functions of torch that need no value."""
 
 
 class StandIn(nn.Parameter):

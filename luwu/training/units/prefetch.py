@@ -48,7 +48,7 @@ class Prefetcher:
         self._order: list[int] = []
         """Uses of the last step."""
         self._cursor = 0
-        """What the order foresees next."""
+        """Position of the next unit in the order."""
         self._record: list[int] = []
         self._record_has_backward = False
         self._pulls: dict[int, _Pull] = {}

@@ -25,7 +25,7 @@ class Roots:
     main: nn.Module
     """The trained one; the last one if none is."""
     prefixes: dict[nn.Module, str]
-    """What the names of each begin with; nothing for `main`, which is the first."""
+    """Prefix of the names of each; empty for `main`, the first."""
 
     def modules(self) -> Iterator[nn.Module]:
         """All modules of all of them."""

@@ -119,14 +119,14 @@ class Unit:
         self.name = ""
         self.is_root = False
         self.below: frozenset[int] = frozenset()
-        """Of a root: the places of its model's units in the layout."""
+        """For a root: indices of its model's units in the layout."""
         self.index = -1
         """Its place in the layout; -1 while it has none, and for a unit without parameters."""
         self.members: list[Member] = []
         self.weights: UnitWeights | None = None
         self.wire_dtype = "float32"
         self.push_dtype = torch.float32
-        """What its gradient travels in: as its weights, unless the policy has a reduce_dtype."""
+        """Dtype of pushed gradients: that of its weights, unless the policy has a reduce_dtype."""
         self.trainable_elems = 0
         """Length of the part of the flat vector that is pushed; it comes first."""
 
@@ -134,7 +134,7 @@ class Unit:
         self.requires_gradient_sync = True
         """False: what a backward leaves stays here until one is pushed."""
         self.divide_factor: float | None = None
-        """What the sum of all ranks is divided by; None: the sum of their weights."""
+        """Divisor of the sum of all ranks; None: the sum of their weights."""
         self.forward_prefetch: list[Unit] = []
         self.backward_prefetch: list[Unit] = []
         """Asked for when this one is used, beside what the order of the last step foresees."""
@@ -150,7 +150,7 @@ class Unit:
         """Forwards without a graph that a reentrant checkpoint may repeat in backward."""
         self.open_calls: set[Call] = set()
         self.modules_run: set[nn.Module] = set()
-        """Of a unit of several modules: those that ran since it was pulled."""
+        """For a unit of several modules: those that ran since it was pulled."""
         self.current: dict[nn.Module, tuple[Call | None, int]] = {}
         """Forwards under way: their graph, and when they began."""
         self.kept: list[torch.Tensor | None] = []

@@ -14,12 +14,12 @@ from luwu.protocol.contribution import Contribution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLimits:
-    """What a node may have in memory and under way."""
+    """Limits of a node's memory and of its work under way."""
 
     sum_bytes_max: int = 256 * 1024 * 1024
     """Gradients in RAM; beyond, they are spilled."""
     raw_bytes_max: int | None = None
-    """Of these, contributions of single ranks, which wait for others; None: no limit of their own.
+    """Limit of contributions of single ranks among these; None: no limit of their own.
 
     Where they lie in memory of the ranks, this keeps a rank that is ahead from using up its own.
     """
@@ -63,15 +63,15 @@ class StoreFacts:
     description: bytes
     generation: int
     attempt: int
-    """Of node 0 already raised for this opening, durably; of another, as it was recorded."""
+    """Attempt of the job; at node 0 already raised durably for this opening, else as recorded."""
     epoch: int
     job: int
     version: int | None
     """Count of decided steps; None while the initial weights are not complete."""
     applied: bool = True
-    """Of the last decided step."""
+    """True if the last decided step was applied."""
     grad_norm: float = 0.0
-    """Of the last decided step."""
+    """Gradient norm of the last decided step."""
     prepared: PreparedVersion | None = None
     """A version that is not decided here; whether it is, node 0 knows."""
 
@@ -151,7 +151,7 @@ class Fold:
     attempt: int
     part: int
     total: Contribution | None
-    """Of the parts before; None if there are none."""
+    """Sum of the parts before; None if there are none."""
     contributions: tuple[Contribution, ...]
     absent: int
     """Segments of the chunk that have a gradient neither in the total nor in this part."""

@@ -1,4 +1,4 @@
-"""What the optimizer nodes have stated of the version that is to be decided. Pure.
+"""Statements of the optimizer nodes about the version that is to be decided. Pure.
 
     measured    squares of its sums, or that one is not finite; all in: there is a joint norm
     prepared    the version is durable there; all in: it may be decided
@@ -29,7 +29,7 @@ class Ballot:
         self._squares[node] = squares
 
     def norm(self, norm_type: float) -> float | None:
-        """Of the mean gradient over all nodes; None while one has not measured it."""
+        """Norm of the mean gradient over all nodes; None while one has not measured it."""
         if len(self._squares) < self._node_count:
             return None
         return norm_of(self._squares.values(), norm_type)

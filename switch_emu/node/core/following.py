@@ -26,11 +26,11 @@ from switch_emu.node.core.state import State
 from switch_emu.node.core.steps import Steps
 
 Announced = wire.Welcome | wire.Abort
-"""What opens an attempt at node 0."""
+"""A message by which node 0 opens an attempt."""
 
 
 class Following:
-    """What this node has asked of node 0, and what node 0 has announced."""
+    """Requests of this node to node 0, and announcements of node 0."""
 
     peers: tuple[str, ...] = ()
     """Nodes that are connected to this one."""
@@ -49,7 +49,7 @@ class Following:
         self._cancelling: str | None = None
         """Why we ask for an abort."""
         self._ahead: Announced | None = None
-        """What node 0 announced, until the store has time for it."""
+        """An announcement of node 0, until the store is ready for it."""
 
     def hello(self, peer: str, hello: wire.Hello, description: bytes) -> None:
         """No other node may join this one."""
@@ -158,7 +158,7 @@ class Following:
         return False
 
     def waiting(self) -> Announced | None:
-        """What node 0 announced while the store was busy, if it can be taken over."""
+        """The announcement of node 0 while the store was busy, if it can be applied."""
         return None if self._ahead is None else self._follow(self._ahead)
 
     def taken_over(self, m: Announced) -> None:
@@ -171,7 +171,7 @@ class Following:
         """A new attempt: nothing to do, `taken_over` did it."""
 
     def _follow(self, m: Announced) -> Announced | None:
-        """What is to be taken over now. First decide what node 0 has decided."""
+        """The announcement if it can be applied now; else decide what node 0 has decided first."""
         self._ahead = m
         if self._state.is_sealing:
             return None

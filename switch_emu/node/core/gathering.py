@@ -31,7 +31,7 @@ from switch_emu.node.core.sums import PartSum
 
 
 class Gathering:
-    """What comes in for the open step and the one after it."""
+    """Pushes and statements of the open step and the one after it."""
 
     def __init__(
         self, outbox: Outbox, children: Children, shard: Shard, steps: Steps,

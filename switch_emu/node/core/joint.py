@@ -39,7 +39,7 @@ from switch_emu.node.core.steps import Steps
 
 
 class Joint:
-    """What node 0 knows of the others, and the aborts that wait."""
+    """Node 0's knowledge of the other nodes, and the aborts that wait."""
 
     is_enlisted = True
     """It knows which attempt counts."""

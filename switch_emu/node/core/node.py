@@ -389,7 +389,7 @@ class NodeCore:
     def field_read(
         self, read: do.ReadField, payload: Payload | None, text: str = ""
     ) -> list[Action]:
-        """What a reader asked for; None: it cannot be read, and `text` is the reason."""
+        """Handle the result of a read; None: it failed, and `text` is the reason."""
         self.readers.field_read(read, payload, text)
         return self.out.take()
 
@@ -562,11 +562,11 @@ class NodeCore:
         return is_node or self.children.members.member_at(peer) is not None
 
     def name_of(self, peer: str) -> str:
-        """What a connection is, for people."""
+        """The name of a connection, as text."""
         return self.children.members.name_of(peer)
 
     def waits_for(self) -> str:
-        """What must happen next, for people."""
+        """The next event that the node waits for, as text."""
         members, number = self.children.members, self.out.step
         if not members.complete:
             return f"Hello of ranks {ranks_text([members.ranks])}"
@@ -578,7 +578,7 @@ class NodeCore:
         return f"step {number}: {what}"
 
     def counts(self) -> dict[str, int]:
-        """What was counted so far, and what there is now."""
+        """Counters and current sizes."""
         return {
             "step_now": self.out.step,
             "attempt_now": self.out.attempt,

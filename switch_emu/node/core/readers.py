@@ -34,7 +34,7 @@ class _Reader:
 
 
 class Readers:
-    """Who reads, and which version is pinned for each."""
+    """The readers, and the version that is pinned for each."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox, self._actions = outbox, outbox.actions
@@ -79,7 +79,7 @@ class Readers:
             self._send_gone(reader.peer, number, text)
 
     def field_read(self, read: ReadField, payload: Payload | None, text: str = "") -> None:
-        """What `ReadField` asked for; None: it cannot be read, and `text` is the reason."""
+        """Handle the result of `ReadField`; None: it failed, and `text` is the reason."""
         reader = self._readers.get(read.reader)
         if reader is not None:
             reader.under_way.discard(read)

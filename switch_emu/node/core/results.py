@@ -1,4 +1,4 @@
-"""What a part of the core returns where the core itself must act on it. Pure.
+"""Results of parts on which the core itself must act. Pure.
 
 None                    nothing more to do
 True                    something new is known: see what has become possible
@@ -19,7 +19,7 @@ class AbortRequest(NamedTuple):
 
     text: str
     is_lost: bool = False
-    """What came in for the open step is lost: it cannot be decided first."""
+    """True if contributions to the open step are lost: it cannot be decided first."""
 
 
 class Judgement(NamedTuple):

@@ -17,7 +17,7 @@ class Shard:
     is_streaming: bool
     """Pages are updated while gradients arrive, not after the verdict."""
     norm_type: float
-    """Of the gradient norm by which the job clips."""
+    """Type of the gradient norm by which the job clips."""
 
     def __init__(self, node: NodeNumber, world_size: int, extent_chunks: int = 1) -> None:
         self.node, self.world_size, self._extent_chunks = node, world_size, extent_chunks
@@ -25,7 +25,7 @@ class Shard:
         self.description_bytes = b""
         self.aggregator: Aggregator = Float32(world_size)
         self.form: PushForm | None = None
-        """What pushes must look like."""
+        """The required form of pushes."""
         self.trainable: tuple[int, ...] = ()
         """Indices of the extents that are updated, of those this node owns."""
         self.chunks_count = 0

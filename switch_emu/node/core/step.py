@@ -19,7 +19,7 @@ from switch_emu.node.core.sums import ChunkSum, StepSums
 
 @dataclass(slots=True)
 class Step:
-    """What is known of a step that is not decided yet."""
+    """State of a step that is not decided yet."""
 
     number: int
     attempt: int
@@ -116,7 +116,7 @@ class Step:
 
     @property
     def keeps(self) -> bool:
-        """Whether, by its hyper-parameters, every rank attaches something to it."""
+        """True if, by its hyper-parameters, every rank attaches something to it."""
         try:
             return self.hyper is not None and decode_hyper(self.hyper).keeps
         except RemoteProtocolError:
@@ -178,7 +178,7 @@ class Step:
         return [*first, *(chunk for chunk in trainable if chunk not in self.pulled)]
 
     def waits_for(self, trainable: Sequence[int]) -> str:
-        """What must happen next, for people."""
+        """The next event that the step waits for, as text."""
         for chunk in trainable:
             late = self.sums.missing_ranks(chunk)
             if late:

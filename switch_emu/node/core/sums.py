@@ -1,4 +1,4 @@
-"""What has come in for one step: contributions, part by part, chunk by chunk.
+"""Contributions to one step, part by part, chunk by chunk.
 
 A contribution is a sum that a switch made, or raw from one rank when the switch had no slot. A part
 of a chunk is complete when its contributors are all ranks, and then its payloads are added in rank
@@ -32,7 +32,7 @@ class PartSum:
         self.fits = False
 
     def payloads(self) -> list[Contribution]:
-        """What must be added, in rank order."""
+        """The payloads to add, in rank order."""
         return [c for c in rank_order(self.contributions) if c.payload is not None]
 
 
@@ -57,7 +57,7 @@ class ChunkSum:
 
     @property
     def weight(self) -> float:
-        """What the sum is divided by: the contributors' weights, in the order of the sum."""
+        """The divisor of the sum: the contributors' weights, in the order of the sum."""
         last = self.parts[max(self.parts)]
         return tree_weight(last.contributions, self.groups)
 

@@ -48,7 +48,7 @@ class NodeWithSwitch:
         self._waiting: deque[tuple[Send, int]] = deque()
         """Messages and the bytes of their data payloads."""
         self.links = LinkCounts()
-        """What passed between them, as the node sees it."""
+        """Messages between them, as the node counts them."""
 
     # ---------------------------------------------------------------------- between the cores
 
@@ -106,15 +106,15 @@ class NodeWithSwitch:
         return self.switch.is_member(peer) or self.node.is_member(peer)
 
     def name_of(self, peer: str) -> str:
-        """What a connection is, for people."""
+        """The name of a connection, as text."""
         return self.switch.name_of(peer)
 
     def waits_for(self) -> str:
-        """What must happen next, for people."""
+        """The next event that the pair waits for, as text."""
         return (self.node if self.switch.is_joined else self.switch).waits_for()
 
     def counts(self) -> dict[str, int]:
-        """What was counted so far; where both count the same, what the node counted."""
+        """Counters of both; of equal names, those of the node."""
         return {**self.switch.counts(), **self.node.counts()}
 
     @property

@@ -1,4 +1,4 @@
-"""What a self-check found equal is not checked again by every start of a node.
+"""Results of self-checks, so that they are not repeated at every start of a node.
 
 A *note* is an empty file beside the library, as private as that; its name is a hash of all that the
 check depends on: the library's bytes, the kernel, torch, the sources of both kernels and of the
@@ -35,7 +35,7 @@ def _digest_of(path: Path) -> str:
 
 
 def _torch() -> list[str]:
-    """What tells this torch from another, without its import: sizes and times of its files."""
+    """The identity of this torch without importing it: sizes and times of its files."""
     spec = importlib.util.find_spec("torch")
     root = Path(spec.origin).parent if spec is not None and spec.origin else Path()
     found = [str(root)]

@@ -1,4 +1,4 @@
-"""What an update kernel does; its versions differ in speed only, never in a bit.
+"""The interface of update kernels; versions differ in speed only, never in a bit.
 
 One update of a page of C elements, in float32 throughout:
 
@@ -50,7 +50,7 @@ class Run:
     start: int
     stop: int
     hyper: Mapping[str, Number] | None
-    """Of their parameter group; None: these elements keep their weights and state."""
+    """Hyper-parameters of their group; None: these elements keep their weights and state."""
     updates_count: int = 0
     """Updates of these elements before this one."""
 

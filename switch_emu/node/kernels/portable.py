@@ -220,7 +220,7 @@ PORTABLE: Final = {
 
 
 class _Work:
-    """What one thread works in: a block of sums, of widened elements and of squares."""
+    """Working memory of one thread: a block of sums, of widened elements and of squares."""
 
     def __init__(self, elems: int) -> None:
         """For blocks of up to so many elements."""

@@ -46,7 +46,7 @@ HYPER: dict[str, tuple[Mapping[str, Number], ...]] = {
 
 
 def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> str | None:
-    """What the two kernels do not agree in; None if every bit is the same."""
+    """The first difference of the two kernels; None if every bit is the same."""
     values = _values(4 + len(expected.state_fields))
     start = values[: 1 + len(expected.state_fields)]
     for array in start[2:]:

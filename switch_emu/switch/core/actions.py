@@ -1,4 +1,4 @@
-"""What the switch's core asks of its shell beside `Send`, `Drop`, `Note`, and what it may hold."""
+"""Actions of the switch's core beside `Send`, `Drop`, `Note`, and its limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def patience_ns(seconds: float | None) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchLimits:
-    """What a switch may hold."""
+    """Limits of a switch."""
 
     slot_bytes_max: int = 256 * 1024 * 1024
     copies_bytes_max: int = 256 * 1024 * 1024

@@ -89,7 +89,7 @@ class Aggregation:
     def _answer_repetition(
         self, peer: str, contribution: Contribution, receipt: wire.Received
     ) -> None:
-        """What is held already, or was summed: only this child is answered again."""
+        """Answer this child again: its contribution is held or was summed."""
         self.duplicates[self._members.name_of(peer)] += 1
         self._outbox.drop(contribution.payload)
         self._outbox.send(peer, receipt)
@@ -154,7 +154,7 @@ class Aggregation:
     def _answer_later(
         self, key: SlotKey, contributions: Sequence[Contribution]
     ) -> Callable[[], None] | None:
-        """What sends these children their receipts; None if they have them."""
+        """A function that sends Received to these children; None if they have it."""
         if not self.pool.answers_when_summed:
             return None
         return partial(self._send_receipts, key, [each.contributors for each in contributions])

@@ -1,4 +1,4 @@
-"""What children of a switch agree on about a chunk before and after they push it. Pure.
+"""Agreement of a switch's children about a chunk before and after they push it. Pure.
 
     Propose    all children have sent it: one to the parent    Agreed, when the parent sends it
     Confirm    one to the parent                               Confirmed, when the parent sends it
@@ -35,7 +35,7 @@ class Agreement:
         """The job's, known from the first Hello on."""
         self._described = False
         self._proposed: dict[SlotKey, dict[int, bytes]] = {}
-        """What children proposed; complete where the parent is asked."""
+        """Proposals of children; complete when the parent is asked."""
         self._agreed: dict[SlotKey, bytes] = {}
         self._confirmed: dict[SlotKey, bool] = {}
 

@@ -13,7 +13,8 @@ from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
 
 TEXT_CHARS = 900
-"""Of a request: several texts, those of children included, share one message further up."""
+"""Maximum length of a request's text: several texts, those of children included, share a
+message."""
 
 
 class Attempts:

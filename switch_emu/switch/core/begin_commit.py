@@ -34,14 +34,14 @@ class DisagreementError(Exception):
 
 @dataclass(slots=True)
 class AgreedStatement:
-    """What all children state of one step, once they agree."""
+    """The common statement of all children about one step."""
 
     what: str
     """For people: `hyper-parameters of step 3`."""
     children: Sequence[int]
     statements: dict[int, str] = field(default_factory=dict)
     payload: bytes = b""
-    """Of the child that has rank 0, or else the lowest rank here: these bytes travel on."""
+    """The payload of rank 0, or else of the lowest rank here, which is sent on."""
 
     skip: bool = False
     """A child wants the step left out."""
@@ -80,7 +80,7 @@ class AgreedStatements:
         self._of: dict[int, AgreedStatement] = {}
 
     def of(self, step: int) -> AgreedStatement:
-        """What was stated of a step."""
+        """The statements about a step."""
         what = f"hyper-parameters of step {step}"
         return self._of.setdefault(step, AgreedStatement(what, self._children))
 
@@ -120,7 +120,7 @@ class BeginCommit:
         self._lateness.forget()
 
     def waits_for(self) -> str:
-        """Whose commit is missing, for people; or nothing."""
+        """The ranks whose commit is missing, as text; or nothing."""
         for step, agreed in self._commits:
             missing = self._children.members.missing(agreed.statements)
             if missing:

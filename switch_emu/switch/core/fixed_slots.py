@@ -58,8 +58,8 @@ class PoolRange:
 
     slot_count: int
     slot_bytes: int
-    """Of one contribution: a whole chunk in float32. One that an aggregator encodes takes as much
-    as its elements take then: with exponents, 0.1 % more."""
+    """Bytes of one contribution: a whole chunk in float32. One that an aggregator encodes counts by
+    its elements: with exponents, it takes 0.1 % more."""
     first_slot: int = 0
     """Where it begins in the switch's own pool."""
 
@@ -92,9 +92,9 @@ class SlotCopy:
     """One of the two copies of a slot."""
 
     key: SlotKey | None = None
-    """Whose it is; also of one that is done, until it is given to the next."""
+    """Its chunk; of a finished one too, until the slot is reused."""
     slot: Slot | None = None
-    """What it holds; None once the parent has the sum."""
+    """Its content; None once the parent has the sum."""
     is_summed: bool = False
     behind: int = 0
     """Ranks of the children that may not have received the sum yet."""
@@ -138,7 +138,7 @@ class FixedSlotPool:
         self._ranks = ranks
 
     def learn(self, job: Description) -> None:
-        """What is pushed, and in which order; the same for the whole job."""
+        """Set the chunks that are pushed, in order; the same for the whole job."""
         if not self._turns_count:
             self._turns, self._turns_count = push_turns(job.layout)
             aggregator = make_aggregator(job.aggregate, self._world_size)
@@ -231,7 +231,7 @@ class FixedSlotPool:
         return held
 
     def counts(self) -> dict[str, int]:
-        """What was counted so far, and what is held now."""
+        """Counters and current sizes."""
         return {
             "slots_now": self._slots_used,
             "slots_peak": self.slots_used_peak,

@@ -1,4 +1,4 @@
-"""Who is late with a step, measured by how late anybody usually is. Pure.
+"""Detection of children that are late with a step, by the usual lateness. Pure.
 
 Of each step it is noted when each child had committed it. A child's *lateness* is the time from the
 median of those to its own. What is usual is the median of the last ones, and how much they scatter

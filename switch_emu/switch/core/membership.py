@@ -81,7 +81,7 @@ class Membership:
             self._send_hello()
 
     def waits_for(self) -> str:
-        """Whom the switch waits for before it is a member, for people; or nothing."""
+        """The members that the switch waits for before it joins, as text; or nothing."""
         if not self._members.complete:
             return f"Hello of ranks {self._members.missing()}"
         return "" if self.joined else "Welcome of the parent"

@@ -50,11 +50,11 @@ def parent_names(count: int) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Parent:
-    """What one node sent last."""
+    """The latest messages of one node."""
 
     position: Position = (-1, -1, -1)
     welcome: wire.Welcome | None = None
-    """Of the present start of the node, and the present connection."""
+    """Welcome of the present start of the node, on the present connection."""
     abort: wire.Abort | None = None
     verdict: wire.Verdict | None = None
     decided: wire.Decided | None = None
@@ -93,7 +93,7 @@ class Parents:
         self._known_step = 0
         """The first undecided step that it knows."""
         self._judged_step = -1
-        """Of the last verdict that the core received, unless its attempt was given up since."""
+        """Step of the last verdict that the core received, unless its attempt was aborted since."""
 
     # ---------------------------------------------------------------------- upwards
 
@@ -113,8 +113,10 @@ class Parents:
         return found
 
     def stamped(self, m: wire.Message) -> wire.Message:
-        """What the core sends; its Hello with the latest attempt that any node has stated, which
-        the core may not know yet. The step is its own: a node may have to follow node 0."""
+        """The core's message for one node; a Hello with the latest attempt that any node has
+        stated, which the core may not know yet. The step is the node's own: it may have to follow
+        node 0.
+        """
         if not isinstance(m, wire.Hello):
             return m
         stated = (parent.position[:2] for parent in self._parents)
@@ -164,7 +166,7 @@ class Parents:
     # ---------------------------------------------------------------------- downwards
 
     def received(self, number: int, m: wire.Message) -> list[wire.Message]:
-        """What the core receives now that a node has sent this."""
+        """The messages that the core receives once a node has sent this one."""
         parent = self._parents[number]
         if isinstance(m, wire.Welcome):
             if parent.moved(m.generation, m.attempt, m.step):

@@ -66,7 +66,7 @@ class Pool(Protocol):
         ...
 
     def counts(self) -> dict[str, int]:
-        """What was counted so far, and what is held now (`switch_emu.process.counting`)."""
+        """Counters and current sizes (`switch_emu.process.counting`)."""
         ...
 
     def slot_counts(self) -> dict[str, list[int]]:
@@ -74,7 +74,7 @@ class Pool(Protocol):
         ...
 
     def waits_for(self, missing: Callable[[list[int]], str]) -> str:
-        """What is not full, for people; or nothing."""
+        """The incomplete slots, as text; or nothing."""
         ...
 
 

@@ -41,7 +41,7 @@ class RawUp:
         self._taken: dict[SlotKey, int] = {}
         """Ranks of every chunk that is summed at the node and not here."""
         self._on_way: dict[SlotKey, int] = {}
-        """Of these, the ones whose bytes are in the window to the parent, or were."""
+        """Those whose bytes are, or were, in the window to the parent."""
         self.count = 0
         """Contributions that found no slot and went on raw."""
 

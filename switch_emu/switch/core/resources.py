@@ -1,4 +1,4 @@
-"""What a pool of slots would take of a real switch, from the pool that runs.
+"""Resources of a real switch that the running pool of slots would need.
 
 A slot here holds a chunk, thousands of elements; a switch's pipeline sees packets of 64 to 256. So
 a slot stands for as many packet slots as its chunk has packets, and each of those has, a copy, a
@@ -40,7 +40,7 @@ class Chip:
 
     @property
     def sram_bytes(self) -> int:
-        """Of one pipeline."""
+        """Memory of one pipeline."""
         return self.stages * _BLOCKS_PER_STAGE * _BLOCK_BYTES
 
 
@@ -48,7 +48,7 @@ CHIPS: Final = (Chip(name="tofino1", stages=12), Chip(name="tofino2", stages=20)
 
 
 def sram_bytes(pool: PoolRange, child_count: int, packet_elems: int) -> dict[str, int]:
-    """What the pool takes of a switch's memory, by use."""
+    """The pool's share of a switch's memory, by use."""
     elems = pool.slot_bytes // ELEMENT_BYTES
     copies = pool.slot_count * COPIES
     packets = copies * math.ceil(elems / packet_elems)

@@ -184,7 +184,7 @@ class SlotPool:
         return [c.payload for key in self for c in self.free(key).contributions]
 
     def counts(self) -> dict[str, int]:
-        """What was counted so far, and what is held now."""
+        """Counters and current sizes."""
         return {
             "slots_now": len(self),
             "slots_peak": self.slots_used_peak,

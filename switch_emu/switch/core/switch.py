@@ -150,7 +150,7 @@ class SwitchCore:
         )  # fmt: skip
         """All that forget a step when it is decided, and everything in a new attempt."""
         self._form: PushForm | None = None
-        """What pushes must look like; known when the parent has read the description."""
+        """The required form of pushes; known when the parent has read the description."""
         self._of_children = self._methods(FROM_CHILD)
         self._of_parent = self._methods(FROM_PARENT)
         self._of_receipts = {verb: attrgetter(name)(self) for verb, name in RECEIPTS.items()}
@@ -396,11 +396,11 @@ class SwitchCore:
         return self.children.members.member_at(peer) is not None
 
     def name_of(self, peer: str) -> str:
-        """What a connection is, for people: `parent`, `ranks 0, 1`."""
+        """The name of a connection, as text: `parent`, `ranks 0, 1`."""
         return peer if peer in self.parents.names else self.children.members.name_of(peer)
 
     def counts(self) -> dict[str, int]:
-        """What was counted so far, and what is held now."""
+        """Counters and current sizes."""
         copies = self.weights_down.copies
         return {
             "repeated_count": self.uplink.repeated_count,
@@ -420,7 +420,7 @@ class SwitchCore:
         return found
 
     def waits_for(self) -> str:
-        """What must happen next, for people."""
+        """The next event that the switch waits for, as text."""
         if self.is_joined:
             late = self.pool.waits_for(self.children.members.missing)
             late = late or self.begin_commit.waits_for()
