@@ -35,10 +35,10 @@ from benchmarks import harness
 from benchmarks.harness import Row, say
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import DeadlineError, LuwuError
+from luwu.launch.local_cluster import LocalCluster
 from luwu.layout import Layout, Parameter, Unit
 from luwu.nic.cells import ExtentGradient
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
 

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from luwu.base.errors import ConfigError, DamagedFileError, LuwuError
-from luwu.base.limits import INT64_MAX, WORLD_SIZE_MAX
+from luwu.base.limits import WORLD_SIZE_MAX
 from luwu.tensor_files.header import load_unique
-from luwu.wire.description import Description, parse_description
+from luwu.wire.description import Description, natural, parse_description, typed
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.state_names import torch_hyper
 from switch_emu.store import Contributor, DecidedStep
@@ -147,7 +147,7 @@ def _check_size(description: dict[str, Any], directory: Path) -> None:
     Raises ValueError, and what a document of another form makes of this.
     """
     held = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    elems = sum(math.prod(map(_natural, row[1])) for row in description["parameters"])
+    elems = sum(math.prod(map(natural, row[1])) for row in description["parameters"])
     if elems > held:
         raise ValueError(
             f"it describes {elems} elements, and the files of the export are {held} bytes in all"
@@ -156,17 +156,17 @@ def _check_size(description: dict[str, Any], directory: Path) -> None:
 
 def _parse(values: dict[str, Any]) -> ExportDocument:
     description = parse_description(json.dumps(values["description"]).encode())
-    item = _typed(values["record"], dict)
+    item = typed(values["record"], dict)
     norm = item["grad_norm"]
     record = DecidedStep(
-        version=_natural(values["step"]),
-        attempt=_natural(item["attempt"]),
-        epoch=_natural(item["epoch"]),
-        job=_natural(item["job"]),
-        generation=_natural(item["generation"]),
+        version=natural(values["step"]),
+        attempt=natural(item["attempt"]),
+        epoch=natural(item["epoch"]),
+        job=natural(item["job"]),
+        generation=natural(item["generation"]),
         contributors=_list(item["contributors"], _contributor, WORLD_SIZE_MAX),
         hyper=bytes.fromhex(_text(item["hyper"])),
-        applied=_typed(item["applied"], bool),
+        applied=typed(item["applied"], bool),
         grad_norm=None if norm is None else float.fromhex(_text(norm)),
         extra=_texts(item["extra"]),
     )
@@ -174,12 +174,12 @@ def _parse(values: dict[str, Any]) -> ExportDocument:
         decode_hyper(record.hyper)
     parameters = description.layout.parameters
     updates = _list(
-        values["updates"], lambda each: None if each is None else _natural(each), len(parameters)
+        values["updates"], lambda each: None if each is None else natural(each), len(parameters)
     )
     trained = [each is not None for each in updates]
     if trained != [parameter.trainable for parameter in parameters]:
         raise ValueError("updates are not those of the trained parameters")
-    attempt = _natural(values["attempt"])
+    attempt = natural(values["attempt"])
     if attempt < record.attempt:
         raise ValueError(f"attempt {attempt} is below that of the last step, {record.attempt}")
     return ExportDocument(
@@ -189,26 +189,26 @@ def _parse(values: dict[str, Any]) -> ExportDocument:
         updates=updates,
         weights_digest=_text(values["weights_digest"]),
         dtype=_text(values["dtype"]),
-        has_optimizer=_typed(values["has_optimizer"], bool),
+        has_optimizer=typed(values["has_optimizer"], bool),
         digests=_texts(values["digests"]),
         attached=_attached(values["attached"]),
     )
 
 
 def _contributor(row: Any) -> Contributor:
-    rank, incarnation, cursor = _typed(row, list)
-    return Contributor(_natural(rank), _natural(incarnation), _natural(cursor))
+    rank, incarnation, cursor = typed(row, list)
+    return Contributor(natural(rank), natural(incarnation), natural(cursor))
 
 
 def _list(value: Any, read: Callable[[Any], ValueT], most: int) -> tuple[ValueT, ...]:
-    rows: list[Any] = _typed(value, list)
+    rows: list[Any] = typed(value, list)
     if len(rows) > most:
         raise ValueError(f"a list has {len(rows)} rows, at most {most} are expected")
     return tuple(read(row) for row in rows)
 
 
 def _texts(value: Any) -> dict[str, str]:
-    return {_text(name): _text(text) for name, text in _typed(value, dict).items()}
+    return {_text(name): _text(text) for name, text in typed(value, dict).items()}
 
 
 def _attached(value: Any) -> dict[str, str]:
@@ -225,18 +225,5 @@ def attached_name(rank: int | str) -> str:
 
 
 def _text(value: Any) -> str:
-    text: str = _typed(value, str)
+    text: str = typed(value, str)
     return text
-
-
-def _natural(value: Any) -> int:
-    number: int = _typed(value, int)
-    if not 0 <= number <= INT64_MAX:
-        raise ValueError(f"{number!r:.40} is not an integer in [0, 2**63)")
-    return number
-
-
-def _typed(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"{value!r:.40} is not {kind.__name__}")
-    return value

@@ -12,7 +12,6 @@ worker_loss.py    what a lost worker means: `--on-worker-loss`
 progress.py       progress of a run, from its node's events
 resuming.py       where a run with `--resume` begins
 state_users.py    the run that has a state open
-answering.py      waits for an endpoint to answer
 local.py          `luwu.init_local`: a job in this process
 local_cluster.py  switch, node and workers in threads of this process
 hosts/            hosts on one machine, made of network namespaces

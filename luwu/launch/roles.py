@@ -201,7 +201,7 @@ class SwitchEnds:
 def job_spec(
     config: RunConfig, *, job: int, chunk_bytes: int, extent_chunks: int = 1, arena_bytes: int = 0
 ) -> JobSpec:  # fmt: skip
-    """What all processes of a job are told of it."""
+    """The specification that all processes of a job have in common."""
     return JobSpec(
         job=job, chunk_bytes=chunk_bytes, extent_chunks=extent_chunks,
         grace_s=config.grace, arena_bytes=arena_bytes, stripes=config.stripes,

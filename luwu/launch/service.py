@@ -27,7 +27,6 @@ from luwu.base.errors import ConfigError, ConnectionFailed, DeadlineError
 from luwu.base.json_file import read_json
 from luwu.base.own import own_module
 from luwu.join.connection import Connection
-from luwu.launch.answering import await_answer
 from luwu.launch.hosts.nodes import kind_of
 from luwu.launch.processes.children import Child, kill_marked, stop_all
 from luwu.launch.processes.console import tail
@@ -43,10 +42,12 @@ from luwu.launch.roles import (
 from luwu.launch.serving import decide_sizes, serve, tree_of
 from luwu.launch.supervisor import STOP_PATIENCE_S
 from luwu.protocol.actions import PARENT
+from luwu.transport.interface import PeerFailed, PeerUp
 from luwu.transport.opening import open_transport
 from switch_emu.switch.capacity import POOL_SLOTS
 
 POLL_S: Final = 0.005
+_LOOK_NS: Final = 100_000_000
 DROP_S: Final = 5.0
 """Time for a dropped job to end; its loops look every 0.2 s."""
 
@@ -256,7 +257,18 @@ def _probe(
         stripes=connection.stripes_of(endpoint),
     ) as transport:
         transport.dial(PARENT, endpoint)
-        await_answer(
-            transport, endpoint, timeout_s=timeout_s, look=look,
-            advice="is luwu up still running there?",
-        )  # fmt: skip
+        end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
+        trouble = ""
+        while SYSTEM_CLOCK.now_ns() < end_ns:
+            look()
+            item = transport.receive(_LOOK_NS)
+            if isinstance(item, PeerUp):
+                return
+            if isinstance(item, PeerFailed):
+                trouble = f" ({item.error})"
+                if item.final:
+                    break
+    raise ConnectionFailed(
+        f"{endpoint} did not answer within {timeout_s:.0f} s{trouble}; is luwu up still running "
+        "there?"
+    )

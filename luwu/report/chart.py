@@ -30,9 +30,7 @@ def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def line_chart(
-    curves: Mapping[str, Sequence[float]], *, x_name: str, y_name: str, first: int = 0
-) -> str:
+def line_chart(curves: Mapping[str, Sequence[float]], *, x_name: str, y_name: str) -> str:
     """Curves over steps, the first one widest; values that are not finite leave a gap."""
     finite = [value for curve in curves.values() for value in curve if math.isfinite(value)]
     if not finite:
@@ -50,7 +48,7 @@ def line_chart(
     for tick in nice_ticks(0, max(1, steps_max - 1)):
         if tick == int(tick) and tick <= steps_max - 1:
             x, _ = at(int(tick), low)
-            parts.append(_text(x, HEIGHT - BOTTOM + 16, f"{int(tick) + first}", anchor="middle"))
+            parts.append(_text(x, HEIGHT - BOTTOM + 16, f"{int(tick)}", anchor="middle"))
     for number, (name, curve) in enumerate(curves.items()):
         width = 1.5 + 1.75 * (len(curves) - 1 - number)  # so that those that coincide are seen
         path = _path(

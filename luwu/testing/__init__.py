@@ -4,7 +4,6 @@ plugin.py      the pytest plugin: options and fixtures
 fixtures.py    what the fixtures return
 factories.py   fixtures of one's own
 settings.py    settings, from an argument, the command line or the ini file
-local.py       a whole cluster in this process
 cluster.py     a whole cluster of processes
 running.py     a function in new worker processes
 worker.py      the program of such a process

@@ -164,10 +164,10 @@ class InprocRunner:
         """Call fn(rank, *args) in a thread for each worker; what it returned, by rank.
 
         `fn` may be any callable and return anything: nothing leaves this process. `options` are
-        those of `luwu.testing.local.LocalCluster`.
+        those of `luwu.launch.local_cluster.LocalCluster`.
         """
         __tracebackhide__ = True
-        from luwu.testing.local import LocalCluster
+        from luwu.launch.local_cluster import LocalCluster
         from luwu.training.script.run import finish_at_end, offer
 
         world_size: int = setting(self._request.config, "workers", workers)

@@ -105,21 +105,20 @@ def parse_description(encoded: bytes | memoryview, extent_chunks: int = 1) -> De
         layout = Layout(
             parameters=tuple(_parameter(row) for row in _rows(document, "parameters")),
             units=tuple(
-                Unit(name=_name(name), parameters=tuple(_natural(i) for i in _typed(members, list)))
+                Unit(name=_name(name), parameters=tuple(natural(i) for i in typed(members, list)))
                 for name, members in _rows(document, "units")
             ),
-            chunk_bytes=_natural(document["chunk_bytes"]),
-            node_count=_natural(document["node_count"]),
+            chunk_bytes=natural(document["chunk_bytes"]),
+            node_count=natural(document["node_count"]),
             extent_chunks=extent_chunks,
         )
         found = Description(
             layout=layout,
-            optimizer=_typed(document["optimizer"], str),
-            update=_typed(document["update"], str),
-            state_fields=tuple(_typed(n, str) for n in _rows(document, "state_fields")),
+            optimizer=typed(document["optimizer"], str),
+            update=typed(document["update"], str),
+            state_fields=tuple(typed(n, str) for n in _rows(document, "state_fields")),
             agreement={
-                _typed(k, str): _typed(v, str)
-                for k, v in _typed(document["agreement"], dict).items()
+                typed(k, str): typed(v, str) for k, v in typed(document["agreement"], dict).items()
             },
         )
     except (ConfigError, LookupError, TypeError, ValueError, RecursionError) as exc:
@@ -189,38 +188,40 @@ def _brief(value: object) -> str:
 
 
 def _parameter(row: Any) -> Parameter:
-    name, shape, dtype, wire_dtype, trainable, group = _typed(row, list)
-    if len(_typed(shape, list)) > DIMENSIONS_MAX:
+    name, shape, dtype, wire_dtype, trainable, group = typed(row, list)
+    if len(typed(shape, list)) > DIMENSIONS_MAX:
         raise ValueError(f"a parameter has {len(shape)} dimensions")
     return Parameter(
         name=_name(name),
-        shape=tuple(_natural(extent) for extent in shape),
-        dtype=_typed(dtype, str),
-        wire_dtype=_typed(wire_dtype, str),
-        trainable=_typed(trainable, bool),
-        group=_natural(group),
+        shape=tuple(natural(extent) for extent in shape),
+        dtype=typed(dtype, str),
+        wire_dtype=typed(wire_dtype, str),
+        trainable=typed(trainable, bool),
+        group=natural(group),
     )
 
 
-def _natural(value: Any) -> int:
-    number: int = _typed(value, int)
+def natural(value: Any) -> int:
+    """A whole number from 0 on, of JSON that may come from anywhere. Raises ValueError."""
+    number: int = typed(value, int)
     if not 0 <= number <= INT64_MAX:
         raise ValueError(f"{number!r:.40} is not an integer in [0, 2**63)")
     return number
 
 
 def _name(value: Any) -> str:
-    name: str = _typed(value, str)
+    name: str = typed(value, str)
     name.encode()  # JSON can spell half a character, which no message of ours could carry
     return name
 
 
 def _rows(document: Any, key: str) -> list[Any]:
-    rows: list[Any] = _typed(document[key], list)
+    rows: list[Any] = typed(document[key], list)
     return rows
 
 
-def _typed(value: Any, kind: type) -> Any:
+def typed(value: Any, kind: type) -> Any:
+    """A value of that type and of no type derived from it. Raises ValueError."""
     if type(value) is not kind:
         raise ValueError(f"{value!r:.40} is not {kind.__name__}")
     return value

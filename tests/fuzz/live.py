@@ -28,8 +28,8 @@ from luwu.base.closing import Closing
 from luwu.base.errors import DeadlineError, LuwuError, RemoteProtocolError
 from luwu.base.limits import CONTROL_HEADER_BYTES_MAX
 from luwu.base.seeds import derive
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from luwu.transport.interface import BUFFERS_COUNT_MAX, Delivery, PeerUp, Transport
 from luwu.transport.opening import open_transport
 from luwu.wire.codec import decode, encode

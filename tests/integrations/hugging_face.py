@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import luwu
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from tests.processes.jobs import text_file
 from workers import finetune
 from workers.data import Batches, load_corpus

@@ -28,8 +28,8 @@ from typing import Any, Final
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.keys import read_secret
 from luwu.base.limits import TURN_BYTES_MAX, TURN_MESSAGES_MAX, UNJOINED_MESSAGES_MAX
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from luwu.transport import CreditExceeded, Delivery, PeerGone, PeerUp, ZeroMqTransport
 from luwu.transport.curve import Security, open_security
 from luwu.transport.interface import Buffer, Received, SendHandle, Transport

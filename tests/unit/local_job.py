@@ -22,11 +22,11 @@ import torch
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import ConfigError, StepAborted
 from luwu.base.tree import Tree, one_switch
+from luwu.launch.local_cluster import LocalCluster
 from luwu.layout import Layout, Parameter, Unit, padded
 from luwu.nic.flat_push import push_flat
 from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
 from tests.simulate.job import tree_sum

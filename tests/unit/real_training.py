@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import luwu
 from luwu.base.digest import WeightsDigest
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from tests.unit.training_harness import alone
 
 MIB = 2**20

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import luwu
 from luwu.activations.store import ActivationStats
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.small_models import gpt_config, gpt_loss, make_gpt, shard_gpt
 from tests.unit.training_harness import (

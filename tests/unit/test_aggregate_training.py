@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.testing.local import LocalCluster
+from luwu.launch.local_cluster import LocalCluster
 from switch_emu.switch.core.actions import SwitchLimits
 from tests.unit import test_digests_in_process as training
 from tests.unit.local_job import Job as LocalJob

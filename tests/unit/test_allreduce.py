@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from luwu.base.errors import LuwuError
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from workers.allreduce import NetworkAllReduce
 
 WORLD = 2

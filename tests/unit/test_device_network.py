@@ -14,7 +14,7 @@ import torch
 
 import luwu
 from luwu.base.errors import StepAborted
-from luwu.testing.local import LocalCluster
+from luwu.launch.local_cluster import LocalCluster
 from luwu.training.devices.device import CpuDevice, CudaDevice, Device
 from luwu.training.script import run
 from tests.unit.fake_streams import FakeStreams

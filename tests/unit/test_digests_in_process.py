@@ -18,8 +18,8 @@ import torch.nn.functional as F
 
 import luwu
 from luwu.base.errors import StepAborted
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from workers.data import Batches
 from workers.gpt import GPT, GPTConfig, init_weights
 

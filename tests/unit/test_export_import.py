@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict import (
 import luwu
 from luwu.checkpoint.source import RestingState
 from luwu.commands.main import main
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from tests.unit.exports import (
     OptimizerJob,
     bring,

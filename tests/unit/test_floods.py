@@ -21,9 +21,9 @@ from luwu.base.limits import (
     TURN_BYTES_MAX,
     TURN_MESSAGES_MAX,
 )
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.reader import FieldRead
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from luwu.transport import CreditExceeded, Delivery, PeerGone, PeerUp, Transport, ZeroMqTransport
 from luwu.transport.endpoints import TcpEndpoint, parse
 from luwu.wire import messages as wire

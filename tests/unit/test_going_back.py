@@ -19,9 +19,9 @@ import luwu
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, StateError
 from luwu.base.events import Recorder
+from luwu.launch.local_cluster import LocalCluster
 from luwu.launch.serving import check_lost_steps
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from switch_emu.node.process import make_node_shell
 from tests.unit.local_job import LARGE, Job, Worker, check
 from tests.unit.real_training import seeded

@@ -11,8 +11,8 @@ import pytest
 
 from luwu.base.errors import DeadlineError, LuwuError
 from luwu.base.outstanding import Outstanding
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
-from luwu.testing.local import LocalCluster
 from luwu.transport.inprocess import InProcessNetwork
 from switch_emu.node.kernels.make import make_kernel
 from tests.unit.local_job import KIB, Job, Worker, check, cluster_for, every_place, refusal

@@ -17,8 +17,8 @@ from torch.testing._internal.common_optimizers import optim_db
 
 import luwu
 from luwu.base.errors import ConfigError
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
 
 STEPS = 5

@@ -1,4 +1,4 @@
-"""What networks and clusters cost: bills, hours, tokens, energy."""
+"""What networks and clusters cost: bills, hours, tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from luwu.predict.hardware.hardware import Link, Network, Server, Switch, Tariff
 from luwu.predict.networks.cost import (
     Bill,
     Hosts,
-    Load,
     cluster_bill,
     dollars_per_million_tokens,
     network_bill,
     owned_dollars_per_s,
     rented_dollars_per_s,
-    step_energy,
     tokens_per_dollar,
 )
 from luwu.predict.networks.direct_topologies import Dragonfly, Torus
@@ -140,22 +138,6 @@ def test_the_catalogue_prices_a_cluster(catalogue: Catalogue) -> None:
     assert rented_dollars_per_s([hosts]) * 3600 == pytest.approx(1024 * 2.06)
 
 
-# ---------------------------------------------------------------------- energy
-
-
-def test_predict_laws_energy_adds_up() -> None:
-    """B5. Goal: idle all the time, active while busy, bytes by their price; nothing done costs
-    what idling does; a longer step with the same work takes more."""
-    busy = Load(name="devices", count=8, idle_watts=100.0, active_watts=300.0, busy_s=2.0)
-    found = step_energy(5.0, [busy], nbytes=1e12, joules_per_byte=1e-9)
-    assert found == {"devices": 8 * (500.0 + 600.0), "bytes": pytest.approx(1000.0)}
-    assert step_energy(5.0, [replace(busy, busy_s=0.0)])["devices"] == 8 * 500.0
-    assert step_energy(6.0, [busy])["devices"] > found["devices"]
-    twice = step_energy(5.0, [busy, busy])
-    assert twice["devices"] == 2 * found["devices"]
-    assert step_energy(5.0, [replace(busy, count=0)]) == {"devices": 0.0, "bytes": 0.0}
-
-
 # ---------------------------------------------------------------------- bad input
 
 
@@ -213,13 +195,6 @@ def of_radix(radix: int) -> Clos:
         ),
         (lambda: tokens_per_dollar(0.0, 1.0), r"tokens_per_s: 0.0 is not above zero"),
         (lambda: dollars_per_million_tokens(1.0, float("nan")), r"dollars_per_s: nan is not above"),
-        (
-            lambda: step_energy(
-                1.0, [Load(name="x", count=1, idle_watts=1, active_watts=1, busy_s=2.0)]
-            ),
-            r"x.busy_s: 2.0 s do not fit a step of 1 s",
-        ),
-        (lambda: step_energy(1.0, [], nbytes=-1.0), r"nbytes, joules_per_byte: one is below zero"),
         (lambda: replace(TARIFF, pue=0.9), r"tariff.t.pue: 0.9 is too small; 1 or more fits"),
         (lambda: replace(TARIFF, life_s=0.0), r"tariff.t.life_s: 0.0 is too small; more than 0"),
         (lambda: load().switch("QM9600"), r"switch: no switch 'QM9600' is known; did you mean QM9"),

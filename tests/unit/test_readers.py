@@ -14,11 +14,11 @@ import luwu
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import DeadlineError, StateError
 from luwu.base.limits import READERS_MAX
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.core.reader import ReaderCore, ReaderGone, VersionOpened
 from luwu.nic.reader import FieldRead, StateReader
 from luwu.protocol.actions import Drop, Send
 from luwu.protocol.outbox import Outbox
-from luwu.testing.local import LocalCluster
 from luwu.wire import messages as wire
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.kinds import Role

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import luwu
 from luwu.base.errors import ConfigError, DeadlineError, LuwuError
-from luwu.testing.local import LocalCluster
+from luwu.launch.local_cluster import LocalCluster
 from luwu.training.reading.read_units import AwayParameter
 from tests.unit.real_training import MIB, in_cluster, seeded
 from tests.unit.small_models import Block, Stack, batch

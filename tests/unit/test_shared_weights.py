@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import luwu
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 
 MIB = 2**20
 STEPS = 4

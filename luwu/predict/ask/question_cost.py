@@ -34,12 +34,10 @@ from luwu.predict.hardware.units import Dimension
 from luwu.predict.networks.cost import (
     Bill,
     Hosts,
-    Load,
     cluster_bill,
     dollars_per_million_tokens,
     owned_dollars_per_s,
     rented_dollars_per_s,
-    step_energy,
     tokens_per_dollar,
 )
 from luwu.predict.networks.rank_groups import Topology
@@ -242,11 +240,7 @@ def document(found: Expense, tokens_per_s: float, step_s: float | None) -> dict[
         "joules_per_token": found.bill.watts / tokens_per_s,
     }  # fmt: skip
     if step_s is not None:
-        loads = [
-            Load(name=name, count=1, idle_watts=each, active_watts=0.0, busy_s=0.0)
-            for name, each in watts.items()
-        ]
-        joules = step_energy(step_s, loads)
+        joules = {name: each * step_s for name, each in watts.items()} | {"bytes": 0.0}  # B5
         said |= {"joules_of_a_step": sum(joules.values()), "joules_by_item": joules}
     return said
 

@@ -65,12 +65,12 @@ class Record:
 
 
 class Engine:
-    """Does jobs in the order they are asked for, `lanes` at a time."""
+    """Does jobs in the order they are asked for, one at a time."""
 
-    def __init__(self, env: simpy.Environment, record: Record, name: str, lanes: int = 1) -> None:
+    def __init__(self, env: simpy.Environment, record: Record, name: str) -> None:
         self.name = name
         self._env, self._record = env, record
-        self._turn = simpy.Resource(env, capacity=lanes)
+        self._turn = simpy.Resource(env)
 
     def work(self, job: str, seconds: float, amount: float = 0.0, fields: Fields = ()) -> Process:
         """Wait for a turn, and be at the job for so long; to be yielded from a process."""

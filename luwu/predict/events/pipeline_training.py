@@ -206,7 +206,7 @@ def _seconds_of_stages(job: TrainingJob, predict: ClosedForm) -> list[_Seconds]:
 def _parts(
     of_stages: list[_Seconds], pipeline: Pipeline, layers: tuple[int, ...]
 ) -> dict[str, float]:
-    """Of a step: the work of the stage with most, and what adds to it.
+    """Parts of a step: the work of the busiest stage, and the additions to it.
 
     What sends and the data parallel exchange add is how much shorter the step is without them, one
     after the other in this order.

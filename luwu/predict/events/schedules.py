@@ -80,7 +80,7 @@ class Pipeline:
     optimizer_s: tuple[float, ...] = ()
     """Seconds per stage; empty: it takes no time."""
     data_overlap: float = 0.0
-    """Of the exchange among data parallel ranks, the share beside compute."""
+    """Share of the exchange among data parallel ranks that overlaps with compute."""
 
     def __post_init__(self) -> None:
         if not self.parts or not self.parts[0]:
@@ -209,7 +209,7 @@ class _World:
         self._data = [self._engine(data_of(stage)) for stage in stages]
         self._links: dict[tuple[int, int], Engine] = {}
         self._ready: dict[tuple[int, Task], simpy.Event] = {}
-        """What a task of a stage needs from another one is there."""
+        """Events that announce the input of a task from another stage."""
         self._ends = [0.0] * pipeline.stages
 
     def _engine(self, name: str) -> Engine:

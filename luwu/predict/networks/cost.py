@@ -4,7 +4,7 @@
     B2  a network     its switches, its links, and two transceivers a link
     B3  a second      B1 / life + power * PUE * price of energy; rented: devices * rental
     B4  tokens        tokens a second / dollars a second; its inverse for a million of them
-    B5  a step        sum of count * (idle * step + active * busy) + bytes * joules a byte
+    B5  a step        sum of count * power * seconds of the step
 
 A price or power that nobody knows is an error that names it, not a zero. Dollars, watts, joules,
 seconds. Derived; with P a port's price and c a transceiver's, B2 of a Clos of t
@@ -250,43 +250,3 @@ def dollars_per_million_tokens(tokens_per_s: float, dollars_per_s: float) -> flo
 def _positive(key: str, value: float) -> None:
     if not value > 0:  # also catches NaN
         raise ConfigError(f"{key}: {value!r} is not above zero")
-
-
-# ---------------------------------------------------------------------- energy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Load of the machines of one kind during a step."""
-
-    name: str
-    count: float
-    idle_watts: float
-    """All the time."""
-    active_watts: float
-    """While busy, beside the former."""
-    busy_s: float
-
-
-def step_energy(
-    step_s: float, loads: Iterable[Load], *, nbytes: float = 0.0, joules_per_byte: float = 0.0
-) -> dict[str, float]:
-    """Joules of a step by what takes them (B5), `bytes` among them; without the site's PUE.
-
-    Raises: ConfigError for a load that is busy for longer than the step, or below zero.
-    """
-    _positive("step_s", step_s)
-    found: dict[str, float] = {}
-    for load in loads:
-        if not 0 <= load.busy_s <= step_s:
-            raise ConfigError(
-                f"{load.name}.busy_s: {load.busy_s!r} s do not fit a step of {step_s:g} s"
-            )
-        if not (load.count >= 0 and load.idle_watts >= 0 and load.active_watts >= 0):
-            raise ConfigError(f"{load.name}: a count or power is below zero; nothing here can be")
-        joules = load.count * (load.idle_watts * step_s + load.active_watts * load.busy_s)
-        found[load.name] = found.get(load.name, 0.0) + joules
-    if not (nbytes >= 0 and joules_per_byte >= 0):
-        raise ConfigError("nbytes, joules_per_byte: one is below zero; nothing here can be")
-    found["bytes"] = nbytes * joules_per_byte
-    return found
