@@ -9,13 +9,13 @@ travels alone. Pure, like the cores it belongs to.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from luwu.base.outstanding import Outstanding, RetryPolicy
 from luwu.protocol.actions import PARENT, Drop, Payload, Send
-from luwu.wire.messages import DataMessage, Message
+from luwu.wire.messages import DataMessage, Message, Pull
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,25 @@ class Cargo:
     """Called when it enters the window: from then on the uplink holds it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _OneOf:
+    """One extent of a request for several."""
+
+    message: Pull
+    index: int
+
+    def alone(self) -> Send:
+        """The request for this extent alone."""
+        chunk = self.message.chunk + self.index
+        return Send((PARENT,), replace(self.message, chunk=chunk, count=1))
+
+
 class Uplink:
     """Requests and cargo of one child; `actions` is where what is to be done is appended."""
 
     def __init__(self, actions: list[Any], retry: RetryPolicy) -> None:
         self._actions = actions
-        self._asked: Outstanding[Send] = Outstanding(retry)
+        self._asked: Outstanding[Send | _OneOf] = Outstanding(retry)
         self._queue: deque[tuple[Hashable, Cargo]] = deque()
         self._under_way: dict[Hashable, Cargo] = {}
         self._window_used = 0
@@ -56,17 +69,27 @@ class Uplink:
         self._asked.add(name, send, now_ns, self._bytes_before_answer)
         self._actions.append(send)
 
+    def ask_for(self, now_ns: int, names: Sequence[Hashable], pull: Pull) -> None:
+        """Send one request for several extents, a name each; each is repeated until answered.
+
+        What is missing when it is due is requested alone.
+        """
+        for index, name in enumerate(names):
+            self._asked.add(name, _OneOf(pull, index), now_ns, self._bytes_before_answer)
+        self._actions.append(Send((PARENT,), pull))
+
     def asks(self, name: Hashable) -> bool:
         """True if a request of this name waits for its answer."""
         return name in self._asked
 
     def answered(self, name: Hashable) -> bool:
         """Stop repeating a request; False if none of this name waits."""
-        return self.answer(name) is not None
+        return self._asked.pop(name) is not None
 
     def answer(self, name: Hashable) -> Send | None:
         """The same; what was asked, or None."""
-        return self._asked.pop(name)
+        asked = self._asked.pop(name)
+        return asked.alone() if isinstance(asked, _OneOf) else asked
 
     def load(self, now_ns: int, name: Hashable, cargo: Cargo) -> None:
         """Send cargo as soon as the window has room."""
@@ -108,7 +131,7 @@ class Uplink:
         """Repeat what is due."""
         due = self._asked.due(now_ns)
         self.repeated_count += len(due)
-        self._actions.extend(due)
+        self._actions.extend(each.alone() if isinstance(each, _OneOf) else each for each in due)
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do."""
@@ -136,3 +159,14 @@ class Uplink:
     def _drop(self, cargo: Cargo) -> None:
         if cargo.payload is not None:
             self._actions.append(Drop(cargo.payload))
+
+
+def neighbours(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Runs of consecutive numbers: (index of the first, length) of each."""
+    runs: list[tuple[int, int]] = []
+    for index, number in enumerate(numbers):
+        if runs and number == numbers[index - 1] + 1:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((index, 1))
+    return runs

@@ -118,7 +118,10 @@ class Push(DataMessage):
 
 @message(3)
 class Pull(DataMessage):
-    """Ask for the weights of a chunk."""
+    """Ask for the weights of neighbouring extents, which come one by one."""
+
+    count: int = 1
+    """How many, from the named one on."""
 
 
 @message(4, payload=PayloadRule.ONE)

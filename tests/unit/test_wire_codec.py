@@ -86,7 +86,7 @@ GOLDEN: list[tuple[Message, str]] = [
         "dc 00 11 02 01 02 03 04 01 05 06 07 08 09 c4 01 05 c4 01 02 cb 3f f8 00 00 00 00 00 00 c3"
         " c2 a8 62 66 6c 6f 61 74 31 36",
     ),
-    (Pull(**_CHUNK), "9b 03 01 02 03 04 01 05 06 07 08 09"),
+    (Pull(**_CHUNK, count=5), "9c 03 01 02 03 04 01 05 06 07 08 09 05"),
     (
         Weights(**_CHUNK, dtype="float32", in_place=True),
         "9d 04 01 02 03 04 01 05 06 07 08 09 a7 66 6c 6f 61 74 33 32 c3",

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from luwu.nic.core.actions import Done, Fill, Gradient
 from luwu.protocol.actions import Payload
 from luwu.protocol.outbox import Outbox
-from luwu.protocol.uplink import Cargo, Uplink
+from luwu.protocol.uplink import Cargo, Uplink, neighbours
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
 
@@ -160,7 +160,11 @@ class Requests:
         step, part = entry.pull
         if step > self._out.step + 1:
             return
-        for name in entry.pull_names():
+        names = entry.pull_names()
+        for name in names:
             self._handle_of[name] = handle
-            pull = self._out.stamped(wire.Pull, step=step, part=part, chunk=name[3])
-            self._uplink.ask(self._out.now_ns, name, pull)
+        for first, count in neighbours(entry.chunks):
+            pull = self._out.stamped(
+                wire.Pull, step=step, part=part, chunk=entry.chunks[first], count=count
+            )
+            self._uplink.ask_for(self._out.now_ns, names[first : first + count], pull)

@@ -44,14 +44,18 @@ class Serving:
     def pull(self, peer: str, m: wire.Pull, *_: object) -> None:
         """A child wants weights."""
         open_step = self._outbox.step
-        if not open_step <= m.step <= open_step + 1 or not self._shard.owns_extent(m.chunk):
+        if not open_step <= m.step <= open_step + 1:
             return
-        if m.step == open_step:
-            self._steps.at(m.step).pulled.setdefault(m.chunk)
-        else:
-            self._pulled_ahead.setdefault(m.chunk)
-        self._wanted.setdefault((m.step, m.chunk), set()).add(m.part)
-        self.serve(m.step, m.chunk)
+        last = m.chunk + m.count - 1
+        if not (self._shard.owns_extent(m.chunk) and self._shard.owns_extent(last)):
+            return
+        for extent in range(m.chunk, last + 1):
+            if m.step == open_step:
+                self._steps.at(m.step).pulled.setdefault(extent)
+            else:
+                self._pulled_ahead.setdefault(extent)
+            self._wanted.setdefault((m.step, extent), set()).add(m.part)
+            self.serve(m.step, extent)
 
     def serve(self, number: int, chunk: int) -> None:
         """Read the weights of a chunk for a step, if they are wanted and can be read."""

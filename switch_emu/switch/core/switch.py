@@ -137,7 +137,9 @@ class SwitchCore:
         self.membership = Membership(out, self.children, up, self.attempts, limits)
         self.begin_commit = BeginCommit(out, self.children, up, limits.patience_ns)
         self.agreement = Agreement(out, self.children, up, self.attempts)
-        self.weights_down = WeightsDown(out, self.children, up, limits)
+        self.weights_down = WeightsDown(
+            out, self.children, up, limits, parent_is_one=parents_count == 1
+        )
         self.raw_up = RawUp(out, up)
         self.initial_weights = InitialWeights(out, self.children, up)
         self.attachments = Attachments(out, self.children, up)
@@ -253,7 +255,7 @@ class SwitchCore:
             return self._form.fault(m, payload_bytes, has_payload=payload is not None)
         if isinstance(m, wire.Pull | wire.Propose | wire.Confirm):
             count = 0 if self._form is None else self._form.extents_count
-            if m.chunk >= count:
+            if m.chunk + (m.count if isinstance(m, wire.Pull) else 1) > count:
                 return f"it sent {type(m).__name__} of extent {m.chunk}; there are {count}"
         return ""
 

@@ -1,6 +1,6 @@
 """Weights on their way down: asked for once, held until every child has its copy. Pure.
 
-    Pull       the copy that is here, or one Pull to the parent for all children that ask
+    Pull       copies that are here, or one Pull to the parent for all children that ask
     Weights    from the parent: sent to all that have asked
 
 One entry per (step, use, chunk): who asked, who was served, and the bytes once they are here.
@@ -10,13 +10,14 @@ served. A child that asks when the bytes have gone is fetched for again and coun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
 from luwu.protocol.members import Member
 from luwu.protocol.outbox import Outbox
-from luwu.protocol.uplink import Uplink
+from luwu.protocol.uplink import Uplink, neighbours
 from luwu.wire import messages as wire
 from switch_emu.switch.core.actions import SwitchLimits
 
@@ -109,9 +110,12 @@ class WeightsDown:
     """See the module. With `only_forwards` no copy is shared: each pull of a child goes up."""
 
     def __init__(
-        self, outbox: Outbox, children: Children, uplink: Uplink, limits: SwitchLimits
-    ) -> None:
+        self, outbox: Outbox, children: Children, uplink: Uplink, limits: SwitchLimits, *,
+        parent_is_one: bool = True,
+    ) -> None:  # fmt: skip
+        """`parent_is_one`: neighbouring extents are of one node."""
         self._outbox, self._children, self._uplink = outbox, children, uplink
+        self._parent_is_one = parent_is_one
         self._only_forwards = limits.only_forwards
         self.copies = WeightsCopies(
             child_count=len(children.members.children), bytes_max=limits.copies_bytes_max
@@ -124,21 +128,32 @@ class WeightsDown:
             self.copies.serve(len(self._children.members.counted))
 
     def pull(self, child: Member, m: wire.Pull) -> None:
-        """A child asks for the weights of a chunk."""
+        """A child asks for the weights of some extents."""
         part = m.part
         if self._only_forwards:  # each child's use is one of its own to the parent
             children = self._children.members.children
             part = m.part * len(children) + children.index(child.ranks)
-        key = (m.step, part, m.chunk)
         if not self._outbox.step <= m.step <= self._outbox.step + 1:
             return
-        copy = self.copies.asked(key, child.peer)
-        if copy is not None and copy.weights is not None:
-            self._outbox.send_all((child.peer,), copy.weights, copy.payload)
-            self._outbox.drop_all(self.copies.trim(key))
-        elif not self._uplink.asks(("pull", *key)):
-            pull = self._outbox.stamped(wire.Pull, step=m.step, part=part, chunk=m.chunk)
-            self._uplink.ask(self._outbox.now_ns, ("pull", *key), pull)
+        missing: list[int] = []
+        for extent in range(m.chunk, m.chunk + m.count):
+            key = (m.step, part, extent)
+            copy = self.copies.asked(key, child.peer)
+            if copy is not None and copy.weights is not None:
+                self._outbox.send_all((child.peer,), copy.weights, copy.payload)
+                self._outbox.drop_all(self.copies.trim(key))
+            elif not self._uplink.asks(("pull", *key)):
+                missing.append(extent)
+        self._ask(m.step, part, missing)
+
+    def _ask(self, step: int, part: int, extents: Sequence[int]) -> None:
+        names = [("pull", step, part, extent) for extent in extents]
+        runs = neighbours(extents) if self._parent_is_one else [(i, 1) for i in range(len(extents))]
+        for first, count in runs:
+            pull = self._outbox.stamped(
+                wire.Pull, step=step, part=part, chunk=extents[first], count=count
+            )
+            self._uplink.ask_for(self._outbox.now_ns, names[first : first + count], pull)
 
     def weights(self, m: wire.Weights, payload: Payload, payload_bytes: int) -> None:
         """The weights that were asked for are here."""
