@@ -70,6 +70,10 @@ CAMPAIGNS: Final = (
         "--seeds {each} --first {first} --processes 1",
     ),
     Campaign(
+        "histories without a switch", "tests.simulate", 10, 500,
+        "--seeds {each} --first {first} --processes 1 --no-switch",
+    ),
+    Campaign(
         "crash images", "tests.crash_images", 20, 5000,
         "--count {each} --seed {first} --processes 1",
     ),

@@ -30,6 +30,8 @@ from tests.simulate.world import Faults, Payload, Process, started_as
 
 MS = 1_000_000
 CALM = Faults()
+LET_GO_MS = 2_000
+"""After the end of a job, for what was to be repeated until it was answered."""
 SUCCESSOR_NS = 30 * MS
 """When the successor of a process that was taken for dead, or failed by itself, starts."""
 
@@ -125,22 +127,29 @@ class Simulation(Cluster):
             self.oracles.at_a_refusal()
             return
         self.oracles.at_the_end()
-        self._let_disks_finish()
-        # Without a switch a worker may be refused as the job ends, and ends with all that it holds.
-        spares_refused = self.job.own_switch
-        workers = [each for each in self.workers if not (spares_refused and each.refused)]
-        for process in (*workers, *self.nodes):
-            if process.alive and not self._is_only_goodbye:
-                held = process.account.count_now
-                if isinstance(process, NodeOfWorkers):  # its switch may have copies of weights
-                    held = process.core.counts()["sum_bytes_now"]
-                assert held == 0, f"O5: {process.name} holds {held} payloads when all is done"
+        self._check_held()
 
-    def _let_disks_finish(self) -> None:
-        """Work of an attempt that is over may still hold what a slow disk was asked to do."""
-        end_ns = self._stalls_until_ns + 10 * MS
-        if end_ns > self.world.now_ns:
-            self.world.run(lambda: self.world.now_ns >= end_ns, limit_ns=2 * end_ns)
+    def _check_held(self) -> None:
+        """O5: when all is done nobody holds a payload; switches hold copies of weights alone.
+
+        What waits for an answer that was lost, or for a disk that stalls, is let go of in time. A
+        worker that was refused, as the job is over without it, ends: then its core holds nothing.
+        """
+        if self._is_only_goodbye:
+            return
+        for worker in self.workers:
+            if worker.alive and worker.refused is not None:
+                worker.let_go()
+        everyone = (*self.workers, *self.switches.values(), *self.nodes)
+        living = [process for process in everyone if process.alive]
+        end_ns = max(self.world.now_ns, self._stalls_until_ns) + LET_GO_MS * MS
+        self.world.run(
+            lambda: not any(map(_held_bytes, living)) or self.world.now_ns >= end_ns,
+            limit_ns=2 * end_ns,
+        )
+        for process in living:
+            held_bytes = _held_bytes(process)
+            assert not held_bytes, f"O5: {process.name} holds {held_bytes} bytes when all is done"
 
     @property
     def is_refused(self) -> bool:
@@ -404,3 +413,12 @@ class Simulation(Cluster):
     def is_clean(self) -> bool:
         """No payload is held by anybody who lives."""
         return Payload.live_count == 0
+
+
+def _held_bytes(process: Process) -> int:
+    """Bytes of payload that a process holds, but for a switch's copies of weights."""
+    if isinstance(process, Switch):
+        return process.account.bytes_now - process.core.counts()["copies_bytes_now"]
+    if isinstance(process, NodeOfWorkers):
+        return process.account.bytes_now - process.pair.switch.counts()["copies_bytes_now"]
+    return process.account.bytes_now

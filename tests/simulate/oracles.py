@@ -4,7 +4,8 @@ O1  a state that is opened again is never older than what any worker was told is
 O2  decided weights are those of a plain loop that replays the ledger
 O3  every decided step holds each rank once: what it holds is explained by *one* start of each rank
 O4  when faults end, the job finishes within a bound (`history.py`)
-O5  the payloads that a process holds stay within its limits (`world.Account`)
+O5  the payloads that a process holds stay within its limits (`world.Account`), and when all is done
+    it holds none; a switch, a node's own too, holds copies of weights (`history.py`)
 O6  weights that a worker computes with are those of the version it asked for, decided or, until
     then, as made under its attempt
 O7  the suite fails where the program is wrong: of planted bugs it finds each (`tests/planted.py`)

@@ -12,16 +12,19 @@ import pytest
 
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.protocol.actions import PARENT, Send
+from luwu.protocol.contribution import Contribution
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as do
 from switch_emu.node.core.with_switch import OWN_SWITCH, NodeWithSwitch
 from switch_emu.switch.core import SwitchCore
+from switch_emu.switch.core.aggregation import Aggregation
 from tests.simulate.cluster import Cluster
+from tests.simulate.faults import Noise
 from tests.simulate.history import run_history
 from tests.simulate.job import JOB, Job, make_layout
-from tests.simulate.plan import make_history
+from tests.simulate.plan import History, Options, make_history
 from tests.simulate.world import Faults, Payload
 
 HUNDREDS = 2
@@ -42,6 +45,43 @@ def test_histories_of_few_slots_without_a_switch() -> None:
     """O1 to O6. Goal: the same in protocol fidelity."""
     for each in range(10_000, 10_015):
         run_history(make_history(each, slot_count=1 + each % 3, own_switch=True))
+
+
+def test_a_gradient_that_the_pair_does_not_let_go_of_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """O5. Goal: the end of a history finds one payload that is held for good. Method: the first
+    gradient that passes between the cores gets a holder who never drops it."""
+    carry, leaked = NodeWithSwitch.carry, []
+
+    def leaking(pair: NodeWithSwitch, now_ns: int) -> list[Any]:
+        send, _ = pair._waiting[0]
+        if isinstance(send.message, wire.Push) and isinstance(send.payload, Payload) and not leaked:
+            leaked.append(send.payload.share())
+        return carry(pair, now_ns)
+
+    monkeypatch.setattr(NodeWithSwitch, "carry", leaking)
+    with pytest.raises(AssertionError, match=r"O5: node holds \d+ bytes when all is done"):
+        run_history(History(0, Options(own_switch=True), ()))
+
+
+@pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])
+def test_a_repetition_that_a_switch_does_not_let_go_of_is_found(
+    monkeypatch: pytest.MonkeyPatch, has_switch: bool
+) -> None:
+    """O5. Goal: the same of a switch, whether it is a process or the node's own. Method: gradients
+    that come again are answered and not dropped, and messages are repeated."""
+
+    def leaking(
+        self: Aggregation, peer: str, contribution: Contribution, receipt: wire.Received
+    ) -> None:
+        self._outbox.send(peer, receipt)
+
+    monkeypatch.setattr(Aggregation, "_answer_repetition", leaking)
+    repeats = Noise(at_ms=0, for_ms=5000, repeat_percent=20)
+    who = "switch" if has_switch else "node"
+    with pytest.raises(AssertionError, match=rf"O5: {who} holds \d+ bytes when all is done"):
+        run_history(History(0, Options(own_switch=not has_switch), (repeats,)))
 
 
 @pytest.mark.parametrize("update", ["streaming", "at_step"])

@@ -90,6 +90,12 @@ class Worker(Process):
         """Ask for the attempt to be given up."""
         self._do(self.core.cancel(self._now, text))
 
+    def let_go(self) -> None:
+        """Drop all that its core holds; what is held after that was lost."""
+        self.core.uplink.forget()
+        self.core.encodings.clear()
+        self._do(self.core.out.take())
+
     def _join(self) -> None:
         description = self._job.description
         join = self.core.join(
