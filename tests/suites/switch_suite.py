@@ -285,7 +285,7 @@ class SwitchSuite:
             ({}, CHUNK_BYTES // 4 - 64, "has 4096 elements, and a push of it 16128 bytes"),
             ({"dtype": "bfloat16"}, CHUNK_BYTES // 4, "of bfloat16, expected 8192"),
             ({"dtype": ENCODED}, CHUNK_BYTES // 4, "of encoded, expected 0"),
-            ({"chunk": 5}, CHUNK_BYTES // 4, "chunk 5 is not one that is pushed"),
+            ({"chunk": 5}, CHUNK_BYTES // 4, "extent 5 is not one that is pushed"),
             ({"absent": 0b10000}, CHUNK_BYTES // 4, "has 4 segments, and a push of it lacks"),
             ({"absent": 0b1111}, CHUNK_BYTES // 4, "has 4 segments, and a push of it lacks"),
             ({"absent": 0b1}, None, "without a payload"),
@@ -334,7 +334,7 @@ class SwitchSuite:
         said = bench.of(kind, 1, chunk=5, part=0, **fields)
         bench.deliver(child(1), said, b"" if kind is wire.Propose else None)
         [refusal] = bench.heard(wire.Refuse)
-        assert f"it sent {kind.__name__} of chunk 5; there are 5" in refusal.text
+        assert f"it sent {kind.__name__} of extent 5; there are 5" in refusal.text
         assert bench.expelled == [child(1)]
 
     def test_parts_and_steps_never_meet(self) -> None:

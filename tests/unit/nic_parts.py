@@ -80,6 +80,8 @@ def short(action: Any) -> str:
     assert action.peers == (PARENT,)
     m = action.message
     place = f"{m.step}.{m.part}.{m.chunk}" if isinstance(m, wire.DataMessage) else str(m.step)
+    if getattr(m, "count", 1) > 1:
+        place += f" x{m.count}"
     payload = "" if action.payload is None else f" {action.payload}"
     attempt = "" if m.attempt == 1 else f" @{m.attempt}"
     return f"{type(m).__name__} {place}{payload}{attempt}"

@@ -8,7 +8,7 @@ that are not 0, False or empty, and the payload.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from luwu.base.limits import PROTOCOL_VERSION
@@ -36,7 +36,9 @@ Script = Sequence[tuple[str, tuple[Any, ...], list[str]]]
 
 def message(kind: type[Any], **given: Any) -> Any:
     """A message with these fields; the others are blank."""
-    blank = {each.name: _BLANK.get(str(each.type)) for each in fields(kind)}
+    blank = {
+        each.name: _BLANK.get(str(each.type)) for each in fields(kind) if each.default is MISSING
+    }
     return kind(**{**blank, "job": 1, "role": Role.WORKER, "incarnation": 7, **given})
 
 
@@ -46,7 +48,7 @@ def hello(ranks: int, **given: Any) -> Any:
         wire.Hello,
         **{
             "protocol": PROTOCOL_VERSION, "contributors": ranks, "present": ranks, "world_size": 3,
-            "description_hash": DESCRIPTION.hash, "extent_chunks": 1, **given,
+            "description_hash": DESCRIPTION.hash, **given,
         },
     )  # fmt: skip
 
@@ -63,7 +65,7 @@ def line(action: Any) -> str:
     shown = [f"step={m.step}"] if m.step else []
     for each in fields(m):
         value = getattr(m, each.name)
-        if each.name not in _STAMP and value:
+        if each.name not in _STAMP and value and value != each.default:
             shown.append(f"{each.name}={getattr(value, 'name', value)}")
     payload = [] if action.payload is None else [f"+ {action.payload!r}"]
     if isinstance(action.payload, bytes) and len(action.payload) > SHOWN_BYTES_MAX:

@@ -22,7 +22,7 @@ FIELDS: dict[str, Any] = {
     "version": 0, "absent": 0, "weight": 1.0, "world_size": 2, "applied": True, "lost": 0,
     "present": 1,
     "roll": 0, "began_with_skip": False, "is_older": False, "redoes": False, "skipped_step": 0,
-    "skip": False,
+    "skip": False, "count": 1, "extent_chunks": 1,
 }  # fmt: skip
 
 

@@ -22,7 +22,12 @@ def test_a_worker_ahead_of_the_decision_asks_when_it_can_be_answered() -> None:
 
     def pulls(actions: list[Any]) -> list[tuple[int, int]]:
         sent = [action.message for action in actions if isinstance(action, Send)]
-        return [(pull.step, pull.chunk) for pull in sent if isinstance(pull, Pull)]
+        return [
+            (pull.step, pull.chunk + index)
+            for pull in sent
+            if isinstance(pull, Pull)
+            for index in range(pull.count)
+        ]
 
     core.join(0, b"job", "hash")
     core.received(1, Welcome(**parent, step=0, loaded=True, push_window_bytes=MIB, contributors=1))

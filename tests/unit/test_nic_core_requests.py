@@ -26,7 +26,7 @@ def test_a_pull_is_done_with_its_last_chunk() -> None:
     """Goal: each chunk fills its handle once; the same chunk again is dropped."""
     requests, outbox = make()
     check(outbox, [
-        ((requests.pull, (1, 0, 0, [4, 5])), None, ["Pull 0.0.4", "Pull 0.0.5"]),
+        ((requests.pull, (1, 0, 0, [4, 5])), None, ["Pull 0.0.4 x2"]),
         (weights(requests, 0, 5), None, ["Fill 1 5 w5 True"]),
         (weights(requests, 0, 5), None, ["Drop w5"]),
         (weights(requests, 0, 4), None, ["Fill 1 4 w4 True", "Done 1"]),
@@ -81,12 +81,12 @@ def test_after_a_skipped_step_all_weights_are_requested_again() -> None:
     """Goal: weights that came before are void, those of pulls that are not done too."""
     requests, outbox = make()
     check(outbox, [
-        ((requests.pull, (1, 1, 0, [4, 5])), None, ["Pull 1.0.4", "Pull 1.0.5"]),
+        ((requests.pull, (1, 1, 0, [4, 5])), None, ["Pull 1.0.4 x2"]),
         (weights(requests, 1, 4), None, ["Fill 1 4 w4 True"]),
     ])  # fmt: skip
     outbox.attempt = 2
     check(outbox, [
-        (requests.repeat, None, ["Pull 1.0.4 @2", "Pull 1.0.5 @2"]),
+        (requests.repeat, None, ["Pull 1.0.4 x2 @2"]),
         (weights(requests, 1, 5), None, ["Fill 1 5 w5 True"]),
         ((requests.judged, (0,)), None, []),
         (weights(requests, 1, 4), None, ["Fill 1 4 w4 True", "Done 1"]),

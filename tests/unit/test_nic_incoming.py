@@ -7,8 +7,8 @@ import pytest
 from luwu.nic.incoming import IncomingWeights
 from luwu.transport.interface import Delivery
 
-RANGES = {4: (0, 3), 5: (3, 2)}
-"""Two chunks of a flat vector of 5 bytes."""
+RUNS = {4: ((0, 3),), 5: ((3, 2),)}
+"""Two extents of a flat vector of 5 bytes."""
 
 
 class Bench:
@@ -19,7 +19,7 @@ class Bench:
         self.is_requested = False
         self.sender = bytearray(b"....abcde....")
         self.released: list[int] = []
-        self.incoming = IncomingWeights(self._memory, RANGES, in_place=in_place)
+        self.incoming = IncomingWeights(self._memory, RUNS, in_place=in_place)
 
     def _memory(self) -> memoryview:
         self.is_requested = True
@@ -29,7 +29,7 @@ class Bench:
         self, chunk: int, *, at: int = 4, is_shared: bool = True, in_place: bool = True
     ) -> None:
         """Deliver a chunk of the vector that begins `at` an offset of the sender's memory."""
-        start, length = RANGES[chunk]
+        ((start, length),) = RUNS[chunk]
         view = memoryview(self.sender)[at + start : at + start + length]
         delivery = Delivery(
             "parent", b"", [view], lambda: self.released.append(chunk), is_shared=is_shared

@@ -53,7 +53,7 @@ class Membership:
 
     # ---------------------------------------------------------------------- the script
 
-    def join(self, description: bytes, description_hash: str, extent_chunks: int) -> None:
+    def join(self, description: bytes, description_hash: str, extent_chunks: int = 1) -> None:
         """Become a member with this job description."""
         self._hello = (description, description_hash, extent_chunks)
         self._send_hello()
