@@ -15,6 +15,7 @@ statistics.py   norms per parameter, made during updates
 block_norms.py  norms other than the 2-norm
 outgoing.py     memory that new weights are written to for those who pull them
 places.py       weights at fixed places in shared memory
+extent_pages.py the pages of an extent, and which part of it is theirs
 pages.py        the store's configuration and views of a record
 readers.py      versions held for readers, and the thread that reads them
 """

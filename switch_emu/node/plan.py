@@ -147,13 +147,8 @@ def default_extent_chunks(
 
 
 def plan_node(
-    *,
-    budget_bytes: int,
-    chunk_bytes: int,
-    world_size: int,
-    has_switch: bool,
-    slot_count: int = 0,
-    extent_chunks: int = 1, in_arenas: bool = False,
+    *, budget_bytes: int, chunk_bytes: int, world_size: int, has_switch: bool,
+    slot_count: int = 0, extent_chunks: int = 1, in_arenas: bool = False,
 ) -> NodePlan:  # fmt: skip
     """Divide the budget. Raises ConfigError, with the least that would do.
 
