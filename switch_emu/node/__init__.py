@@ -16,6 +16,7 @@ block_norms.py  norms other than the 2-norm
 outgoing.py     memory for new weights that are sent
 extent_pages.py the pages of an extent
 places.py       weights at fixed places in shared memory
+extent_pages.py the pages of an extent, and which part of it is theirs
 pages.py        the store's configuration and views of a record
 readers.py      versions held for readers, and the thread that reads them
 """

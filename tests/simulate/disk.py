@@ -39,7 +39,7 @@ Pieces = dict[tuple[int, int], bytes]
 
 _COPIED = (
     "description", "attempt", "version", "applied", "pages", "tentative", "prepared", "ledger",
-    "decided_attempt", "put_aside", "kept", "_sealed", "_contributors",
+    "decided_attempt", "put_aside", "kept", "written", "_sealed", "_contributors",
 )  # fmt: skip
 
 
@@ -86,6 +86,8 @@ class Disk:
     """(version, attempt) -> what is to be kept beside it."""
     kept: dict[int, Pieces] = field(default_factory=dict)
     """Decided: the same by version."""
+    written: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Chunk -> (version, attempt) of the last write of its page."""
     on_decided: Callable[[int, int], None] = lambda number, version: None
     """Told of every version as it is decided here."""
     _sealed: Pieces = field(default_factory=dict)
@@ -161,7 +163,13 @@ class Disk:
             return
         assert self.prepared is None, "a page was written beside a prepared version"
         assert version == (0 if self.version is None else self.version + 1)
+        self._note_written(chunk, version, attempt)
         self.tentative[chunk] = (version, weights, momentum)
+
+    def _note_written(self, chunk: int, version: int, attempt: int) -> None:
+        made = (version, attempt)
+        assert self.written.get(chunk) != made, f"O3: page {chunk} is written twice as {made}"
+        self.written[chunk] = made
 
     def read(self, chunk: int, version: int) -> tuple[Any, Any]:
         """(weights, momentum) of the decided version."""
@@ -169,9 +177,13 @@ class Disk:
         assert found <= version == self.version, "an update read another version"
         return weights, momentum
 
+    def known(self, version: int | None) -> int | None:
+        """A version; None: the decided one, whichever that is."""
+        return self.version if version is None else version
+
     def read_weights(self, chunk: int, version: int | None) -> Any | None:
         """Weights of a version, decided (None: whichever that is) or made; None if it has gone."""
-        version = self.version if version is None else version
+        version = self.known(version)
         side = self.tentative if version == (self.version or 0) + 1 else self.pages
         if chunk not in side or (side is self.pages and version != self.version):
             return None
@@ -351,6 +363,7 @@ class StoredDisk(Disk):
                 record[start:stop] = values.tobytes()
         with self._calling(), contextlib.suppress(StaleAttempt):
             self._now.write(page, version, attempt, record)
+            self._note_written(chunk, version, attempt)
 
     def read(self, chunk: int, version: int) -> tuple[Any, Any]:
         page = self.job.layout.page(chunk)

@@ -31,14 +31,21 @@ SMALL_NODE = NodeLimits(updates_max=2, reads_max=2, push_window_bytes=100_000)
 
 
 def make_layout(
-    *, units: int = 3, chunk_bytes: int = 16384, frozen: bool = True, node_count: int = 1
-) -> Layout:
-    """A small model whose units have several chunks, ragged ends and a frozen parameter."""
+    *, units: int = 3, chunk_bytes: int = 16384, frozen: bool = True, node_count: int = 1,
+    rows: int = 70, extent_chunks: int = 1,
+) -> Layout:  # fmt: skip
+    """A small model whose units have several chunks, ragged ends and a frozen parameter.
+
+    `rows` of 100 elements: 70 are one parameter, and two chunks of 16 KiB with the one behind it;
+    more are cut into parameters of 70 rows: 260 are four, and seven chunks.
+    """
     parameters: list[Parameter] = []
     members: list[Unit] = []
     for unit in range(units):
         first = len(parameters)
-        shapes: list[tuple[tuple[int, ...], bool]] = [((70, 100), True), ((33,), True)]
+        cuts = [min(70, rows - start) for start in range(0, rows, 70)]
+        shapes: list[tuple[tuple[int, ...], bool]] = [((cut, 100), True) for cut in cuts]
+        shapes.append(((33,), True))
         if frozen and unit == 1:
             shapes.append(((50,), False))
         for index, (shape, trainable) in enumerate(shapes):
@@ -47,8 +54,19 @@ def make_layout(
         members.append(Unit(name=f"unit{unit}", parameters=tuple(range(first, len(parameters)))))
     return Layout(
         parameters=tuple(parameters), units=tuple(members), chunk_bytes=chunk_bytes,
-        node_count=node_count,
+        node_count=node_count, extent_chunks=extent_chunks,
     )  # fmt: skip
+
+
+def chunks_of(layout: Layout, extent: int, values: Any) -> dict[int, Any]:
+    """What travelled as one extent, by chunk."""
+    found, start = {}, 0
+    for chunk in layout.extents[extent].chunks:
+        stop = start + layout.chunks[chunk].elems
+        found[chunk] = values[start:stop]
+        start = stop
+    assert start == values.size, f"extent {extent} has {start} elements, {values.size} came"
+    return found
 
 
 def gradient(weights: Any, rank: int, step: int, chunk: int, part: int, start: int = 0) -> Any:
@@ -83,9 +101,12 @@ def apply_update(weights: Any, momentum: Any, grad: Any, unchanged: Any) -> tupl
 
 
 def mask_of(layout: Layout, chunk: int, segments: int) -> Any:
-    """Which elements of a chunk belong to these segments, a bitmap."""
+    """Which elements of a chunk belong to these segments, a bitmap; padding too, if all do."""
+    found = tuple(layout.segments(chunk))
+    if segments == (1 << len(found)) - 1:
+        return np.ones(layout.chunks[chunk].elems, bool)
     mask = np.zeros(layout.chunks[chunk].elems, bool)
-    for index, segment in enumerate(layout.segments(chunk)):
+    for index, segment in enumerate(found):
         if segments >> index & 1:
             mask[segment.chunk_start : segment.chunk_start + segment.elems] = True
     return mask
@@ -146,9 +167,16 @@ class Job:
     def limits(self) -> SwitchLimits:
         """What the switch may hold, at the job's fidelity."""
         if self.slot_count is None:
-            return self.switch_limits
+            return replace(self.switch_limits, extent_chunks=self.layout.extent_chunks)
+        assert self.layout.extent_chunks == 1, "a fixed slot holds one chunk"
         slots = PoolRange(slot_count=self.slot_count, slot_bytes=self.layout.chunk_bytes)
         return replace(self.switch_limits, slots=slots)
+
+    @property
+    def limits_of_node(self) -> NodeLimits:
+        """What a node may hold."""
+        assert self.aggregator.is_plain or self.layout.extent_chunks == 1
+        return replace(self.node_limits, extent_chunks=self.layout.extent_chunks)
 
     @property
     def description(self) -> Description:
@@ -191,6 +219,26 @@ class Job:
             return None, 0
         values = gradient(weights, rank, step, chunk, part, start)
         return np.where(mask_of(self.layout, chunk, absent), np.float32(0), values), absent
+
+    def gradient_of_extent(
+        self, weights: Mapping[int, Any], rank: int, step: int, extent: int, part: int, start: int
+    ) -> tuple[Any, int]:
+        """The same of an extent: the gradients of its chunks, one behind the other, each as if it
+        travelled alone; zeros where a chunk has none."""
+        found: list[Any] = []
+        lacks = bit = 0
+        is_there = False
+        for chunk in self.layout.extents[extent].chunks:
+            values, absent = self.gradient(weights[chunk], rank, step, chunk, part, start)
+            count = self.layout.segments_count(chunk)
+            if values is None:
+                values, absent = np.zeros_like(weights[chunk]), (1 << count) - 1
+            else:
+                is_there = True
+            found.append(values)
+            lacks |= absent << bit
+            bit += count
+        return (np.concatenate(found), lacks) if is_there else (None, 0)
 
     def after_step(
         self, weights: Any, momentum: Any, step: int, chunk: int, starts: Mapping[int, int]

@@ -18,29 +18,34 @@ COPIES = 2
 def bytes_max(job: Job, process: Process) -> int:
     """Of a worker, a switch or a node."""
     model_bytes = sum(chunk.sum_bytes for chunk in job.layout.chunks)
-    chunk_bytes = job.layout.chunk_bytes
+    extent_bytes = _extent_bytes(job)
     if isinstance(process, Switch):
         return _switch_bytes(job, len(job.tree.children(process.place)))
     if isinstance(process, NodeOfWorkers):
-        return _node_bytes(job, chunk_bytes) + _switch_bytes(job, job.world_size)
+        return _node_bytes(job, extent_bytes) + _switch_bytes(job, job.world_size)
     if isinstance(process, Node):
-        return _node_bytes(job, chunk_bytes)
+        return _node_bytes(job, extent_bytes)
     # Gradients of a backward, encoded beside them, and those of one that was given up meanwhile.
-    return COPIES * 2 * model_bytes * job.backwards + chunk_bytes
+    return COPIES * 2 * model_bytes * job.backwards + extent_bytes
+
+
+def _extent_bytes(job: Job) -> int:
+    """Of the largest message."""
+    return max(job.layout.chunk_bytes, *(each.sum_bytes for each in job.layout.extents))
 
 
 def _switch_bytes(job: Job, children: int) -> int:
-    limits, chunk_bytes = job.limits, job.layout.chunk_bytes
+    limits, extent_bytes = job.limits, _extent_bytes(job)
     slots = limits.slot_bytes_max
     if limits.slots is not None:
         slots = COPIES * limits.slots.slot_count * limits.slots.slot_bytes * children
-    # Every child may have a window, or one chunk, under way; so may the switch.
-    windows = (children + 1) * max(limits.push_window_bytes, chunk_bytes)
-    return slots + limits.copies_bytes_max + COPIES * windows + COPIES * chunk_bytes
+    # Every child may have a window, or one extent, under way; so may the switch.
+    windows = (children + 1) * max(limits.push_window_bytes, extent_bytes)
+    return slots + limits.copies_bytes_max + COPIES * windows + COPIES * extent_bytes
 
 
-def _node_bytes(job: Job, chunk_bytes: int) -> int:
+def _node_bytes(job: Job, extent_bytes: int) -> int:
     limits = job.node_limits
-    window = max(limits.push_window_bytes, chunk_bytes)
-    work = (limits.updates_max + limits.reads_max) * chunk_bytes
-    return limits.sum_bytes_max + COPIES * window + COPIES * work + chunk_bytes
+    window = max(limits.push_window_bytes, extent_bytes)
+    work = (limits.updates_max + limits.reads_max) * extent_bytes
+    return limits.sum_bytes_max + COPIES * window + COPIES * work + extent_bytes

@@ -7,6 +7,7 @@ files; the cores are the same objects.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from luwu.protocol.sum_order import Group, combined, nested
 from luwu.wire.messages import Message, Refuse, Rejoin, Welcome
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as node_actions
+from switch_emu.node.extent_pages import ExtentPage, extent_pages
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Sum
 from tests.simulate.device import ProcessEnded
@@ -162,7 +164,7 @@ class Node(Process):
             incarnation=self.disk.starts,
             ranks=(1 << self._job.world_size) - 1,
             node=node_actions.NodeNumber(number=self._number, count=len(self._disks)),
-            limits=self._job.node_limits,
+            limits=self._job.limits_of_node,
             groups=self._job.tree.groups,
             retry=self._job.retry,
         )
@@ -295,12 +297,15 @@ class Node(Process):
         self._write(action.chunk, 0, action.attempt, values, np.zeros_like(values))
         return self.core.page_loaded(action)
 
-    def _total(self, chunk: int, contributions: Any) -> Any:
+    def _pages(self, extent: int) -> tuple[ExtentPage, ...]:
+        return extent_pages(self._job.layout, extent)
+
+    def _total(self, extent: int, contributions: Any) -> Any:
         aggregator = self.core.aggregator
         terms = nested(contributions, () if aggregator.is_order_free else self.core.groups)
         if contributions[0].dtype != ENCODED:
             return self._add(terms)
-        total = np.empty(self._job.layout.chunks[chunk].elems, np.float32)
+        total = np.empty(self._job.layout.extents[extent].elems, np.float32)
         together = combined(terms, aggregator, lambda c: memoryview(c.payload.read()).cast("B"))  # type: ignore[union-attr]
         aggregator.decode(together, total)
         return total
@@ -318,6 +323,7 @@ class Node(Process):
 
     @staticmethod
     def _squares(total: Any) -> tuple[float, ...]:
+        """Of one page."""
         doubles = total.astype(np.float64)
         return tuple(float((block * block).sum()) for block in np.split(doubles, [4096])[:1])
 
@@ -330,22 +336,42 @@ class Node(Process):
         total = self._total(action.chunk, action.contributions)
         if action.total is not None:
             total = action.total.payload.read() + total  # type: ignore[union-attr]
-        return self.core.folded(
-            action, self._squares(total), Payload(total, self.account), total.nbytes
-        )
+        squares: tuple[float, ...] = ()
+        for page in self._pages(action.chunk):
+            squares += self._squares(total[page.start : page.start + page.elems])
+        return self.core.folded(action, squares, Payload(total, self.account), total.nbytes)
 
     def _update(self, action: node_actions.Update) -> Any:
-        total = self._total(action.chunk, action.contributions)
-        weights, momentum = self._owned.read(action.chunk, action.step)
-        grad = total / np.float32(action.divisor)
-        unchanged = mask_of(self._job.layout, action.chunk, action.absent)
-        new, momentum = apply_update(weights, momentum, grad, unchanged)
-        published = Payload(new, self.account) if action.publish else None
-        self._later(lambda: self._written(action, new, momentum))
-        return self.core.updated(action, self._squares(total), published)
+        return self._update_page(action, 0, (), [])
 
-    def _written(self, action: node_actions.Update, weights: Any, momentum: Any) -> Any:
-        self._write(action.chunk, action.step + 1, action.attempt, weights, momentum)
+    def _update_page(
+        self, action: node_actions.Update, at: int, squares: tuple[float, ...], made: list[Any]
+    ) -> Any:
+        """Page by page, and time passes between two: whatever happens, it may happen in between.
+        All pages but the last are written before the core knows of any."""
+        pages = self._pages(action.chunk)
+        page = pages[at]
+        total = self._total(action.chunk, action.contributions)
+        total = total[page.start : page.start + page.elems]
+        weights, momentum = self._owned.read(page.chunk, action.step)
+        grad = total / np.float32(action.divisor)
+        unchanged = mask_of(self._job.layout, page.chunk, page.absent(action.absent))
+        new, momentum = apply_update(weights, momentum, grad, unchanged)
+        made.append(new)
+        squares += self._squares(total)
+        is_finite = all(map(math.isfinite, squares))
+        if is_finite and at + 1 < len(pages):
+            self._write(page.chunk, action.step + 1, action.attempt, new, momentum)
+            self._later(lambda: self._update_page(action, at + 1, squares, made))
+            return []
+        published = None
+        if action.publish and len(made) == len(pages):
+            published = Payload(np.concatenate(made), self.account)
+        self._later(lambda: self._written(action, page.chunk, new, momentum))
+        return self.core.updated(action, squares, published)
+
+    def _written(self, action: node_actions.Update, chunk: int, weights: Any, momentum: Any) -> Any:
+        self._write(chunk, action.step + 1, action.attempt, weights, momentum)
         return self.core.written(action)
 
     def _write(self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any) -> None:
@@ -353,9 +379,23 @@ class Node(Process):
         self._owned.write(chunk, version, attempt, weights, momentum)
 
     def _read(self, action: node_actions.ReadWeights) -> Any:
-        weights = self._owned.read_weights(action.chunk, action.version)
-        payload = None if weights is None else Payload(weights, self.account)
-        return self.core.weights_read(action, payload)
+        return self._read_page(action, self._owned.known(action.version), [])
+
+    def _read_page(
+        self, action: node_actions.ReadWeights, version: int | None, found: list[Any]
+    ) -> Any:
+        """Page by page, of one version; again from the first, if another was decided since."""
+        pages = self._pages(action.chunk)
+        weights = self._owned.read_weights(pages[len(found)].chunk, version)
+        if weights is None and action.version is None:
+            return self._read(action)
+        if weights is None:
+            return self.core.weights_read(action, None)
+        found.append(weights)
+        if len(found) < len(pages):
+            self._later(lambda: self._read_page(action, version, found))
+            return []
+        return self.core.weights_read(action, Payload(np.concatenate(found), self.account))
 
     def _keep(self, action: node_actions.KeepPiece) -> Any:
         place = self._owned.put_aside.setdefault((action.step + 1, action.attempt), {})

@@ -2,7 +2,8 @@
 
 O1  a state that is opened again is never older than what any worker was told is decided
 O2  decided weights are those of a plain loop that replays the ledger
-O3  every decided step holds each rank once: what it holds is explained by *one* start of each rank
+O3  every decided step holds each rank once: what it holds is explained by *one* start of each rank;
+    a page is written once, and with it all pages of its extent, under the attempt that is decided
 O4  when faults end, the job finishes within a bound (`history.py`)
 O5  the payloads that a process holds stay within its limits (`world.Account`), and when all is done
     it holds none; a switch, a node's own too, holds copies of weights (`history.py`)
@@ -148,6 +149,7 @@ class Oracles(Watch):
             )
         if version > 0:
             self._check_ledger(disk.ledger[version], version, attempt)
+            self._check_whole(disk, version, attempt)
             self._check_kept(disk, version)
         first = self._disks[0].decided_attempt.get(version, attempt)
         assert attempt == first, f"I2: version {version} was decided under two attempts"
@@ -166,6 +168,18 @@ class Oracles(Watch):
         for candidate in self._candidates(version, attempt):
             if candidate.contributors != ledger:
                 candidate.is_struck = True
+
+    def _check_whole(self, disk: Disk, version: int, attempt: int) -> None:
+        """Of each extent all pages are of this version, or none is; the attempt counts too."""
+        layout = self._job.layout
+        for extent in layout.extents if disk.applied else ():
+            if layout.extent_owner(extent.index) != disk.number:
+                continue
+            made = {disk.written.get(chunk) == (version, attempt) for chunk in extent.chunks}
+            assert len(made) == 1, (
+                f"O3: of extent {extent.index} some pages were written as version {version} under "
+                f"attempt {attempt}: {[disk.written.get(chunk) for chunk in extent.chunks]}"
+            )
 
     def _check_kept(self, disk: Disk, version: int) -> None:
         """Beside every version lies what each rank keeps: where the cursors of its data are."""

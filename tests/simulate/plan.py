@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
+from luwu.aggregate import make_aggregator
 from luwu.base.seeds import derive
 from switch_emu.switch.core.actions import SwitchLimits
 from tests.simulate import faults as f
@@ -29,6 +30,8 @@ PATIENCE_MS = 400
 wait for an answer."""
 GOING_BACK_RATIO = 0.05
 """Share of histories whose state comes back older."""
+EXTENTS_RATIO = 0.75
+"""Share of histories with extents, of those that may have any: of all, about half."""
 FINISH_MS = 60_000
 """Virtual time that the second phase may take (O4)."""
 
@@ -67,12 +70,24 @@ class Options:
     """As long as so many are left."""
     redoes: bool = False
     """The operator lets the job make decided steps again that are lost."""
+    extent_chunks: int = 1
+    """Chunks that travel together at most."""
+    rows: int = 70
+    """Of each unit: more of them are more parameters and more chunks."""
+
+    @property
+    def may_have_extents(self) -> bool:
+        """Whether several chunks may travel together."""
+        return self.slot_count is None and make_aggregator(self.aggregate, 1).is_plain
 
     def job(self) -> Job:
         """What the cluster trains."""
         tree = None if self.tree is None else TREES[self.tree]
         return Job(
-            make_layout(units=self.units, frozen=self.frozen, node_count=self.node_count),
+            make_layout(
+                units=self.units, frozen=self.frozen, node_count=self.node_count, rows=self.rows,
+                extent_chunks=self.extent_chunks if self.may_have_extents else 1,
+            ),
             world_size=self.world_size if tree is None else tree.workers,
             steps=self.steps,
             update=self.update,
@@ -143,7 +158,17 @@ def make_history(seed: int, slot_count: int | None = None, *, own_switch: bool =
         options = replace(options, redoes=random.random() < 0.5)
         back = f.GoBack(at_ms=_when(random) // CALM_IS_FASTER, for_ms=_long(random))
         faults = tuple(sorted((*faults, back), key=lambda fault: fault.at_ms))
+    options = _with_extents(Random(derive(seed, "extents")), options)  # as is this one
     return History(seed, options, faults)
+
+
+def _with_extents(random: Random, options: Options) -> Options:
+    """Several chunks travel together, of units that have more of them; or all is as it was."""
+    if not options.may_have_extents or random.random() >= EXTENTS_RATIO:
+        return options
+    # With several nodes, an extent's chunks are so many apart.
+    rows = random.choice((70, 150, 260)) if options.node_count == 1 else random.choice((150, 260))
+    return replace(options, extent_chunks=random.choice((2, 3, 4, 100)), rows=rows)
 
 
 def make_options(random: Random) -> Options:

@@ -12,7 +12,7 @@ from luwu.nic.core import NicCore
 from luwu.nic.core import actions as nic
 from luwu.protocol.actions import Drop, Send
 from luwu.wire.messages import Message
-from tests.simulate.job import JOB, POISONER, Job, encoded, initial, kept
+from tests.simulate.job import JOB, POISONER, Job, chunks_of, encoded, initial, kept
 from tests.simulate.world import Payload, Process, World, drop
 
 
@@ -50,6 +50,7 @@ class Worker(Process):
         """Pulls of the next step, by unit."""
         self._done: set[int] = set()
         self._filled: dict[int, dict[int, Any]] = {}
+        """Handle -> weights by extent, as they came."""
         self.versions: dict[int, dict[int, Any]] = {}
         """Weights this worker computed with, by step; the last computation counts."""
         self.decided: dict[int, nic.StepDecided] = {}
@@ -118,8 +119,8 @@ class Worker(Process):
                     self._world.send(self.name, self._parent, message, payload)
                 case Drop(payload):
                     drop(payload)
-                case nic.Fill(handle, chunk, payload, _):
-                    self._filled.setdefault(handle, {})[chunk] = payload.read().copy()  # type: ignore[attr-defined]
+                case nic.Fill(handle, extent, payload, _):
+                    self._filled.setdefault(handle, {})[extent] = payload.read().copy()  # type: ignore[attr-defined]
                     payload.drop()  # type: ignore[attr-defined]
                 case nic.Done(handle):
                     self._done.add(handle)
@@ -236,9 +237,16 @@ class Worker(Process):
 
     def _pull(self, step: int, part: int, unit: int) -> int:
         handle = self._new()
-        chunks = self._job.layout.unit_chunks[unit]
-        self._do(self.core.pull(self._world.now_ns, handle, step, part, list(chunks)))
+        extents = self._job.layout.unit_extents[unit]
+        self._do(self.core.pull(self._world.now_ns, handle, step, part, list(extents)))
         return handle
+
+    def _pulled(self, handle: int) -> dict[int, Any]:
+        """The weights of a pull that is done, by chunk."""
+        found: dict[int, Any] = {}
+        for extent, values in self._filled.pop(handle).items():
+            found |= chunks_of(self._job.layout, extent, values)
+        return found
 
     def _pull_ahead(self, step: int, unit: int) -> None:
         """Ask for a unit of the next step; which ones, every rank decides for itself."""
@@ -270,7 +278,7 @@ class Worker(Process):
                 if unit + 1 < len(units):
                     ahead = self._first_pull(step, use, unit + 1)
                 yield handle
-                seen.update(self._filled.pop(handle))
+                seen.update(self._pulled(handle))
             use += 1
             self._watch.used(self, step, seen)
             self._watch.pushed(self, step)
@@ -281,7 +289,7 @@ class Worker(Process):
             for unit in units if is_turned else reversed(units):
                 handle = self._pull(step, use, unit)
                 yield handle
-                weights = self._filled.pop(handle)
+                weights = self._pulled(handle)
                 for chunk, values in weights.items():
                     np.testing.assert_array_equal(values, seen[chunk])
                 self._pull_ahead(step, unit)
@@ -295,15 +303,16 @@ class Worker(Process):
 
     def _push(self, step: int, part: int, unit: int, weights: dict[int, Any]) -> int:
         gradients = []
-        for chunk in self._job.layout.trainable_extents(unit):
-            values, absent = self._job.gradient(
-                weights[chunk], self._rank, step, chunk, part, self.start
+        for extent in self._job.layout.trainable_extents(unit):
+            values, absent = self._job.gradient_of_extent(
+                weights, self._rank, step, extent, part, self.start
             )
             if step == self._job.poison_step and self._rank == POISONER and unit == 1:
-                values[3] = np.nan
+                chunks = self._job.layout.extents[extent].chunks  # the first, or one behind others
+                chunks_of(self._job.layout, extent, values)[chunks[step % len(chunks)]][3] = np.nan
             gradients.append(
                 nic.Gradient(
-                    chunk=chunk,
+                    chunk=extent,
                     payload=None if values is None else Payload(values, self.account),
                     payload_bytes=0 if values is None else values.nbytes,
                     dtype="float32",

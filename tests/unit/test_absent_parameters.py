@@ -134,7 +134,7 @@ def by_torch(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> 
         optimizer.step()
 
 
-def check(plan: Plan, name: str, update: str, directory: Path) -> None:
+def check(plan: Plan, name: str, update: str, directory: Path, **changes: Any) -> None:
     """Train a plan with LuWu and with torch; weights, moments and counts must be the same bits."""
     kind, arguments = OPTIMIZERS[name]
     plain = seeded(lambda: Model(plan.sizes))
@@ -159,7 +159,8 @@ def check(plan: Plan, name: str, update: str, directory: Path) -> None:
             optimizer.step()
         return luwu.get_optimizer_state_dict(model, optimizer)
 
-    found = in_cluster(directory, work, world_size=WORLD_SIZE, chunk_bytes=16 * 1024)
+    options = {"world_size": WORLD_SIZE, "chunk_bytes": 16 * 1024} | changes
+    found = in_cluster(directory, work, **options)
     assert found.digest == digest_of(dict(plain.named_parameters()))
     if name != "sgd":  # torch keeps an empty state for it
         assert_same(found.results[0]["state"], get_optimizer_state_dict(plain, reference)["state"])
@@ -223,6 +224,21 @@ def test_parameters_are_frozen_and_thawed_as_training_goes_on(
     the optimizer is made too, and what changes while the weights are here after an evaluation."""
     plan = draw(seed, thaws=True, parts_max=1 if update == "streaming" else 2)
     check(plan, name, update, tmp_path)
+
+
+@pytest.mark.feature("a parameter without a gradient beside others that have one")
+@pytest.mark.parametrize("extent_chunks", [2, 3, 8])
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_parameters_without_a_gradient_in_extents(
+    name: str, update: str, extent_chunks: int, tmp_path: Path
+) -> None:
+    """I4. Goal: chunks without any gradient travel with others that have one, as zeros, and are
+    skipped all the same: weights, moments and counts are those of torch, bit for bit.
+    Method: one to three backwards a step; pages that are read from disk."""
+    plan = draw(10 + extent_chunks, thaws=True, parts_max=1 if update == "streaming" else 3)
+    state = {"state": tmp_path / "state", "memory_budget_bytes": 1600 * 1024}
+    check(plan, name, update, tmp_path, extent_chunks=extent_chunks, **state)
 
 
 HYPER = StepHyper(groups=({"lr": 0.1},))

@@ -136,6 +136,14 @@ def test_the_parent_is_asked_once_whether_a_sum_fits() -> None:
     assert message.fits
 
 
+def test_a_question_about_no_extent_harms_nobody() -> None:
+    """I6. Goal: whoever asks for what there is not goes on being a child; the parent ignores it."""
+    core = joined("fixed-scale")
+    confirm = Confirm(**child("left"), **{**PLACE, "chunk": 1 << 60})
+    (only,) = core.received(1, "left", confirm)
+    assert said([only], Confirm)
+
+
 def test_a_switch_that_lacks_the_aggregator_says_so() -> None:
     """Goal: a package that is not installed on the switch's host is named to the child."""
     core = SwitchCore(job=1, incarnation=1, children=list(CHILDREN.values()))

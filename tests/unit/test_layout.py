@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luwu.base.errors import ConfigError
-from luwu.base.limits import ALIGN_ELEMS, CHUNK_BYTES_STEP, CHUNK_COUNT_MAX, PAYLOAD_BYTES_MAX
+from luwu.base.limits import (
+    ALIGN_ELEMS,
+    CHUNK_BYTES_STEP,
+    CHUNK_COUNT_MAX,
+    NORM_BLOCK_ELEMS,
+    PAYLOAD_BYTES_MAX,
+    SEGMENTS_MAX,
+)
 from luwu.layout import DTYPE_BYTES, Layout, Parameter, Unit, padded
 from tests.unit.kernel_calls import group_runs
 
@@ -196,6 +203,160 @@ def test_every_page_has_one_owner(layout: Layout) -> None:
     for chunk in layout.chunks:
         counts[layout.owner(chunk.index)] += 1
     assert max(counts) - min(counts) <= 1
+
+
+EXTENT_CHUNKS = st.sampled_from([1, 2, 3, 4, 100])
+
+
+@FIXED
+@given(layout=layouts(), extent_chunks=EXTENT_CHUNKS)
+def test_every_chunk_is_in_one_extent(layout: Layout, extent_chunks: int) -> None:
+    """Goal: extents are runs of chunks of one unit, of one node, one behind the other in its store,
+    that travel the same way; each unit's stand together, in the order of their first chunks."""
+    layout = replace(layout, extent_chunks=extent_chunks)
+    assert [extent.index for extent in layout.extents] == list(range(len(layout.extents)))
+    assert [i for indices in layout.unit_extents for i in indices] == list(
+        range(len(layout.extents))
+    )
+    for unit, indices in enumerate(layout.unit_extents):
+        extents = [layout.extents[i] for i in indices]
+        assert all(extent.unit == unit for extent in extents)
+        assert sorted(c for extent in extents for c in extent.chunks) == list(
+            layout.unit_chunks[unit]
+        )
+        firsts = [extent.chunks.start for extent in extents]
+        assert firsts == sorted(firsts)
+        assert layout.trainable_extents(unit) == tuple(e.index for e in extents if e.trainable)
+    for extent in layout.extents:
+        assert 1 <= len(extent.chunks) <= extent_chunks
+        chunks = [layout.chunks[i] for i in extent.chunks]
+        assert {layout.owner(i) for i in extent.chunks} == {layout.extent_owner(extent.index)}
+        pages = [layout.page(i) for i in extent.chunks]
+        assert pages == list(range(pages[0], pages[0] + len(pages)))
+        travels = {(c.unit, c.trainable, c.wire_dtype) for c in chunks}
+        assert travels == {(extent.unit, extent.trainable, extent.wire_dtype)}
+        assert extent.elems == sum(chunk.elems for chunk in chunks)
+        assert extent.wire_bytes == sum(chunk.wire_bytes for chunk in chunks)
+        assert extent.sum_bytes == sum(chunk.sum_bytes for chunk in chunks)
+
+
+@FIXED
+@given(layout=layouts(), extent_chunks=EXTENT_CHUNKS)
+def test_runs_of_extents_cover_each_unit_once(layout: Layout, extent_chunks: int) -> None:
+    """Goal: what the extents of a unit carry is its flat vector, each element once, in the order of
+    their chunks; with one node an extent within a region is a single run."""
+    layout = replace(layout, extent_chunks=extent_chunks)
+    for unit, indices in enumerate(layout.unit_extents):
+        runs = sorted(run for i in indices for run in layout.extents[i].runs)
+        ends = [0, *(start + elems for start, elems in runs)]
+        assert [start for start, _ in runs] == ends[:-1]
+        assert ends[-1] == layout.unit_elems[unit]
+    for extent in layout.extents:
+        assert sum(elems for _, elems in extent.runs) == extent.elems
+        carried = [at for start, elems in extent.runs for at in range(start, start + elems, 64)]
+        stored = [
+            at
+            for chunk in (layout.chunks[i] for i in extent.chunks)
+            for at in range(chunk.start, chunk.start + chunk.elems, 64)
+        ]
+        assert carried == stored
+        assert all(sum(one) < other[0] for one, other in pairwise(extent.runs))
+        assert layout.node_count > 1 or len(extent.runs) == 1
+
+
+@FIXED
+@given(layout=layouts(), extent_chunks=EXTENT_CHUNKS)
+def test_blocks_of_the_norm_are_those_of_the_pages(layout: Layout, extent_chunks: int) -> None:
+    """I3. Goal: every page of an extent begins with a block of the norm, so the numbers that norms
+    are made of do not depend on extents."""
+    layout = replace(layout, extent_chunks=extent_chunks)
+    for extent in layout.extents:
+        start = 0
+        for chunk in (layout.chunks[i] for i in extent.chunks):
+            assert start % NORM_BLOCK_ELEMS == 0
+            start += chunk.elems
+
+
+@FIXED
+@given(layout=layouts(), extent_chunks=EXTENT_CHUNKS)
+def test_segments_of_an_extent_are_those_of_its_chunks(layout: Layout, extent_chunks: int) -> None:
+    """Goal: in the order of its chunks, each where it lies in what travels."""
+    layout = replace(layout, extent_chunks=extent_chunks)
+    for extent in layout.extents:
+        found = list(layout.extent_segments(extent.index))
+        assert len(found) == layout.extent_segments_count(extent.index) <= SEGMENTS_MAX
+        expected, start = [], 0
+        for index in extent.chunks:
+            for each in layout.segments(index):
+                expected.append(replace(each, chunk_start=start + each.chunk_start))
+            start += layout.chunks[index].elems
+        assert found == expected
+
+
+@FIXED
+@given(layout=layouts(), extent_chunks=EXTENT_CHUNKS)
+def test_an_extent_ends_only_where_it_must(layout: Layout, extent_chunks: int) -> None:
+    """Goal: as few messages as can be: the next chunk of its node would make it too long, travels
+    otherwise, or begins inside a block of the norm."""
+    layout = replace(layout, extent_chunks=extent_chunks)
+    for extent in layout.extents:
+        following = extent.chunks[-1] + layout.node_count
+        if len(extent.chunks) == extent_chunks or following not in layout.unit_chunks[extent.unit]:
+            continue
+        chunk = layout.chunks[following]
+        is_alike = (chunk.trainable, chunk.wire_dtype) == (extent.trainable, extent.wire_dtype)
+        assert not is_alike or layout.chunks[extent.chunks[-1]].elems % NORM_BLOCK_ELEMS
+
+
+@FIXED
+@given(layout=layouts())
+def test_extents_of_one_are_chunks(layout: Layout) -> None:
+    """Goal: with one chunk each, all numbers are those of the chunks."""
+    assert layout.extent_chunks == 1
+    assert layout.unit_extents == layout.unit_chunks
+    for extent, chunk in zip(layout.extents, layout.chunks, strict=True):
+        assert (extent.index, list(extent.chunks)) == (chunk.index, [chunk.index])
+        assert extent.runs == ((chunk.start, chunk.elems),)
+        assert list(layout.extent_segments(extent.index)) == list(layout.segments(chunk.index))
+        assert layout.extent_owner(extent.index) == layout.owner(chunk.index)
+
+
+@FIXED
+@given(layout=layouts(), extent_chunks=EXTENT_CHUNKS)
+def test_a_job_does_not_depend_on_extents(layout: Layout, extent_chunks: int) -> None:
+    """Goal: layouts that differ in their extents alone are equal, and so are their chunks."""
+    other = replace(layout, extent_chunks=extent_chunks)
+    assert other == layout
+    assert hash(other) == hash(layout)
+    assert other.chunks == layout.chunks
+
+
+@pytest.mark.parametrize("node_count", [1, 2])
+@pytest.mark.parametrize("elems", [64, 128])
+def test_an_extent_names_no_more_segments_than_a_push_can(elems: int, node_count: int) -> None:
+    """Goal: of many small parameters, fewer chunks travel together than asked. Method: a segment
+    that goes on in the next chunk counts in both."""
+    count = 2 * SEGMENTS_MAX + 100
+    layout = Layout(
+        parameters=tuple(Parameter(name=f"p{i}", shape=(elems,)) for i in range(count)),
+        units=(Unit(name="u", parameters=tuple(range(count))),),
+        chunk_bytes=16 * CHUNK_BYTES_STEP, node_count=node_count, extent_chunks=10_000,
+    )  # fmt: skip
+    counts = [layout.extent_segments_count(extent.index) for extent in layout.extents]
+    assert max(counts) <= SEGMENTS_MAX
+    assert sum(counts) == sum(layout.segments_count(chunk.index) for chunk in layout.chunks)
+    for extent in layout.extents:
+        following = extent.chunks[-1] + node_count
+        if following < len(layout.chunks):  # no chunk more would fit
+            more = layout.segments_count(following)
+            assert layout.extent_segments_count(extent.index) + more > SEGMENTS_MAX
+
+
+@pytest.mark.parametrize("extent_chunks", [0, -1])
+def test_an_extent_has_a_chunk(extent_chunks: int) -> None:
+    """Goal: documented: at least one chunk travels at a time."""
+    with pytest.raises(ConfigError, match=f"extent_chunks must be >= 1, got {extent_chunks}"):
+        simple(extent_chunks=extent_chunks)
 
 
 def test_a_drawn_example() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
+from luwu.layout import Layout, Parameter, Unit
 from luwu.protocol.actions import PARENT, Drop, Send
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role, Verb
@@ -100,6 +101,26 @@ def test_a_message_goes_to_those_it_concerns() -> None:
     assert parents.routed(others) == others
 
 
+def test_an_extent_goes_to_the_node_of_its_chunks() -> None:
+    """Goal: extents are counted otherwise than chunks: a Load goes by its chunk, all else by the
+    owner of the extent; what is asked of an extent that there is not reaches a node, which ignores
+    it. Method: two units of five chunks; two nodes, three chunks an extent."""
+    layout = Layout(
+        parameters=tuple(Parameter(name=name, shape=(5 * 4096,)) for name in "ab"),
+        units=(Unit(name="a", parameters=(0,)), Unit(name="b", parameters=(1,))),
+        chunk_bytes=16 * 1024, node_count=2, extent_chunks=3,
+    )  # fmt: skip
+    owned = [list(extent.chunks) for extent in layout.extents]
+    assert owned == [[0, 2, 4], [1, 3], [5, 7, 9], [6, 8]]
+    parents = Parents(2)
+    parents.learn(layout)
+    pulls = [message(wire.Pull, chunk=extent) for extent in range(4)]
+    loads = [message(wire.Load, chunk=chunk) for chunk in (2, 3)]
+    unknown = message(wire.Confirm, chunk=1 << 60)
+    to = [each.partition(":")[0] for each in routed(parents, *pulls, *loads, unknown)]
+    assert to == ["parent", "parent-1", "parent-1", "parent", "parent", "parent-1", "parent"]
+
+
 def test_answers_of_all_become_one() -> None:
     """Goal: a receipt of Begin counts when all have sent it, once; a Rejoin of any at once."""
     parents = greeted()
@@ -136,7 +157,9 @@ def test_a_core_with_two_parents() -> None:
     """Goal: the wiring inside the core: Hello goes to both, children are welcomed when both have
     welcomed the switch, a Pull goes to the owner of its chunk, and readers are refused."""
     core = SwitchCore(job=1, incarnation=1, children=[LEFT], parents_count=2)
-    (up,) = core.received(5, "left", hello(LEFT), DESCRIPTION.to_bytes())
+    description = replace(DESCRIPTION, layout=replace(DESCRIPTION.layout, node_count=2))
+    greeting = hello(LEFT, description_hash=description.hash)
+    (up,) = core.received(5, "left", greeting, description.to_bytes())
     assert isinstance(up, Send)
     assert up.peers == ("parent", "parent-1")
     admitted = message(

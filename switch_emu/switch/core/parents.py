@@ -132,9 +132,9 @@ class Parents:
             self._hello = (replace(hello, present=m.contributors, roll=m.roll), description)
         if isinstance(m, wire.Keep | wire.Cancel | wire.Present):
             return (0,)
-        if isinstance(m, wire.Load):
-            return (m.chunk % len(self._all),)
         if isinstance(m, wire.DataMessage):
+            if isinstance(m, wire.Load) or m.chunk >= len(self._owners):
+                return (m.chunk % len(self._all),)  # of an extent that there is not, none answers
             return (self._owners[m.chunk],)
         return self._all
 

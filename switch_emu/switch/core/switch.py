@@ -253,7 +253,7 @@ class SwitchCore:
                 pushed = ranks_text([m.contributors])
                 return f"it pushed for ranks {pushed}, and speaks for {ranks_text([child.ranks])}"
             return self._form.fault(m, payload_bytes, has_payload=payload is not None)
-        if isinstance(m, wire.Pull | wire.Propose | wire.Confirm):
+        if isinstance(m, wire.Pull | wire.Propose):
             count = 0 if self._form is None else self._form.extents_count
             if m.chunk + (m.count if isinstance(m, wire.Pull) else 1) > count:
                 return f"it sent {type(m).__name__} of extent {m.chunk}; there are {count}"
