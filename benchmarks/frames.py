@@ -36,7 +36,7 @@ from benchmarks.harness import Row, say
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import DeadlineError, LuwuError
 from luwu.layout import Layout, Parameter, Unit
-from luwu.nic.cells import ChunkGradient
+from luwu.nic.cells import ExtentGradient
 from luwu.nic.shell import Nic
 from luwu.testing.local import LocalCluster
 from luwu.wire.description import Description
@@ -218,7 +218,7 @@ class Trainer:
             chunk = self._layout.chunks[index]
             part = self._expected[unit][chunk.start : chunk.start + chunk.elems]
             part -= np.float32(LR) * self._gradient(index)
-            gradients.append(ChunkGradient(index, cell))
+            gradients.append(ExtentGradient(index, cell))
 
         def do() -> None:
             nic = self._nic

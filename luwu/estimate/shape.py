@@ -143,12 +143,13 @@ def _budget_for_ram(job: JobShape, plan: NodePlan) -> int:
     return budget_for_pages(
         needed, budget_bytes=plan.budget_bytes, chunk_bytes=job.layout.chunk_bytes,
         world_size=job.workers, has_switch=job.has_switch, slot_count=job.slot_count,
+        extent_chunks=plan.extent_chunks, in_arenas=job.transport == "shm",
     )  # fmt: skip
 
 
 def layout_of_units(
     unit_elems: Sequence[int], *, chunk_bytes: int, dtype: str = "float32",
-    frozen_units: Sequence[int] = (), root_elems: int = 0,
+    frozen_units: Sequence[int] = (), root_elems: int = 0, extent_chunks: int = 1,
 ) -> Layout:  # fmt: skip
     """A layout of units known by their numbers of elements only, the root first if it has any."""
     sizes = [(ROOT, root_elems)] if root_elems else []
@@ -161,5 +162,5 @@ def layout_of_units(
             for name, elems in sizes
         ),
         units=tuple(Unit(name=name, parameters=(i,)) for i, (name, _) in enumerate(sizes)),
-        chunk_bytes=chunk_bytes,
+        chunk_bytes=chunk_bytes, extent_chunks=extent_chunks,
     )  # fmt: skip

@@ -48,8 +48,7 @@ class LocalCluster(Closing):
     def __init__(  # more than ten: the options of a test's cluster, most of them left out
         self, *, world_size: int, state: Path | None, memory_budget_bytes: int,
         chunk_bytes: int = 16 * 1024, extent_chunks: int = 1, transport: str = "inproc",
-        has_switch: bool = True,
-        resume: bool = False, switch_limits: SwitchLimits | None = None,
+        has_switch: bool = True, resume: bool = False, switch_limits: SwitchLimits | None = None,
         reshard_after_forward: bool | None = None, prefetch_units: int = 2, summary: Path,
         grace_s: float = 60.0, arena_bytes: int = 8 * 1024 * 1024, links: Links | None = None,
         link_seed: int = 0, aggregate: str = FLOAT32, tree: Tree | None = None,
@@ -69,12 +68,11 @@ class LocalCluster(Closing):
         self._stopping = threading.Event()
         self._nics: list[Nic] = []
         self._nic_settings = NicSettings(
-            chunk_bytes=chunk_bytes,
-            extent_chunks=extent_chunks,
+            chunk_bytes=chunk_bytes, extent_chunks=extent_chunks,
             reshard_after_forward=reshard_after_forward,
             prefetch_units=prefetch_units,
             aggregate=aggregate,
-        )
+        )  # fmt: skip
         self._grace_s = grace_s
         self._link_seed = link_seed
         self.job = SYSTEM_CLOCK.now_ns()

@@ -16,5 +16,6 @@ block_norms.py  norms other than the 2-norm
 outgoing.py     memory that new weights are written to for those who pull them
 places.py       weights at fixed places in shared memory
 pages.py        the store's configuration and views of a record
+extent_pages.py  the pages of an extent, and their parts of what travels
 readers.py      versions held for readers, and the thread that reads them
 """

@@ -97,7 +97,10 @@ class NodePlan:
             "resident pages": self.resident_bytes,
         }
         told = ", ".join(f"{name} {format_bytes(count)}" for name, count in uses.items() if count)
-        return [f"memory budget {format_bytes(self.budget_bytes)}: {told}"]
+        line = f"memory budget {format_bytes(self.budget_bytes)}: {told}"
+        if self.extent_chunks > 1:
+            line += f"; {self.extent_chunks} chunks travel together"
+        return [line]
 
 
 def default_chunk_bytes(
@@ -147,12 +150,7 @@ def default_extent_chunks(
 
 
 def plan_node(
-    *,
-    budget_bytes: int,
-    chunk_bytes: int,
-    world_size: int,
-    has_switch: bool,
-    slot_count: int = 0,
+    *, budget_bytes: int, chunk_bytes: int, world_size: int, has_switch: bool, slot_count: int = 0,
     extent_chunks: int = 1, in_arenas: bool = False,
 ) -> NodePlan:  # fmt: skip
     """Divide the budget. Raises ConfigError, with the least that would do.
@@ -165,9 +163,11 @@ def plan_node(
     least = _pipeline_bytes(chunk_bytes, extent_bytes, 1, 1) + leasts.total
     if budget_bytes < least:
         raise ConfigError(
-            f"memory_budget: {format_bytes(budget_bytes)} is too small for chunks of "
+            f"memory_budget: {format_bytes(budget_bytes)} is too small for "
+            f"{f'{extent_chunks} at once of the ' * (extent_chunks > 1)}chunks of "
             f"{format_bytes(chunk_bytes)} and {world_size} workers; give at least "
-            f"{-(-least // 1024)}KiB, or a smaller --chunk{' or fewer --slots' * (slot_count > 1)}",
+            f"{-(-least // 1024)}KiB, or a smaller --chunk{' or --extent' * (extent_chunks > 1)}"
+            f"{' or fewer --slots' * (slot_count > 1)}",
             code="E205",
         )
     updates_count, reads_count = 1, 1
@@ -187,15 +187,8 @@ def plan_node(
         copies_bytes = _share(spare, 0.1, leasts.copies, POOL_BYTES_DEFAULT)
     sums_bytes = _share(spare, 0.25, leasts.sums, 1024 * MIB)
     spill_bytes = _share(spare, 0.05, leasts.spill, _SPILL_BUFFERS_MAX * extent_bytes)
-    resident_bytes = budget_bytes - (
-        pipeline_bytes
-        + window_bytes
-        + outgoing_bytes
-        + slots_bytes
-        + copies_bytes
-        + sums_bytes
-        + spill_bytes
-    )
+    spent = pipeline_bytes + window_bytes + outgoing_bytes + slots_bytes + copies_bytes
+    resident_bytes = budget_bytes - (spent + sums_bytes + spill_bytes)
     assert resident_bytes >= 0
     return NodePlan(
         budget_bytes=budget_bytes,
@@ -215,25 +208,37 @@ def plan_node(
 
 def budget_for_pages(
     needed_bytes: Callable[[int], int], *, budget_bytes: int, chunk_bytes: int, world_size: int,
-    has_switch: bool, slot_count: int = 0,
+    has_switch: bool, slot_count: int = 0, extent_chunks: int = 1, in_arenas: bool = False,
 ) -> int:  # fmt: skip
     """A budget in whole KiB, no smaller, that leaves so much for pages; other uses grow with it.
 
     `needed_bytes` says what pages take if they are cut into chunks of a size. The budget does for
-    the chunk of now, and for the one that follows from it where `--chunk` is not given. Raises
-    ConfigError as `plan_node` does.
+    the chunk and the extent of now, and for those that follow from it where `--chunk` and
+    `--extent` are not given. Raises ConfigError as `plan_node` does.
     """
+
+    def resident_bytes(chunk: int, extent: int) -> int:
+        plan = plan_node(
+            budget_bytes=budget_bytes, chunk_bytes=chunk, world_size=world_size,
+            has_switch=has_switch, slot_count=slot_count, extent_chunks=extent, in_arenas=in_arenas,
+        )  # fmt: skip
+        return plan.resident_bytes
+
     while True:
         missing = 0
         follows = default_chunk_bytes(
             budget_bytes, world_size=world_size, has_switch=has_switch, slot_count=slot_count
         )
         for each in {chunk_bytes, follows}:
-            plan = plan_node(
-                budget_bytes=budget_bytes, chunk_bytes=each, world_size=world_size,
-                has_switch=has_switch, slot_count=slot_count,
-            )  # fmt: skip
-            missing = max(missing, needed_bytes(each) - plan.resident_bytes)
+            extents = {1, extent_chunks} if each == chunk_bytes else {1}
+            if not slot_count:  # a fixed slot holds a chunk
+                follows_extent = default_extent_chunks(
+                    budget_bytes, each, EXTENT_AUTO_BYTES_MAX, world_size=world_size,
+                    has_switch=has_switch, in_arenas=in_arenas,
+                )  # fmt: skip
+                extents.add(follows_extent)
+            least = min(resident_bytes(each, extent) for extent in extents)
+            missing = max(missing, needed_bytes(each) - least)
         if not missing:
             return budget_bytes
         budget_bytes = -(-(budget_bytes + missing) // 1024) * 1024
