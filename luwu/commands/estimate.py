@@ -56,6 +56,7 @@ def run(parsed: Parsed) -> int:
         "estimate": planned.estimate.document(),
         "floors": planned.floors.document(),
         "chunk_bytes": sizes.chunk_bytes,
+        "extent_chunks": sizes.extent_chunks,
         "memory_budget_bytes": sizes.memory_budget_bytes,
     }
     if config.json == "-":

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.config import RunConfig, resolve
@@ -79,6 +79,8 @@ class Case:
     workers: int
     transport: str
     place: str
+    extent: str | None = None
+    """As `--extent` takes it; None: what auto gives."""
 
     def config(self, shape: Shape, data: Path) -> RunConfig:
         """The configuration that it is started with."""
@@ -86,6 +88,8 @@ class Case:
             **shape.flags, "workers": str(self.workers), "transport": self.transport,
             "arms": "luwu", "data": str(data),
         }  # fmt: skip
+        if self.extent is not None:
+            flags["extent"] = self.extent
         if self.place == RAM:
             return resolve(flags={**flags, "durability": "none"}, environ={}).config
         config = resolve(flags={**flags, "durability": "none"}, environ={}).config
@@ -114,10 +118,10 @@ def validate_machine(*, as_json: bool, cases: Sequence[Case] = CASES, shape: Sha
         known: Known = {}
         predicted = [_predict(config, shape, folder, known) for config in configs]
         rows: list[dict[str, Any]] = []
-        for case, config, (floors, step) in zip(cases, configs, predicted, strict=True):
+        for case, config, found in zip(cases, configs, predicted, strict=True):
             run = folder / f"{folder.name}-{len(rows)}"
             measured_s, others = _measure(config, run, stopping)
-            row = _row(case, floors, step, measured_s, others)
+            row = _row(case, found, measured_s, others)
             console.say(_line(row))
             rows.append(row)
     document = _document(rows, shape, (SYSTEM_CLOCK.now_ns() - started_ns) / 1e9)
@@ -128,9 +132,15 @@ def validate_machine(*, as_json: bool, cases: Sequence[Case] = CASES, shape: Sha
 # ---------------------------------------------------------------------- before a run
 
 
-def _predict(
-    config: RunConfig, shape: Shape, folder: Path, known: Known
-) -> tuple[MachineFloors, MachineStep]:
+class _Predicted(NamedTuple):
+    """A case before it is run."""
+
+    floors: MachineFloors
+    step: MachineStep
+    extent_chunks: int
+
+
+def _predict(config: RunConfig, shape: Shape, folder: Path, known: Known) -> _Predicted:
     """Floors of a case and its step; `known`: rehearsals, which do not depend on the workers."""
     sizes = decide_sizes(config, None)
     state = state_directory(config, folder / "state")
@@ -144,6 +154,7 @@ def _predict(
         layers=model.layers, width=model.width, heads=model.heads, context=model.context,
         vocab=model.vocab, batch=options.batch, workers=config.workers,
         threads=job.worker_threads, transport=job.transport, chunk_bytes=max(map(max, chunks)),
+        extent_bytes=max(extent.wire_bytes for extent in job.layout.extents),
         unit_bytes=max(map(sum, chunks)), model_bytes=job.wire_bytes,
         directory=None if state is None else folder, updates_count=plan.updates_count,
         reads_count=plan.reads_count, samples=shape.samples,
@@ -165,14 +176,15 @@ def _predict(
     resident = [chunk.index in kept.resident for chunk in job.layout.chunks]
     step = predict_machine_step(
         MachineJob(
-            chunks=chunks, workers=config.workers, in_place=kept.places_bytes > 0,
+            chunks=chunks, extent_chunks=job.layout.extent_chunks, workers=config.workers,
+            in_place=kept.places_bytes > 0,
             out_of_core=state is not None, resident=_by_unit(job, resident),
             updates_count=plan.updates_count, reads_count=plan.reads_count,
             ahead=job.prefetch_units, compute_threads=job.worker_threads,
         ),
         floors,
     )  # fmt: skip
-    return floors, step
+    return _Predicted(floors, step, job.layout.extent_chunks)
 
 
 def _by_unit(job: JobShape, values: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
@@ -239,11 +251,11 @@ def _our_seconds() -> float:
 # ---------------------------------------------------------------------- what is said of it
 
 
-def _row(
-    case: Case, floors: MachineFloors, step: MachineStep, measured_s: float, others: float
-) -> dict[str, Any]:
+def _row(case: Case, found: _Predicted, measured_s: float, others: float) -> dict[str, Any]:
+    floors, step, extent_chunks = found
     return {
         "workers": case.workers, "transport": case.transport, "place": case.place,
+        "extent_chunks": extent_chunks,
         "predicted_s": step.step_s, "measured_s": measured_s,
         "error": step.step_s / measured_s - 1, "bound_by": step.binding, "parts_s": step.parts,
         "disk_s": step.disk_s, "others_ratio": others,

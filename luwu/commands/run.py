@@ -26,8 +26,8 @@ from luwu.launch.roles import key_environ
 from luwu.launch.serving import (
     STATE_DIRECTORY,
     Sizes,
-    chosen_transport,
     decide_sizes,
+    node_in_arenas,
     own_slots,
     serve,
     state_directory,
@@ -209,7 +209,7 @@ def _plan(
         world_size=config.workers,
         has_switch=not config.no_switch,
         slot_count=own_slots(config),
-        in_arenas=chosen_transport(config) == "shm",
+        in_arenas=node_in_arenas(config),
     )
     for line in plan.lines():
         console.detail(line)

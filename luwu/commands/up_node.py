@@ -53,7 +53,7 @@ def start_node(
     count = config.optimizer_nodes
     state = state_directory(config, STATE_DIRECTORY)
     own_state = None if state is None else directory_of_node(state, number, count)
-    sizes = decide_sizes(replace(config, optimizer_nodes=1), own_state)
+    sizes = decide_sizes(replace(config, optimizer_nodes=1, transport="tcp"), own_state)
     for line in sizes.lines:
         console.say(line)
     if state is not None and count > 1:

@@ -65,7 +65,7 @@ def memory_uses(job: JobShape, plan: NodePlan, kept: Kept) -> tuple[MemoryUse, .
         ),
     ]
     if job.has_switch:
-        slots = 0 if arenas else max(POOL_BYTES_DEFAULT, 4 * job.workers * job.layout.chunk_bytes)
+        slots = 0 if arenas else max(POOL_BYTES_DEFAULT, 4 * job.workers * job.layout.extent_bytes)
         slots = min(slots, job.workers * job.pushed_bytes)
         uses.insert(1, MemoryUse(
             role="switch", processes_count=1, nbytes=SWITCH_BASE_BYTES + slots, label="assumed",

@@ -10,7 +10,13 @@ from luwu.base.config import RunConfig
 from luwu.base.limits import MIB
 from luwu.estimate.plan import Estimate, estimate
 from luwu.estimate.shape import JobShape
-from luwu.launch.serving import Sizes, chosen_transport, decide_arena_bytes, own_slots
+from luwu.launch.serving import (
+    Sizes,
+    chosen_transport,
+    decide_arena_bytes,
+    node_in_arenas,
+    own_slots,
+)
 from luwu.launch.supervisor import threads_per_worker
 from luwu.layout import Layout, Parameter, Unit
 from luwu.measure.floors import Floors, core_count, measure_floors
@@ -55,7 +61,7 @@ def node_plan(config: RunConfig, sizes: Sizes) -> NodePlan:
         world_size=config.workers,
         has_switch=not config.no_switch,
         slot_count=own_slots(config),
-        in_arenas=chosen_transport(config) == "shm",
+        in_arenas=node_in_arenas(config),
     )
 
 
@@ -63,7 +69,7 @@ def gpt_job(config: RunConfig, sizes: Sizes, *, is_in_ram: bool) -> JobShape:
     """The job of `compare`. Raises ConfigError."""
     options = gpt_options(config)
     transport = chosen_transport(config)
-    layout = gpt_layout(options, config.data, sizes.chunk_bytes)
+    layout = gpt_layout(options, config.data, sizes.chunk_bytes, sizes.extent_chunks)
     slow_ms = (config.compute_ms or 0.0) * 2 * len(layout.units)
     return JobShape(
         layout=layout,
@@ -77,7 +83,7 @@ def gpt_job(config: RunConfig, sizes: Sizes, *, is_in_ram: bool) -> JobShape:
         durability=config.durability,
         is_in_ram=is_in_ram,
         worker_threads=threads_per_worker(config.workers),
-        arena_bytes=decide_arena_bytes(config.workers, sizes.chunk_bytes)
+        arena_bytes=decide_arena_bytes(config.workers, layout.extent_bytes)
         if transport == "shm" else 0,
         compute_seconds_min=slow_ms / 1000,
     )  # fmt: skip
@@ -106,7 +112,9 @@ def compute_seconds(config: RunConfig, job: JobShape, samples: Samples) -> float
     )  # fmt: skip
 
 
-def gpt_layout(options: Options, data: Path | None, chunk_bytes: int) -> Layout:
+def gpt_layout(
+    options: Options, data: Path | None, chunk_bytes: int, extent_chunks: int = 1
+) -> Layout:
     """Where every parameter of the built-in GPT lies, as `fully_shard` of its blocks lays it out.
 
     The model is made without storage, and a text is not read: its vocabulary is bytes.
@@ -128,6 +136,7 @@ def gpt_layout(options: Options, data: Path | None, chunk_bytes: int) -> Layout:
         ),
         units=tuple(Unit(name=name, parameters=tuple(each)) for name, each in units.items()),
         chunk_bytes=chunk_bytes,
+        extent_chunks=extent_chunks,
     )
 
 

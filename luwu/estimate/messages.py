@@ -1,13 +1,14 @@
 """Messages of a step, counted as the cores send them, and what they cost the processors.
 
 An *end* is a message that a process sends or receives, with all that its state machine does for it.
-How many a chunk has that is pulled or pushed, and how many the step itself, the cores say: they are
-played (`luwu/predict/driven/counting.py`). Without a switch the node asks its own one, whose ends
-are the node's; two of them are by a queue in memory. What is repeated, goes on raw or is given back
-is not counted.
+How many an extent has that is pulled or pushed, and how many the step itself, the cores say: they
+are played (`luwu/predict/driven/counting.py`). Without a switch the node asks its own one, whose
+ends are the node's; two of them are by a queue in memory. What is repeated, goes on raw or is given
+back is not counted.
 
-A page is handed to a thread of the node and its end is heard of: twice by an update (`updated`,
-`written`), once by a read of weights. Where it lies on disk, its requests take a processor too.
+An extent is handed to a thread of the node and its end is heard of: twice by an update (`updated`,
+`written`), once by a read of weights. Where its pages lie on disk, the requests of each take a
+processor too.
 
 A process takes its messages one after the other, so none is done sooner than the busiest; and all
 of them share the cores:
@@ -49,15 +50,15 @@ class MessageUse:
 
 def message_uses(job: JobShape, cores: Cores = OWN) -> tuple[MessageUse, ...]:
     """By role; see the module."""
-    chunks = job.layout.chunks
-    again = sum(job.pulls_twice(chunk.unit) for chunk in chunks)
-    pushed = sum(chunk.trainable for chunk in chunks)
-    ends = ends_of_step(job.workers, job.update, cores)
+    extents = job.layout.extents
+    again = sum(job.pulls_twice(extent.unit) for extent in extents)
+    pushed = sum(extent.trainable for extent in extents)
+    ends = ends_of_step(job.workers, job.update, cores, job.layout.extent_chunks)
 
     def use(role: str, count: int, each: Ends) -> MessageUse:
         backward = each.pull * again + each.push * pushed + each.step
         return MessageUse(
-            role=role, processes_count=count, forward_ends=round(each.pull * len(chunks)),
+            role=role, processes_count=count, forward_ends=round(each.pull * len(extents)),
             backward_ends=round(backward),
         )  # fmt: skip
 
@@ -70,17 +71,17 @@ def message_uses(job: JobShape, cores: Cores = OWN) -> tuple[MessageUse, ...]:
 def pages_seconds(job: JobShape, kept: Kept, floors: Floors) -> float:
     """Seconds of a processor that pages take beside the update: hand-overs and requests."""
     assert floors.messages is not None
-    updates = sum(chunk.trainable for chunk in job.layout.chunks)
-    read = [
-        chunk.index in kept.resident
-        for chunk in job.layout.chunks
-        for _ in range(1 + job.pulls_twice(chunk.unit))
-        if not kept.places_bytes
-    ]
-    handed = HANDED_BY_UPDATE * updates + HANDED_BY_READ * len(read)
-    seconds = handed * floors.messages.handed_s
+    chunks, extents = job.layout.chunks, job.layout.extents
+    updates = sum(extent.trainable for extent in extents)
+    reads = pages_read = 0
+    if not kept.places_bytes:
+        reads = sum(1 + job.pulls_twice(extent.unit) for extent in extents)
+        away = [chunk for chunk in chunks if chunk.index not in kept.resident]
+        pages_read = sum(1 + job.pulls_twice(chunk.unit) for chunk in away)
+    seconds = (HANDED_BY_UPDATE * updates + HANDED_BY_READ * reads) * floors.messages.handed_s
     if floors.disk and not job.is_in_ram:
-        seconds += updates * floors.disk.page_cpu_s + read.count(False) * floors.disk.pull_cpu_s
+        pages_updated = sum(chunk.trainable for chunk in chunks)
+        seconds += pages_updated * floors.disk.page_cpu_s + pages_read * floors.disk.pull_cpu_s
     return seconds
 
 

@@ -30,7 +30,7 @@ so updates hide behind the backward alone; its first units are handed out by the
 updates are the slower ones, an `at_step` forward is handed all of its weights as they are made.
 
 Weights wait in the node's `outgoing` memory until all workers have copied them. Where that holds
-fewer than four chunks, the forward's reads wait for the copies, so both are added (a job of a
+fewer than four extents, the forward's reads wait for the copies, so both are added (a job of a
 billion parameters had one read in flight, and the disk was idle for two fifths of its forward). In
 the backward, updates have the disk meanwhile.
 
@@ -38,7 +38,7 @@ It is right as a floor on a machine that is here: no step is shorter than what e
 measured to take. Who waits for whom is not in it; `luwu/predict/driven` plays that.
 
 What is left out: Python in the workers between messages and compute, and what processes lose to one
-another on the same cores. Where chunks are many and small, these are half of a step.
+another on the same cores. Where extents are many and small, these are half of a step.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from switch_emu.node.plan import NodePlan
 
 FLUSHES_A_STEP: Final = 3
 FORWARD_SHARE: Final = 1 / 3
-FEW_CHUNKS: Final = 4
+FEW_EXTENTS: Final = 4
 """In the memory for weights on their way out."""
 OPERATIONS: Final = 6
 """A parameter and token: two in forward, four in backward."""
@@ -95,6 +95,8 @@ class Estimate:
     disk: tuple[DiskUse, ...]
     links: tuple[LinkUse, ...]
     messages: tuple[MessageUse, ...]
+    extent_chunks: int
+    """Chunks that travel in one message, at most."""
     memory: tuple[MemoryUse, ...]
     disk_space_bytes: dict[str, int]
     cores: tuple[CoreUse, ...]
@@ -134,6 +136,7 @@ class Estimate:
             "disk_space_bytes": self.disk_space_bytes,
             "network": [asdict(use) for use in self.links],
             "messages": [{**asdict(use), "ends": use.ends} for use in self.messages],
+            "extent_chunks": self.extent_chunks,
             "memory": [asdict(use) for use in self.memory],
             "cores": [asdict(use) for use in self.cores],
             "cores_count": self.cores_count,
@@ -172,6 +175,7 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
         disk=uses,
         links=link_uses(job, kept),
         messages=message_uses(job),
+        extent_chunks=job.layout.extent_chunks,
         memory=memory_uses(job, plan, kept),
         disk_space_bytes=disk_space(job, store, spilled_bytes),
         cores=core_uses(job, plan),
@@ -227,7 +231,7 @@ class _Seconds:
             rate = floors.copy_bytes_per_s
             self.copies = forward / rate, backward / rate
             self.pass_s = memory_pass_bytes(job) / rate
-        self.reads_wait_for_copies = plan.outgoing_bytes < FEW_CHUNKS * job.layout.chunk_bytes
+        self.reads_wait_for_copies = plan.outgoing_bytes < FEW_EXTENTS * job.layout.extent_bytes
         self.messages = message_seconds(job, kept, floors)
         """Seconds of messages, of the forward and of the backward."""
 

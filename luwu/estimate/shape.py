@@ -142,4 +142,5 @@ def _budget_for_ram(job: JobShape, plan: NodePlan) -> int:
     return budget_for_pages(
         needed, budget_bytes=plan.budget_bytes, chunk_bytes=job.layout.chunk_bytes,
         world_size=job.workers, has_switch=job.has_switch, slot_count=job.slot_count,
+        extent_chunks=plan.extent_chunks, in_arenas=job.transport == "shm",
     )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from luwu.base.quantities import format_bytes
 from luwu.estimate.plan import ENDURANCE_WRITES, Estimate
 from luwu.estimate.shape import JobShape
+from luwu.layout import Layout
 from luwu.measure.disk_floors import DiskFloors
 from luwu.measure.floors import Floors
 from switch_emu.node.plan import NodePlan
@@ -27,6 +28,12 @@ def short_lines(found: Estimate) -> list[str]:
     )
     memory = ", ".join(_memory_text(found, role) for role in dict.fromkeys(_roles(found)))
     lines.append(f"        memory {memory}; activations come on top")
+    if found.extent_chunks > 1:
+        busiest = max(found.messages, key=lambda use: use.ends)
+        lines.append(
+            f"        {found.extent_chunks} chunks travel together: {busiest.ends:,} messages a "
+            f"step at the {busiest.role}"
+        )
     if found.endurance_days is not None and written:
         lines.append(f"        {endurance_text(found)}")
     return lines
@@ -64,7 +71,8 @@ def estimate_text(found: Estimate, job: JobShape, plan: NodePlan, floors: Floors
     """All of it, as `luwu estimate` prints it."""
     parts = [
         f"{job.parameters_count:,} parameters in {len(job.layout.units)} units and "
-        f"{len(job.layout.chunks):,} chunks of {format_bytes(job.layout.chunk_bytes)}; "
+        f"{len(job.layout.chunks):,} chunks of {format_bytes(job.layout.chunk_bytes)}"
+        f"{_extents_text(job.layout)}; "
         f"{job.workers} workers, {job.transport}, {job.layout.chunks[0].wire_dtype}, "
         f"{job.update}, {job.tokens_per_step:,} tokens a step",
         *plan.lines(),
@@ -109,6 +117,12 @@ def estimate_text(found: Estimate, job: JobShape, plan: NodePlan, floors: Floors
     if found.written_bytes_per_day:
         parts.append(endurance_text(found))
     return "\n".join(parts)
+
+
+def _extents_text(layout: Layout) -> str:
+    if layout.extent_chunks == 1:
+        return ""
+    return f", {layout.extent_chunks} to an extent: {len(layout.extents):,} extents travel"
 
 
 def seconds_text(value: float | None) -> str:

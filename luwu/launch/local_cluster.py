@@ -68,12 +68,11 @@ class LocalCluster(Closing):
         self._stopping = threading.Event()
         self._nics: list[Nic] = []
         self._nic_settings = NicSettings(
-            chunk_bytes=chunk_bytes,
-            extent_chunks=extent_chunks,
+            chunk_bytes=chunk_bytes, extent_chunks=extent_chunks,
             reshard_after_forward=reshard_after_forward,
             prefetch_units=prefetch_units,
             aggregate=aggregate,
-        )
+        )  # fmt: skip
         self._grace_s, self._link_seed = grace_s, link_seed
         self.job = SYSTEM_CLOCK.now_ns()
         self.spec = NodeSpec(

@@ -39,6 +39,7 @@ from luwu.launch.hosts.nodes import check_nodes, node_role
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.sockets import private_directory
 from luwu.launch.roles import NodeEnds, SwitchEnds, job_spec, node_spec, switch_spec
+from luwu.protocol.sum_order import depth
 from luwu.transport import check_arena
 from luwu.transport.arena_limits import memory_limit
 from switch_emu.node.plan import (
@@ -157,11 +158,19 @@ def _decide_extent(config: RunConfig, budget_bytes: int, chunk_bytes: int) -> in
         return 1
     if asked is not None:
         return asked // chunk_bytes
-    return default_extent_chunks(
-        budget_bytes, chunk_bytes, chunk_for_links(config, EXTENT_AUTO_BYTES_MAX),
-        world_size=config.workers, has_switch=not config.no_switch,
-        in_arenas=chosen_transport(config) == "shm",
+    levels = 1 if config.hosts is not None else 0
+    if config.tree is not None:
+        levels = depth(tree_of(config).groups)
+    return default_extent_chunks(  # the node's plan has an array less for each level of a tree
+        budget_bytes - levels * chunk_bytes, chunk_bytes,
+        chunk_for_links(config, EXTENT_AUTO_BYTES_MAX), world_size=config.workers,
+        has_switch=not config.no_switch, in_arenas=node_in_arenas(config),
     )  # fmt: skip
+
+
+def node_in_arenas(config: RunConfig) -> bool:
+    """True if what the node's children push lies in shared memory of theirs."""
+    return chosen_transport(config) == "shm" and config.hosts is None
 
 
 def check_budget(budget_bytes: int) -> None:

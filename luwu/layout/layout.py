@@ -197,6 +197,11 @@ class Layout:
         set_once(self, "extents", tuple(extents))
         set_once(self, "unit_extents", tuple(unit_extents))
 
+    @property
+    def extent_bytes(self) -> int:
+        """Bytes of float32 gradient in a full extent, whatever travels."""
+        return self.extent_chunks * self.chunk_bytes
+
     def trainable_extents(self, unit: int) -> tuple[int, ...]:
         """Indices of the extents of `unit` that are pushed."""
         return tuple(i for i in self.unit_extents[unit] if self.extents[i].trainable)

@@ -58,6 +58,8 @@ class MachineAsk:
     transport: str
     chunk_bytes: int
     """Bytes of the largest chunk."""
+    extent_bytes: int
+    """The same of the largest extent."""
     unit_bytes: int
     model_bytes: int
     directory: Path | None
@@ -76,8 +78,8 @@ def machine_floors(
     byte that passes a link in and out.
     """
     samples = asked.samples
-    compute = _compute(replace(asked, transport="", directory=None, chunk_bytes=0))
-    send_s, receive_s, node_s = _link(asked.transport, asked.chunk_bytes)
+    compute = _compute(replace(asked, transport="", directory=None, chunk_bytes=0, extent_bytes=0))
+    send_s, receive_s, node_s = _link(asked.transport, asked.extent_bytes)
     handed_s = _handed(asked.transport, samples)
     messages = rehearsed(handed_s, send_s + receive_s)
     disk: dict[str, float] = {}
@@ -93,9 +95,9 @@ def machine_floors(
     return MachineFloors(
         cores=core_count(), **compute, end_s=messages.end_s, handed_s=handed_s,
         send_s_per_byte=send_s, receive_s_per_byte=receive_s, receive_at_node_s_per_byte=node_s,
-        **_copies(asked.chunk_bytes, asked.unit_bytes, asked.model_bytes, samples.seconds),
+        **_copies(asked.extent_bytes, asked.unit_bytes, asked.model_bytes, samples.seconds),
         sum_s_per_byte=_sums(
-            asked.chunk_bytes, asked.model_bytes, asked.workers, samples.seconds
+            asked.extent_bytes, asked.model_bytes, asked.workers, samples.seconds
         ),
         update_s_per_byte=messages.update_s_per_byte,
         reading_s_per_byte=messages.read_s_per_byte, **disk, crowding=fitted("crowding"),

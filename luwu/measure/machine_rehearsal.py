@@ -1,15 +1,15 @@
 """Processor time of switch and node per message and page, with one worker without a model.
 
-A real node and a real switch, with the store, chunks and transport of the job, serve one worker
+A real node and a real switch, with the store, extents and transport of the job, serve one worker
 that only pushes, commits and pulls. Counted are seconds of a processor that each of the two took,
 its threads of libzmq aside, while gradients go up (until the step is decided), and while weights
 come down. Nothing computes, so how long it takes says nothing, and is not looked at:
 
-    end      switch, while weights come down: an end (2 up, 2 down for each chunk), with what the
+    end      switch, while weights come down: an end (2 up, 2 down for each extent), with what the
              thread of its link takes beside bytes
-    update   node, gradients: what is left beside two ends and two hand-overs of a chunk,
+    update   node, gradients: what is left beside two ends and two hand-overs of an extent,
              threads of links aside
-    read     node, weights: what is left beside two ends and a hand-over of a chunk
+    read     node, weights: what is left beside two ends and a hand-over of an extent
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from luwu.wire.hyper import StepHyper, encode_hyper
 
 ROUNDS: Final = 6
 ENDS: Final = 4
-"""Messages per pulled chunk at the switch, with one worker."""
+"""Messages per pulled extent at the switch, with one worker."""
 LINK_THREADS: Final = "ZMQbg"
 HYPER: Final = {
     "lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "maximize": False,
@@ -79,11 +79,11 @@ def rehearse(
             found = _rounds(_Worker(nic, layout), pids)
         finally:
             nic.close()
-    chunks, nbytes = len(layout.chunks), sum(chunk.wire_bytes for chunk in layout.chunks)
+    extents, nbytes = len(layout.extents), sum(each.wire_bytes for each in layout.extents)
     link_s = max(0.0, found.switch_link_s - nbytes * wire_s_per_byte)
-    end_s = (found.switch_s + link_s) / (ENDS * chunks)
-    updates_s = found.node_updates_s - chunks * 2 * (end_s + handed_s)
-    reads_s = found.node_reads_s - chunks * (2 * end_s + handed_s)
+    end_s = (found.switch_s + link_s) / (ENDS * extents)
+    updates_s = found.node_updates_s - extents * 2 * (end_s + handed_s)
+    reads_s = found.node_reads_s - extents * (2 * end_s + handed_s)
     return RehearsalFloors(
         end_s=end_s,
         update_s_per_byte=max(0.0, updates_s) / nbytes,

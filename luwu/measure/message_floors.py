@@ -1,10 +1,11 @@
 """Processor time per message, measured with a switch on this machine.
 
 A real `SwitchShell` with its core and transport stands between two children and a parent that only
-encode, send, receive and decode; a burst of chunks goes through it as in a step: gradients, sums,
-receipts, pulls, weights. All of it runs in one thread. Counted is what that thread took of a
-processor in the switch's turns, and half of what the threads of libzmq took: by message that comes
-in or goes out, that is an *end* of a message. Other work on the machine hardly changes it.
+encode, send, receive and decode; a burst of extents goes through it as in a step: gradients, sums,
+receipts, pulls, weights. Each is one chunk: more of them change bytes alone. All of it runs in one
+thread. Counted is what that thread took of a processor in the switch's turns, and half of what the
+threads of libzmq took: by message that comes in or goes out, that is an *end* of a message. Other
+work on the machine hardly changes it.
 
 Left out are switches between processes and caches that they take from one another: a floor.
 Measured beside it: work that is handed to a thread, which wakes a transport when it is done, as
@@ -43,7 +44,7 @@ PAYLOAD_BYTES: Final = 4096
 CHUNKS: Final = 4096
 """Each comes once; 4,096 last for some seconds."""
 ENDS: Final = 4 * CHILDREN + 4
-"""Messages per chunk at the switch: push, pull and their answers, per child and to the parent."""
+"""Messages per extent at the switch: push, pull and their answers, per child and to the parent."""
 ARENA_BYTES: Final = 1 << 20
 QUIET_NS: Final = 5_000_000_000
 """Silence after which something is broken."""

@@ -229,7 +229,7 @@ def _title(item: Timed) -> str:
         if item.name != _DECIDED:
             return item.name
         return f"step {fields.get('step')} decided" + ("" if fields.get("applied") else ", skipped")
-    about = next((key for key in ("unit", "chunk", "step") if key in fields), None)
+    about = next((key for key in ("unit", "chunk", "extent", "step") if key in fields), None)
     return item.name if about is None else f"{item.name} {fields[about]}"
 
 

@@ -18,5 +18,6 @@ extent_pages.py the pages of an extent
 places.py       weights at fixed places in shared memory
 extent_pages.py the pages of an extent, and which part of it is theirs
 pages.py        the store's configuration and views of a record
+extent_pages.py  the pages of an extent, and their parts of what travels
 readers.py      versions held for readers, and the thread that reads them
 """

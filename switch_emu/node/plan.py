@@ -97,7 +97,10 @@ class NodePlan:
             "resident pages": self.resident_bytes,
         }
         text = ", ".join(f"{name} {format_bytes(count)}" for name, count in uses.items() if count)
-        return [f"memory budget {format_bytes(self.budget_bytes)}: {text}"]
+        line = f"memory budget {format_bytes(self.budget_bytes)}: {text}"
+        if self.extent_chunks > 1:
+            line += f"; {self.extent_chunks} chunks travel together"
+        return [line]
 
 
 def default_chunk_bytes(
@@ -162,9 +165,11 @@ def plan_node(
     least = _pipeline_bytes(chunk_bytes, extent_bytes, 1, 1) + leasts.total
     if budget_bytes < least:
         raise ConfigError(
-            f"memory_budget: {format_bytes(budget_bytes)} is too small for chunks of "
+            f"memory_budget: {format_bytes(budget_bytes)} is too small for "
+            f"{f'{extent_chunks} at once of the ' * (extent_chunks > 1)}chunks of "
             f"{format_bytes(chunk_bytes)} and {world_size} workers; give at least "
-            f"{-(-least // 1024)}KiB, or a smaller --chunk{' or fewer --slots' * (slot_count > 1)}",
+            f"{-(-least // 1024)}KiB, or a smaller --chunk{' or --extent' * (extent_chunks > 1)}"
+            f"{' or fewer --slots' * (slot_count > 1)}",
             code="E205",
         )
     room = _pipeline_room(budget_bytes, leasts, is_single=extent_chunks == 1)
@@ -204,29 +209,36 @@ def plan_node(
 
 def budget_for_pages(
     needed_bytes: Callable[[int], int], *, budget_bytes: int, chunk_bytes: int, world_size: int,
-    has_switch: bool, slot_count: int = 0, in_arenas: bool = False,
+    has_switch: bool, slot_count: int = 0, extent_chunks: int = 1, in_arenas: bool = False,
 ) -> int:  # fmt: skip
     """The budget, raised in whole KiB until it suffices for pages; other uses grow with it.
 
-    `needed_bytes`: bytes of pages for a chunk size. The budget suffices for the given chunk and for
-    the default chunk of the new budget. Raises ConfigError as `plan_node` does.
+    `needed_bytes`: bytes of pages for a chunk size. The budget suffices for the given chunk and
+    extent, and for the defaults of the new budget. Raises ConfigError as `plan_node` does.
     """
+
+    def resident_bytes(chunk: int, extent: int) -> int:
+        plan = plan_node(
+            budget_bytes=budget_bytes, chunk_bytes=chunk, world_size=world_size,
+            has_switch=has_switch, slot_count=slot_count, extent_chunks=extent, in_arenas=in_arenas,
+        )  # fmt: skip
+        return plan.resident_bytes
+
     while True:
         missing = 0
         follows = default_chunk_bytes(
             budget_bytes, world_size=world_size, has_switch=has_switch, slot_count=slot_count
         )
         for each in {chunk_bytes, follows}:
-            extent_chunks = default_extent_chunks(
-                budget_bytes, each, EXTENT_AUTO_BYTES_MAX, world_size=world_size,
-                has_switch=has_switch, in_arenas=in_arenas,
-            )  # fmt: skip
-            plan = plan_node(
-                budget_bytes=budget_bytes, chunk_bytes=each, world_size=world_size,
-                has_switch=has_switch, slot_count=slot_count, extent_chunks=extent_chunks,
-                in_arenas=in_arenas,
-            )  # fmt: skip
-            missing = max(missing, needed_bytes(each) - plan.resident_bytes)
+            extents = {1, extent_chunks} if each == chunk_bytes else {1}
+            if not slot_count:  # a fixed slot holds a chunk
+                follows_extent = default_extent_chunks(
+                    budget_bytes, each, EXTENT_AUTO_BYTES_MAX, world_size=world_size,
+                    has_switch=has_switch, in_arenas=in_arenas,
+                )  # fmt: skip
+                extents.add(follows_extent)
+            least = min(resident_bytes(each, extent) for extent in extents)
+            missing = max(missing, needed_bytes(each) - least)
         if not missing:
             return budget_bytes
         budget_bytes = -(-(budget_bytes + missing) // 1024) * 1024

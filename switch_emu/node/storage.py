@@ -176,7 +176,7 @@ class NodeStorage:
         return budget_for_pages(
             needed, budget_bytes=spec.memory_budget_bytes, chunk_bytes=spec.chunk_bytes,
             world_size=spec.world_size, has_switch=spec.has_switch, slot_count=spec.own_slot_count,
-            in_arenas=spec.arena_bytes > 0,
+            extent_chunks=spec.extent_chunks, in_arenas=spec.arena_bytes > 0,
         )  # fmt: skip
 
 

@@ -100,8 +100,9 @@ class Worker(Process):
     def _join(self) -> None:
         description = self._job.description
         join = self.core.join(
-            self._world.now_ns, description.to_bytes(), description.hash, self._job.aggregator
-        )
+            self._world.now_ns, description.to_bytes(), description.hash, self._job.aggregator,
+            self._job.layout.extent_chunks,
+        )  # fmt: skip
         self._do(join)
         self._advance()
 

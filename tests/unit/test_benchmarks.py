@@ -114,6 +114,31 @@ def test_frames_runs(tmp_path: Path) -> None:
             assert any(line.startswith("  switch_emu/store/file.py") for line in row["way"])
 
 
+def test_messages_runs(tmp_path: Path) -> None:
+    """Goal: a step is counted with single chunks and with the extent that auto gives: as many
+    messages as the estimate says, fewer by the chunks of an extent, and the same payload. Weights
+    and what was sent and received are compared in the benchmark itself."""
+    document = run_smoke(tmp_path, "messages", "--transport", "ipc")
+    rows = {(row["case"], row["arm"]): row for row in document["rows"]}
+    cases = list(dict.fromkeys(case for case, _ in rows))
+    assert len(rows) == 2 * len(cases) == 4
+    for case in cases:
+        one, auto = rows[case, "one"], rows[case, "auto"]
+        assert one["extents"] == one["chunks"] == auto["chunks"]
+        for role, counted in auto["roles"].items():
+            before = one["roles"][role]
+            assert counted["ends"] == counted["ends_predicted"]
+            assert before["ends"] == before["ends_predicted"]
+            for way in ("sent", "received"):
+                assert counted[f"payload_bytes_{way}"] == before[f"payload_bytes_{way}"]
+                messages = sum(kind.get(f"messages_{way}", 0) for kind in counted["kinds"].values())
+                assert messages == counted[f"messages_{way}"]
+        ratio = document["claims"][f"{case}: messages"]
+        assert ratio == pytest.approx(one["chunks"] / auto["extents"], rel=0.05)
+    assert auto["extent_chunks"] > 1
+    assert document["claims"][f"{case}: messages"] > 1.5
+
+
 def test_link_runs(tmp_path: Path) -> None:
     """Goal: every rate, delay and loss is measured, and no link is no wrapper."""
     document = run_smoke(tmp_path, "link")

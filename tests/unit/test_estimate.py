@@ -11,17 +11,18 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.estimate.messages import message_uses
+from luwu.estimate.messages import message_uses, pages_seconds
 from luwu.estimate.outcome import bound_by, busy_seconds, error_ratio, outcome
 from luwu.estimate.plan import Estimate, estimate
-from luwu.estimate.shape import JobShape
+from luwu.estimate.shape import JobShape, kept_in_ram
 from luwu.estimate.steps import steps_lines
-from luwu.estimate.text import short_lines
+from luwu.estimate.text import estimate_text, short_lines
 from luwu.measure.disk_floors import DiskFloors, disk_floors
 from luwu.measure.floors import Floors, measure_floors
 from luwu.measure.gpt_floor import gpt_seconds
 from luwu.measure.message_floors import MessageFloors, message_floors
 from luwu.measure.timing import Samples, taking_turns
+from luwu.predict.driven.counting import ends_of_step
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.node.plan import NodePlan, plan_node
@@ -198,6 +199,38 @@ def test_messages_are_counted_as_the_cores_send_them() -> None:
     layout = layout_of_units([ELEMS], root_elems=ELEMS, chunk_bytes=CHUNK, frozen_units=[0])
     worker = message_uses(job(layout=layout))[0]
     assert (worker.forward_ends, worker.backward_ends) == (2 * 2, 2 * 2 + 5)
+
+
+def test_extents_take_messages_and_hand_overs_off_a_step() -> None:
+    """Four chunks to an extent: bytes and requests on disk are the same, a quarter of the messages
+    of chunks is left, and the estimate says so."""
+    floors = dataclasses.replace(
+        FLOORS, messages=MessageFloors(end_s=0.001, handed_s=0.0001),
+        disk=dataclasses.replace(DISK, page_cpu_s=0.003, pull_cpu_s=0.005),
+    )  # fmt: skip
+    units = [8 * ELEMS] * UNITS
+    shapes = [
+        job(layout=layout_of_units(units, chunk_bytes=CHUNK, extent_chunks=count))
+        for count in (1, 4)
+    ]
+    own, fewer = (estimate(shape, plan(), floors) for shape in shapes)
+    assert (own.extent_chunks, fewer.extent_chunks) == (1, 4)
+    assert fewer.disk == own.disk
+    assert fewer.links == own.links
+    for use, before in zip(fewer.messages, own.messages, strict=True):
+        step = ends_of_step(2, "streaming")[use.role].step
+        assert 4 * (use.ends - step) == before.ends - step
+    requests_s = 32 * 0.003 + 64 * 0.005  # of pages, and of pulls of them
+    kept = kept_in_ram(shapes[0], plan(), shapes[0].store)
+    for shape, handed in zip(shapes, (128, 32), strict=True):
+        assert pages_seconds(shape, kept, floors) == pytest.approx(requests_s + handed * 0.0001)
+    assert not any("travel" in line for line in short_lines(own))
+    (line,) = (line.strip() for line in short_lines(fewer) if "travel" in line)
+    ends = fewer.messages[1].ends
+    assert line == f"4 chunks travel together: {ends} messages a step at the switch"
+    text = estimate_text(fewer, shapes[1], plan(), floors)
+    assert "32 chunks of 64.00 KiB, 4 to an extent: 8 extents travel;" in text
+    assert fewer.document()["extent_chunks"] == 4
 
 
 def test_a_step_of_many_messages_is_bound_by_them() -> None:

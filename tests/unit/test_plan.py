@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import CHUNK_BYTES_STEP
 from luwu.base.quantities import parse_bytes
-from switch_emu.node.plan import NodePlan, default_chunk_bytes, plan_node
+from switch_emu.node.plan import (
+    EXTENT_AUTO_BYTES_MAX,
+    NodePlan,
+    budget_for_pages,
+    default_chunk_bytes,
+    default_extent_chunks,
+    plan_node,
+)
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 WORLDS = (1, 2, 3, 8, 64, 512)
@@ -157,3 +166,117 @@ def test_the_default_chunk_can_work(has_switch: bool, world_size: int) -> None:
         check(found, chunk, world_size, has_switch)
         assert found.updates_count >= 2
         budget = budget * 3 // 2
+
+
+# ---------------------------------------------------------------------- extents
+
+EXTENTS = (1, 2, 3, 8, 64)
+every_memory = pytest.mark.parametrize("in_arenas", [False, True], ids=["sent", "arenas"])
+
+
+def budgets_from(least: int, step: int) -> Iterator[int]:
+    """The least budget, 40 that are a step apart, and up to 64 GiB by ratio."""
+    yield from (least + index * step for index in range(40))
+    budget = least + 40 * step
+    while budget < 64 * GIB:
+        yield budget
+        budget = budget * 5 // 4 + 1
+
+
+def least_budget(**asked: Any) -> int:
+    """The number in the refusal of nearly nothing."""
+    with pytest.raises(ConfigError, match="memory_budget") as caught:
+        plan_node(budget_bytes=1024, **asked)
+    named = re.search(r"at least (\d+KiB)", str(caught.value))
+    assert named is not None, str(caught.value)
+    return parse_bytes(named.group(1))
+
+
+@every_kind
+@every_memory
+@pytest.mark.parametrize("world_size", [1, 2, 8, 64])
+@pytest.mark.parametrize("extent_chunks", EXTENTS)
+def test_a_plan_of_extents_is_its_budget(
+    extent_chunks: int, world_size: int, in_arenas: bool, has_switch: bool
+) -> None:
+    """I5. Goal: all uses together are the budget, and each use has what it cannot do without.
+    Method: chunks of three sizes, budgets from the least on."""
+    for chunk_bytes in (16 * KIB, 48 * KIB, MIB):
+        asked: dict[str, Any] = {
+            "chunk_bytes": chunk_bytes, "world_size": world_size, "has_switch": has_switch,
+            "extent_chunks": extent_chunks, "in_arenas": in_arenas,
+        }  # fmt: skip
+        extent = extent_chunks * chunk_bytes
+        of_all = max(2, world_size) * extent
+        least = least_budget(**asked)
+        for budget in budgets_from(least, chunk_bytes + 4099):
+            found = plan_node(budget_bytes=budget, **asked)
+            spent, told = uses(found), f"{asked}: {found}"
+            assert sum(spent.values()) == budget == found.budget_bytes, told
+            assert min(spent.values()) >= 0, told
+            assert found.sums_bytes >= extent, told
+            assert found.spill_bytes >= extent, told
+            assert found.outgoing_bytes >= 2 * extent, told
+            threads = found.updates_count + found.reads_count
+            pages = 4 * found.updates_count + found.reads_count + 1
+            assert found.pipeline_bytes == pages * chunk_bytes + threads * extent, told
+            if in_arenas:
+                assert found.window_bytes == found.slots_bytes == 0, told
+            elif has_switch:
+                assert found.window_bytes >= 2 * extent, told
+            else:
+                assert found.window_bytes >= of_all, told
+                assert found.slots_bytes >= world_size * extent, told
+            if has_switch:
+                assert found.slots_bytes == found.copies_bytes == 0, told
+            else:
+                assert found.copies_bytes >= 2 * extent, told
+
+
+@every_kind
+@every_memory
+@pytest.mark.parametrize("world_size", [1, 2, 8, 64])
+def test_the_default_extent_can_work(world_size: int, in_arenas: bool, has_switch: bool) -> None:
+    """Goal: wherever single chunks have a plan, the extent that auto gives has one, with as many
+    updates under way, up to four. Method: budgets from the least of each chunk on."""
+    for chunk_bytes in (16 * KIB, 48 * KIB, MIB, 8 * MIB):
+        kind: dict[str, Any] = {
+            "world_size": world_size, "has_switch": has_switch, "in_arenas": in_arenas
+        }  # fmt: skip
+        for budget in budgets_from(least_budget(chunk_bytes=chunk_bytes, **kind), chunk_bytes):
+            count = default_extent_chunks(budget, chunk_bytes, EXTENT_AUTO_BYTES_MAX, **kind)
+            asked = {"budget_bytes": budget, "chunk_bytes": chunk_bytes, **kind}
+            found, single = plan_node(extent_chunks=count, **asked), plan_node(**asked)
+            assert count == 1 or count * chunk_bytes <= EXTENT_AUTO_BYTES_MAX
+            assert found.updates_count >= min(single.updates_count, 4)
+        most = max(1, EXTENT_AUTO_BYTES_MAX // chunk_bytes)
+        assert count == 1 << most.bit_length() - 1  # where the budget is large
+
+
+@every_kind
+@every_memory
+def test_a_budget_for_pages_has_room_for_them_with_the_extent_that_follows(
+    in_arenas: bool, has_switch: bool
+) -> None:
+    """Goal: a budget that a refusal names leaves room for the state, whatever extent auto gives."""
+    kind: dict[str, Any] = {"world_size": 2, "has_switch": has_switch, "in_arenas": in_arenas}
+    for needed in (100 * KIB, MIB, 10 * MIB, 300 * MIB):
+        chunk = 16 * KIB
+        budget = budget_for_pages(
+            lambda _, n=needed: n, budget_bytes=MIB, chunk_bytes=chunk, **kind
+        )
+        count = default_extent_chunks(budget, chunk, EXTENT_AUTO_BYTES_MAX, **kind)
+        for extent_chunks in (1, count):
+            found = plan_node(
+                budget_bytes=budget, chunk_bytes=chunk, extent_chunks=extent_chunks, **kind
+            )
+            assert found.resident_bytes >= needed
+
+
+def test_an_extent_is_told() -> None:
+    """Goal: the line of a plan says how much travels together, where it is more than a chunk."""
+    asked: dict[str, Any] = {"chunk_bytes": 64 * KIB, "world_size": 2, "has_switch": True}
+    (line,) = plan_node(budget_bytes=GIB, extent_chunks=16, **asked).lines()
+    assert line.endswith("; 16 chunks travel together")
+    (line,) = plan_node(budget_bytes=GIB, **asked).lines()
+    assert "travel" not in line

@@ -56,8 +56,10 @@ FLOORS = MachineFloors(
 )  # fmt: skip
 
 
-def job() -> JobShape:
-    layout = layout_of_units([8 * 16 * 1024] * 4, chunk_bytes=64 * 1024)
+def job(extent_chunks: int = 1) -> JobShape:
+    layout = layout_of_units(
+        [8 * 16 * 1024] * 4, chunk_bytes=64 * 1024, extent_chunks=extent_chunks
+    )
     return JobShape(layout=layout, workers=2, transport="ipc", tokens_per_step=64)
 
 
@@ -116,3 +118,76 @@ def test_many_workers_add_what_one_more_adds() -> None:
     each = more["switch"].push - few["switch"].push
     assert many["switch"].push == more["switch"].push + 100 * each
     assert many["worker"] == few["worker"]
+
+
+# ---------------------------------------------------------------------- extents
+
+
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("workers", [1, 3, WORKERS_MAX + 5])
+def test_an_extent_has_the_messages_of_a_chunk(workers: int, update: str) -> None:
+    """Goal: a message carries an extent, however many chunks that has."""
+    assert ends_of_step(workers, update, extent_chunks=8) == ends_of_step(workers, update)
+
+
+@pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])
+@pytest.mark.parametrize(("extent_chunks", "extents"), [(1, 32), (2, 16), (3, 12), (8, 4), (64, 4)])
+def test_extents_divide_the_messages_of_a_step(
+    extent_chunks: int, extents: int, has_switch: bool
+) -> None:
+    """Goal: a step has fewer messages by as many chunks as an extent has; those of the step itself
+    stay. Method: four units of eight chunks; of eight, three by three are three extents."""
+    shape = replace(job(extent_chunks), has_switch=has_switch)
+    single = replace(job(), has_switch=has_switch)
+    assert len(shape.layout.extents) == extents
+    ends = ends_of_step(2, "streaming")
+    own = {False: {"node": "switch"}, True: {}}[has_switch]
+    for use, before in zip(message_uses(shape), message_uses(single), strict=True):
+        step = ends[own.get(use.role, use.role)].step
+        assert use.role == before.role
+        assert use.ends - step == (before.ends - step) * extents / 32
+
+
+def test_extents_change_neither_bytes_nor_pages_on_this_machine() -> None:
+    """Goal: extents take messages and hand-overs from a step, and nothing else. Method: a worker
+    pulls, pushes and sees each extent of four chunks, in RAM and out of core."""
+    ram = MachineJob(chunks=((MIB // 16,) * 4, *((MIB // 16,) * 8,) * 3), workers=2)
+    disk = {"write_s_per_byte": 1e-9, "mixed_s_per_byte": 2e-9, "pull_s_per_byte": 1e-9}
+    for job in (ram, replace(ram, out_of_core=True)):
+        own, fewer = (
+            predict_machine_step(replace(job, extent_chunks=count), replace(FLOORS, **disk))
+            for count in (1, 4)
+        )
+        ends = ends_of_step(job.workers, "streaming")
+        of_steps = sum(
+            count * ends[role].step
+            for role, count in (("worker", 2), ("switch", 1), ("node", 1))
+        )  # fmt: skip
+        before_s, now_s = (
+            step.work_s["messages"] - of_steps * FLOORS.end_s for step in (own, fewer)
+        )
+        assert now_s == pytest.approx(before_s / 4, rel=0.02)  # of the first pulls and the joining
+        assert fewer.step_s < own.step_s
+        for name in ("updates", "sums", "compute", "wire", "copies"):
+            assert fewer.work_s[name] == pytest.approx(own.work_s[name])
+
+
+def test_extents_change_no_bytes_of_hosts_that_are_not_here(catalogue: Catalogue) -> None:
+    """Goal: what drives, memory and links move is the same with extents; a page is still what is
+    read and written. Method: half of a state on drives, chunks of 128 MiB, two by two."""
+    asked = question(catalogue)
+    assert isinstance(asked.part, OptimizerNodes)
+    nodes = replace(asked.part, cached=0.5)
+    own, fewer = (
+        play_driven_steps(
+            asked.job, nodes, Playing(chunk_bytes=1 << 27, extent_chunks=count, steps=2, workers=1)
+        )
+        for count in (1, 2)
+    )
+    for engine in ("up", "down", "disk read", "disk write"):
+        assert fewer.record.amount(engine) == pytest.approx(own.record.amount(engine), rel=1e-5)
+    pages = [len(played.told["node"].of("update")) for played in (own, fewer)]
+    assert pages[0] == pages[1]
+    sent = [len(played.record.of("up")) for played in (own, fewer)]
+    assert sent[0] == 2 * sent[1]
+    assert fewer.step_s == pytest.approx(own.step_s, rel=0.01)

@@ -49,6 +49,38 @@ def test_predict_laws_machine_no_step_is_shorter_than_its_work(job: MachineJob) 
     assert step.work_s["compute"] == pytest.approx(job.workers * 0.21)
 
 
+@pytest.mark.parametrize(("job", "step_s", "disk_s"), [
+    (RAM, 0.27742196586666495, 0.0),
+    (DISK, 0.25331578026666385, 0.036805017600000094),
+    (SHARED, 0.2570133557333314, 0.0),
+    (
+        replace(DISK, workers=3, resident=((True,), (True, False, True, False), (False,) * 4)),
+        0.3597691854222141, 0.02967470080000003,
+    ),
+], ids=["RAM", "disk", "shared", "some-resident"])  # fmt: skip
+def test_predict_laws_machine_single_chunks_are_predicted_as_before(
+    job: MachineJob, step_s: float, disk_s: float
+) -> None:
+    """Goal: where an extent is a chunk, a step is to the bit what it was before there were extents.
+    The numbers are those of that time; they change with a decision of a core or with X5 to X9."""
+    step = predict_machine_step(job, FLOORS)
+    assert (step.step_s, step.disk_s) == (step_s, disk_s)
+
+
+@pytest.mark.parametrize("extent_chunks", [1, 3, 4, 16])
+@pytest.mark.parametrize("job", [RAM, DISK, SHARED])
+def test_predict_laws_machine_extents_do_the_same_work(job: MachineJob, extent_chunks: int) -> None:
+    """X5 to X7. Goal: however many chunks travel together, the same bytes are copied, carried,
+    summed and updated."""
+    own, found = (
+        predict_machine_step(replace(job, extent_chunks=count), FLOORS)
+        for count in (1, extent_chunks)
+    )
+    for kind in ("compute", "copies", "sums", "updates", "wire"):
+        assert found.work_s[kind] == pytest.approx(own.work_s[kind])
+    assert found.work_s["messages"] <= own.work_s["messages"] * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_predict_laws_machine_more_cores_are_never_slower(job: MachineJob) -> None:
     """Q3. Goal: more cores do not slow a step. The work stays the same, but for reads of weights:

@@ -10,7 +10,7 @@ from luwu.layout import Layout, Parameter, Unit
 
 def layout_of_units(
     unit_elems: Sequence[int], *, chunk_bytes: int, dtype: str = "float32",
-    frozen_units: Sequence[int] = (), root_elems: int = 0,
+    frozen_units: Sequence[int] = (), root_elems: int = 0, extent_chunks: int = 1,
 ) -> Layout:  # fmt: skip
     """A layout of units known by their numbers of elements only, the root first if it has any."""
     sizes = [(ROOT, root_elems)] if root_elems else []
@@ -23,5 +23,5 @@ def layout_of_units(
             for name, elems in sizes
         ),
         units=tuple(Unit(name=name, parameters=(i,)) for i, (name, _) in enumerate(sizes)),
-        chunk_bytes=chunk_bytes,
+        chunk_bytes=chunk_bytes, extent_chunks=extent_chunks,
     )  # fmt: skip

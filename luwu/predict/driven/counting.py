@@ -1,9 +1,9 @@
 """Messages of a step, counted: the cores play a small job without time, and say what they send.
 
-An *end* is a message that a process sends or receives. So many workers train a few chunks through a
-switch and a node; of the step that is counted each chunk is pulled for forward and backward and
+An *end* is a message that a process sends or receives. So many workers train a few extents through
+a switch and a node; of the step that is counted each extent is pulled for forward and backward and
 pushed once, and what is sent is put to the pull, the push or the step itself. It is right for any
-number of chunks where nothing is lost, repeated or handed on raw, as a chunk's messages do not
+number of extents where nothing is lost, repeated or handed on raw, as an extent's messages do not
 depend on the others.
 """
 
@@ -37,14 +37,16 @@ from luwu.wire.hyper import hyper_hash
 from luwu.wire.kinds import Verb
 from luwu.wire.messages import Message, Pull, Push, Received, Weights
 from switch_emu.node.core import actions as do
-from switch_emu.switch.core.actions import Sum
+from switch_emu.switch.core.actions import Sum, SwitchLimits
 
-CHUNKS: Final = 2
+EXTENTS: Final = 2
 STEP: Final = 1
 """The one that is counted: the first has nothing before it."""
 STEPS: Final = 3
 WORKERS_MAX: Final = 16
 """Played; more of them add what the last of these added."""
+ROOM_BYTES: Final = 1 << 40
+"""Memory of switch and node: nothing waits for room."""
 WORKER, NODE = "worker", "node"
 PULLED, PUSHED, STATED = "pull", "push", "step"
 
@@ -54,20 +56,22 @@ class Ends:
     """Ends of messages at one process of a role."""
 
     pull: float
-    """Per chunk and pull."""
+    """Per extent and pull."""
     push: float
-    """Per chunk and push."""
+    """Per extent and push."""
     step: float
     """Per step: hyper-parameters, commit, verdict, decision."""
 
 
 @cache
-def ends_of_step(workers: int, update: str, cores: Cores = OWN) -> dict[str, Ends]:
-    """By role: `worker` (one of them), `switch`, `node`."""
+def ends_of_step(
+    workers: int, update: str, cores: Cores = OWN, extent_chunks: int = 1
+) -> dict[str, Ends]:
+    """By role: `worker` (one of them), `switch`, `node`. `extent_chunks`: of each extent."""
     if workers <= WORKERS_MAX:
-        return _Exchange(workers, update, cores).ends()
-    most = ends_of_step(WORKERS_MAX, update, cores)
-    fewer = ends_of_step(WORKERS_MAX - 1, update, cores)
+        return _Exchange(workers, update, cores, extent_chunks).ends()
+    most = ends_of_step(WORKERS_MAX, update, cores, extent_chunks)
+    fewer = ends_of_step(WORKERS_MAX - 1, update, cores, extent_chunks)
     more = workers - WORKERS_MAX
 
     def further(role: str) -> Ends:
@@ -84,13 +88,15 @@ def ends_of_step(workers: int, update: str, cores: Cores = OWN) -> dict[str, End
 class _Exchange:
     """Workers, switch and node, and a queue of what is on its way."""
 
-    def __init__(self, workers: int, update: str, cores: Cores) -> None:
+    def __init__(self, workers: int, update: str, cores: Cores, extent_chunks: int) -> None:
         self._update, self._queue = update, deque[Callable[[], None]]()
-        elems = CHUNKS * CHUNK_BYTES_STEP // SUM_BYTES
+        elems = EXTENTS * extent_chunks * CHUNK_BYTES_STEP // SUM_BYTES
         layout = Layout(
             parameters=(Parameter(name="p", shape=(elems,)),),
             units=(Unit(name="u", parameters=(0,)),), chunk_bytes=CHUNK_BYTES_STEP,
+            extent_chunks=extent_chunks,
         )  # fmt: skip
+        assert len(layout.extents) == EXTENTS
         self._layout = layout
         self._description = Description(
             layout=layout, optimizer="adamw", update=update, state_fields=("m", "v")
@@ -104,22 +110,39 @@ class _Exchange:
             for rank in ranks
         ]
         self._switch = cores.switch(
-            job=JOB, incarnation=1, children=[1 << rank for rank in ranks], retry=NEVER
-        )
-        self._node = cores.node(job=JOB, incarnation=1, ranks=(1 << workers) - 1, retry=NEVER)
+            job=JOB, incarnation=1, children=[1 << rank for rank in ranks], retry=NEVER,
+            limits=SwitchLimits(
+                slot_bytes_max=ROOM_BYTES, copies_bytes_max=ROOM_BYTES,
+                push_window_bytes=ROOM_BYTES, extent_chunks=extent_chunks,
+            ),
+        )  # fmt: skip
+        self._node = cores.node(
+            job=JOB, incarnation=1, ranks=(1 << workers) - 1, retry=NEVER,
+            limits=do.NodeLimits(
+                sum_bytes_max=ROOM_BYTES, push_window_bytes=ROOM_BYTES,
+                extent_chunks=extent_chunks,
+            ),
+        )  # fmt: skip
         self._do_node(self._node.store_opened(store_facts(self._description)))
 
     def ends(self) -> dict[str, Ends]:
         """Play some steps; what was counted in one of them."""
         description = self._description
-        self._each(lambda core: core.join(0, description.to_bytes(), description.hash))
+        self._each(
+            lambda core: core.join(
+                0,
+                description.to_bytes(),
+                description.hash,
+                extent_chunks=description.layout.extent_chunks,
+            )
+        )
         for step in range(STEPS):
             self._step(step)
         roles = {WORKER: len(self._workers), SWITCH: 1, NODE: 1}
         return {
             role: Ends(
-                pull=self._counts[role, PULLED] / (2 * CHUNKS * count),
-                push=self._counts[role, PUSHED] / (CHUNKS * count),
+                pull=self._counts[role, PULLED] / (2 * EXTENTS * count),
+                push=self._counts[role, PUSHED] / (EXTENTS * count),
                 step=self._counts[role, STATED] / count,
             )
             for role, count in roles.items()
@@ -127,13 +150,13 @@ class _Exchange:
 
     def _step(self, step: int) -> None:
         """As a training session does it: forward, backward, commit."""
-        chunks = list(range(CHUNKS))
+        extents = list(range(EXTENTS))
         handle = 3 * step
-        self._each(lambda core: core.pull(0, handle, step, 0, chunks))
+        self._each(lambda core: core.pull(0, handle, step, 0, extents))
         self._check(handle)
         if self._update == "streaming":
             self._each(lambda core: core.begin(0, step, hyper_hash(HYPER), HYPER))
-        self._each(lambda core: core.pull(0, handle + 1, step, 1, chunks))
+        self._each(lambda core: core.pull(0, handle + 1, step, 1, extents))
         self._check(handle + 1)
         self._each(
             lambda core: core.push(
@@ -145,11 +168,13 @@ class _Exchange:
         self._check(handle + 2)
 
     def _gradients(self) -> list[nic.Gradient]:
-        nbytes = CHUNK_BYTES_STEP
         return [
-            nic.Gradient(chunk=chunk, payload=Token(nbytes), payload_bytes=nbytes, dtype="float32")
-            for chunk in range(CHUNKS)
-        ]
+            nic.Gradient(
+                chunk=extent.index, payload=Token(extent.sum_bytes),
+                payload_bytes=extent.sum_bytes, dtype="float32",
+            )
+            for extent in self._layout.extents
+        ]  # fmt: skip
 
     def _check(self, handle: int) -> None:
         for rank in range(len(self._workers)):
@@ -223,7 +248,7 @@ class _Exchange:
 
     def _work(self, action: Any) -> None:
         """Carry out the work of the node's pipeline at once."""
-        node, weights = self._node, Token(CHUNK_BYTES_STEP)
+        node, weights = self._node, Token(self._layout.extent_bytes)
         match action:
             case do.Update():
                 published = weights if action.publish else None

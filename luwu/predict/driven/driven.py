@@ -97,6 +97,8 @@ class Playing:
     chunk_bytes: int | None = None
     """Bytes of float32, a multiple of 16 KiB. None: 16 MiB, or less if the model has few chunks
     then."""
+    extent_chunks: int = 1
+    """Chunks of a unit that travel together at most; auto gives one for chunks of a MiB or more."""
     limits: NodeLimits | None = None
     """None: as the node plans its memory."""
     threads: int | None = None
@@ -119,6 +121,8 @@ class Playing:
                 f"update: {self.update!r} is none of {', '.join(UPDATES)}"
                 f"{suggestion(self.update, UPDATES)}"
             )
+        if self.extent_chunks < 1:
+            raise ConfigError(f"extent_chunks: {self.extent_chunks} cannot travel; give at least 1")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads: {self.threads}, but somebody must update pages")
         if not self.prepare_s >= 0:
@@ -141,9 +145,9 @@ def play_driven_steps(
     how = playing or Playing()
     units = units_of(job)
     chunk_bytes = how.chunk_bytes or _chunk_bytes(job)
-    scale = -(-chunk_bytes // PAYLOAD_BYTES_MAX)
+    scale = -(-how.extent_chunks * chunk_bytes // PAYLOAD_BYTES_MAX)
     description = Description(
-        layout=_layout(units, chunk_bytes // scale, scale), optimizer="adamw",
+        layout=_layout(units, chunk_bytes // scale, how.extent_chunks, scale), optimizer="adamw",
         update=how.order(job), state_fields=("m", "v"),
     )  # fmt: skip
     script = Script(
@@ -174,6 +178,7 @@ class _World:
                 push_window_bytes=limits.push_window_bytes,
                 slot_bytes_max=SLOT_WINDOWS * limits.push_window_bytes,
                 copies_bytes_max=SLOT_WINDOWS * limits.push_window_bytes,
+                extent_chunks=how.extent_chunks,
             ),
         )  # fmt: skip
         down = min(job.network.port_rate, nodes.network.port_rate * nodes.nodes)
@@ -243,7 +248,7 @@ def _limits(
     """Limits of the node in bytes of the layout, and its threads."""
     plan = plan_node(
         budget_bytes=int(nodes.host.memory_bytes) * nodes.nodes, chunk_bytes=chunk_bytes,
-        world_size=job.devices, has_switch=True,
+        world_size=job.devices, has_switch=True, extent_chunks=how.extent_chunks,
     )  # fmt: skip
     limits = how.limits or NodeLimits(
         sum_bytes_max=plan.sums_bytes, updates_max=plan.updates_max, reads_max=plan.reads_count,
@@ -251,7 +256,7 @@ def _limits(
     )  # fmt: skip
     limits = replace(
         limits, sum_bytes_max=limits.sum_bytes_max // scale,
-        push_window_bytes=limits.push_window_bytes // scale,
+        push_window_bytes=limits.push_window_bytes // scale, extent_chunks=how.extent_chunks,
     )  # fmt: skip
     return limits, how.threads or plan.updates_count
 
@@ -273,7 +278,7 @@ def _chunk_bytes(job: TrainingJob) -> int:
     return chunk_bytes
 
 
-def _layout(units: list[Unit], chunk_bytes: int, scale: int) -> Layout:
+def _layout(units: list[Unit], chunk_bytes: int, extent_chunks: int, scale: int) -> Layout:
     """A parameter for each unit: all 16-bit on the wire, all trained.
 
     An element stands for `scale` parameters: frames have a largest size, and models have not.
@@ -285,7 +290,9 @@ def _layout(units: list[Unit], chunk_bytes: int, scale: int) -> Layout:
     members = tuple(
         LayoutUnit(name=unit.name, parameters=(index,)) for index, unit in enumerate(units)
     )
-    return Layout(parameters=parameters, units=members, chunk_bytes=chunk_bytes)
+    return Layout(
+        parameters=parameters, units=members, chunk_bytes=chunk_bytes, extent_chunks=extent_chunks
+    )
 
 
 def _gradient_dtype(job: TrainingJob) -> str:

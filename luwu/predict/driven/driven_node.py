@@ -8,8 +8,10 @@ decided by the same core here. `DrivenNode` does what the node's pipeline does, 
     Prepare       `prepared`        Decide        `decided`         Spill   at once
 
 A crew of threads does updates, folds and flushes, another reads weights, as
-`switch_emu.node.pipeline` has it. What each of these takes is said by a `NodeWork`: engines of
-hosts that are not here (`engine_work.py`), or threads of this machine (`machine_play.py`).
+`switch_emu.node.pipeline` has it: a thread takes the pages of an extent one after the other, and
+hands out their weights before it writes the last. What each of these takes is said by a `NodeWork`:
+engines of hosts that are not here (`engine_work.py`), or threads of this machine
+(`machine_play.py`).
 """
 
 from __future__ import annotations
@@ -35,16 +37,16 @@ class NodeWork(Protocol):
     """Weights lie where workers use them: no thread reads them."""
 
     def update(self, action: do.Update, thread: Any) -> Process:
-        """Read a page and make its next version."""
+        """Read each page of an extent, make its next version, and write all but the last."""
 
     def write(self, action: do.Update, thread: Any) -> Process:
-        """Write it."""
+        """Write the last one."""
 
     def fold(self, action: do.Fold, thread: Any) -> Process:
         """Add a part of a step to the parts before."""
 
     def read_weights(self, action: do.ReadWeights, thread: Any) -> Process:
-        """Read a page's weights to send them."""
+        """Read the weights of an extent's pages to send them."""
 
     def flush(self, action: do.Prepare | do.Decide, thread: Any) -> Process:
         """Make a version durable, or record the decision."""
@@ -52,8 +54,8 @@ class NodeWork(Protocol):
     def spill(self, payload: Token) -> Process:
         """Move a gradient to drives."""
 
-    def cost_bytes(self, chunk: int, nbytes: int) -> float:
-        """Payload bytes of a chunk that engines and threads count."""
+    def cost_bytes(self, extent: int, nbytes: int) -> float:
+        """Payload bytes of an extent that engines and threads count."""
 
 
 class DrivenNode:
@@ -120,7 +122,7 @@ class DrivenNode:
         thread = yield self._crew.get()
         yield from self._work.fold(action, thread)
         self._crew.put(thread)
-        nbytes = self._layout.chunks[action.chunk].sum_bytes
+        nbytes = self._layout.extents[action.chunk].sum_bytes
         total = Token(nbytes, self._cost(action.chunk, nbytes))
         self._do(self.core.folded(action, SQUARES, total, nbytes))
 
@@ -143,9 +145,9 @@ class DrivenNode:
         else:
             self._do(self.core.decided(action))
 
-    def _weights_of(self, chunk: int) -> Token:
-        nbytes = self._layout.chunks[chunk].wire_bytes
-        return Token(nbytes, self._cost(chunk, nbytes))
+    def _weights_of(self, extent: int) -> Token:
+        nbytes = self._layout.extents[extent].wire_bytes
+        return Token(nbytes, self._cost(extent, nbytes))
 
-    def _cost(self, chunk: int, nbytes: int) -> float:
-        return self._work.cost_bytes(chunk, nbytes)
+    def _cost(self, extent: int, nbytes: int) -> float:
+        return self._work.cost_bytes(extent, nbytes)

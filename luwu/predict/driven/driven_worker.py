@@ -105,7 +105,14 @@ class DrivenWorker:
 
     def _run(self) -> Process:
         encoded, script = self._description.to_bytes(), self._script
-        self._do(self._core.join(self._now_ns, encoded, self._description.hash))
+        self._do(
+            self._core.join(
+                self._now_ns,
+                encoded,
+                self._description.hash,
+                extent_chunks=self._layout.extent_chunks,
+            )
+        )
         yield self._joined
         self._env.process(self._pull_all())
         for step in range(script.steps):
@@ -160,19 +167,19 @@ class DrivenWorker:
                 if use == 0 and step:
                     yield self._over[step - 1, index]
                 number, done = self._open("pull", step, index)
-                chunks = self._layout.unit_chunks[index]
-                self._do(self._core.pull(self._now_ns, number, step, use, list(chunks)))
+                extents = self._layout.unit_extents[index]
+                self._do(self._core.pull(self._now_ns, number, step, use, list(extents)))
                 self._asked[step, use, index].succeed(done)
 
     def _push(self, step: int, part: int, index: int) -> simpy.Event:
         last = part == self._script.micro_batches - 1
         dtype = self._script.gradient_dtype
         gradients = []
-        for chunk in self._layout.trainable_extents(index):
-            nbytes = self._layout.chunks[chunk].elems * DTYPE_BYTES[dtype]
+        for extent in self._layout.trainable_extents(index):
+            nbytes = self._layout.extents[extent].elems * DTYPE_BYTES[dtype]
             payload = Token(nbytes, nbytes * self._script.scale)
             gradients.append(
-                nic.Gradient(chunk=chunk, payload=payload, payload_bytes=nbytes, dtype=dtype)
+                nic.Gradient(chunk=extent, payload=payload, payload_bytes=nbytes, dtype=dtype)
             )
         number, done = self._open("push", step, index)
         actions = self._core.push(

@@ -2,7 +2,7 @@
 
 Drives read and write at once, memory does one thing at a time. A page is read, passed over by the
 update and written; a fold passes over what came and over the sum; a gradient for which there is no
-room goes to drives, and is read back by its update or fold.
+room goes to drives, and is read back by its update or fold. The pages of an extent take their turn.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import simpy
 
@@ -65,6 +65,19 @@ class NodeCosts:
         return ADAM_BYTES + 2 * DMA * self.state_bytes
 
 
+class _Page(NamedTuple):
+    """A page of an extent."""
+
+    chunk: int
+    elems: int
+    """Parameters that it stands for."""
+    share: float
+    """Of what came for its extent."""
+
+    def about(self, step: int) -> Fields:
+        return (("step", step), ("chunk", self.chunk))
+
+
 class EngineWork:
     """A `NodeWork` of drives and memory; `scale` is how many parameters each element of the layout
     stands for."""
@@ -82,42 +95,57 @@ class EngineWork:
         self._memory = Engine(env, record, "node memory")
 
     def update(self, action: do.Update, thread: Any) -> Process:
-        about, elems, start_s = _about(action), self._elems(action.chunk), self._env.now
-        yield from self._read_back(action.contributions, about)
-        nbytes = elems * self._costs.state_bytes
+        *pages, last = self._pages(action.chunk)
+        for page in pages:
+            yield from self._update_page(action, page)
+            yield from self._write_page(action, page)
+        yield from self._update_page(action, last)
+
+    def write(self, action: do.Update, thread: Any) -> Process:
+        yield from self._write_page(action, self._pages(action.chunk)[-1])
+
+    def _update_page(self, action: do.Update, page: _Page) -> Process:
+        about, start_s = page.about(action.step), self._env.now
+        yield from self._read_back(action.contributions, page, about)
+        nbytes = page.elems * self._costs.state_bytes
         if nbytes:
             yield from self._read.work("state", nbytes * self._costs.read_s, nbytes, about)
         start_s = self._tell("read", start_s, nbytes, about)
-        passed = elems * self._costs.update_bytes
-        passed += _arrived_bytes(action.contributions) if self._streaming else 0
-        passed += elems * WIRE_BYTES if action.publish else 0
+        passed = page.elems * self._costs.update_bytes
+        passed += _arrived_bytes(action.contributions, page) if self._streaming else 0
+        passed += page.elems * WIRE_BYTES if action.publish else 0
         yield from self._pass("update", passed, about)
         self._tell("update", start_s, passed, about)
 
-    def write(self, action: do.Update, thread: Any) -> Process:
-        nbytes, about = self._elems(action.chunk) * self._costs.state_bytes, _about(action)
+    def _write_page(self, action: do.Update, page: _Page) -> Process:
+        nbytes, about = page.elems * self._costs.state_bytes, page.about(action.step)
         start_s = self._env.now
         if nbytes:
             yield from self._write.work("state", nbytes * self._costs.write_s, nbytes, about)
         self._tell("write", start_s, nbytes, about)
 
     def fold(self, action: do.Fold, thread: Any) -> Process:
-        nbytes, about = self._layout.chunks[action.chunk].sum_bytes, _about(action)
-        start_s = self._env.now
+        start_s, all_bytes = self._env.now, 0.0
         before = () if action.total is None else (action.total,)
-        yield from self._read_back((*action.contributions, *before), about)
-        passed = float(2 * _arrived_bytes(action.contributions))
-        passed += nbytes * self._scale * (1 + len(before))
-        yield from self._pass("fold", passed, about)
-        self._tell("fold", start_s, passed, about)
+        for page in self._pages(action.chunk):
+            about = page.about(action.step)
+            yield from self._read_back((*action.contributions, *before), page, about)
+            passed = float(2 * _arrived_bytes(action.contributions, page))
+            passed += page.elems * SUM_BYTES * (1 + len(before))
+            yield from self._pass("fold", passed, about)
+            all_bytes += passed
+        self._tell("fold", start_s, all_bytes, _about(action))
 
     def read_weights(self, action: do.ReadWeights, thread: Any) -> Process:
-        elems, about, start_s = self._elems(action.chunk), _about(action), self._env.now
-        if self._costs.weights_away and self._costs.away:
-            nbytes = elems * SUM_BYTES * self._costs.away
-            yield from self._read.work("weights", nbytes * self._costs.read_s, nbytes, about)
-        yield from self._pass("read_weights", elems * WIRE_BYTES, about)
-        self._tell("read_weights", start_s, elems * WIRE_BYTES, about)
+        start_s, all_bytes = self._env.now, 0
+        for page in self._pages(action.chunk):
+            about = page.about(action.step)
+            if self._costs.weights_away and self._costs.away:
+                nbytes = page.elems * SUM_BYTES * self._costs.away
+                yield from self._read.work("weights", nbytes * self._costs.read_s, nbytes, about)
+            yield from self._pass("read_weights", page.elems * WIRE_BYTES, about)
+            all_bytes += page.elems * WIRE_BYTES
+        self._tell("read_weights", start_s, all_bytes, _about(action))
 
     def flush(self, action: do.Prepare | do.Decide, thread: Any) -> Process:
         start_s, is_prepare = self._env.now, isinstance(action, do.Prepare)
@@ -136,14 +164,20 @@ class EngineWork:
         nbytes = payload.cost_bytes
         yield from self._write.work("spill", nbytes * self._costs.write_s, nbytes)
 
-    def cost_bytes(self, chunk: int, nbytes: int) -> float:
+    def cost_bytes(self, extent: int, nbytes: int) -> float:
         return nbytes * self._scale
 
-    def _elems(self, chunk: int) -> int:
-        return self._layout.chunks[chunk].elems * self._scale
+    def _pages(self, extent: int) -> list[_Page]:
+        found = self._layout.extents[extent]
+        return [
+            _Page(index, elems * self._scale, elems / found.elems)
+            for index in found.chunks
+            for elems in (self._layout.chunks[index].elems,)
+        ]
 
-    def _read_back(self, contributions: Sequence[Any], about: Fields) -> Process:
-        nbytes = _arrived_bytes([each for each in contributions if each.payload.is_spilled])
+    def _read_back(self, contributions: Sequence[Any], page: _Page, about: Fields) -> Process:
+        spilled = [each for each in contributions if each.payload.is_spilled]
+        nbytes = _arrived_bytes(spilled, page)
         if nbytes:
             yield from self._read.work("spill", nbytes * self._costs.read_s, nbytes, about)
 
@@ -156,10 +190,10 @@ class EngineWork:
         return self._env.now
 
 
-def _arrived_bytes(contributions: Sequence[Any]) -> float:
-    """Received bytes that were written to memory on arrival."""
-    return sum(each.payload.cost_bytes for each in contributions)
+def _arrived_bytes(contributions: Sequence[Any], page: _Page) -> float:
+    """Received bytes of a page that were written to memory on arrival."""
+    return sum(each.payload.cost_bytes for each in contributions) * page.share
 
 
-def _about(action: do.Update | do.Fold | do.ReadWeights) -> Fields:
-    return (("step", action.step), ("chunk", action.chunk))
+def _about(action: do.Fold | do.ReadWeights) -> Fields:
+    return (("step", action.step), ("extent", action.chunk))

@@ -97,8 +97,13 @@ class _World:
         self.description = Description(
             layout=_layout(job), optimizer="adamw", update="streaming", state_fields=("m", "v")
         )
-        self.costs = [nbytes for unit in job.chunks for nbytes in unit]
+        self.page_bytes = [nbytes for unit in job.chunks for nbytes in unit]
         """Bytes of each chunk of the layout."""
+        self.costs = [
+            sum(self.page_bytes[index] for index in extent.chunks)
+            for extent in self.description.layout.extents
+        ]
+        """Bytes of each extent."""
         self._switch_ends = self._ends(floors.receive_s_per_byte)
         self._node_ends = self._ends(floors.receive_at_node_s_per_byte)
         self.workers = [_Worker(self, rank) for rank in range(job.workers)]
@@ -107,7 +112,7 @@ class _World:
             self.env, workers=job.workers, send=self._send_from_switch, add=self._add, cores=cores,
             limits=SwitchLimits(
                 slot_bytes_max=ROOM_BYTES, copies_bytes_max=ROOM_BYTES,
-                push_window_bytes=ROOM_BYTES,
+                push_window_bytes=ROOM_BYTES, extent_chunks=job.extent_chunks,
             ),
         )  # fmt: skip
         work = _MachineWork(self, self._node_ends.messages)
@@ -116,6 +121,7 @@ class _World:
             limits=do.NodeLimits(
                 sum_bytes_max=ROOM_BYTES, push_window_bytes=ROOM_BYTES,
                 updates_max=job.updates_count + QUEUED, reads_max=job.reads_count,
+                extent_chunks=job.extent_chunks,
             ),
             crew=self._threads(job.updates_count), readers=self._threads(job.reads_count),
             work=work, send=self._send_from_node, cores=cores,
@@ -199,7 +205,7 @@ def _in_turn(stages: list[tuple[Thread, str, float]], then: Callable[[], None]) 
 
 
 def _layout(job: MachineJob) -> Layout:
-    """Units with as many chunks as the job's; what they cost the job says."""
+    """Units with as many chunks and extents as the job's; what they cost the job says."""
     chunk_bytes = max(map(max, job.chunks))
     chunk_bytes = -(-chunk_bytes // CHUNK_BYTES_STEP) * CHUNK_BYTES_STEP
     whole = chunk_bytes // SUM_BYTES
@@ -213,7 +219,10 @@ def _layout(job: MachineJob) -> Layout:
         for name, unit in zip(names, job.chunks, strict=True)
     )
     units = tuple(Unit(name=name, parameters=(index,)) for index, name in enumerate(names))
-    return Layout(parameters=parameters, units=units, chunk_bytes=chunk_bytes)
+    return Layout(
+        parameters=parameters, units=units, chunk_bytes=chunk_bytes,
+        extent_chunks=job.extent_chunks,
+    )  # fmt: skip
 
 
 class _MachineWork:
@@ -230,28 +239,39 @@ class _MachineWork:
         ]
 
     def update(self, action: do.Update, thread: Thread) -> Process:
-        nbytes = self._world.costs[action.chunk]
-        if not self._stays[action.chunk]:
-            yield self._disk.do(RECORD * nbytes * self._floors.mixed_s_per_byte / 2)
-        yield thread.do("updates", nbytes * self._floors.update_s_per_byte)
+        *pages, last = self._pages(action.chunk)
+        for page in pages:
+            yield from self._update_page(page, thread)
+            yield from self._write_page(page)
+        yield from self._update_page(last, thread)
         yield self._handed()
 
     def write(self, action: do.Update, thread: Thread) -> Process:
+        yield from self._write_page(self._pages(action.chunk)[-1])
+        yield self._handed()
+
+    def _update_page(self, page: int, thread: Thread) -> Process:
+        nbytes = self._world.page_bytes[page]
+        if not self._stays[page]:
+            yield self._disk.do(RECORD * nbytes * self._floors.mixed_s_per_byte / 2)
+        yield thread.do("updates", nbytes * self._floors.update_s_per_byte)
+
+    def _write_page(self, page: int) -> Process:
         floors = self._floors
         if self._job.out_of_core:
-            stays = self._stays[action.chunk]
+            stays = self._stays[page]
             write_s = floors.write_s_per_byte if stays else floors.mixed_s_per_byte / 2
-            yield self._disk.do(RECORD * self._world.costs[action.chunk] * write_s)
-        yield self._handed()
+            yield self._disk.do(RECORD * self._world.page_bytes[page] * write_s)
 
     def fold(self, action: do.Fold, thread: Thread) -> Process:
         raise AssertionError("streaming folds nothing")
 
     def read_weights(self, action: do.ReadWeights, thread: Thread) -> Process:
-        nbytes = self._world.costs[action.chunk]
-        if not self._stays[action.chunk]:
-            yield self._disk.do(nbytes * self._floors.pull_s_per_byte)
-        yield thread.do("reads", nbytes * self._floors.reading_s_per_byte)
+        for page in self._pages(action.chunk):
+            nbytes = self._world.page_bytes[page]
+            if not self._stays[page]:
+                yield self._disk.do(nbytes * self._floors.pull_s_per_byte)
+            yield thread.do("reads", nbytes * self._floors.reading_s_per_byte)
         yield self._handed()
 
     def flush(self, action: do.Prepare | do.Decide, thread: Thread) -> Process:
@@ -260,8 +280,11 @@ class _MachineWork:
     def spill(self, payload: Token) -> Process:
         raise AssertionError("there is room for all sums")
 
-    def cost_bytes(self, chunk: int, nbytes: int) -> float:
-        return self._world.costs[chunk]
+    def cost_bytes(self, extent: int, nbytes: int) -> float:
+        return self._world.costs[extent]
+
+    def _pages(self, extent: int) -> range:
+        return self._world.description.layout.extents[extent].chunks
 
     def _handed(self) -> simpy.Event:
         return self._messages.do("hand-overs", self._floors.handed_s)
@@ -326,7 +349,14 @@ class _Worker:
     def _run(self) -> Process:
         world, job, core = self._world, self._world.job, self._core
         description = world.description
-        self._do(core.join(self._now_ns, description.to_bytes(), description.hash))
+        self._do(
+            core.join(
+                self._now_ns,
+                description.to_bytes(),
+                description.hash,
+                extent_chunks=description.layout.extent_chunks,
+            )
+        )
         yield self._joined
         hashed = hyper_hash(HYPER)
         for step in range(world.steps):
@@ -372,12 +402,12 @@ class _Worker:
         """Copy a unit's gradients to where they are sent from, and push them."""
         world, layout = self._world, self._world.description.layout
         gradients = []
-        for chunk in layout.unit_chunks[unit]:
-            cost_bytes, nbytes = world.costs[chunk], layout.chunks[chunk].sum_bytes
+        for extent in layout.unit_extents[unit]:
+            cost_bytes, nbytes = world.costs[extent], layout.extents[extent].sum_bytes
             yield self._compute.do("copies", cost_bytes * world.floors.gradient_s_per_byte)
             payload = Token(nbytes, cost_bytes)
             gradients.append(
-                nic.Gradient(chunk=chunk, payload=payload, payload_bytes=nbytes, dtype="float32")
+                nic.Gradient(chunk=extent, payload=payload, payload_bytes=nbytes, dtype="float32")
             )
         number, done = self._open()
         pushes.append(done)
@@ -389,8 +419,8 @@ class _Worker:
                 continue
             step, way, unit = use
             number, self._pulled[use] = self._open()
-            chunks = list(self._world.description.layout.unit_chunks[unit])
-            self._do(self._core.pull(self._now_ns, number, step, way, chunks))
+            extents = list(self._world.description.layout.unit_extents[unit])
+            self._do(self._core.pull(self._now_ns, number, step, way, extents))
 
     def _open(self) -> tuple[int, simpy.Event]:
         number = len(self._done)

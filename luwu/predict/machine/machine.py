@@ -1,17 +1,17 @@
 """A step of LuWu on this machine: workers, switch and node are processes that share its cores.
 
 Floors are seconds of a core, or of the disk, of one part alone; a job says how often each is
-needed. No run is looked at. With W workers, a chunk of b bytes:
+needed. No run is looked at. With W workers, an extent of b bytes:
 
     X5  push     each worker: copy b, an end;  wire b;  switch: W ends, sum of W b, an end;  wire b;
                  node: an end. And its receipt: an end at the node, 1 + W at the switch, one at each
                  worker
-    X6  update   a thread of the node: a page of b; out of core the disk reads 3 b besides, where
-                 the page does not stay in memory, and writes 3 b. Two hand-overs
+    X6  update   a thread of the node, page by page, p bytes each; out of core the disk reads 3 p
+                 besides, where the page does not stay in memory, and writes 3 p. Two hand-overs
     X7  pull     each worker: an end; switch: W ends and one; node: an end; where no update hands it
-                 out, a thread reads b, from disk if it is not in memory, and a hand-over; an end;
-                 wire b;  switch: 1 + W ends;  wire W b; each worker: an end, and b copied, unless
-                 weights are used where they lie
+                 out, a thread reads b, each page from disk if it is not in memory, and a hand-over;
+                 an end; wire b;  switch: 1 + W ends;  wire W b; each worker: an end, and b copied,
+                 unless weights are used where they lie
     X8  wire     seconds of the sender's and of the receiver's link thread, by byte; none where
                  memory is shared
     X9  compute  units forward in order, then backward, by one thread of a worker
@@ -35,6 +35,9 @@ from dataclasses import dataclass, fields
 
 from luwu.base.errors import ConfigError
 
+_COUNTS = (
+    "workers", "updates_count", "reads_count", "ahead", "compute_threads", "extent_chunks",
+)  # fmt: skip
 RECORD = 3
 """Weights, m and v: so many times the bytes of the weights."""
 
@@ -94,6 +97,8 @@ class MachineJob:
 
     chunks: tuple[tuple[int, ...], ...]
     """Bytes of the weights of each chunk, by unit; the root first, which is used last."""
+    extent_chunks: int = 1
+    """Chunks of a unit that travel together at most."""
     workers: int
     in_place: bool = False
     """Weights are used where the node has them, in shared memory."""
@@ -109,7 +114,7 @@ class MachineJob:
     """Threads of each worker, which share its compute evenly."""
 
     def __post_init__(self) -> None:
-        for name in ("workers", "updates_count", "reads_count", "ahead", "compute_threads"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} cannot work; give at least 1")
         if not self.chunks or not all(self.chunks):
