@@ -1,10 +1,10 @@
 """Messages of a step, counted as the cores send them, and what they cost the processors.
 
 An *end* is a message that a process sends or receives, with all that its state machine does for it.
-How many an extent has that is pulled or pushed, and how many the step itself, the cores say: they
-are played (`luwu/predict/driven/counting.py`). Without a switch the node asks its own one, whose
-ends are the node's; two of them are by a queue in memory. What is repeated, goes on raw or is given
-back is not counted.
+How many an extent has that is pulled or pushed, a unit that is asked for, and the step itself, the
+cores say: they are played (`luwu/predict/driven/counting.py`). Without a switch the node asks its
+own one, whose ends are the node's; two of them are by a queue in memory. What is repeated, goes on
+raw or is given back is not counted.
 
 An extent is handed to a thread of the node and its end is heard of: twice by an update (`updated`,
 `written`), once by a read of weights. Where its pages lie on disk, the requests of each take a
@@ -51,14 +51,17 @@ class MessageUse:
 def message_uses(job: JobShape, cores: Cores = OWN) -> tuple[MessageUse, ...]:
     """By role; see the module."""
     extents = job.layout.extents
+    units = range(len(job.layout.units))
+    units_again = sum(job.pulls_twice(unit) for unit in units)
     again = sum(job.pulls_twice(extent.unit) for extent in extents)
     pushed = sum(extent.trainable for extent in extents)
     ends = ends_of_step(job.workers, job.update, cores, job.layout.extent_chunks)
 
     def use(role: str, count: int, each: Ends) -> MessageUse:
-        backward = each.pull * again + each.push * pushed + each.step
+        forward = each.request * len(units) + each.pull * len(extents)
+        backward = each.request * units_again + each.pull * again + each.push * pushed + each.step
         return MessageUse(
-            role=role, processes_count=count, forward_ends=round(each.pull * len(extents)),
+            role=role, processes_count=count, forward_ends=round(forward),
             backward_ends=round(backward),
         )  # fmt: skip
 

@@ -187,15 +187,16 @@ def test_a_step_that_computes_is_bound_by_it() -> None:
 
 
 def test_messages_are_counted_as_the_cores_send_them() -> None:
-    """By hand: 32 chunks of 4 units are pushed once and pulled twice; the root is pulled once."""
+    """By hand: 32 chunks of 4 units are pushed once, and pulled twice by a request for each unit;
+    the root is pulled once."""
     uses = {use.role: (use.forward_ends, use.backward_ends) for use in message_uses(job())}
     assert uses == {
-        "worker": (2 * 32, 2 * 64 + 5),
-        "switch": (6 * 32, 6 * 64 + 15),
-        "node": (2 * 32, 2 * 64 + 5),
+        "worker": (32 + 4, 32 + 4 + 2 * 32 + 5),
+        "switch": (3 * (32 + 4), 3 * (32 + 4) + 6 * 32 + 15),
+        "node": (32 + 4, 32 + 4 + 2 * 32 + 5),
     }
     alone = {use.role: use.ends for use in message_uses(job(has_switch=False, workers=4))}
-    assert alone == {"worker": 6 * 32 + 5, "node": 10 * 96 + 25}
+    assert alone == {"worker": 4 * 32 + 8 + 5, "node": 10 * (32 + 4) + 10 * 32 + 25}
     layout = layout_of_units([ELEMS], root_elems=ELEMS, chunk_bytes=CHUNK, frozen_units=[0])
     worker = message_uses(job(layout=layout))[0]
     assert (worker.forward_ends, worker.backward_ends) == (2 * 2, 2 * 2 + 5)
@@ -218,8 +219,9 @@ def test_extents_take_messages_and_hand_overs_off_a_step() -> None:
     assert fewer.disk == own.disk
     assert fewer.links == own.links
     for use, before in zip(fewer.messages, own.messages, strict=True):
-        step = ends_of_step(2, "streaming")[use.role].step
-        assert 4 * (use.ends - step) == before.ends - step
+        ends = ends_of_step(2, "streaming")[use.role]
+        others = ends.step + 2 * UNITS * ends.request
+        assert 4 * (use.ends - others) == before.ends - others
     requests_s = 32 * 0.003 + 64 * 0.005  # of pages, and of pulls of them
     kept = kept_in_ram(shapes[0], plan(), shapes[0].store)
     for shape, handed in zip(shapes, (128, 32), strict=True):
@@ -242,7 +244,7 @@ def test_a_step_of_many_messages_is_bound_by_them() -> None:
     shape = job(durability="process")
     found = estimate(shape, plan(), floors)
     ends = sum(use.processes_count * use.ends for use in found.messages)
-    assert ends == 2 * 197 + 591 + 197
+    assert ends == 2 * 141 + 423 + 141
     messages = (ends * 0.01 + (2 * 32 + 64) * 0.1 + 32 * 0.2 + 64 * 0.3) / 2
     assert floor_seconds(found, "messages") == pytest.approx(messages)
     assert found.binding == "messages"
@@ -250,7 +252,7 @@ def test_a_step_of_many_messages_is_bound_by_them() -> None:
     assert found.step_seconds == pytest.approx(messages + sum(each or 0.0 for each in others))
     spare = dataclasses.replace(floors, cores_count=64)
     alone = estimate(shape, plan(), spare)  # the switch takes one after the other
-    assert alone.step_seconds == pytest.approx(591 * 0.01)
+    assert alone.step_seconds == pytest.approx(423 * 0.01)
 
 
 def test_reads_wait_for_copies_where_few_weights_may_be_on_their_way() -> None:

@@ -143,9 +143,10 @@ def test_extents_divide_the_messages_of_a_step(
     ends = ends_of_step(2, "streaming")
     own = {False: {"node": "switch"}, True: {}}[has_switch]
     for use, before in zip(message_uses(shape), message_uses(single), strict=True):
-        step = ends[own.get(use.role, use.role)].step
+        each = ends[own.get(use.role, use.role)]
+        others = each.step + 2 * len(shape.layout.units) * each.request
         assert use.role == before.role
-        assert use.ends - step == (before.ends - step) * extents / 32
+        assert use.ends - others == (before.ends - others) * extents / 32
 
 
 def test_extents_change_neither_bytes_nor_pages_on_this_machine() -> None:
@@ -159,13 +160,11 @@ def test_extents_change_neither_bytes_nor_pages_on_this_machine() -> None:
             for count in (1, 4)
         )
         ends = ends_of_step(job.workers, "streaming")
-        of_steps = sum(
-            count * ends[role].step
+        others = sum(
+            count * (ends[role].step + 2 * len(job.chunks) * ends[role].request)
             for role, count in (("worker", 2), ("switch", 1), ("node", 1))
         )  # fmt: skip
-        before_s, now_s = (
-            step.work_s["messages"] - of_steps * FLOORS.end_s for step in (own, fewer)
-        )
+        before_s, now_s = (step.work_s["messages"] - others * FLOORS.end_s for step in (own, fewer))
         assert now_s == pytest.approx(before_s / 4, rel=0.02)  # of the first pulls and the joining
         assert fewer.step_s < own.step_s
         for name in ("updates", "sums", "compute", "wire", "copies"):

@@ -2,9 +2,9 @@
 
 An *end* is a message that a process sends or receives. So many workers train a few extents through
 a switch and a node; of the step that is counted each extent is pulled for forward and backward and
-pushed once, and what is sent is put to the pull, the push or the step itself. It is right for any
-number of extents where nothing is lost, repeated or handed on raw, as an extent's messages do not
-depend on the others.
+pushed once, and what is sent is put to the request, the pull, the push or the step itself. It is
+right for any number of extents where nothing is lost, repeated or handed on raw, as an extent's
+messages do not depend on the others.
 """
 
 from __future__ import annotations
@@ -48,15 +48,17 @@ WORKERS_MAX: Final = 16
 ROOM_BYTES: Final = 1 << 40
 """Memory of switch and node: nothing waits for room."""
 WORKER, NODE = "worker", "node"
-PULLED, PUSHED, STATED = "pull", "push", "step"
+REQUESTED, PULLED, PUSHED, STATED = "request", "pull", "push", "step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
     """Ends of messages at one process of a role."""
 
+    request: float
+    """Per unit and pull: what asks for its extents."""
     pull: float
-    """Per extent and pull."""
+    """Per extent and pull: its weights."""
     push: float
     """Per extent and push."""
     step: float
@@ -77,6 +79,7 @@ def ends_of_step(
     def further(role: str) -> Ends:
         at, before = most[role], fewer[role]
         return Ends(
+            request=at.request + more * (at.request - before.request),
             pull=at.pull + more * (at.pull - before.pull),
             push=at.push + more * (at.push - before.push),
             step=at.step + more * (at.step - before.step),
@@ -141,6 +144,7 @@ class _Exchange:
         roles = {WORKER: len(self._workers), SWITCH: 1, NODE: 1}
         return {
             role: Ends(
+                request=self._counts[role, REQUESTED] / (2 * count),
                 pull=self._counts[role, PULLED] / (2 * EXTENTS * count),
                 push=self._counts[role, PUSHED] / (EXTENTS * count),
                 step=self._counts[role, STATED] / count,
@@ -267,7 +271,9 @@ class _Exchange:
 
 
 def _kind(message: Message) -> str:
-    if isinstance(message, Pull | Weights):
+    if isinstance(message, Pull):
+        return REQUESTED
+    if isinstance(message, Weights):
         return PULLED
     is_receipt = isinstance(message, Received) and message.verb is Verb.PUSH
     return PUSHED if is_receipt or isinstance(message, Push) else STATED
