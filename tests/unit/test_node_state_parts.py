@@ -46,7 +46,21 @@ def test_a_shard_knows_the_chunks_of_its_node(
     assert not shard.is_streaming
     assert shard.aggregator.may_overflow
     assert shard.form is not None
-    assert shard.form.chunks_count == 5
+    assert shard.form.extents_count == 5
+
+
+def test_a_shard_knows_the_extents_of_its_node() -> None:
+    """Goal: what is updated is counted in extents, what is stored in chunks."""
+    layout = make_layout(units=2, node_count=2, rows=150, extent_chunks=3)
+    owned = [tuple(extent.chunks) for extent in layout.extents]
+    assert owned == [(0, 2), (1, 3), (4, 6), (5, 7), (8,)]
+    shard = Shard(NodeNumber(number=1, count=2), world_size=3, extent_chunks=3)
+    shard.open(Job(layout).description.to_bytes())
+    assert shard.trainable == (1, 3)
+    assert shard.chunks_count == 4
+    assert [extent for extent in range(9) if shard.owns_extent(extent)] == [1, 3]
+    assert shard.form is not None
+    assert shard.form.extents_count == 5
 
 
 # -------------------------------------------------------------------------- budget
