@@ -130,7 +130,7 @@ def test_attempts_do_not_mix() -> None:
     def add(chunk: int, step: int, attempt: int, square: float) -> None:
         pieces = statistics.pieces(chunk)
         pieces.squares[:] = square
-        statistics.add(an_update(chunk, step, attempt), pieces)
+        statistics.add(an_update(chunk, step, attempt), chunk, pieces)
 
     assert statistics.latest is None
     add(0, 0, 3, 1.0)
