@@ -22,12 +22,13 @@ from tests.simulate.cluster import Cluster
 from tests.simulate.history import run_history
 from tests.simulate.job import JOB, Job, make_layout
 from tests.simulate.plan import make_history
+from tests.simulate.seeds import seeds
 from tests.simulate.world import Faults, Payload
 
 HUNDREDS = 2
 
 
-@pytest.mark.parametrize("seed", range(HUNDREDS))
+@pytest.mark.parametrize("seed", seeds(HUNDREDS, quick=1))
 def test_a_hundred_histories_without_a_switch(seed: int) -> None:
     """O1 to O6. Goal: no plan of faults breaks what holds, and all jobs finish. A failure names its
     history: `python -m tests.simulate --no-switch --first S --seeds 1` replays it."""
