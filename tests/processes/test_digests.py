@@ -45,6 +45,8 @@ WAYS = {
     "shm-16KiB-RAM-node": ("shm", *SIXTEEN_KIB, *IN_RAM, "--no-switch"),
     "shm-4MiB-eighth-switch": ("shm", *FOUR_MIB, *NO_PAGES_56),
 }
+ALWAYS = "tcp-16KiB-eighth-node"
+"""The way that differs most from the first; the others are slow."""
 
 
 def run(directory: Path, transport: str, *flags: str) -> dict[str, Any]:
@@ -62,7 +64,13 @@ def digest(tmp_path_factory: pytest.TempPathFactory) -> str:
     return arm["weights_digest"]
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, id=name, marks=() if name == ALWAYS else pytest.mark.slow)
+        for name, way in WAYS.items()
+    ],
+)
 def test_digest_is_one(way: Sequence[str], digest: str, tmp_path: Path) -> None:
     """I3. Goal: the same bits after 20 steps. Method: compare with the first way; what the node
     read from disk shows that the state was where the name of the way says."""

@@ -74,7 +74,7 @@ def mean_loss(results: list[dict[str, Any]]) -> list[float]:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param((), id="plain"),
+        pytest.param((), id="plain", marks=pytest.mark.slow),
         pytest.param(
             ("--tied", "--dropout", "0.1", "--checkpointing", "nonreentrant"),
             id="tied-dropout-checkpointing",
@@ -117,6 +117,7 @@ def test_offloaded_fsdp_computes_what_fsdp_does(tmp_path: Path) -> None:
         assert [each[name] for each in offload] == [each[name] for each in fsdp]
 
 
+@pytest.mark.slow
 def test_bfloat16_arms_agree_within_rounding(tmp_path: Path) -> None:
     """The arms round sums of bfloat16 gradients in different places: 8 bits of mantissa."""
     options = ("--dtype", "bfloat16", "--max-grad-norm", "1.0")
