@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from luwu.commands.main import main as luwu_main
 from tests.processes.commands import terminal, write_tiny
 from tests.processes.jobs import SMALL, compare
+from tests.unit.test_timeline import rows_of
 
 STEPS = 4
 
@@ -43,18 +48,32 @@ def test_a_comparison_says_what_it_planned(tmp_path: Path) -> None:
     assert floors["disk"]["request_bytes"] > 0
 
 
-def test_a_run_says_what_its_steps_took(tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Ran:
+    """A `luwu run` of a script whose model nobody knew before, with a timeline."""
+
+    directory: Path
+    err: str
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    directory = tmp_path_factory.mktemp("ran")
+    with terminal(directory) as shell:
+        script = write_tiny(directory / "tiny.py", steps=STEPS)
+        flags = ("--workers", "1", "--run-dir", "run")
+        done = shell.run("run", *flags, str(script), LUWU_TRACE="t.json")
+        assert done.process.returncode == 0, done.err
+        assert shell.leftovers() == []
+        return Ran(directory, done.err)
+
+
+def test_a_run_says_what_its_steps_took(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: of a script whose model nobody knew before, `luwu run` says at its end how long steps
     took, what bound them and how far the disk's prediction was off; `luwu report` says it again."""
-    with terminal(tmp_path) as shell:
-        script = write_tiny(shell.directory / "tiny.py", steps=STEPS)
-        done = shell.run("run", "--workers", "1", "--run-dir", "run", str(script))
-        assert done.process.returncode == 0, done.err
-        found = json.loads((shell.directory / "run" / "steps.json").read_text())
-        again = shell.run("report", "run")
-        assert again.process.returncode == 0, again.err
-        lines, said = [line.rstrip() for line in again.out.splitlines()], done.err
-        assert shell.leftovers() == []
+    found = json.loads((ran.directory / "run" / "steps.json").read_text())
+    assert luwu_main(["report", str(ran.directory / "run")]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
     assert found["steps"] == STEPS
     assert len(found["step_seconds"]) == STEPS - 1
@@ -63,7 +82,13 @@ def test_a_run_says_what_its_steps_took(tmp_path: Path) -> None:
     assert found["disk_seconds_predicted"] > 0
     assert found["disk_error_ratio"] >= 0
     assert lines[0].startswith("steps   ")
-    assert all(line in said for line in lines)
+    assert all(line in ran.err for line in lines)
+
+
+def test_a_script_that_is_run_leaves_a_timeline(ran: Ran) -> None:
+    """Goal: the key may stand in the environment, as any other."""
+    events = json.loads((ran.directory / "t.json").read_text())["traceEvents"]
+    assert {process for process, _ in rows_of(events)} == {"worker 0", "switch", "node"}
 
 
 def test_a_run_that_went_well_ends_well_without_its_times(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import StepAborted
+from tests.processes.jobs import text_file
 from workers.arms import SingleArm
 from workers.data import Batches, load_corpus
 from workers.gpt import GPT, init_weights
@@ -41,7 +42,7 @@ def train(arm: str, folder: Path, *options: str) -> list[dict[str, Any]]:
     else:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORKERS)]
     command += ["-m", "workers.train", "--arm", arm, *JOB, *options]
-    command += ["--result", str(folder / f"{arm}.json")]
+    command += ["--data", str(text_file(folder)), "--result", str(folder / f"{arm}.json")]
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",  # the GPU suite has its own tests
@@ -105,7 +106,7 @@ def test_arms_compute_the_same(tmp_path: Path, options: tuple[str, ...]) -> None
         assert len(result["step_seconds"]) == STEPS
         assert result["peak_rss_bytes"] > result["private_bytes_max"] > 0
         assert result["compute_threads"] == 1
-        assert result["data_digest"] == load_corpus(None).digest
+        assert result["data_digest"] == load_corpus(text_file(tmp_path)).digest
 
 
 def test_offloaded_fsdp_computes_what_fsdp_does(tmp_path: Path) -> None:
@@ -152,8 +153,9 @@ def test_fsdp_may_start_alone_and_single_may_not_start_in_pairs(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert main(["--arm", "fsdp", *JOB, "--result", str(tmp_path / "f.json")]) == 0
-    assert main(["--arm", "single", *JOB, "--result", str(tmp_path / "s.json")]) == 0
+    job = [*JOB, "--data", str(text_file(tmp_path))]
+    assert main(["--arm", "fsdp", *job, "--result", str(tmp_path / "f.json")]) == 0
+    assert main(["--arm", "single", *job, "--result", str(tmp_path / "s.json")]) == 0
     fsdp, single = (json.loads((tmp_path / f"{x}.rank0.json").read_text()) for x in "fs")
     assert fsdp["loss"] == single["loss"]
     assert fsdp["weights_digest"] == single["weights_digest"]
@@ -205,7 +207,7 @@ def test_lost_step_is_replayed_from_where_the_error_says(tmp_path: Path) -> None
                 raise StepAborted(STEPS - 1, "test")
 
     options = parse_options(["--arm", "single", *JOB, "--dropout", "0.1", "--log-every", "0"])
-    corpus = load_corpus(None)
+    corpus = load_corpus(text_file(tmp_path))
     runs = []
     for kind in (SingleArm, ForgetfulArm):
         arm = kind(options)

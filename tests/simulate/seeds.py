@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-SHARE = 5
+SHARE = 10
 """One seed in so many is tried in every run of the tests; campaigns try thousands of others."""
-FEWEST = 3
+FEWEST = 2
 
 
 def seeds(count: int, *, quick: int | None = None) -> list[Any]:

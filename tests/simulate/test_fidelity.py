@@ -55,7 +55,7 @@ def test_everything_at_once_in_protocol_fidelity(seed: int, slot_count: int) -> 
 
 @pytest.mark.feature("the slots of a programmable switch")
 @pytest.mark.parametrize("slot_count", [1, 4])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, quick=2))
 def test_fidelities_end_with_one_digest(seed: int, slot_count: int) -> None:
     """I3. Goal: what was summed in slots, at the node, or partly here and there has one digest.
     Method: the same job on a rough network, functional and protocol; some of it went raw."""

@@ -131,7 +131,7 @@ def test_everything_at_once(seed: int, tree: Tree) -> None:
     run_chaos(seed, switches=tree)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3, quick=1))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 @pytest.mark.parametrize("who", ["switch-top", "switch-mid", "switch-a", "worker-0"])
 def test_a_skip_is_lost_with_a_connection_of_a_tree(seed: int, update: str, who: str) -> None:
