@@ -67,7 +67,9 @@ def run_smoke(
             "luwu-tcp", ("--dtype", "bfloat16", "--chunk", "64KiB"), marks=pytest.mark.slow
         ),
         pytest.param("fsdp-gloo,ddp-gloo", ("--dtype", "bfloat16"), marks=pytest.mark.slow),
-        ("hub-ipc,raw-zmq-pair-tcp,page-update,memory-floor", ()),
+        pytest.param(
+            "hub-ipc,raw-zmq-pair-tcp,page-update,memory-floor", (), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_exchange_runs(tmp_path: Path, arms: str, flags: tuple[str, ...]) -> None:
@@ -83,14 +85,8 @@ def test_exchange_runs(tmp_path: Path, arms: str, flags: tuple[str, ...]) -> Non
             assert row["read_seconds_median"] > 0
 
 
-@pytest.mark.parametrize(
-    "arm",
-    [
-        "luwu budget 1/8",
-        pytest.param("luwu budget 1/2 step", marks=pytest.mark.slow),
-        pytest.param("compute-only", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["luwu budget 1/8", "luwu budget 1/2 step", "compute-only"])
 def test_step_runs(tmp_path: Path, arm: str) -> None:
     """Goal: whole training runs, out of core and without any exchange."""
     document = run_smoke(tmp_path, "step", "--arms", arm, "--cases", "exchange-bound")
@@ -141,6 +137,7 @@ def test_dilation_runs(tmp_path: Path) -> None:
     assert set(document["claims"]) == set(document["claims_meaning"])
 
 
+@pytest.mark.slow
 def test_offload_activations_runs(tmp_path: Path) -> None:
     """Goal: all arms have the same losses; one of them puts the inputs of blocks on disk."""
     directory = tmp_path / "scratch"
