@@ -19,7 +19,7 @@ import pytest
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from tests.processes.commands import POLL_S, Command, Terminal, terminal
 from tests.processes.hosts import CENTRE, Hosts, NoNamespaces, hosts
-from tests.processes.jobs import ON_THE_CPU, SMALL, plain_digest, text_file
+from tests.processes.jobs import SMALL, plain_digest, text_file
 
 STEPS = 8
 KILL_AFTER = 2
@@ -27,6 +27,8 @@ KILL_AFTER = 2
 WAIT_S = 120.0
 LUWU = [sys.executable, "-m", "luwu"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture
@@ -51,13 +53,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     data = text_file(tmp_path_factory.mktemp("data"))
     sizes = ["--steps", str(STEPS), "--data", str(data), "--compute-ms", "60", *SMALL]
     return ["-m", "workers.train", "--arm", "luwu", "--log-every", "1", *sizes]
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For `plain_digest`."""
-    for name, value in ON_THE_CPU.items():
-        monkeypatch.setenv(name, value)
 
 
 def digest(run: Path) -> str:

@@ -18,7 +18,7 @@ import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from tests.processes.commands import POLL_S, Command, Terminal, terminal
-from tests.processes.jobs import ON_THE_CPU, SMALL, plain_digest, text_file
+from tests.processes.jobs import SMALL, plain_digest, text_file
 
 STEPS = 6
 LONG_STEPS = 60
@@ -28,7 +28,7 @@ WAIT_S = 150.0
 cluster_utils: Any = pytest.importorskip(
     "ray.cluster_utils", reason="needs ray: pip install 'luwu-emulator[ray]'"
 )
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("on_the_cpu")]
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +45,6 @@ def cluster() -> Iterator[str]:
     finally:
         made.shutdown()
         patch.undo()
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For `plain_digest`."""
-    for name, value in ON_THE_CPU.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -22,10 +22,12 @@ from luwu.checkpoint.source import RestingState
 from luwu.launch.processes.children import is_alive
 from luwu.testing.leftovers import until_empty
 from tests.processes.commands import POLL_S, Command, Terminal, terminal
-from tests.processes.jobs import ON_THE_CPU, SMALL, plain_digest, text_file
+from tests.processes.jobs import SMALL, plain_digest, text_file
 from tests.suites.free_port import free_port
 
 STEPS = 6
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture
@@ -41,13 +43,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     data = text_file(tmp_path_factory.mktemp("data"))
     sizes = ["--steps", str(STEPS), "--data", str(data), *SMALL]
     return ["-m", "workers.train", "--arm", "luwu", "--log-every", "1", *sizes]
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For `plain_digest`."""
-    for name, value in ON_THE_CPU.items():
-        monkeypatch.setenv(name, value)
 
 
 def summary(run: Path) -> dict[str, Any]:

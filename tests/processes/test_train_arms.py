@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +110,34 @@ def test_arms_compute_the_same(tmp_path: Path, options: tuple[str, ...]) -> None
         assert result["data_digest"] == load_corpus(text_file(tmp_path)).digest
 
 
-def test_offloaded_fsdp_computes_what_fsdp_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(WORKERS, marks=pytest.mark.slow)])
+def test_offloaded_fsdp_computes_what_fsdp_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
     """I4. Goal: where the shards lie changes no bit; without a GPU they lie there anyway, so this
     shows that the arm runs, clips and counts its state."""
     options = ("--max-grad-norm", "1.0")
-    fsdp, offload = (train(arm, tmp_path, *options) for arm in ("fsdp", "fsdp_offload"))
+    run = train if workers > 1 else here(monkeypatch)
+    fsdp, offload = (run(arm, tmp_path, *options) for arm in ("fsdp", "fsdp_offload"))
+    assert len(fsdp) == len(offload) == workers
     for name in ("loss", "grad_norm", "weights_digest", "worker_optimizer_bytes"):
         assert [each[name] for each in offload] == [each[name] for each in fsdp]
+
+
+def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """What `train` does, with one rank, in this process."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(arm: str, folder: Path, *options: str) -> list[dict[str, Any]]:
+        data, result = str(text_file(folder)), folder / f"{arm}.json"
+        line = ["--arm", arm, *JOB, *options, "--data", data, "--result", str(result)]
+        assert main(line) == 0
+        return [json.loads((folder / f"{arm}.rank0.json").read_text())]
+
+    return run
 
 
 @pytest.mark.slow
@@ -150,13 +172,8 @@ def test_digest_is_that_of_the_definition(tmp_path: Path) -> None:
 def test_fsdp_may_start_alone_and_single_may_not_start_in_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    job = [*JOB, "--data", str(text_file(tmp_path))]
-    assert main(["--arm", "fsdp", *job, "--result", str(tmp_path / "f.json")]) == 0
-    assert main(["--arm", "single", *job, "--result", str(tmp_path / "s.json")]) == 0
-    fsdp, single = (json.loads((tmp_path / f"{x}.rank0.json").read_text()) for x in "fs")
+    run = here(monkeypatch)
+    (fsdp,), (single,) = (run(arm, tmp_path) for arm in ("fsdp", "single"))
     assert fsdp["loss"] == single["loss"]
     assert fsdp["weights_digest"] == single["weights_digest"]
 
