@@ -44,7 +44,7 @@ def test_run_goes_on(role: str, transport: str, capfd: pytest.CaptureFixture[str
 )
 def test_a_tree_goes_on(role: str, transport: str, capfd: pytest.CaptureFixture[str]) -> None:
     """I1, I2, I3, I8. Goal: the root, or a leaf between shared memory and tcp, is killed in the
-    middle of a run, and the digest is that of a run that nobody disturbed."""
+    middle of a run, and the digest is that of plain torch."""
     code = kill.main(["--role", role, "--count", "1", "--seed", "3", "--transport", transport])
     assert code == 0, capfd.readouterr().out
 
