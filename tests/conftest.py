@@ -13,6 +13,9 @@ import pytest
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.launch.processes.children import is_alive
 
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+"""Compute threads that wait leave the cores to the other test process; torch reads it once."""
+
 ENDING_S = 2.0
 """How long a process that is ending may take once its test is over."""
 

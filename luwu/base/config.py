@@ -246,7 +246,7 @@ class RunConfig:
     )
     worker_restarts: int | None = _key(
         None, whole(0), "N", TRAINING,
-        "times lost workers are started again: all of them by torchrun where on_worker_loss is "
+        "times lost workers are started again: all of them where on_worker_loss is "
         "stop (0), else the lost one alone (wait: 3, drop: 0); the step is replayed",
     )  # fmt: skip
     worker_hosts: int = _key(

@@ -2,6 +2,7 @@
 
 main.py              finds the verb, runs it, turns errors into a message and an exit code
 flags.py             the command line of a verb
+outcome.py           files of a run: what was asked for, how it ended
 compare.py           `luwu compare`
 run.py               `luwu run`
 up.py                `luwu up`: switch and node

@@ -10,12 +10,13 @@ import webbrowser
 from pathlib import Path
 from typing import Any, Final
 
-from luwu.base.clock import SYSTEM_CLOCK, utc_text
-from luwu.base.config import Resolved, RunConfig
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+from luwu.commands.outcome import write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.compare.arm import NETWORK_ARMS, run_arm, with_budget
 from luwu.compare.comparison import comparison
@@ -108,24 +109,6 @@ def _plan(
     if not links_of(config).is_ideal or config.disk_rate is not None:
         console.say("plan    emulated links and disks are not in these floors")
     return planned.estimate.document()
-
-
-def write_resolved(
-    run_directory: RunDirectory, resolved: Resolved, verb: str, role: str | None = None
-) -> None:
-    """Keep what the run, or one role of it, was asked to do."""
-    document = {**resolved.document(), "verb": verb, "started": utc_text()}
-    name = "resolved.json" if role is None else f"resolved-{role}.json"
-    write_json(run_directory.file(name), document)
-
-
-def write_outcome(
-    run_directory: RunDirectory, exit_code: int, reason: str, code: str | None = None
-) -> None:
-    """Keep how the run ended; `code`: of the error that ended it."""
-    run_directory.keep(run_directory.file("outcome.json"), {
-        "schema": 1, "exit_code": exit_code, "code": code, "reason": reason, "ended": utc_text()
-    })  # fmt: skip
 
 
 def demo_budget_bytes(config: RunConfig) -> int:

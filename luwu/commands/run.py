@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.own import found_first, own_module
-from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+from luwu.commands.outcome import write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.join.connection import Connection, join
 from luwu.launch.hosts.nodes import fold_nodes

@@ -13,8 +13,8 @@ from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.limits import NODE_COUNT_MAX
 from luwu.base.parsers import whole
 from luwu.base.tree import one_switch
-from luwu.commands.compare import write_outcome, write_resolved
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+from luwu.commands.outcome import write_outcome, write_resolved
 from luwu.commands.up_in_tree import (
     join_nodes,
     keys_flag,

@@ -1,18 +1,21 @@
-"""Starts the workers of this host one by one, and starts a lost one again by itself.
+"""Starts the workers of one host, and starts them again.
 
-    python -m luwu.launch.agent --workers N --policy wait|drop --restarts K --run-dir DIR
+    python -m luwu.launch.agent --workers N --policy stop|wait|drop --restarts K --run-dir DIR
                                 --prefix P COMMAND ...
 
-In torchrun's place, where a lost worker must not end the others: each gets the same variables of
-the environment (RANK, WORLD_SIZE, ...), but for those by which processes of torch.distributed would
-meet, which cannot outlive one of them. A worker that ends well is done. Any other end is a loss:
+In torchrun's place, which is for several hosts: it imports torch before it starts a worker, and
+ends all workers when one is lost. Each worker gets the variables of the environment that torchrun
+gives (RANK, WORLD_SIZE, ...). Those by which processes of torch.distributed meet are there where a
+lost worker ends the others; a process group cannot outlive one of its processes. A worker that ends
+well is done. Any other end is a loss:
 
+    stop    all are stopped, and started again while restarts are left
     wait    it is started again while restarts are left, and then all are stopped
     drop    it is started again while restarts are left, and then left out; all are stopped when no
             worker is left
 
-An error that starting again would not mend (exit codes 2, 3, 5) ends a `wait` at once. What
-happens is one line each of our output, which the launcher shows.
+An error that starting again would not mend (exit codes 2, 3, 5) ends a `stop` and a `wait` at once.
+What happens is one line each of our output, which the launcher shows.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -39,7 +43,7 @@ _STOP_PATIENCE_S = 0.5
 _LOST_CODE = 4
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Worker:
     rank: int
     process: subprocess.Popen[bytes]
@@ -57,17 +61,21 @@ class Agent:
         self._command, self._workers_count = list(command), workers
         self._policy, self._restarts_left = policy, restarts
         self._run, self._prefix = run, prefix
+        self._restarts_count, self._restarts_max = 0, restarts
+        self._port = free_port() if policy == "stop" else None
         self._workers = [_Worker(rank, self._start(rank)) for rank in range(workers)]
 
     def run(self) -> int:
         """Until all workers are done, lost for good or stopped; the exit code."""
         while True:
-            for worker in self._workers:
+            for worker in list(self._workers):
                 if not worker.is_done and not worker.is_lost:
                     code = self._look(worker)
                     if code:
                         self._stop_all()
                         return code
+                    if worker not in self._workers:
+                        break  # all were started again
             if all(worker.is_done or worker.is_lost for worker in self._workers):
                 return 0
             sleep(_POLL_S)
@@ -82,6 +90,8 @@ class Agent:
             return 0
         how = f"worker {worker.rank} (pid {worker.process.pid}) was lost: {exit_text(code)}"
         may_mend = code not in _FINAL_CODES
+        if self._policy == "stop":
+            return self._start_all_again(worker, code, how) if may_mend else code
         if may_mend and self._restarts_left:
             self._restarts_left -= 1
             worker.process = self._start(worker.rank)
@@ -99,6 +109,20 @@ class Agent:
             self._explain(worker, f"{how}; no restarts are left (--worker-restarts)")
             return _LOST_CODE
         return code
+
+    def _start_all_again(self, worker: _Worker, code: int, how: str) -> int:
+        """Stop all and start them again; the exit code of all if no restarts are left."""
+        if not self._restarts_left:
+            # in torchrun's words, which the launcher reads
+            print(f"(exitcode: {code}) local_rank: {worker.rank} (pid: {worker.process.pid})")
+            return _LOST_CODE if code < 0 else code
+        self._stop_all()
+        self._restarts_left -= 1
+        self._restarts_count += 1
+        self._say(f"{how}; all workers are started again, {self._restarts_left} restarts left")
+        self._port = free_port()
+        self._workers = [_Worker(rank, self._start(rank)) for rank in range(self._workers_count)]
+        return 0
 
     def _explain(self, worker: _Worker, text: str) -> None:
         """Say why all ended, in the place of a worker that could not."""
@@ -119,7 +143,27 @@ class Agent:
             "WORLD_SIZE": str(self._workers_count),
             "LOCAL_WORLD_SIZE": str(self._workers_count),
         }
+        if self._port is not None:
+            environ |= self._meeting_environ(rank)
         return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, env=environ)
+
+    def _meeting_environ(self, rank: int) -> dict[str, str]:
+        """What torchrun says beside ranks: by it processes of torch.distributed meet."""
+        return {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._port),
+            "GROUP_WORLD_SIZE": "1",
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": str(self._workers_count),
+            "TORCHELASTIC_MAX_RESTARTS": str(self._restarts_max),
+            "TORCHELASTIC_RESTART_COUNT": str(self._restarts_count),
+            "TORCHELASTIC_RUN_ID": self._run.path.name,
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get(
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
+            ),
+        }
 
     def _stop_all(self) -> None:
         running = [worker.process for worker in self._workers if worker.process.poll() is None]
@@ -137,6 +181,13 @@ class Agent:
         print(f"{SAYS}{text}", flush=True)
 
 
+def free_port() -> int:
+    """A port of this host that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port
+
+
 def own_agent_command(
     run: RunDirectory, prefix: str, *, workers: int, policy: str, restarts: int
 ) -> list[str]:
@@ -152,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Start and watch; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m luwu.launch.agent", allow_abbrev=False)
     parser.add_argument("--workers", type=int, required=True)
-    parser.add_argument("--policy", choices=("wait", "drop"), required=True)
+    parser.add_argument("--policy", choices=("stop", "wait", "drop"), required=True)
     parser.add_argument("--restarts", type=int, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--prefix", required=True)

@@ -1,4 +1,4 @@
-"""The program that torchrun starts per worker: runs the user's script, keeps output and errors.
+"""The program that is started per worker: runs the user's script, keeps output and errors.
 
     python -m luwu.launch.entry RUN_DIR PREFIX SCRIPT ...      or     ... PREFIX -m MODULE ...
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     process = f"{prefix}worker-{rank}"
     _redirect_output(run, process)
     for stale in (run.error(process), run.role(f"{process}.ended")):
-        stale.unlink(missing_ok=True)  # of an earlier start, which torchrun has made good
+        stale.unlink(missing_ok=True)  # of an earlier start, which this one makes good
     os.environ["LUWU_INCARNATION"] = str(count_start(run, process))
     run.keep(run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()})
     signal.signal(signal.SIGTERM, _stop)

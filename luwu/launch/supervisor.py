@@ -1,7 +1,7 @@
 """Starts the processes of a run on this host, watches them, and leaves nothing behind.
 
 starting   node, then switch: each says where it listens     -> `serve` returns, connect.json
-training   torchrun under its guard, one worker a rank       -> `train`, then `wait`
+training   an agent under its guard, one worker a rank       -> `train`, then `wait`
 ending     workers gone; node and switch end by themselves   -> `wait` returns
 closed     everything is stopped within 2 s                  -> `close`, whatever happened
 
@@ -140,7 +140,7 @@ class Supervisor(Closing):
         sink: Sink, alone: bool = False, threads: int | None = None,
         meeting: Meeting | None = None, restarts_max: int = 0, on_loss: str = "stop",
     ) -> None:  # fmt: skip
-        """Start the workers on a script; `alone` starts one process without torchrun.
+        """Start the workers on a script; `alone` starts one process without an agent.
 
         `workers`: those on this host. `meeting`: where its torchrun meets those of other hosts.
         `restarts_max`: times workers are started again because one was lost: all, or where
@@ -160,7 +160,7 @@ class Supervisor(Closing):
         if connect is not None:
             self._attendance = Attendance(self.run, self._prefix, meeting=meeting)
         starter = None
-        if not alone and on_loss == "stop":
+        if meeting is not None:
             starter = torchrun_command(self.run, workers, meeting, restarts_max)
         elif not alone:
             starter = own_agent_command(

@@ -1,7 +1,7 @@
-"""Command lines of workers: our guard, torchrun for this host's share of them, our entry.
+"""Command lines of workers: our guard, what starts this host's share of them, our entry.
 
-torchrun makes the ranks, also over several hosts, and starts all workers again when one was lost.
-Its agents meet at one address (`Meeting`); what they exchange there is who is in and how many
+Over several hosts, torchrun makes the ranks, and starts all workers again when one was lost. Its
+agents meet at one address (`Meeting`); what they exchange there is who is in and how many
 workers each host has. Nothing of the training passes between them.
 """
 
@@ -70,17 +70,15 @@ class Meeting:
 
 
 def torchrun_command(
-    run: RunDirectory, workers: int, meeting: Meeting | None, restarts_max: int
+    run: RunDirectory, workers: int, meeting: Meeting, restarts_max: int
 ) -> list[str]:
-    """torchrun for the workers of this host."""
-    where = ["--standalone", "--local-addr", "127.0.0.1"]
-    if meeting is not None:
-        own_address, is_place = meeting.ways()
-        where = [
-            "--nnodes", str(meeting.hosts), "--rdzv-backend", "c10d",
-            "--rdzv-endpoint", meeting.endpoint, "--rdzv-id", meeting.name,
-            "--rdzv-conf", f"is_host={is_place}", "--local-addr", own_address,
-        ]  # fmt: skip
+    """torchrun for the workers of this host, one of several."""
+    own_address, is_place = meeting.ways()
+    where = [
+        "--nnodes", str(meeting.hosts), "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", meeting.endpoint, "--rdzv-id", meeting.name,
+        "--rdzv-conf", f"is_host={is_place}", "--local-addr", own_address,
+    ]  # fmt: skip
     return agent_command(run, [*where, "--nproc-per-node", str(workers)], restarts_max)
 
 

@@ -1,6 +1,6 @@
 """The meaning of `--on-worker-loss` for the node and for the launcher.
 
-stop    torchrun ends all workers; with --worker-restarts it starts all of them again
+stop    all workers are ended; with --worker-restarts it starts all of them again
 wait    the lost one alone is started again, at most --worker-restarts times in all; the others
         wait, and compute the open step again with it
 drop    after --drop-after the others go on without it; started again (--worker-restarts) it is

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +15,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from luwu.testing.cluster import Cluster
+from luwu.testing.cluster import Cluster, clean_environ
 from luwu.testing.leftovers import until_empty
 
 SMALL = ("--layers", "2", "--width", "64", "--context", "16", "--batch", "2")
 """A GPT of 133,888 parameters: three units, 1.6 MB of state."""
 
 DEADLINE_S = 200.0
+PLAIN_S = 1800.0
+"""Plain torch may have thousands of steps to make, after a soak."""
+
+ON_THE_CPU: Final = {"CUDA_VISIBLE_DEVICES": ""}
+"""Of the environment of a job whose bits are compared with those of another device's."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,27 @@ def compare(
         assert cluster.processes() == []
     assert outside.leftovers() == []
     return Comparison(json.loads(document.read_text()), cluster.output)
+
+
+@functools.cache
+def plain_digest(steps: int, workers: int = 2, sizes: tuple[str, ...] = SMALL) -> str:
+    """The digest of the weights after plain torch, in one process, has trained what `workers` would
+    have: where gradients are added by rank, that of every run of ours (I3, I4)."""
+    with tempfile.TemporaryDirectory(prefix="luwu-plain-") as name:
+        directory = Path(name)
+        command = [
+            sys.executable, "-m", "workers.train", "--arm", "single", "--global-workers",
+            str(workers), "--steps", str(steps), "--data", str(text_file(directory)), *sizes,
+            "--result", str(directory / "plain.json"),
+        ]  # fmt: skip
+        environ = {**clean_environ(), "OMP_NUM_THREADS": "1", **ON_THE_CPU}
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=PLAIN_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        digest = json.loads((directory / "plain.rank0.json").read_text())["weights_digest"]
+    assert isinstance(digest, str)
+    return digest
 
 
 def text_file(directory: Path) -> Path:

@@ -1,22 +1,27 @@
 """What a user can get wrong, typed into real commands (`pytest -k bad_input`).
 
-Each is refused with the exit code of its kind, within seconds, by a message on standard error that
-names what was found, what was expected and what to do next; nothing is left behind but, where
-processes were started, the run directory with their logs.
+What is refused before a process starts is typed once, and given to the command in this process
+otherwise. Each is refused with the exit code of its kind, within seconds, by a message on standard
+error that names what was found, what was expected and what to do next; nothing is left behind but,
+where processes were started, the run directory with their logs.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from luwu.base.limits import PROTOCOL_VERSION
+from luwu.commands.main import main as luwu_main
 from tests.processes.commands import Command, Terminal, terminal, write_tiny
 
 SECONDS_MAX = 90.0
@@ -33,15 +38,69 @@ def shell(tmp_path: Path) -> Iterator[Terminal]:
         assert opened.leftovers() == []
 
 
+@dataclass(frozen=True)
+class Corrected:
+    """A command that was refused, and the same with what its message named."""
+
+    message: str
+    directory: Path
+
+    @property
+    def state(self) -> Path:
+        """After one step of one worker."""
+        return self.directory / STATE
+
+
 @pytest.fixture(scope="module")
-def used_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state of a job of one worker after one step."""
-    directory = tmp_path_factory.mktemp("used")
-    with terminal(directory) as opened:
+def corrected(tmp_path_factory: pytest.TempPathFactory) -> Corrected:
+    """A budget that is too small, and then the least that will do."""
+    directory = tmp_path_factory.mktemp("corrected")
+    with terminal(directory) as shell:
         script = write_tiny(directory / "tiny.py")
-        done = opened.run("run", "--workers", "1", "--state", STATE, str(script))
+        flags = ["run", "--workers", "1", "--state", STATE, "--memory-budget"]
+        done = shell.run(*flags, "64KiB", str(script))
+        message = refused(
+            shell, done,
+            "memory_budget: 64.00 KiB is too small for chunks of 16.00 KiB and 1 worker",
+            leaves=(RUNS, "tiny.py"),
+        )  # fmt: skip
+        enough = re.search(r"give at least (\w+)", message)
+        assert enough is not None, message
+        done = shell.run(*flags, enough[1], str(script))
         assert done.process.returncode == 0, done.err
-    return directory / STATE
+    return Corrected(message, directory)
+
+
+@pytest.fixture
+def used_state(corrected: Corrected) -> Path:
+    """The state of a job of one worker after one step."""
+    return corrected.state
+
+
+class Typed(Protocol):
+    """Gives a command to `luwu` in this process."""
+
+    def __call__(
+        self, *arguments: str, said: Sequence[str], leaves: tuple[str, ...] = ()
+    ) -> None: ...
+
+
+@pytest.fixture
+def typed_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Typed:
+    """Check how a command is refused before anything starts."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("LUWU_")]:
+        monkeypatch.delenv(name)
+
+    def typed(*arguments: str, said: Sequence[str], leaves: tuple[str, ...] = ()) -> None:
+        code = luwu_main(arguments)
+        message = capsys.readouterr().err
+        assert code == 2, message
+        check_message(message, said, tmp_path, leaves, code)
+
+    return typed
 
 
 def refused(
@@ -50,15 +109,21 @@ def refused(
     """Check how a command was refused; its message. `said` are patterns, in any order."""
     assert command.process.returncode == code, (str(command), command.err)
     assert command.seconds < SECONDS_MAX
-    message = command.err
+    assert shell.leftovers() == []
+    check_message(command.err, said, shell.directory, leaves, code)
+    return command.err
+
+
+def check_message(
+    message: str, said: Sequence[str], directory: Path, leaves: tuple[str, ...], code: int
+) -> None:
+    """Check what was said, and what stands in the directory."""
     for pattern in said:
         assert re.search(pattern, message), f"{pattern!r} is not in:\n{message}"
     assert message.splitlines()[0].startswith(("luwu", "run"))
     assert code == 4 or "Traceback" not in message or "refused" in message
-    assert shell.leftovers() == []
-    made = {path.name for path in shell.directory.iterdir()} - set(leaves)
-    assert not made, f"{command} left {made}"
-    return message
+    made = {path.name for path in directory.iterdir()} - set(leaves)
+    assert not made, f"left: {made}"
 
 
 # ---------------------------------------------------------------------- before anything starts
@@ -152,26 +217,29 @@ TYPED = [
 ]  # fmt: skip
 
 
+def test_bad_input_typed_into_a_terminal(shell: Terminal) -> None:
+    arguments, said = TYPED[0].values
+    refused(shell, shell.run(*arguments), *said)
+
+
 @pytest.mark.parametrize(("arguments", "said"), TYPED)
-def test_bad_input_typed(shell: Terminal, arguments: list[str], said: list[str]) -> None:
+def test_bad_input_typed(typed_here: Typed, arguments: list[str], said: list[str]) -> None:
     leaves = (RUNS,) if arguments[0] == "up" else ()
-    refused(shell, shell.run(*arguments), *said, leaves=leaves)
+    typed_here(*arguments, said=said, leaves=leaves)
 
 
-def test_bad_input_unknown_key_in_a_file(shell: Terminal) -> None:
-    (shell.directory / "luwu.toml").write_text("worker = 2\n")
-    done = shell.run("compare", "--config", "luwu.toml")
-    refused(
-        shell,
-        done,
-        r"luwu\.toml: unknown key 'worker'; did you mean workers",
-        leaves=("luwu.toml",),
-    )
+def test_bad_input_unknown_key_in_a_file(typed_here: Typed, tmp_path: Path) -> None:
+    (tmp_path / "luwu.toml").write_text("worker = 2\n")
+    said = r"luwu\.toml: unknown key 'worker'; did you mean workers"
+    typed_here("compare", "--config", "luwu.toml", said=[said], leaves=("luwu.toml",))
 
 
-def test_bad_input_unknown_key_in_the_environment(shell: Terminal) -> None:
-    done = shell.run("compare", LUWU_WROKERS="2")
-    refused(shell, done, "LUWU_WROKERS.*unset it, or fix its name; did you mean LUWU_WORKERS")
+def test_bad_input_unknown_key_in_the_environment(
+    typed_here: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LUWU_WROKERS", "2")
+    said = "LUWU_WROKERS.*unset it, or fix its name; did you mean LUWU_WORKERS"
+    typed_here("compare", said=[said])
 
 
 @pytest.mark.parametrize(
@@ -183,30 +251,24 @@ def test_bad_input_unknown_key_in_the_environment(shell: Terminal) -> None:
         ),
     ],
 )
-def test_bad_input_data(shell: Terminal, name: str, content: bytes, said: str) -> None:
-    (shell.directory / name).write_bytes(content)
-    refused(shell, shell.run("compare", "--data", name), said, leaves=(name,))
+def test_bad_input_data(
+    typed_here: Typed, tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    typed_here("compare", "--data", name, said=[said], leaves=(name,))
 
 
 # ---------------------------------------------------------------------- found by switch and node
 
 
-def test_bad_input_budget_too_small(shell: Terminal) -> None:
+def test_bad_input_budget_too_small(corrected: Corrected) -> None:
     """Goal: a budget that cannot work is refused with one that does: the same command with it
     trains to the end."""
-    script = write_tiny(shell.directory / "tiny.py")
-    flags = ["run", "--workers", "1", "--memory-budget"]
-    done = shell.run(*flags, "64KiB", str(script))
-    message = refused(
-        shell, done, "memory_budget: 64.00 KiB is too small for chunks of 16.00 KiB and 1 worker",
-        leaves=(RUNS, "tiny.py"),
-    )  # fmt: skip
-    enough = re.search(r"give at least (\w+)", message)
-    assert enough is not None, message
-    done = shell.run(*flags, enough[1], str(script))
-    assert done.process.returncode == 0, done.err
+    assert "too small" in corrected.message
+    assert pages_digest(corrected.state)
 
 
+@pytest.mark.slow
 def test_bad_input_budget_too_small_for_ram(shell: Terminal) -> None:
     """Goal: the same where the state has no directory, so all of it must fit."""
     script = write_tiny(shell.directory / "tiny.py", width="65536")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import pytest
 
-from tests.processes.jobs import SMALL, assert_keys, compare
+from tests.processes.jobs import SMALL, Comparison, assert_keys, compare
 
 STEPS = 12
 
@@ -19,12 +22,27 @@ ARM_KEYS = (
 )
 
 
-def test_luwu_is_as_close_to_fsdp_as_fsdp_is_to_one_process(tmp_path: Path) -> None:
+class Compared(NamedTuple):
+    """A comparison of three arms, out of core."""
+
+    done: Comparison
+    run: Path
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    directory = tmp_path_factory.mktemp("compared")
+    flags = ["--workers", "2", "--steps", str(STEPS), "--dtype", "float32", "--seed", "3", *SMALL]
+    flags += ["--memory-budget", "1MiB"]
+    done = compare(directory, *flags, arms="luwu,fsdp,single", threads=None)
+    return Compared(done, directory / "run")
+
+
+def test_luwu_is_as_close_to_fsdp_as_fsdp_is_to_one_process(compared: Compared) -> None:
     """I4. Goal: the same losses from all arms, and one document with all that was measured.
     Method: compare the losses of every step; 1e-5 is what the order of a sum may cost. The one
     process has the compute threads of all workers, so its rounding differs."""
-    flags = ["--workers", "2", "--steps", str(STEPS), "--dtype", "float32", "--seed", "3", *SMALL]
-    done = compare(tmp_path, *flags, arms="luwu,fsdp,single", threads=None)
+    done, _ = compared
     luwu, fsdp, single = (np.array(done.arm(name)["loss"]) for name in ("luwu", "fsdp", "single"))
 
     assert luwu.shape == fsdp.shape == single.shape == (STEPS,)
@@ -67,3 +85,32 @@ def test_luwu_is_as_close_to_fsdp_as_fsdp_is_to_one_process(tmp_path: Path) -> N
         assert baseline["network_bytes"] is baseline["node_state_bytes"] is None
     assert done.arm("single")["worker_optimizer_bytes"] >= 8 * job["parameters"]
     assert measured["worker_optimizer_bytes"] == 0
+
+
+def test_a_comparison_says_what_it_planned(compared: Compared) -> None:
+    """Goal: results and report hold the estimate, its error and what did bind; the bytes are right.
+    Method: out of core in shared memory, where no sum is spilled, so that writes are exact: each
+    page once a step, and once when the first weights are loaded."""
+    done, run = compared
+    arm, single = done.arm(), done.arm("single")
+    planned = arm["estimate"]
+    assert planned["parameters"] == done.document["job"]["parameters"]
+    assert planned["step_seconds"] > 0
+    assert planned["binding"] in {floor["name"] for floor in planned["floors"]}
+    assert arm["plan_error_ratio"] >= 0
+    assert arm["bound_by"] in (*arm["busy_seconds"], "waiting")
+    assert set(arm["busy_seconds"]) | {"messages"} == {row["name"] for row in planned["floors"]}
+    assert single["estimate"] is single["plan_error_ratio"] is single["bound_by"] is None
+
+    pages = planned["disk_uses"][0]["written_bytes"] * (STEPS + 1)
+    assert pages <= arm["disk_bytes"]["written"] - arm["spill_bytes"]["written"] <= 1.2 * pages
+    updates = planned["disk_uses"][0]["read_bytes"] * STEPS
+    read = arm["disk_bytes"]["read"] - arm["spill_bytes"]["read"]
+    assert 0 < updates <= read <= 1.05 * planned["disk_bytes"]["read"] * (STEPS + 1)
+    assert abs(sum(planned["disk_space_bytes"].values()) - arm["disk_space_bytes"]) < 256 * 1024
+
+    assert "bound by" in done.output
+    assert "busy, in the run" in (run / "report.html").read_text()
+    floors = json.loads((run / "floors.json").read_text())
+    assert floors["label"] == "measured"
+    assert floors["disk"]["request_bytes"] > 0

@@ -3,58 +3,44 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from luwu.commands.main import main as luwu_main
 from tests.processes.commands import terminal, write_tiny
-from tests.processes.jobs import SMALL, compare
+from tests.unit.test_timeline import rows_of
 
 STEPS = 4
 
 
-def test_a_comparison_says_what_it_planned(tmp_path: Path) -> None:
-    """Goal: results and report hold the estimate, its error and what did bind; the bytes are right.
-    Method: out of core in shared memory, where no sum is spilled, so that writes are exact: each
-    page once a step, and once when the first weights are loaded."""
-    flags = ["--workers", "2", "--steps", str(STEPS), "--memory-budget", "1MiB", *SMALL]
-    done = compare(tmp_path, *flags, arms="luwu,single")
+@dataclass(frozen=True)
+class Ran:
+    """A `luwu run` of a script whose model nobody knew before, with a timeline."""
 
-    arm, single = done.arm(), done.arm("single")
-    planned = arm["estimate"]
-    assert planned["parameters"] == done.document["job"]["parameters"]
-    assert planned["step_seconds"] > 0
-    assert planned["binding"] in {floor["name"] for floor in planned["floors"]}
-    assert arm["plan_error_ratio"] >= 0
-    assert arm["bound_by"] in (*arm["busy_seconds"], "waiting")
-    assert set(arm["busy_seconds"]) | {"messages"} == {row["name"] for row in planned["floors"]}
-    assert single["estimate"] is single["plan_error_ratio"] is single["bound_by"] is None
-
-    pages = planned["disk_uses"][0]["written_bytes"] * (STEPS + 1)
-    assert pages <= arm["disk_bytes"]["written"] - arm["spill_bytes"]["written"] <= 1.2 * pages
-    updates = planned["disk_uses"][0]["read_bytes"] * STEPS
-    read = arm["disk_bytes"]["read"] - arm["spill_bytes"]["read"]
-    assert 0 < updates <= read <= 1.05 * planned["disk_bytes"]["read"] * (STEPS + 1)
-    assert abs(sum(planned["disk_space_bytes"].values()) - arm["disk_space_bytes"]) < 256 * 1024
-
-    assert "bound by" in done.output
-    run = tmp_path / "run"
-    assert "busy, in the run" in (run / "report.html").read_text()
-    floors = json.loads((run / "floors.json").read_text())
-    assert floors["label"] == "measured"
-    assert floors["disk"]["request_bytes"] > 0
+    directory: Path
+    err: str
 
 
-def test_a_run_says_what_its_steps_took(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    directory = tmp_path_factory.mktemp("ran")
+    with terminal(directory) as shell:
+        script = write_tiny(directory / "tiny.py", steps=STEPS)
+        flags = ("--workers", "1", "--run-dir", "run")
+        done = shell.run("run", *flags, str(script), LUWU_TRACE="t.json")
+        assert done.process.returncode == 0, done.err
+        assert shell.leftovers() == []
+        return Ran(directory, done.err)
+
+
+def test_a_run_says_what_its_steps_took(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: of a script whose model nobody knew before, `luwu run` says at its end how long steps
     took, what bound them and how far the disk's prediction was off; `luwu report` says it again."""
-    with terminal(tmp_path) as shell:
-        script = write_tiny(shell.directory / "tiny.py", steps=STEPS)
-        done = shell.run("run", "--workers", "1", "--run-dir", "run", str(script))
-        assert done.process.returncode == 0, done.err
-        found = json.loads((shell.directory / "run" / "steps.json").read_text())
-        again = shell.run("report", "run")
-        assert again.process.returncode == 0, again.err
-        lines, said = [line.rstrip() for line in again.out.splitlines()], done.err
-        assert shell.leftovers() == []
+    found = json.loads((ran.directory / "run" / "steps.json").read_text())
+    assert luwu_main(["report", str(ran.directory / "run")]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
     assert found["steps"] == STEPS
     assert len(found["step_seconds"]) == STEPS - 1
@@ -63,7 +49,13 @@ def test_a_run_says_what_its_steps_took(tmp_path: Path) -> None:
     assert found["disk_seconds_predicted"] > 0
     assert found["disk_error_ratio"] >= 0
     assert lines[0].startswith("steps   ")
-    assert all(line in said for line in lines)
+    assert all(line in ran.err for line in lines)
+
+
+def test_a_script_that_is_run_leaves_a_timeline(ran: Ran) -> None:
+    """Goal: the key may stand in the environment, as any other."""
+    events = json.loads((ran.directory / "t.json").read_text())["traceEvents"]
+    assert {process for process, _ in rows_of(events)} == {"worker 0", "switch", "node"}
 
 
 def test_a_run_that_went_well_ends_well_without_its_times(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from luwu.transport import PeerDown, PeerFailed, PeerUp, ZeroMqTransport
 from luwu.transport.curve import Security
 from tests.intruders.__main__ import main as send_intruders
 from tests.kill import TREE, finish, start, wait_for_step
-from tests.processes.jobs import Outside
+from tests.processes.jobs import SMALL, Outside, text_file
 from tests.unit.key_directories import make_keys
 
 STEPS = 30
@@ -49,24 +51,39 @@ def connection_of(cluster: Cluster) -> Connection:
 @pytest.mark.feature("intruders while a job trains")
 @pytest.mark.feature("connections with keys")
 def test_intruders_are_refused_and_nobody_notices(capfd: pytest.CaptureFixture[str]) -> None:
-    """I3, I7. Goal: two of each kind are refused and logged, and the digest is the quiet run's."""
+    """I3, I7. Goal: two of each kind are refused and logged, and the digest is plain torch's."""
     code = send_intruders(["--count", "24", "--steps", "45", "--seed", "5"])
     assert code == 0, capfd.readouterr().out
 
 
-@pytest.mark.feature("a key that is taken back in mid-run")
-def test_a_key_is_taken_back_in_mid_run(tmp_path: Path) -> None:
-    """Goal: within seconds its connection ends, and it gets no other; the rest trains on to the
-    end, with no step replayed. Method: a reader is connected while its key is revoked."""
-    keys = make_keys(tmp_path / "keys")
-    cluster, outside = keyed_run(tmp_path, keys)
+@dataclass(frozen=True)
+class Seen:
+    """One run with keys, from its first steps to what it left."""
+
+    directory: Path
+    secrets: Sequence[str]
+    """Of all keys, in hexadecimal digits."""
+    cluster: Cluster
+    security: str
+    """What `luwu status` says of it."""
+    heard: Sequence[object]
+    """By a connection whose key was taken back."""
+    heard_ns: int
+    """From the taking back to the first of it."""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """A reader is connected while its key is revoked."""
+    directory = tmp_path_factory.mktemp("keyed")
+    keys = make_keys(tmp_path_factory.mktemp("keys") / "keys")
+    secrets = [path.read_text().strip() for path in keys.glob("*.secret")]
+    cluster, outside = keyed_run(directory, keys)
     with cluster:
         wait_for_step(cluster, 2)
+        security = status(cluster.run_directory)["security"]
         connection = connection_of(cluster)
         assert connection.switch is not None
-        said = status(cluster.run_directory)["security"]
-        assert said.startswith("keys: connections are encrypted")
-        assert f"security: {said}" in cluster.output
         own = Security(own=read_secret(keys, "reader"))
         with StateReader(
             ZeroMqTransport(security=own), endpoint=connection.switch, job=connection.job
@@ -78,19 +95,30 @@ def test_a_key_is_taken_back_in_mid_run(tmp_path: Path) -> None:
             assert isinstance(transport.receive(10 * 10**9), PeerUp)
             asked_ns = SYSTEM_CLOCK.now_ns()
             assert luwu_main(["keys", "revoke", "reader", "--keys", str(keys)]) == 0
-            heard = transport.receive(10 * 10**9)
-            assert isinstance(heard, PeerDown), heard
-            assert SYSTEM_CLOCK.now_ns() - asked_ns < 5 * 10**9
-            heard = transport.receive(10 * 10**9)
-            assert isinstance(heard, PeerFailed), heard
-            assert heard.final
-            assert "refused our key" in str(heard.error)
+            heard = [transport.receive(10 * 10**9)]
+            heard_ns = SYSTEM_CLOCK.now_ns() - asked_ns
+            heard.append(transport.receive(10 * 10**9))
         finish(cluster, outside)
-        events = cluster.run_directory.events("node").read_text()
-        assert '"node.abort"' not in events
-        assert events.count('"name":"node.step"') == STEPS
-        refusals = cluster.run_directory.events("switch").read_text()
-        assert re.search(r'"peer\.refused".*its key \w+\.\.\. is not in .*allowed\.json', refusals)
+    return Seen(directory, secrets, cluster, security, heard, heard_ns)
+
+
+@pytest.mark.feature("a key that is taken back in mid-run")
+def test_a_key_is_taken_back_in_mid_run(seen: Seen) -> None:
+    """Goal: within seconds its connection ends, and it gets no other; the rest trains on to the
+    end, with no step replayed."""
+    assert seen.security.startswith("keys: connections are encrypted")
+    assert f"security: {seen.security}" in seen.cluster.output
+    down, failed = seen.heard
+    assert isinstance(down, PeerDown), down
+    assert seen.heard_ns < 5 * 10**9
+    assert isinstance(failed, PeerFailed), failed
+    assert failed.final
+    assert "refused our key" in str(failed.error)
+    events = seen.cluster.run_directory.events("node").read_text()
+    assert '"node.abort"' not in events
+    assert events.count('"name":"node.step"') == STEPS
+    refusals = seen.cluster.run_directory.events("switch").read_text()
+    assert re.search(r'"peer\.refused".*its key \w+\.\.\. is not in .*allowed\.json', refusals)
 
 
 def test_the_end_of_the_handler_ends_the_run(tmp_path: Path) -> None:
@@ -100,7 +128,8 @@ def test_the_end_of_the_handler_ends_the_run(tmp_path: Path) -> None:
     outside = Outside(tmp_path / "run.tmp")
     flags = ["--keys", str(keys), "--workers", "2", "--transport", "tcp", "--durability", "none"]
     environ = {**outside.environ, "LUWU_FAILPOINTS": "zap.request=raise@2"}
-    script = ["-m", "workers.train", "--arm", "luwu", "--steps", "5", "--layers", "2"]
+    data = ["--data", str(text_file(tmp_path))]
+    script = ["-m", "workers.train", "--arm", "luwu", "--steps", "5", *data, *SMALL]
     with Cluster.run(tmp_path, *script, flags=flags, environ=environ) as cluster:
         assert cluster.wait(60) == 3, cluster.output
         assert "the handler that says which keys may connect has ended" in cluster.output
@@ -173,7 +202,7 @@ def test_files_of_a_run_are_this_users_alone(tmp_path: Path) -> None:
     before = os.umask(0o022)
     outside = Outside(tmp_path / "run.tmp")
     try:
-        cluster = start(tmp_path, "run", steps=40, restarts=0, outside=outside)
+        cluster = start(tmp_path, "run", steps=12, restarts=0, outside=outside, workers=1)
     finally:
         os.umask(before)
     with cluster:
@@ -193,20 +222,15 @@ def test_files_of_a_run_are_this_users_alone(tmp_path: Path) -> None:
         finish(cluster, outside)
 
 
-def test_no_secret_is_in_what_a_run_leaves(tmp_path: Path) -> None:
+def test_no_secret_is_in_what_a_run_leaves(seen: Seen) -> None:
     """Goal: not in logs, events, roles, results or what was printed, in text or in bytes."""
-    keys = make_keys(tmp_path / "keys")
-    cluster, outside = keyed_run(tmp_path, keys, steps=6)
-    with cluster:
-        finish(cluster, outside)
-    secrets = [path.read_text().strip() for path in keys.glob("*.secret")]
-    assert len(secrets) == 5
-    files = [path for path in tmp_path.rglob("*") if path.is_file() and keys not in path.parents]
+    assert len(seen.secrets) == 5
+    files = [path for path in seen.directory.rglob("*") if path.is_file()]
     assert any(path.name == "switch.jsonl" for path in files)
     for path in files:
         content = path.read_bytes()
-        for secret in secrets:
+        for secret in seen.secrets:
             assert secret.encode() not in content, path
             assert bytes.fromhex(secret) not in content, path
-    shown = (tmp_path / "run" / "events" / "switch.jsonl").read_text()
+    shown = seen.cluster.run_directory.events("switch").read_text()
     assert '"key":"worker-0"' in shown, "the log says whose key it was"

@@ -16,7 +16,7 @@ def test_state_of_eight_budgets_is_trained_within_one(tmp_path: Path) -> None:
     read and written once a step, and the node's memory does not grow with it."""
     flags = ["--layers", "4", "--width", "128", "--context", "16", "--batch", "2"]
     budget = ["--memory-budget", "1260KiB", "--durability", "process"]
-    done = compare(tmp_path, "--steps", str(STEPS), *flags, *budget)
+    done = compare(tmp_path, "--workers", "1", "--steps", str(STEPS), *flags, *budget)
     arm, parameters = done.arm(), done.document["job"]["parameters"]
 
     assert arm["memory_budget_bytes"] == 1260 * 1024

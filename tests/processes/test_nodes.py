@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.source import RestingState
 from luwu.testing.cluster import Cluster
 from tests import kill
-from tests.processes.jobs import Outside
+from tests.processes.jobs import Outside, plain_digest
 
-STEPS = 20
+STEPS = 12
 
 pytestmark = pytest.mark.timeout(400)  # each run starts up to nine processes
 
@@ -26,27 +25,18 @@ def finished(cluster: Cluster, outside: Outside) -> dict[str, Any]:
     return found
 
 
-def start(directory: Path, count: int, outside: Outside) -> Cluster:
+def start(directory: Path, count: int, outside: Outside, *, workers: int = 2) -> Cluster:
     return kill.start(
-        directory, f"of-{count}", steps=STEPS, restarts=2, outside=outside,
+        directory, f"of-{count}", steps=STEPS, restarts=2, outside=outside, workers=workers,
         more_flags=[
             "--optimizer-nodes", str(count), "--chunk", "16KiB", "--memory-budget", "64MiB",
         ],
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """The job with one node, undisturbed."""
-    directory = tmp_path_factory.mktemp("plain")
-    outside = Outside(directory / "outside")
-    with start(directory, 1, outside) as cluster:
-        yield finished(cluster, outside)
-
-
-def test_nodes_are_killed(plain: dict[str, Any], tmp_path: Path) -> None:
+def test_nodes_are_killed(tmp_path: Path) -> None:
     """I1, I2, I3, I8. Goal: with two nodes, either of which is killed once, the digest is that of
-    one node, and the export of both directories has it too. Method: kill -9 in the middle."""
+    plain torch, and the export of both directories has it too. Method: kill -9 in the middle."""
     outside = Outside(tmp_path / "outside")
     with start(tmp_path, 2, outside) as cluster:
         for step, role in ((2, "node-1"), (5, "node")):
@@ -55,20 +45,24 @@ def test_nodes_are_killed(plain: dict[str, Any], tmp_path: Path) -> None:
             pid = cluster.kill(role)
             cluster.wait_for(role, but=pid)
         found = finished(cluster, outside)
-    assert found["weights_digest"] == plain["weights_digest"]
+    assert found["weights_digest"] == plain_digest(STEPS)
     with RestingState(tmp_path / "of-2.state") as source:
         exported = export_state(source, tmp_path / "exported", ExportOptions())
-    assert (exported.step, exported.weights_digest) == (STEPS, plain["weights_digest"])
+    assert (exported.step, exported.weights_digest) == (STEPS, plain_digest(STEPS))
 
 
 @pytest.mark.feature("several optimizer nodes")
-def test_disk_work_divides(plain: dict[str, Any], tmp_path: Path) -> None:
+def test_disk_work_divides(tmp_path: Path) -> None:
     """I3. Goal: four nodes end with the digest of one, and each writes a quarter of its bytes.
-    Method: our own count of page bytes, within two pages a step."""
-    outside = Outside(tmp_path / "outside")
-    with start(tmp_path, 4, outside) as cluster:
-        found = finished(cluster, outside)
-    assert found["weights_digest"] == plain["weights_digest"]
+    Method: our own count of page bytes, within two pages a step. One worker: the bytes of a state
+    are the same with several."""
+    ends = {}
+    for count in (1, 4):
+        outside = Outside(tmp_path / f"outside-{count}")
+        with start(tmp_path, count, outside, workers=1) as cluster:
+            ends[count] = finished(cluster, outside)
+    plain, found = ends[1], ends[4]
+    assert found["weights_digest"] == plain["weights_digest"] == plain_digest(STEPS, 1)
     written = [node["disk_bytes"]["written"] for node in found["nodes"]]
     two_pages_bytes = 2 * 3 * 17 * 1024
     assert len(written) == 4

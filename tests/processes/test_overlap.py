@@ -16,7 +16,7 @@ def test_updates_and_pulls_hide_behind_compute(tmp_path: Path) -> None:
     early) and the root's pull (12/13) cannot hide, nor can the pulls of step 0, whose order
     nobody knows (15/16)."""
     flags = ["--layers", str(LAYERS), "--width", "64", "--context", "16", "--batch", "2"]
-    done = compare(tmp_path, "--compute-ms", "50", "--steps", str(STEPS), *flags)
+    done = compare(tmp_path, "--workers", "1", "--compute-ms", "50", "--steps", str(STEPS), *flags)
     arm = done.arm()
     assert min(arm["step_seconds"]) >= 2 * (LAYERS + 1) * 0.050
     assert arm["overlap"]["pages_updated_before_last_push_ratio"] >= 0.5

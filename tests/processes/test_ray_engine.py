@@ -18,7 +18,7 @@ import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from tests.processes.commands import POLL_S, Command, Terminal, terminal
-from tests.processes.jobs import SMALL, text_file
+from tests.processes.jobs import SMALL, plain_digest, text_file
 
 STEPS = 6
 LONG_STEPS = 60
@@ -28,7 +28,7 @@ WAIT_S = 150.0
 cluster_utils: Any = pytest.importorskip(
     "ray.cluster_utils", reason="needs ray: pip install 'luwu-emulator[ray]'"
 )
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("on_the_cpu")]
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +71,8 @@ def digest(run: Path) -> str:
 
 
 def test_ray_gives_the_same_weights(shell: Terminal, cluster: str, tmp_path: Path) -> None:
-    """I1, I3, I8. Goal: one digest, by Ray or without, and though a worker is killed: all begin
-    again, and the lost step is replayed."""
-    plain = shell.start("run", "--run-dir", "plain", "--state", "plain-state", *job(tmp_path))
-    assert plain.wait(WAIT_S) == 0, plain.err
+    """I1, I3, I8. Goal: the weights of plain torch, though a worker is killed: all begin again,
+    and the lost step is replayed."""
     by_ray = start(
         shell, cluster, "--state", "ray-state", "--worker-restarts", "1",
         *job(tmp_path, "--compute-ms", "100"),
@@ -83,7 +81,7 @@ def test_ray_gives_the_same_weights(shell: Terminal, cluster: str, tmp_path: Pat
     assert by_ray.wait(WAIT_S) == 0, by_ray.err
     assert "all workers are started again, 0 left" in by_ray.err
     assert f"step={STEPS - 1} " in by_ray.err
-    assert digest(tmp_path / "run") == digest(tmp_path / "plain")
+    assert digest(tmp_path / "run") == plain_digest(STEPS)
 
 
 def kill_worker_after(command: Command, shell: Terminal, text: str) -> None:
@@ -117,6 +115,7 @@ def worker_process(rank: int) -> tuple[int, int]:
     raise AssertionError(f"there is no worker {rank}")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_named(shell: Terminal, cluster: str, tmp_path: Path) -> None:
     """I6. Goal: a worker that could not say why it ended is named by its rank and its log."""
     train = job(tmp_path, "--compute-ms", "200")
@@ -128,6 +127,7 @@ def test_a_killed_worker_is_named(shell: Terminal, cluster: str, tmp_path: Path)
     assert "run/logs/worker-1.log" in run.err
 
 
+@pytest.mark.slow
 def test_a_lost_host_is_replaced(shell: Terminal, tmp_path: Path) -> None:
     """I1. Goal: with restarts left and a CPU free, the workers begin again on the hosts that are
     left. Method: four hosts with a CPU each; that of a worker dies."""
@@ -157,6 +157,7 @@ def raylet_of(node: Any) -> int:
     return int(node.all_processes["raylet"][0].process.pid)
 
 
+@pytest.mark.slow
 def test_streams_stay_apart_and_a_stopped_run_goes_on(
     shell: Terminal, cluster: str, tmp_path: Path
 ) -> None:
@@ -196,6 +197,7 @@ luwu.finish()
 """
 
 
+@pytest.mark.slow
 def test_sigterm_ends_everything(shell: Terminal, cluster: str, tmp_path: Path) -> None:
     """I8. Goal: a scheduler's SIGTERM ends node, switch and workers on all hosts, and the state can
     be opened again at once."""
@@ -243,6 +245,7 @@ def test_ray_listens_off_loopback_only_if_asked(shell: Terminal, cluster: str) -
     assert "pass --insecure on a network you trust" in done.err
 
 
+@pytest.mark.slow
 def test_ray_that_is_too_small(shell: Terminal, cluster: str) -> None:
     """I6. Goal: more workers than CPUs is an error that says both numbers."""
     done = start(

@@ -149,7 +149,7 @@ def test_readme_quick_start(shell: Terminal) -> None:
         done = succeed(shell.start(*words_of(line), *(quick.smaller if is_job else [])))
         assert done.out + done.err, line
     (line,) = compare.lines
-    succeed(shell.start(*words_of(line), *compare.smaller, "--arms", "luwu"))
+    succeed(shell.start(*words_of(line), *compare.smaller, "--arms", "single"))
     reports = list((shell.directory / "luwu-runs").glob("*/report.html"))
     assert reports
     assert (shell.directory / "gpt-state" / "CONFIG").is_file()

@@ -163,6 +163,7 @@ def test_a_flush_that_fails_ends_the_run(shell: Terminal, error: str) -> None:
     assert int(first[1]) in (decided + 1, decided + 2)  # the last may be decided and not told
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_a_running_job(shell: Terminal) -> None:
     """I2, I3. Goal: made while steps go on, whole, and resumed from; its level is said in words."""
     running = shell.start(*FLAGS, "--verbose", "train.py", str(DRIVE_STEPS))

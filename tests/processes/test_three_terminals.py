@@ -1,7 +1,7 @@
 """Node, switch and workers started by three commands, over tcp, as on three hosts.
 
 Whatever the order, and however the others are found, the job ends by itself, nothing is left, and
-the weights are those of one plain `luwu run` (I3).
+the weights are those of plain torch in one process (I3).
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from luwu.checkpoint.source import RestingState
 from luwu.launch.processes.children import is_alive
 from luwu.testing.leftovers import until_empty
 from tests.processes.commands import POLL_S, Command, Terminal, terminal
-from tests.processes.jobs import SMALL, text_file
+from tests.processes.jobs import SMALL, plain_digest, text_file
 from tests.suites.free_port import free_port
 
 STEPS = 6
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture
@@ -41,17 +43,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     data = text_file(tmp_path_factory.mktemp("data"))
     sizes = ["--steps", str(STEPS), "--data", str(data), *SMALL]
     return ["-m", "workers.train", "--arm", "luwu", "--log-every", "1", *sizes]
-
-
-@pytest.fixture(scope="module")
-def plain_digest(tmp_path_factory: pytest.TempPathFactory, job: list[str]) -> str:
-    """Of the weights after a plain `luwu run`: everything on one host, over ipc."""
-    directory = tmp_path_factory.mktemp("plain")
-    with terminal(directory) as shell:
-        done = shell.run("run", "--run-dir", "run", *job)
-        assert done.process.returncode == 0, done.err
-        assert shell.leftovers() == []
-    return str(summary(directory / "run")["weights_digest"])
 
 
 def summary(run: Path) -> dict[str, Any]:
@@ -90,10 +81,10 @@ def assert_all_end(workers: Command, *others: Command) -> None:
         assert "the job is finished" in serving.err
 
 
-@pytest.mark.parametrize("order", ["node-first", "workers-first"])
-def test_three_terminals_with_one_directory(
-    shell: Terminal, job: list[str], plain_digest: str, order: str
-) -> None:
+@pytest.mark.parametrize(
+    "order", [pytest.param("node-first", marks=pytest.mark.slow), "workers-first"]
+)
+def test_three_terminals_with_one_directory(shell: Terminal, job: list[str], order: str) -> None:
     """Goal: with a directory all can see, the three start in any order: each waits, and says so."""
     shared = ["--run-dir", "up", "--connect-timeout", "80s"]
     commands = {
@@ -110,15 +101,13 @@ def test_three_terminals_with_one_directory(
             started[name].wait_for(waits[name])
     assert_all_end(started["workers"], started["switch"], started["node"])
 
-    assert summary(shell.directory / "up")["weights_digest"] == plain_digest
+    assert summary(shell.directory / "up")["weights_digest"] == plain_digest(STEPS)
     assert "node    tcp://127.0.0.1:" in started["node"].err
     assert "switch  tcp://127.0.0.1:" in started["switch"].err
     assert not list((shell.directory / "up").glob("connect*.json"))
 
 
-def test_three_terminals_that_share_no_directory(
-    shell: Terminal, job: list[str], plain_digest: str
-) -> None:
+def test_three_terminals_that_share_no_directory(shell: Terminal, job: list[str]) -> None:
     """Goal: hosts that share nothing are joined by the lines that were printed, word for word."""
     node = shell.start("up", "--role", "node", "--state", "state")
     node.wait_for(r"^join    luwu up --role switch --join /.*connect-node\.json$")
@@ -131,7 +120,7 @@ def test_three_terminals_that_share_no_directory(
     assert_all_end(workers, switch, node)
     found = (shell.directory / "luwu-runs").glob("*/results/node.json")
     (run,) = {path.resolve().parents[1] for path in found}
-    assert summary(run)["weights_digest"] == plain_digest
+    assert summary(run)["weights_digest"] == plain_digest(STEPS)
     assert summary(run)["steps"] == STEPS
 
 
@@ -143,7 +132,7 @@ def ports() -> Iterator[tuple[int, int]]:
 
 @pytest.mark.timeout(300)
 def test_three_terminals_started_again_by_an_engine(
-    shell: Terminal, job: list[str], plain_digest: str, ports: tuple[int, int]
+    shell: Terminal, job: list[str], ports: tuple[int, int]
 ) -> None:
     """I1, I2, I3. Goal: where an engine runs `luwu up` again, because it died with all it had
     started, the job goes on: --job, --chunk and a port make the same URL, which is known before.
@@ -168,10 +157,11 @@ def test_three_terminals_started_again_by_an_engine(
         kill_all(serving[role], shell.directory / role / f"processes-{role}.json")
         serving[role] = up(role)
     assert_all_end(workers, serving["switch"], serving["node"])
-    assert summary(shell.directory / "node")["weights_digest"] == plain_digest
+    assert summary(shell.directory / "node")["weights_digest"] == plain_digest(STEPS)
 
 
-def test_a_tree_in_terminals_of_its_own(shell: Terminal, job: list[str], plain_digest: str) -> None:
+@pytest.mark.slow
+def test_a_tree_in_terminals_of_its_own(shell: Terminal, job: list[str]) -> None:
     """Goal: the node, the root and a leaf are started one by one, each by the line that its parent
     printed; a leaf above all ranks adds as one switch does, over shared memory with its workers."""
     tree = shell.directory / "tree.toml"
@@ -186,13 +176,11 @@ def test_a_tree_in_terminals_of_its_own(shell: Terminal, job: list[str], plain_d
     assert_all_end(workers, leaf, top, node)
     found = (shell.directory / "luwu-runs").glob("*/results/node.json")
     (run,) = {path.resolve().parents[1] for path in found}
-    assert summary(run)["weights_digest"] == plain_digest
+    assert summary(run)["weights_digest"] == plain_digest(STEPS)
     assert not list((shell.directory / "luwu-runs").glob("*/connect*.json"))
 
 
-def test_nodes_in_terminals_of_their_own(
-    shell: Terminal, job: list[str], plain_digest: str
-) -> None:
+def test_nodes_in_terminals_of_their_own(shell: Terminal, job: list[str]) -> None:
     """I2, I3. Goal: two nodes are started one by one, each by the line that the one before printed,
     as on hosts of their own; what they export together is what one node makes."""
     start = ["up", "--role", "node", "--optimizer-nodes", "2", "--chunk", "16KiB"]
@@ -207,7 +195,7 @@ def test_nodes_in_terminals_of_their_own(
     assert {path.name for path in (shell.directory / "state").iterdir()} == {"node-0", "node-1"}
     with RestingState(shell.directory / "state") as source:
         exported = export_state(source, shell.directory / "exported", ExportOptions())
-    assert (exported.step, exported.weights_digest) == (STEPS, plain_digest)
+    assert (exported.step, exported.weights_digest) == (STEPS, plain_digest(STEPS))
 
 
 def test_three_terminals_stopped_by_hand(shell: Terminal) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.commands import Terminal, terminal, write_tiny
+from tests.processes.commands import Terminal, terminal
 from tests.processes.jobs import SMALL, text_file
 from tests.unit.test_timeline import assert_nested, rows_of
 
@@ -66,12 +66,3 @@ def test_a_run_leaves_a_timeline_of_every_process(shell: Terminal) -> None:
     rows = [line.split()[:3] for line in summary.out.splitlines()]
     assert ["worker", "1", "push"] in rows
     assert ["node", "update", str(2 * UNITS)] in rows
-
-
-def test_a_script_that_is_run_leaves_one_too(shell: Terminal) -> None:
-    """Goal: the key may stand in the environment, as any other."""
-    script = write_tiny(shell.directory / "tiny.py", steps=2)
-    done = shell.run("run", "--workers", "1", str(script), LUWU_TRACE="t.json")
-    assert done.process.returncode == 0, done.err
-    events = json.loads((shell.directory / "t.json").read_text())["traceEvents"]
-    assert {process for process, _ in rows_of(events)} == {"worker 0", "switch", "node"}

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import StepAborted
+from tests.processes.jobs import text_file
 from workers.arms import SingleArm
 from workers.data import Batches, load_corpus
 from workers.gpt import GPT, init_weights
@@ -41,7 +43,7 @@ def train(arm: str, folder: Path, *options: str) -> list[dict[str, Any]]:
     else:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORKERS)]
     command += ["-m", "workers.train", "--arm", arm, *JOB, *options]
-    command += ["--result", str(folder / f"{arm}.json")]
+    command += ["--data", str(text_file(folder)), "--result", str(folder / f"{arm}.json")]
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",  # the GPU suite has its own tests
@@ -74,7 +76,7 @@ def mean_loss(results: list[dict[str, Any]]) -> list[float]:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param((), id="plain"),
+        pytest.param((), id="plain", marks=pytest.mark.slow),
         pytest.param(
             ("--tied", "--dropout", "0.1", "--checkpointing", "nonreentrant"),
             id="tied-dropout-checkpointing",
@@ -105,18 +107,40 @@ def test_arms_compute_the_same(tmp_path: Path, options: tuple[str, ...]) -> None
         assert len(result["step_seconds"]) == STEPS
         assert result["peak_rss_bytes"] > result["private_bytes_max"] > 0
         assert result["compute_threads"] == 1
-        assert result["data_digest"] == load_corpus(None).digest
+        assert result["data_digest"] == load_corpus(text_file(tmp_path)).digest
 
 
-def test_offloaded_fsdp_computes_what_fsdp_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(WORKERS, marks=pytest.mark.slow)])
+def test_offloaded_fsdp_computes_what_fsdp_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
     """I4. Goal: where the shards lie changes no bit; without a GPU they lie there anyway, so this
     shows that the arm runs, clips and counts its state."""
     options = ("--max-grad-norm", "1.0")
-    fsdp, offload = (train(arm, tmp_path, *options) for arm in ("fsdp", "fsdp_offload"))
+    run = train if workers > 1 else here(monkeypatch)
+    fsdp, offload = (run(arm, tmp_path, *options) for arm in ("fsdp", "fsdp_offload"))
+    assert len(fsdp) == len(offload) == workers
     for name in ("loss", "grad_norm", "weights_digest", "worker_optimizer_bytes"):
         assert [each[name] for each in offload] == [each[name] for each in fsdp]
 
 
+def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """What `train` does, with one rank, in this process."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(arm: str, folder: Path, *options: str) -> list[dict[str, Any]]:
+        data, result = str(text_file(folder)), folder / f"{arm}.json"
+        line = ["--arm", arm, *JOB, *options, "--data", data, "--result", str(result)]
+        assert main(line) == 0
+        return [json.loads((folder / f"{arm}.rank0.json").read_text())]
+
+    return run
+
+
+@pytest.mark.slow
 def test_bfloat16_arms_agree_within_rounding(tmp_path: Path) -> None:
     """The arms round sums of bfloat16 gradients in different places: 8 bits of mantissa."""
     options = ("--dtype", "bfloat16", "--max-grad-norm", "1.0")
@@ -148,12 +172,8 @@ def test_digest_is_that_of_the_definition(tmp_path: Path) -> None:
 def test_fsdp_may_start_alone_and_single_may_not_start_in_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    assert main(["--arm", "fsdp", *JOB, "--result", str(tmp_path / "f.json")]) == 0
-    assert main(["--arm", "single", *JOB, "--result", str(tmp_path / "s.json")]) == 0
-    fsdp, single = (json.loads((tmp_path / f"{x}.rank0.json").read_text()) for x in "fs")
+    run = here(monkeypatch)
+    (fsdp,), (single,) = (run(arm, tmp_path) for arm in ("fsdp", "single"))
     assert fsdp["loss"] == single["loss"]
     assert fsdp["weights_digest"] == single["weights_digest"]
 
@@ -204,7 +224,7 @@ def test_lost_step_is_replayed_from_where_the_error_says(tmp_path: Path) -> None
                 raise StepAborted(STEPS - 1, "test")
 
     options = parse_options(["--arm", "single", *JOB, "--dropout", "0.1", "--log-every", "0"])
-    corpus = load_corpus(None)
+    corpus = load_corpus(text_file(tmp_path))
     runs = []
     for kind in (SingleArm, ForgetfulArm):
         arm = kind(options)

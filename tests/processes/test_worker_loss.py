@@ -26,7 +26,13 @@ def steps_of(events: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.faults(1)
 @pytest.mark.faults(4)
-@pytest.mark.parametrize("more", [(), ("--no-switch",)], ids=["switch", "no switch"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), id="switch"),
+        pytest.param(("--no-switch",), id="no switch", marks=pytest.mark.slow),
+    ],
+)
 def test_the_others_go_on(tmp_path: Path, more: tuple[str, ...]) -> None:
     """I1, I6, I8. Goal: rank 1 is killed, left out, and rank 2, which is killed too and started
     again, is let in again; the record of each step says who made it, and the run ends well."""

@@ -12,6 +12,7 @@ from switch_emu.switch.core.actions import SwitchLimits
 from tests.simulate.chaos import ROUGH, chaotic_job, start_chaos
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout
+from tests.simulate.seeds import seeds
 from tests.simulate.trees import TREES, every_tree
 from tests.simulate.world import Faults
 
@@ -36,7 +37,7 @@ def test_calm_network(spec: str, update: str) -> None:
     Cluster(0, with_spec(Job(make_layout(), update=update), spec), Faults()).run()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 @pytest.mark.parametrize("spec", SPECS)
 def test_everything_at_once(seed: int, spec: str) -> None:
     """I1, I2, I3. Goal: whatever is lost, repeated, restarted or given up, the weights are those
@@ -46,7 +47,7 @@ def test_everything_at_once(seed: int, spec: str) -> None:
     cluster.run()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, quick=2))
 @pytest.mark.parametrize("spec", SPECS)
 def test_no_slots_at_all(seed: int, spec: str) -> None:
     """I3. Goal: integers that meet at the node and not in a slot have the same sum."""
@@ -58,7 +59,7 @@ def test_no_slots_at_all(seed: int, spec: str) -> None:
     assert cluster.switch.core.raw_count > 0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, quick=2))
 @pytest.mark.parametrize("spec", SPECS)
 def test_ranks_push_in_different_orders(seed: int, spec: str) -> None:
     """I5. Goal: ranks that wait for each other's statements do not wait for ever, though what each
@@ -69,7 +70,7 @@ def test_ranks_push_in_different_orders(seed: int, spec: str) -> None:
     Cluster(seed, with_spec(job, spec), ROUGH).run()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, quick=2))
 @pytest.mark.parametrize("spec", SPECS)
 def test_protocol_slots(seed: int, spec: str) -> None:
     """I3. Goal: the fixed slots of a programmable switch hold encoded chunks, and the sums are the
@@ -81,7 +82,7 @@ def test_protocol_slots(seed: int, spec: str) -> None:
 
 
 @every_tree
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3, quick=1))
 @pytest.mark.parametrize("spec", SPECS)
 def test_everything_at_once_in_a_tree(seed: int, spec: str, tree: Tree) -> None:
     """I1, I2, I3. Goal: the reference adds in rank order whatever the tree, and so does every tree,

@@ -16,6 +16,7 @@ from switch_emu.switch.core.actions import SwitchLimits
 from tests.simulate.chaos import ROUGH, run_chaos
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout
+from tests.simulate.seeds import seeds
 from tests.simulate.world import Faults
 
 CALM = Faults()
@@ -27,14 +28,14 @@ def test_calm_network(update: str) -> None:
     Cluster(0, Job(make_layout(), update=update), CALM).run()
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(100))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 def test_rough_network(seed: int, update: str) -> None:
     """I1, I3. Goal: loss, repetition and reordering change nothing but the time it takes."""
     Cluster(seed, Job(make_layout(), world_size=2 + seed % 3, update=update), ROUGH).run()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 def test_nothing_is_repeated_on_a_whole_connection(seed: int, update: str) -> None:
     """I6. Goal: where nothing is lost or overtaken, no answer waits for a request said again,
@@ -49,7 +50,7 @@ def test_nothing_is_repeated_on_a_whole_connection(seed: int, update: str) -> No
     Cluster(seed, job, Faults(is_ordered=True)).run()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_a_switch_that_only_hands_on(seed: int) -> None:
     """I1, I3. Goal: without any sum or shared copy in the switch, as before a parameter server, the
     bits are the same. Method: a rough network, a switch and a node that are started again."""
@@ -65,7 +66,7 @@ def test_a_switch_that_only_hands_on(seed: int) -> None:
     assert cluster.switch.core.raw_count >= trained * job.world_size
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_no_slots_at_all(seed: int) -> None:
     """I1, I3. Goal: chunks that find no slot are summed at the node, with the same bits."""
     limits = SwitchLimits(slot_bytes_max=60_000 * (seed % 2), push_window_bytes=50_000)
@@ -75,14 +76,14 @@ def test_no_slots_at_all(seed: int) -> None:
     assert cluster.switch.core.raw_count > 0
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_no_copies_kept(seed: int) -> None:
     """I3. Goal: a switch that can keep no weights fetches them again, and counts it."""
     limits = SwitchLimits(copies_bytes_max=0, push_window_bytes=50_000)
     Cluster(seed, Job(make_layout(), switch_limits=limits), ROUGH).run()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_several_backwards(seed: int) -> None:
     """I1, I3. Goal: the parts of a step are added in order, each once."""
     limits = SwitchLimits(slot_bytes_max=200_000 * (seed % 2), push_window_bytes=50_000)
@@ -90,7 +91,7 @@ def test_several_backwards(seed: int) -> None:
     Cluster(seed, job, ROUGH).run()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 def test_not_finite(seed: int, update: str) -> None:
     """I2. Goal: a step with a gradient that is not finite is skipped as a whole, and said so."""
@@ -100,7 +101,7 @@ def test_not_finite(seed: int, update: str) -> None:
         assert [worker.decided[step].applied for step in range(4)] == [True, False, True, True]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_one_rank_leaves_a_step_out(seed: int, update: str, nodes: int) -> None:
@@ -114,7 +115,7 @@ def test_one_rank_leaves_a_step_out(seed: int, update: str, nodes: int) -> None:
         assert np.isfinite(worker.decided[1].grad_norm)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 def test_absent_gradients(seed: int, update: str) -> None:
     """I1, I3. Goal: a unit without a gradient on some ranks is updated by the others; on none, it
@@ -122,7 +123,7 @@ def test_absent_gradients(seed: int, update: str) -> None:
     Cluster(seed, Job(make_layout(), update=update, absent_unit=1), ROUGH).run()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_absent_parameters(seed: int, update: str, nodes: int) -> None:
@@ -136,7 +137,7 @@ def test_absent_parameters(seed: int, update: str, nodes: int) -> None:
     Cluster(seed, job, ROUGH).run()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 def test_cancelled_attempts(seed: int, update: str) -> None:
     """I1, I3. Goal: attempts given up at any time leave nothing behind and are replayed."""
@@ -147,7 +148,7 @@ def test_cancelled_attempts(seed: int, update: str) -> None:
     cluster.run()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 @pytest.mark.parametrize("role", ["switch", "node"])
 def test_restarts(seed: int, role: str) -> None:
     """I1, I2, I3. Goal: a switch or node killed at any time goes on from the last decided step."""
@@ -159,7 +160,7 @@ def test_restarts(seed: int, role: str) -> None:
     cluster.run()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_lost_connections(seed: int) -> None:
     """I1. Goal: a connection that is lost and comes back loses nothing and aborts nothing."""
     cluster = Cluster(seed, Job(make_layout(), update="streaming"), ROUGH)
@@ -173,7 +174,7 @@ def test_lost_connections(seed: int) -> None:
     assert all(worker.aborts_count == 0 for worker in cluster.workers)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_small_windows(seed: int) -> None:
     """I5. Goal: with room for one chunk at a time everything still arrives."""
     job = Job(
@@ -184,14 +185,14 @@ def test_small_windows(seed: int) -> None:
     Cluster(seed, job, ROUGH).run()
 
 
-@pytest.mark.parametrize("seed", range(140))
+@pytest.mark.parametrize("seed", seeds(140))
 def test_everything_at_once(seed: int) -> None:
     """I1, I2, I3. Goal: restarts, lost connections, cancels and a skipped step in one history.
     More of them: `python -m tests.simulate --seeds N --first S`."""
     run_chaos(seed)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5, quick=2))
 @pytest.mark.parametrize("node_count", [1, 2])
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 def test_a_skip_is_lost_with_the_connection(seed: int, node_count: int, update: str) -> None:

@@ -14,6 +14,7 @@ from switch_emu.switch.core.fixed_slots import FixedSlotPool
 from tests.simulate.chaos import ROUGH, run_chaos
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout
+from tests.simulate.seeds import seeds
 from tests.simulate.world import Faults
 
 WIDE = SwitchLimits()
@@ -44,7 +45,7 @@ def test_no_chunk_is_raw_where_nothing_is_lost(update: str, slot_count: int) -> 
 
 
 @pytest.mark.parametrize("slot_count", [1, 2, 5])
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(24))
 def test_everything_at_once_in_protocol_fidelity(seed: int, slot_count: int) -> None:
     """I1, I2, I3. Goal: restarts, lost connections, cancels, loss, repetition and reordering with
     pools far smaller than a step. More: `python -m tests.simulate --seeds N --slots S`."""
@@ -54,7 +55,7 @@ def test_everything_at_once_in_protocol_fidelity(seed: int, slot_count: int) -> 
 
 @pytest.mark.feature("the slots of a programmable switch")
 @pytest.mark.parametrize("slot_count", [1, 4])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, quick=2))
 def test_fidelities_end_with_one_digest(seed: int, slot_count: int) -> None:
     """I3. Goal: what was summed in slots, at the node, or partly here and there has one digest.
     Method: the same job on a rough network, functional and protocol; some of it went raw."""
@@ -70,7 +71,7 @@ def test_fidelities_end_with_one_digest(seed: int, slot_count: int) -> None:
     assert protocol.switch.core.raw_count > 0 or slot_count > 1
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_several_backwards_through_few_slots(seed: int) -> None:
     """I1, I3, S2. Goal: the parts of a step meet in no slot, though they share slots."""
     job = Job(
@@ -79,7 +80,7 @@ def test_several_backwards_through_few_slots(seed: int) -> None:
     Cluster(seed, job, ROUGH).run()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 def test_absent_gradients_take_slots_too(seed: int, update: str) -> None:
     """I1, I3. Goal: a chunk without gradient on some ranks, or all, goes through its slot."""

@@ -7,6 +7,7 @@ import pytest
 from tests.simulate.faults import Crash, GoBack
 from tests.simulate.history import Simulation, run_history
 from tests.simulate.plan import History, Options
+from tests.simulate.seeds import seeds
 
 AT_MS, FOR_MS = 120, 150
 
@@ -18,7 +19,7 @@ def run(seed: int, *faults: Crash, **options: object) -> Simulation:
     return run_history(History(seed, known, (back, *faults)))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 @pytest.mark.parametrize("node_count", [1, 2])
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_node_refuses_to_make_decided_steps_again(
@@ -37,7 +38,7 @@ def test_a_node_refuses_to_make_decided_steps_again(
     assert all("--on-lost-steps" in text for text in texts)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_a_switch_that_was_started_again_hears_it_of_its_workers(seed: int) -> None:
     """I2, O1. Goal: where nobody but the workers knows of the lost steps, each of them is refused,
     in words. Method: the switch is killed together with the node."""
@@ -48,7 +49,7 @@ def test_a_switch_that_was_started_again_hears_it_of_its_workers(seed: int) -> N
     assert all("was announced as decided" in str(text) for text in refused)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 @pytest.mark.parametrize("tree", [None, "three levels"])
 @pytest.mark.parametrize("kills_switch", [False, True])
 def test_lost_steps_are_made_again_if_the_operator_says_so(

@@ -25,16 +25,17 @@ from tests.simulate.faults import Noise
 from tests.simulate.history import run_history
 from tests.simulate.job import JOB, Job, make_layout
 from tests.simulate.plan import History, Options, make_history
+from tests.simulate.seeds import seeds
 from tests.simulate.world import Faults, Payload
 
-HUNDREDS = 2
+TENS = 20
 
 
-@pytest.mark.parametrize("seed", range(HUNDREDS))
-def test_a_hundred_histories_without_a_switch(seed: int) -> None:
+@pytest.mark.parametrize("seed", seeds(TENS, quick=4))
+def test_ten_histories_without_a_switch(seed: int) -> None:
     """O1 to O6. Goal: no plan of faults breaks what holds, and all jobs finish. A failure names its
     history: `python -m tests.simulate --no-switch --first S --seeds 1` replays it."""
-    for each in range(100 * seed, 100 * (seed + 1)):
+    for each in range(10 * seed, 10 * (seed + 1)):
         try:
             run_history(make_history(each, own_switch=True))
         except AssertionError as exc:

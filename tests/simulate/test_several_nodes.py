@@ -15,6 +15,7 @@ from switch_emu.switch.core.actions import SwitchLimits
 from tests.simulate.chaos import ROUGH
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout
+from tests.simulate.seeds import seeds
 from tests.simulate.world import Faults
 
 ORDERED = Faults(is_ordered=True)
@@ -33,7 +34,7 @@ def test_norm_and_weights_do_not_depend_on_the_number_of_nodes(update: str) -> N
     assert all(norm > 0 for norm in norms[0])
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 @pytest.mark.parametrize("update", UPDATES)
 def test_nothing_is_repeated_on_whole_connections(seed: int, update: str) -> None:
     """I6. Goal: where nothing is lost or overtaken, no answer waits for a request said again, also
@@ -47,7 +48,7 @@ def test_nothing_is_repeated_on_whole_connections(seed: int, update: str) -> Non
     Cluster(seed, job, ORDERED).run_to_the_end()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 @pytest.mark.parametrize("update", UPDATES)
 def test_rough_network(seed: int, update: str) -> None:
     """I1, I2, I3. Goal: loss, repetition and reordering, between nodes too, change no bit."""
@@ -55,7 +56,7 @@ def test_rough_network(seed: int, update: str) -> None:
     Cluster(seed, job, ROUGH).run()
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(16))
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_node_is_killed(seed: int, number: int) -> None:
     """I1, I2, I3. Goal: a node killed at any time, the first or another, rolls what it had prepared
@@ -68,7 +69,7 @@ def test_a_node_is_killed(seed: int, number: int) -> None:
     cluster.run()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_all_nodes_are_killed_at_once(seed: int) -> None:
     """I2. Goal: a power cut of all nodes leaves one decided version on all disks, or the next one
     prepared where it is not decided yet."""
@@ -81,7 +82,7 @@ def test_all_nodes_are_killed_at_once(seed: int) -> None:
     cluster.run()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 @pytest.mark.parametrize("update", UPDATES)
 def test_not_finite(seed: int, update: str) -> None:
     """I2. Goal: a gradient that is not finite on one node's chunk skips the step on all of them."""
@@ -92,7 +93,7 @@ def test_not_finite(seed: int, update: str) -> None:
         assert [worker.decided[step].applied for step in range(4)] == [True, False, True, True]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_lost_connections(seed: int) -> None:
     """I1. Goal: connections between switch and nodes, and between nodes, that come back lose
     nothing and abort nothing."""
@@ -105,7 +106,7 @@ def test_lost_connections(seed: int) -> None:
     assert all(worker.aborts_count == 0 for worker in cluster.workers)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_small_windows_and_no_slots(seed: int) -> None:
     """I5. Goal: with room for one chunk at a time, and chunks summed at their node, all arrives."""
     job = Job(

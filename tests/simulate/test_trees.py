@@ -18,6 +18,7 @@ from tests.simulate.chaos import ROUGH, run_chaos
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import SMALL_SWITCH, Job, make_layout, reference
 from tests.simulate.machines import Switch
+from tests.simulate.seeds import seeds
 from tests.simulate.trees import TREES, every_tree
 from tests.simulate.world import Faults
 
@@ -43,7 +44,7 @@ def test_references_of_trees_differ_in_bits_only() -> None:
 
 @every_tree
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, quick=2))
 def test_rough_network(seed: int, update: str, tree: Tree) -> None:
     """I1, I3. Goal: loss, repetition and reordering on every link of a tree change nothing."""
     Cluster(seed, job_in(tree, update=update, absent_unit=1 if seed % 2 else None), ROUGH).run()
@@ -79,7 +80,7 @@ def test_one_gradient_travels_up_each_link(tree: Tree) -> None:
 
 
 @every_tree
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, quick=2))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 def test_no_slots_in_some_switches(seed: int, update: str, tree: Tree) -> None:
     """I3, S5. Goal: chunks that find no slot are added at the node in the order of the tree.
@@ -100,7 +101,7 @@ def test_no_slots_in_some_switches(seed: int, update: str, tree: Tree) -> None:
 
 
 @every_tree
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, quick=2))
 def test_restarts_of_every_switch(seed: int, tree: Tree) -> None:
     """I1, I2, I3. Goal: any switch of a tree killed at any time costs a replay and no bit.
     Method: kill each of them once, at a random time of the first seconds."""
@@ -113,7 +114,7 @@ def test_restarts_of_every_switch(seed: int, tree: Tree) -> None:
 
 
 @every_tree
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, quick=2))
 def test_not_finite(seed: int, tree: Tree) -> None:
     """I2. Goal: a step that is not finite is skipped by every worker of a tree."""
     update = "streaming" if seed % 2 else "at_step"
@@ -124,13 +125,13 @@ def test_not_finite(seed: int, tree: Tree) -> None:
 
 
 @every_tree
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_everything_at_once(seed: int, tree: Tree) -> None:
     """I1, I2, I3. Goal: restarts, lost connections, cancels and a skipped step, in a tree."""
     run_chaos(seed, switches=tree)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3, quick=1))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 @pytest.mark.parametrize("who", ["switch-top", "switch-mid", "switch-a", "worker-0"])
 def test_a_skip_is_lost_with_a_connection_of_a_tree(seed: int, update: str, who: str) -> None:

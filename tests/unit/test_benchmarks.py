@@ -63,9 +63,13 @@ def run_smoke(
     ("arms", "flags"),
     [
         ("luwu-ipc", ()),
-        ("luwu-tcp", ("--dtype", "bfloat16", "--chunk", "64KiB")),
-        ("fsdp-gloo,ddp-gloo", ("--dtype", "bfloat16")),
-        ("hub-ipc,raw-zmq-pair-tcp,page-update,memory-floor", ()),
+        pytest.param(
+            "luwu-tcp", ("--dtype", "bfloat16", "--chunk", "64KiB"), marks=pytest.mark.slow
+        ),
+        pytest.param("fsdp-gloo,ddp-gloo", ("--dtype", "bfloat16"), marks=pytest.mark.slow),
+        pytest.param(
+            "hub-ipc,raw-zmq-pair-tcp,page-update,memory-floor", (), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_exchange_runs(tmp_path: Path, arms: str, flags: tuple[str, ...]) -> None:
@@ -81,6 +85,7 @@ def test_exchange_runs(tmp_path: Path, arms: str, flags: tuple[str, ...]) -> Non
             assert row["read_seconds_median"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["luwu budget 1/8", "luwu budget 1/2 step", "compute-only"])
 def test_step_runs(tmp_path: Path, arm: str) -> None:
     """Goal: whole training runs, out of core and without any exchange."""
@@ -147,6 +152,7 @@ def test_link_runs(tmp_path: Path) -> None:
     assert document["claims"]["off_is_same_object"] is True
 
 
+@pytest.mark.slow
 def test_dilation_runs(tmp_path: Path) -> None:
     """Goal: runs that are slowed down as a whole end with the weights of a plain run."""
     document = run_smoke(tmp_path, "dilation", label="emulated")
@@ -156,6 +162,7 @@ def test_dilation_runs(tmp_path: Path) -> None:
     assert set(document["claims"]) == set(document["claims_meaning"])
 
 
+@pytest.mark.slow
 def test_offload_activations_runs(tmp_path: Path) -> None:
     """Goal: all arms have the same losses; one of them puts the inputs of blocks on disk."""
     directory = tmp_path / "scratch"
@@ -218,6 +225,7 @@ def test_an_unknown_case_is_refused() -> None:
     assert "no case '2b'" in done.stderr
 
 
+@pytest.mark.slow
 def test_scale_runs(tmp_path: Path) -> None:
     """Goal: a second worker adds no byte at the node, since the switch sums and multicasts."""
     document = run_smoke(tmp_path, "scale")
@@ -325,6 +333,7 @@ def test_claims_take_the_worst_size() -> None:
     assert {"shm_over_fsdp", "shm_of_floor", "ipc_of_hub"} <= set(MEANINGS)
 
 
+@pytest.mark.slow
 def test_hosts_run(tmp_path: Path) -> None:
     """Goal: a run on shaped links beside its bound, and a picture of the table.
     Method: smoke sizes, LuWu alone; `test_hosts.py` runs every arm there."""
@@ -348,6 +357,7 @@ def test_hosts_run(tmp_path: Path) -> None:
     assert picture.read_text().count("<rect") == 1
 
 
+@pytest.mark.slow
 def test_faults_runs(tmp_path: Path) -> None:
     """I3. Goal: networks that lose, repeat and reorder end with the weights of one that does not.
     The program itself compares them."""

@@ -15,9 +15,9 @@ from luwu.chaos.outlook import Rules, outlooks
 from luwu.chaos.plan import Cast, Fault, Moment, Wish, draw
 from luwu.chaos.plan_file import read_plan, resolve
 from luwu.chaos.work import processes
-from luwu.commands.compare import write_resolved
 from luwu.commands.flags import parse, resolve_parsed
 from luwu.commands.main import main
+from luwu.commands.outcome import write_resolved
 from luwu.commands.run import VERB as RUN
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.progress import Progress

@@ -59,7 +59,7 @@ def squares_in_order(total: np.ndarray) -> list[float]:
 @pytest.mark.parametrize(
     "optimizer", EVERY, ids=["adam", "adamw", "lion", "momentum", "sgd", "none"]
 )
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_update_equals_torch(
     seed: int, optimizer: tuple[str, tuple[str, ...]], in_place: bool, special: bool,
     version: str, cache: Path,

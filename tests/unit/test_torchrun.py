@@ -1,4 +1,4 @@
-"""The command line of torchrun on one host and on several."""
+"""The command line of torchrun on a host of several, and what is made of its words."""
 
 from __future__ import annotations
 
@@ -17,20 +17,15 @@ def value_of(flag: str, command: list[str]) -> str:
     return command[command.index(flag) + 1]
 
 
-def test_one_host_meets_itself(tmp_path: Path) -> None:
-    command = torchrun_command(RunDirectory(tmp_path), 3, None, 1)
-    assert "--standalone" in command
-    assert value_of("--nproc-per-node", command) == "3"
-    assert value_of("--max-restarts", command) == "1"
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_host_knows_whether_it_is_the_place(tmp_path: Path, host: str) -> None:
     """Goal: the address that others are told is that of the way to the meeting, and the host that
     has the meeting's address listens there: torchrun itself goes by host names. (Of the other host,
     tests/processes/test_many_hosts.py.)"""
     meeting = Meeting(endpoint=f"{host}:29400", hosts=2, name="luwu-7")
-    command = torchrun_command(RunDirectory(tmp_path), 2, meeting, 0)
+    command = torchrun_command(RunDirectory(tmp_path), 3, meeting, 1)
+    assert value_of("--nproc-per-node", command) == "3"
+    assert value_of("--max-restarts", command) == "1"
     assert value_of("--rdzv-conf", command) == "is_host=True"
     assert value_of("--local-addr", command) in ("127.0.0.1", "::1")
     assert value_of("--nnodes", command) == "2"
