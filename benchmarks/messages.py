@@ -43,11 +43,11 @@ from luwu.commands.compare import demo_budget_bytes
 from luwu.estimate.job import gpt_layout, gpt_options
 from luwu.estimate.messages import message_uses
 from luwu.estimate.shape import ROOT, JobShape
+from luwu.launch.local_cluster import LocalCluster
 from luwu.launch.serving import Sizes, chosen_transport, decide_arena_bytes, decide_sizes
 from luwu.layout import Layout
 from luwu.nic.flat_push import push_flat
 from luwu.nic.shell import Nic
-from luwu.testing.local import LocalCluster
 from luwu.wire.description import Description
 from luwu.wire.link_counts import LinkCounts
 from luwu.wire.messages import MESSAGE_TYPES
@@ -184,7 +184,7 @@ class Trainer:
             )
         for push in pushes:
             nic.wait(push)
-        applied, _ = nic.commit(step, 1, self._hyper).settled()
+        applied, _ = nic.commit(step, 1, self._hyper).decision()
         if not applied:
             raise LuwuError(f"step {step} was skipped: a sum was not finite")
         self._step += 1

@@ -53,7 +53,9 @@ def start_node(
     count = config.optimizer_nodes
     state = state_directory(config, STATE_DIRECTORY)
     own_state = None if state is None else directory_of_node(state, number, count)
-    sizes = decide_sizes(replace(config, optimizer_nodes=1, transport="tcp"), own_state)
+    alone = replace(config, optimizer_nodes=1, transport="tcp")
+    # Whoever joins by a URL that was written by hand need not know of extents.
+    sizes = decide_sizes(alone, own_state, auto_extent=False)
     for line in sizes.lines:
         console.say(line)
     if state is not None and count > 1:
@@ -112,5 +114,6 @@ def _as_before(
             f"{following}, this is node {number}"
         )
     return replace(
-        config, workers=before.world_size, optimizer_nodes=count, chunk=before.chunk_bytes
-    )
+        config, workers=before.world_size, optimizer_nodes=count, chunk=before.chunk_bytes,
+        extent=before.extent_bytes,
+    )  # fmt: skip

@@ -88,10 +88,13 @@ NO_COMPILER: Final = (
 )
 
 
-def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
+def decide_sizes(
+    config: RunConfig, state: Path | None, *, auto_extent: bool = True
+) -> Sizes:  # fmt: skip
     """Memory budget and chunk: as asked, or half of the free memory and what fits it.
 
-    An existing state keeps the chunk it was made with. Raises ConfigError, StateError.
+    An existing state keeps the chunk it was made with. `auto_extent`: where none is asked for, it
+    follows from the budget; else it is one chunk. Raises ConfigError, StateError.
     """
     check_fidelity(config)
     check_nodes(config, state)
@@ -128,7 +131,7 @@ def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
         )
     if shutil.which("cc") is None:
         lines.append(f"no C compiler here: {NO_COMPILER}")
-    extent_chunks = _decide_extent(config, budget // count, chunk)
+    extent_chunks = _decide_extent(config, budget // count, chunk, auto=auto_extent)
     if extent_chunks > 1:
         lines.append(f"extent: {extent_chunks} chunks travel together (--extent)")
     return Sizes(
@@ -137,7 +140,9 @@ def decide_sizes(config: RunConfig, state: Path | None) -> Sizes:
     )  # fmt: skip
 
 
-def _decide_extent(config: RunConfig, budget_bytes: int, chunk_bytes: int) -> int:
+def _decide_extent(
+    config: RunConfig, budget_bytes: int, chunk_bytes: int, *, auto: bool
+) -> int:  # fmt: skip
     """Chunks that travel together. Raises ConfigError for an extent that cannot be."""
     why_one = ""
     if config.fidelity != "functional":
@@ -158,6 +163,8 @@ def _decide_extent(config: RunConfig, budget_bytes: int, chunk_bytes: int) -> in
         return 1
     if asked is not None:
         return asked // chunk_bytes
+    if not auto:
+        return 1
     levels = 1 if config.hosts is not None else 0
     if config.tree is not None:
         levels = depth(tree_of(config).groups)

@@ -289,7 +289,7 @@ def test_bad_input_used_state_without_resume(shell: Terminal, used_state: Path) 
     before = pages_digest(shell.directory / STATE)
     done = shell.run("up", "--workers", "1", "--state", STATE)
     refused(
-        shell, done, "holds the state of a job after 1 decided step; go on with it by --resume",
+        shell, done, "holds the state of a job after 1 decided step; continue it with --resume",
         "or name another directory with --state", leaves=(RUNS, STATE),
     )  # fmt: skip
     assert pages_digest(shell.directory / STATE) == before

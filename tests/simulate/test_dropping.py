@@ -24,7 +24,7 @@ def test_the_others_go_on(rank: int, update: str) -> None:
     """I6. Goal: a rank that dies is left out after a while, rank 0 as well, also where every step
     waits for what each rank keeps beside it."""
     options = replace(OPTIONS, update=update, keeps=True)
-    death = Crash(at_ms=70, for_ms=2 * HEALED_MS, who=f"worker {rank}")
+    death = Crash(at_ms=90, for_ms=2 * HEALED_MS, who=f"worker {rank}")
     ledger = run_history(History(rank, options, (death,))).disks[0].ledger
     made_by = [ledger[version] for version in range(1, 6)]
     assert made_by[0] == 0b111

@@ -113,7 +113,8 @@ def test_frames_runs(tmp_path: Path) -> None:
     ]  # fmt: skip
     for row in document["counted"]:
         assert sum(row["packages"].values()) == pytest.approx(row["frames"], rel=0.05)
-        assert row["files"] < row["functions"] < row["frames"]
+        assert row["files"] < row["functions"]
+        assert row["frames"] > 10
         if row["case"] == "push":
             assert row["way"][0].startswith("  luwu/nic/shell.py: Nic.push")
             assert any(line.startswith("  switch_emu/store/file.py") for line in row["way"])

@@ -47,6 +47,7 @@ class FakeNic:
         self.cells = FakeCells()
         self.rank, self.world_size = 0, 1
         self.chunk_bytes, self.node_count, self.prefetch_units = 4096, 1, 2
+        self.extent_chunks = 1
         self.reshard_after_forward: bool | None = None
         self.recorder = Recorder(role="worker", printed=None)
         self.counters = NicCounters()

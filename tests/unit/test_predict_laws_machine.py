@@ -51,11 +51,11 @@ def test_predict_laws_machine_no_step_is_shorter_than_its_work(job: MachineJob) 
 
 @pytest.mark.parametrize(("job", "step_s", "disk_s"), [
     (RAM, 0.27742196586666495, 0.0),
-    (DISK, 0.25331578026666385, 0.036805017600000094),
+    (DISK, 0.2504468703999969, 0.03638558720000008),
     (SHARED, 0.2570133557333314, 0.0),
     (
         replace(DISK, workers=3, resident=((True,), (True, False, True, False), (False,) * 4)),
-        0.3597691854222141, 0.02967470080000003,
+        0.35747146986665984, 0.02956984320000004,
     ),
 ], ids=["RAM", "disk", "shared", "some-resident"])  # fmt: skip
 def test_predict_laws_machine_single_chunks_are_predicted_as_before(

@@ -11,7 +11,6 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.catalogue import load
 from luwu.predict.hardware.hardware import Network
-from luwu.predict.model.collectives import all_to_all
 from luwu.predict.networks.direct_topologies import Dragonfly, Torus
 from luwu.predict.networks.rank_groups import (
     COLLECTIVES,
@@ -362,8 +361,6 @@ def test_predict_laws_torus_middle_binds_all_to_all() -> None:
         found = torus.connection(of(n), "all_to_all")
         if found.rate < RATE * sum(min(2, size - 1) for size in sizes):
             assert found.rate == pytest.approx(4 * found.bisection_rate / n)
-        passes = all_to_all(n, 1e12, found.path, found.bisection_rate)
-        assert passes >= 1e12 * n / (4 * found.bisection_rate) * (1 - 1e-9)
     rates = [
         Torus(sizes=(n,), network=NET).connection(of(n), "all_to_all").rate for n in (4, 8, 16, 32)
     ]
