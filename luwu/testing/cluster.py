@@ -227,7 +227,12 @@ class Cluster(Closing):
         ]
         for parent in {Path("/tmp"), Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")}:
             found += [str(path) for path in parent.glob(f"{PREFIX}{self.pid}-*")]
-        found += [str(path) for path in self.run_directory.path.rglob("*.partial")]
+        found += [  # os.walk passes over a directory that is removed meanwhile
+            str(Path(folder, name))
+            for folder, _, names in os.walk(self.run_directory.path)
+            for name in names
+            if name.endswith(".partial")
+        ]
         return found
 
     def wait_until_clean(self, limit_s: float = 5) -> list[str]:
