@@ -212,7 +212,7 @@ class Trainer:
 
 @dataclass(slots=True)
 class Measured:
-    """What some steps of an arm came to, each by itself."""
+    """Results of an arm, step by step."""
 
     counts: list[Counts] = field(default_factory=list)
     cpu: list[dict[str, float]] = field(default_factory=list)
@@ -240,12 +240,12 @@ class Measured:
 
     @property
     def kinds(self) -> list[str]:
-        """Of messages that there were."""
+        """Kinds of the messages that were counted."""
         return sorted({key[1] for counts in self.counts for key in counts})
 
     @property
     def cpu_s(self) -> list[float]:
-        """Of all threads that send and receive, by step."""
+        """CPU seconds of all threads that send and receive, by step."""
         return [sum(found.values()) for found in self.cpu]
 
 
@@ -366,7 +366,7 @@ def _check_conserved(counts: Counts) -> None:
             raise LuwuError(f"{what}: {sent} were sent in a step, and {received} received")
 
 
-# ---------------------------------------------------------------------- what is said of it
+# ---------------------------------------------------------------------- the report
 
 
 def _predicted(case: Case, arm: str) -> dict[str, int]:

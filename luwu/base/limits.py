@@ -70,7 +70,7 @@ QUEUED_MESSAGES_MAX: Final = 1024
 
 UNJOINED_MESSAGES_MAX: Final = 100_000
 """Messages of a connection that has not joined. A worker that finds its switch started again
-repeats all that is open, which is a push or pull for each chunk, and joins then."""
+repeats all that is open, which is a push or pull for each extent, and joins then."""
 
 MALFORMED_MESSAGES_MAX: Final = 3
 """Messages of one connection that cannot be read; it is heard no more after the last."""

@@ -25,12 +25,12 @@ from luwu.base.config import RunConfig, resolve
 from luwu.base.errors import ConfigError
 from luwu.compare.arm import run_arm
 from luwu.compare.comparison import job_step_seconds
-from luwu.estimate.job import gpt_job, gpt_options, node_plan
+from luwu.estimate.job import gpt_job, gpt_options
 from luwu.estimate.shape import JobShape, kept_in_ram
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
-from luwu.launch.serving import Sizes, decide_sizes, state_directory
+from luwu.launch.serving import Sizes, decide_sizes, node_plan, state_directory
 from luwu.measure.floors import core_count
 from luwu.measure.machine_floors import QUICK, MachineAsk, machine_floors
 from luwu.measure.machine_rehearsal import RehearsalFloors, rehearse

@@ -27,8 +27,7 @@ from luwu.launch.serving import (
     STATE_DIRECTORY,
     Sizes,
     decide_sizes,
-    node_in_arenas,
-    own_slots,
+    node_plan,
     serve,
     state_directory,
 )
@@ -162,7 +161,7 @@ def _run_by_ray(
 def _failure_written(
     run_directory: RunDirectory, config: RunConfig, parsed: Parsed, script: list[str]
 ) -> Iterator[None]:
-    """Write an early failure as the outcome of the run; at the end nobody can join any more."""
+    """Write the outcome of a run that fails early, and let nobody join it afterwards."""
     try:
         yield
     except LuwuError as cause:
@@ -200,17 +199,8 @@ def _plan(
     from luwu.estimate.text import disk_line
     from luwu.measure.disk_floors import disk_floors
     from luwu.measure.timing import QUICK
-    from switch_emu.node.plan import plan_node
 
-    plan = plan_node(
-        budget_bytes=sizes.memory_budget_bytes // config.optimizer_nodes,
-        chunk_bytes=sizes.chunk_bytes,
-        extent_chunks=sizes.extent_chunks,
-        world_size=config.workers,
-        has_switch=not config.no_switch,
-        slot_count=own_slots(config),
-        in_arenas=node_in_arenas(config),
-    )
+    plan = node_plan(config, sizes)
     for line in plan.lines():
         console.detail(line)
     if state is None:

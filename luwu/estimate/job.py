@@ -14,14 +14,14 @@ from luwu.launch.serving import (
     Sizes,
     chosen_transport,
     decide_arena_bytes,
-    node_in_arenas,
+    node_plan,
     own_slots,
 )
 from luwu.launch.supervisor import threads_per_worker
 from luwu.layout import Layout, Parameter, Unit
 from luwu.measure.floors import Floors, core_count, measure_floors
 from luwu.measure.timing import Samples
-from switch_emu.node.plan import NodePlan, plan_node
+from switch_emu.node.plan import NodePlan
 
 if TYPE_CHECKING:
     from workers.options import Options
@@ -50,19 +50,6 @@ def plan_gpt(
     if floors.device == "cpu":
         floors = replace(floors, compute_s=compute_seconds(config, job, samples))
     return Planned(job=job, plan=plan, floors=floors, estimate=estimate(job, plan, floors))
-
-
-def node_plan(config: RunConfig, sizes: Sizes) -> NodePlan:
-    """How the node divides its budget. Raises ConfigError, with the least that would do."""
-    return plan_node(
-        budget_bytes=sizes.memory_budget_bytes,
-        chunk_bytes=sizes.chunk_bytes,
-        extent_chunks=sizes.extent_chunks,
-        world_size=config.workers,
-        has_switch=not config.no_switch,
-        slot_count=own_slots(config),
-        in_arenas=node_in_arenas(config),
-    )
 
 
 def gpt_job(config: RunConfig, sizes: Sizes, *, is_in_ram: bool) -> JobShape:

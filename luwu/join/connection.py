@@ -281,7 +281,8 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     _in_limits(document, "job", 0, INT64_MAX, where)
     _in_limits(document, "world_size", 1, WORLD_SIZE_MAX, where)
     _in_limits(document, "chunk_bytes", 1, PAYLOAD_BYTES_MAX, where)
-    _in_limits(document, "extent_chunks", 1, PAYLOAD_BYTES_MAX, where)
+    most = PAYLOAD_BYTES_MAX // document["chunk_bytes"]  # of float32: a message carries an extent
+    _in_limits(document, "extent_chunks", 1, most, where)
     _in_limits(document, "prefetch_units", 0, 1 << 20, where)
     _in_limits(document, "arena_bytes", 0, INT64_MAX, where)
     _in_limits(document, "stripes", 1, STRIPES_MAX, where)

@@ -148,7 +148,8 @@ class Agent:
         return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, env=environ)
 
     def _meeting_environ(self, rank: int) -> dict[str, str]:
-        """What torchrun says beside ranks: by it processes of torch.distributed meet."""
+        """Variables that torchrun sets beside the ranks, by which processes of torch.distributed
+        find each other."""
         return {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._port),
@@ -182,7 +183,7 @@ class Agent:
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens at."""
+    """A free port of this host."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
     return port

@@ -44,8 +44,10 @@ from luwu.transport import check_arena
 from luwu.transport.arena_limits import memory_limit
 from switch_emu.node.plan import (
     EXTENT_AUTO_BYTES_MAX,
+    NodePlan,
     default_chunk_bytes,
     default_extent_chunks,
+    plan_node,
 )
 from switch_emu.switch.capacity import planned_slots, slot_memory
 
@@ -165,14 +167,33 @@ def _decide_extent(
         return asked // chunk_bytes
     if not auto:
         return 1
-    levels = 1 if config.hosts is not None else 0
-    if config.tree is not None:
-        levels = depth(tree_of(config).groups)
-    return default_extent_chunks(  # the node's plan has an array less for each level of a tree
-        budget_bytes - levels * chunk_bytes, chunk_bytes,
+    return default_extent_chunks(
+        budget_bytes - _level_bytes(config, chunk_bytes), chunk_bytes,
         chunk_for_links(config, EXTENT_AUTO_BYTES_MAX), world_size=config.workers,
         has_switch=not config.no_switch, in_arenas=node_in_arenas(config),
     )  # fmt: skip
+
+
+def _level_bytes(config: RunConfig, chunk_bytes: int) -> int:
+    """An array for each level of a tree, which `NodeSpec.plan` takes off the budget."""
+    levels = 1 if config.hosts is not None else 0
+    if config.tree is not None:
+        levels = depth(tree_of(config).groups)
+    return levels * chunk_bytes
+
+
+def node_plan(config: RunConfig, sizes: Sizes) -> NodePlan:
+    """How each node divides its budget. Raises ConfigError, with the least that would do."""
+    budget_bytes = sizes.memory_budget_bytes // config.optimizer_nodes
+    return plan_node(
+        budget_bytes=budget_bytes - _level_bytes(config, sizes.chunk_bytes),
+        chunk_bytes=sizes.chunk_bytes,
+        extent_chunks=sizes.extent_chunks,
+        world_size=config.workers,
+        has_switch=not config.no_switch,
+        slot_count=own_slots(config),
+        in_arenas=node_in_arenas(config),
+    )
 
 
 def node_in_arenas(config: RunConfig) -> bool:

@@ -52,13 +52,11 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """The part of a unit that is stored as one page."""
+class _Part:
+    """A part of a unit's flat vector, all of it trained or not, in one dtype on the wire."""
 
     index: int
     unit: int
-    start: int
-    """First element, counted from the unit's start."""
     elems: int
     """With padding: a multiple of 64."""
     trainable: bool
@@ -76,28 +74,21 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
+class Chunk(_Part):
+    """The part of a unit that is stored as one page."""
+
+    start: int
+    """First element, counted from the unit's start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent(_Part):
     """Chunks of one unit that travel in one message, meet in one slot and are updated together."""
 
-    index: int
-    unit: int
     chunks: range
     """Their indices: neighbours in the store of their node."""
     runs: tuple[tuple[int, int], ...]
     """(first element, elements) of the unit's flat vector; a single one where there is one node."""
-    elems: int
-    trainable: bool
-    wire_dtype: str
-
-    @property
-    def wire_bytes(self) -> int:
-        """Payload of its weights, or of one rank's gradient."""
-        return self.elems * DTYPE_BYTES[self.wire_dtype]
-
-    @property
-    def sum_bytes(self) -> int:
-        """Payload of the sum over ranks."""
-        return self.elems * SUM_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

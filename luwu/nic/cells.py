@@ -1,4 +1,4 @@
-"""Memory for gradients that are pushed: one cell per chunk, in memory of the transport.
+"""Memory for gradients that are pushed: one cell per extent, in memory of the transport.
 
 The training thread writes a cell and pushes it; it is reused when its bytes are no longer needed:
 

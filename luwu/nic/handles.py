@@ -24,7 +24,7 @@ class Handle:
         self.number = 0
         """The core's number of this handle."""
         self.incoming: IncomingWeights | None = None
-        """The chunks of a pull, until it is done."""
+        """The extents of a pull, until it is done."""
         self.shared: SharedWeights | None = None
         """The weights of a finished pull that are used in place."""
 

@@ -1,4 +1,4 @@
-"""What a push of each extent must look like, so that nothing is summed that cannot be. Pure.
+"""The form of a push of each extent; a push of another form is refused. Pure.
 
 A switch learns it from the job's description, as a node does. A push of another form is the fault
 of whoever made it: it is refused by name, before its bytes meet those of other ranks.

@@ -10,10 +10,12 @@ page are updated together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from luwu.base.errors import StateError
-from luwu.layout import Layout, segment_runs
+from luwu.layout import Layout, Segment, segment_runs
 from luwu.wire.hyper import StepHyper
 from switch_emu.node.kernels.interface import Run
 
@@ -24,10 +26,12 @@ def update_runs(
     """The runs of one update of a page.
 
     `counts`: int64 [segments], or [1] for all of them: their updates so far. `absent`: bitmap of
-    the segments without a gradient. Raises: StateError, see `check_counts`.
+    the segments without a gradient. Raises StateError if only some segments are updated and the
+    page has one count for all.
     """
     segments = tuple(layout.segments(chunk))
-    check_counts(layout, chunk, counts, absent)
+    if absent and counts.size < len(segments):
+        raise _one_count_error(layout, chunk, segments, absent)
     labels = [
         None
         if absent >> index & 1
@@ -48,18 +52,17 @@ def count_update(counts: np.ndarray, absent: int, into: np.ndarray) -> None:
     np.add(counts, present, out=into)
 
 
-def check_counts(layout: Layout, chunk: int, counts: np.ndarray, absent: int) -> None:
-    """Raise StateError if only some segments are updated and the page has one count for all."""
-    segments = tuple(layout.segments(chunk))
-    if absent and counts.size < len(segments):
-        names = [
-            layout.parameters[segment.parameter].name
-            for index, segment in enumerate(segments)
-            if absent >> index & 1
-        ]
-        raise StateError(
-            f"page of chunk {chunk}: {', '.join(names[:4])} had no gradient in this step, others "
-            "in the page had one, but this state was made by a version of LuWu that counts the "
-            "updates of a page as a whole. The step was discarded. Make a new state of it with "
-            "luwu export and luwu import, and continue with that"
-        )
+def _one_count_error(
+    layout: Layout, chunk: int, segments: Sequence[Segment], absent: int
+) -> StateError:  # fmt: skip
+    names = [
+        layout.parameters[segment.parameter].name
+        for index, segment in enumerate(segments)
+        if absent >> index & 1
+    ]
+    return StateError(
+        f"page of chunk {chunk}: {', '.join(names[:4])} had no gradient in this step, others "
+        "in the page had one, but this state was made by a version of LuWu that counts the "
+        "updates of a page as a whole. The step was discarded. Make a new state of it with "
+        "luwu export and luwu import, and continue with that"
+    )

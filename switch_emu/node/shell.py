@@ -72,7 +72,6 @@ class NodeShell(Shell):
         self.core = core
         self._storage = storage
         self._job, self._plan, self._node = job, plan, node or NodeNumber()
-        self._extent_chunks = plan.extent_chunks
         self._attachments: AttachmentFiles | None = None
         self.own_switch = own_switch
         self._combined = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
@@ -99,7 +98,7 @@ class NodeShell(Shell):
 
     def _open(self, store: PageStore) -> None:
         self.store = store
-        self.description = parse_description(store.config.description, self._extent_chunks)
+        self.description = parse_description(store.config.description, self._plan.extent_chunks)
         prepared = self._resolve_prepared(store)
         made = make_kernel(self.description.optimizer, self.description.state_fields, cache=None)
         self._places = self._storage.make_places(self.description, self.transport.reserve)
@@ -325,7 +324,7 @@ class NodeShell(Shell):
 
     def _open_new(self, encoded: bytes) -> None:
         try:
-            store = self._storage.make_store(parse_description(encoded, self._extent_chunks))
+            store = self._storage.make_store(parse_description(encoded, self._plan.extent_chunks))
         except StateError:
             raise  # the disk is at fault, not the description
         except LuwuError as exc:

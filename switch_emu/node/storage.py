@@ -136,7 +136,7 @@ class NodeStorage:
             spec.state,
             place_bytes=max(_held_bytes(aggregator, extent) for extent in owned),
             places_count=sum(extent.trainable for extent in owned),
-            buffers_count=self._plan.spill_bytes // (spec.chunk_bytes * spec.extent_chunks),
+            buffers_count=self._plan.spill_bytes // spec.extent_bytes,
         )
 
     def make_attachments(self, decided: DecidedStep | None) -> AttachmentFiles:

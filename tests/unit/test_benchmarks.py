@@ -114,7 +114,8 @@ def test_frames_runs(tmp_path: Path) -> None:
     for row in document["counted"]:
         assert sum(row["packages"].values()) == pytest.approx(row["frames"], rel=0.05)
         assert row["files"] < row["functions"]
-        assert row["frames"] > 10
+        # Frames are of one chunk more, functions of one extent: the other way with several chunks.
+        assert (row["functions"] < row["frames"]) == (row["extent_chunks"] == 1)
         if row["case"] == "push":
             assert row["way"][0].startswith("  luwu/nic/shell.py: Nic.push")
             assert any(line.startswith("  switch_emu/store/file.py") for line in row["way"])

@@ -115,6 +115,7 @@ def test_a_url_that_lacks_something_is_refused(url: str, said: str) -> None:
         ({"grace_s": 0}, "above 0"),
         ({"aggregate": 7}, "aggregate is 7, no aggregator's name"),
         ({"stripes": 9}, "stripes is 9, not a whole number 1 to 8"),
+        ({"extent_chunks": 1 << 20}, "extent_chunks is 1048576, not a whole number 1 to "),
     ],
 )
 def test_a_file_that_is_not_ours_is_refused(

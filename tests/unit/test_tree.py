@@ -18,9 +18,10 @@ from luwu.base.tree import (
     read_tree,
 )
 from luwu.join.connection import Connection, Leaf, parse_url, read_connection, write_connection
-from luwu.launch.serving import tree_of
+from luwu.launch.serving import decide_sizes, node_plan, tree_of
 from luwu.protocol.contribution import Contribution
 from luwu.protocol.sum_order import Group, depth, nested, tree_weight
+from switch_emu.node.spec import NodeSpec
 
 GOOD = """
 [host-b]
@@ -199,3 +200,25 @@ def test_bad_network_leaves_that_are_none(tmp_path: Path, leaves: list[object]) 
     path.write_text(json.dumps({**json.loads(path.read_text()), "leaves": leaves}))
     with pytest.raises(ConfigError, match=r"is no leaf|is no rank"):
         read_connection(path)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("has_tree", [False, True])
+def test_the_plan_before_a_run_is_that_of_its_nodes(
+    tmp_path: Path, has_tree: bool, nodes: int
+) -> None:
+    """I5. Goal: what `luwu run` and `luwu estimate` print is what a node does, in a tree too."""
+    file = tmp_path / "tree.toml"
+    file.write_text(GOOD)
+    config = RunConfig(
+        workers=4, tree=file if has_tree else None, optimizer_nodes=nodes, transport="tcp",
+        memory_budget=nodes * 2 * 2**20, chunk=2**15,
+    )  # fmt: skip
+    sizes = decide_sizes(config, None)
+    assert sizes.extent_chunks > 1
+    spec = NodeSpec(
+        job=1, world_size=4, listen="", summary=tmp_path, chunk_bytes=sizes.chunk_bytes,
+        extent_chunks=sizes.extent_chunks, memory_budget_bytes=config.memory_budget // nodes,
+        groups=tree_of(config).groups if has_tree else (),
+    )  # fmt: skip
+    assert node_plan(config, sizes) == spec.plan()

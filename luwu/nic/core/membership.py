@@ -41,7 +41,8 @@ class Membership:
         self._out, self._uplink = outbox, uplink
         self._contributors, self._world_size = 1 << outbox.rank, world_size
         self._hello: tuple[bytes, str, int] | None = None
-        """The job's description and its hash, once the worker wants to join."""
+        """The job's description, its hash and the chunks of an extent, once the worker wants to
+        join."""
         self.has_joined = False
         self._missing = 0
         """Ranks that have not joined, as the parent reported last."""

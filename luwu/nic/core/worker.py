@@ -102,7 +102,8 @@ class NicCore:
         self, now_ns: int, description: bytes, description_hash: str,
         aggregator: Aggregator | None = None, extent_chunks: int = 1,
     ) -> list[Action]:  # fmt: skip
-        """Become a member with this job description; the aggregator is the one it names."""
+        """Become a member with this job description; the aggregator is the one it names, and
+        `extent_chunks` the chunks that this worker sends together at most."""
         self.out.now_ns = now_ns
         if aggregator is not None:
             self.encodings.aggregator = aggregator

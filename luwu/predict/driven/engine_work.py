@@ -72,7 +72,7 @@ class _Page(NamedTuple):
     elems: int
     """Parameters that it stands for."""
     share: float
-    """Of what came for its extent."""
+    """Share of the extent's payload that belongs to the page."""
 
     def about(self, step: int) -> Fields:
         return (("step", step), ("chunk", self.chunk))

@@ -255,8 +255,9 @@ class SwitchCore:
             return self._form.fault(m, payload_bytes, has_payload=payload is not None)
         if isinstance(m, wire.Pull | wire.Propose):
             count = 0 if self._form is None else self._form.extents_count
-            if m.chunk + (m.count if isinstance(m, wire.Pull) else 1) > count:
-                return f"it sent {type(m).__name__} of extent {m.chunk}; there are {count}"
+            last = m.chunk + (m.count - 1 if isinstance(m, wire.Pull) else 0)
+            if last >= count:
+                return f"it sent {type(m).__name__} of extent {last}; there are {count}"
         return ""
 
     def _from_parent(self, m: wire.Message, payload: Any, payload_bytes: int) -> None:
