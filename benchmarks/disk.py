@@ -9,7 +9,8 @@ Left out: the network, pulls, spilled sums. Gradients lie in memory.
 
 Both arms work in a temporary directory; TMPDIR or --dir says on which disk. No page is resident:
 each is read and written every step. The budget is 128 chunks, as with the default chunk and
-128 MiB; the pages in flight follow from it by the node's plan.
+128 MiB; threads, the chunks that travel together, and the pages that one request reads follow from
+it by the node's plan. `raw` reads and writes page by page.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def run_case(case: Case, directory: Path, *, steps: int, repeats: int) -> list[R
             harness.row(
                 case.name, name, found, nbytes=2 * pipeline.config.state_bytes, dtype="float32",
                 params=case.params, chunk_bytes=case.chunk_bytes, durability=case.durability,
-                pages_in_flight=in_flight, pipeline_bytes=case.plan.pipeline_bytes,
+                pages_in_flight=in_flight, pages_together=case.plan.pages_together,
+                extent_chunks=case.plan.extent_chunks, pipeline_bytes=case.plan.pipeline_bytes,
                 direct_io=pipeline.direct_io,
             )
             for name, found in seconds.items()

@@ -15,7 +15,7 @@ from luwu.base.digest import WeightsDigest
 from luwu.base.errors import StateError
 from luwu.base.events import Recorder
 from luwu.base.quantities import format_bytes
-from luwu.layout import Layout, Parameter, Unit
+from luwu.layout import Extent, Layout, Parameter, Unit
 from luwu.protocol.contribution import Contribution
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
@@ -23,8 +23,13 @@ from switch_emu.node.core.actions import Decide, Prepare, Update
 from switch_emu.node.kernels import Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.pages import WEIGHT, field_view, store_config, weights_digest
-from switch_emu.node.pipeline import Pipeline, Stored
-from switch_emu.node.plan import NodePlan, plan_node
+from switch_emu.node.pipeline import Pipeline, Stored, threads_of
+from switch_emu.node.plan import (
+    EXTENT_AUTO_BYTES_MAX,
+    NodePlan,
+    default_extent_chunks,
+    plan_node,
+)
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, Durability, FilePageStore, TieredPageStore, aligned_buffer
 from switch_emu.store.attachments import AttachmentFiles
@@ -64,15 +69,21 @@ class Case:
             parameters=tuple(Parameter(name=name, shape=(elems,)) for name in names),
             units=tuple(Unit(name=name, parameters=(n,)) for n, name in enumerate(names)),
             chunk_bytes=self.chunk_bytes,
+            extent_chunks=self.plan.extent_chunks,
         )
         return Description(layout=layout, optimizer="adamw", update="streaming", state_fields=STATE)
 
     @property
     def plan(self) -> NodePlan:
-        """What a node would do with this chunk."""
+        """What a node would do with this chunk, beside workers on its host."""
+        budget_bytes = BUDGET_CHUNKS * self.chunk_bytes
+        extent_chunks = default_extent_chunks(
+            budget_bytes, self.chunk_bytes, EXTENT_AUTO_BYTES_MAX, world_size=2, has_switch=True,
+            in_arenas=True,
+        )  # fmt: skip
         found = plan_node(
-            budget_bytes=BUDGET_CHUNKS * self.chunk_bytes, chunk_bytes=self.chunk_bytes,
-            world_size=2, has_switch=True,
+            budget_bytes=budget_bytes, chunk_bytes=self.chunk_bytes, world_size=2, has_switch=True,
+            extent_chunks=extent_chunks, in_arenas=True,
         )  # fmt: skip
         return (
             found
@@ -87,16 +98,16 @@ def initial(page: int, elems: int) -> Any:
 
 
 class Gradients:
-    """A gradient for every page, other ones each: windows into one array."""
+    """A gradient for every extent, other ones each: windows into one array."""
 
     def __init__(self, elems_max: int) -> None:
         self._values = np.random.default_rng(7).standard_normal(2 * elems_max, dtype=np.float32)
         self._span = elems_max
 
-    def of(self, page: int, elems: int) -> Any:
-        """float32 [elems]; read-only use."""
-        start = page * 64 % self._span
-        return self._values[start : start + elems]
+    def of(self, extent: Extent) -> Any:
+        """float32 [elems of the extent]; read-only use."""
+        start = extent.index * 64 % self._span
+        return self._values[start : start + extent.elems]
 
 
 class PipelineArm(Closing):
@@ -108,7 +119,7 @@ class PipelineArm(Closing):
     def __init__(self, directory: Path, case: Case) -> None:
         self._description = case.description
         self._layout = self._description.layout
-        self._gradients = Gradients(case.chunk_bytes // 4)
+        self._gradients = Gradients(max(extent.elems for extent in self._layout.extents))
         self._kernel = make_kernel("adamw", STATE, cache=None).kernel
         self._hyper = encode_hyper(HYPER)
         self.config = store_config(self._description)
@@ -127,7 +138,7 @@ class PipelineArm(Closing):
         self._pipeline = Pipeline(
             core, stored, self._description, job=1, kernel=self._kernel,
             aggregator=make_aggregator(FLOAT32, 1),
-            updates_count=case.plan.updates_count, reads_count=case.plan.reads_count,
+            threads=threads_of(case.plan),
             recorder=Recorder(role="node", printed=None), wake=lambda: self._wake.put(None),
         )  # fmt: skip
         self._under_way_max = case.plan.updates_max
@@ -146,17 +157,17 @@ class PipelineArm(Closing):
         self._store.decide(0, 0)
 
     def run(self, steps: int) -> None:
-        """Update every page, prepare and decide; `steps` times."""
+        """Update every extent, prepare and decide; `steps` times."""
         for _ in range(steps):
-            pages = iter(range(self.config.page_count))
+            extents = iter(self._layout.extents)
             self._under_way = 0
             while True:
                 while self._under_way < self._under_way_max:
-                    page = next(pages, None)
-                    if page is None:
+                    extent = next(extents, None)
+                    if extent is None:
                         break
                     self._under_way += 1
-                    self._pipeline.start(self._update(page))
+                    self._pipeline.start(self._update(extent))
                 if not self._under_way:
                     break
                 self._answer()
@@ -185,7 +196,7 @@ class PipelineArm(Closing):
         return []
 
     def written(self, update: Any) -> list[Any]:
-        """The core's answer: the next page may start."""
+        """The core's answer: the next extent may start."""
         self._under_way -= 1
         return []
 
@@ -204,11 +215,11 @@ class PipelineArm(Closing):
         for finished in self._pipeline.take_finished():
             finished()
 
-    def _update(self, page: int) -> Update:
-        grad = self._gradients.of(page, self._layout.chunks[page].elems)
+    def _update(self, extent: Extent) -> Update:
+        grad = self._gradients.of(extent)
         payload = Payload(memoryview(grad.view(np.uint8)))
         return Update(
-            chunk=page, step=self._step, attempt=0, divisor=2.0, grad_norm=None,
+            chunk=extent.index, step=self._step, attempt=0, divisor=2.0, grad_norm=None,
             hyper=self._hyper, publish=False,
             contributions=(Contribution(3, 2.0, True, "float32", payload, payload.nbytes),),
             absent=0,
@@ -219,16 +230,20 @@ class PipelineArm(Closing):
         for unit, parameter in enumerate(self._layout.parameters):
             digest.begin(parameter.name, parameter.dtype, parameter.shape)
             missing = parameter.elems
-            for page in self._layout.unit_chunks[unit]:
-                weights = self._updated_alone(page)
-                digest.add(weights[: min(missing, weights.size)])
-                missing -= weights.size
+            for index in self._layout.unit_extents[unit]:
+                extent, first = self._layout.extents[index], 0
+                for page in extent.chunks:
+                    stop = first + self._layout.chunks[page].elems
+                    weights = self._updated_alone(page, self._gradients.of(extent)[first:stop])
+                    digest.add(weights[: min(missing, weights.size)])
+                    missing, first = missing - weights.size, stop
         return digest.hexdigest()
 
-    def _updated_alone(self, page: int) -> Any:
-        elems = self._layout.chunks[page].elems
+    def _updated_alone(self, page: int, values: Any) -> Any:
+        """Weights of a page after all steps, each with the same gradient."""
+        elems = values.size
         arrays = (initial(page, elems), *(np.zeros(elems, np.float32) for _ in STATE))
-        grad = memoryview(self._gradients.of(page, elems).view(np.uint8))
+        grad = memoryview(values.view(np.uint8))
         for count in range(self._step):
             self._kernel.update(UpdateCall(
                 contributions=[(grad, "float32")], weights=arrays[0], state=arrays[1:],

@@ -168,31 +168,30 @@ def _decide_extent(
     if not auto:
         return 1
     return default_extent_chunks(
-        budget_bytes - _level_bytes(config, chunk_bytes), chunk_bytes,
-        chunk_for_links(config, EXTENT_AUTO_BYTES_MAX), world_size=config.workers,
-        has_switch=not config.no_switch, in_arenas=node_in_arenas(config),
+        budget_bytes, chunk_bytes, chunk_for_links(config, EXTENT_AUTO_BYTES_MAX),
+        world_size=config.workers, has_switch=not config.no_switch,
+        in_arenas=node_in_arenas(config), levels=_levels(config),
     )  # fmt: skip
 
 
-def _level_bytes(config: RunConfig, chunk_bytes: int) -> int:
-    """An array for each level of a tree, which `NodeSpec.plan` takes off the budget."""
-    levels = 1 if config.hosts is not None else 0
+def _levels(config: RunConfig) -> int:
+    """Levels of the tree of switches, whose sums the node makes again."""
     if config.tree is not None:
-        levels = depth(tree_of(config).groups)
-    return levels * chunk_bytes
+        return depth(tree_of(config).groups)
+    return 1 if config.hosts is not None else 0
 
 
 def node_plan(config: RunConfig, sizes: Sizes) -> NodePlan:
     """How each node divides its budget. Raises ConfigError, with the least that would do."""
-    budget_bytes = sizes.memory_budget_bytes // config.optimizer_nodes
     return plan_node(
-        budget_bytes=budget_bytes - _level_bytes(config, sizes.chunk_bytes),
+        budget_bytes=sizes.memory_budget_bytes // config.optimizer_nodes,
         chunk_bytes=sizes.chunk_bytes,
         extent_chunks=sizes.extent_chunks,
         world_size=config.workers,
         has_switch=not config.no_switch,
         slot_count=own_slots(config),
         in_arenas=node_in_arenas(config),
+        levels=_levels(config),
     )
 
 

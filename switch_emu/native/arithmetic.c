@@ -1,9 +1,12 @@
 /* Sums and the page update in one pass; compiled at start with the machine's own compiler.
 
-   A page is worked through in cells of 64 elements, which stay in the first-level cache or in
+   Pages are worked through in cells of 64 elements, which stay in the first-level cache or in
    registers from the sum to the cast: sum the contributions (from left to right, in float32), add
    their squares (float64), divide, clip, update, cast, store. The reads of later cells are on their
    way meanwhile, so memory and arithmetic overlap.
+
+   A call updates pages of one size that are neighbours. Elements are counted from the start of the
+   first: contributions and the wire have no gaps, weights and state have one behind each page.
 
    The arithmetic is that of torch's fused CPU kernels for vectors, rounding by rounding: FMA()
    stands exactly where torch's build has a fused multiply-add, and nowhere else (build with
@@ -66,7 +69,8 @@ typedef struct {
 } run_t;
 
 typedef struct {
-    int64_t elems;
+    int64_t elems, page_elems; /* of all pages, of one */
+    int64_t stride, stride_out; /* floats from a page's weights or state to the next one's */
     int32_t optimizer, contributions_count;
     const void *const *contributions;
     const int32_t *dtypes;
@@ -435,11 +439,11 @@ INLINE const any_float *measured_cell(const update_t *call, const plan_t *plan, 
     return total;
 }
 
-/* Elements of one run: one optimizer, known flags. */
+/* Elements start..stop of one run and one page: one optimizer, known flags. */
 INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *run, double *lanes,
-                         int kind, int flags, int by_inverse) {
+                         int64_t start, int64_t stop, int kind, int flags, int by_inverse) {
     ALIGNED float out0[CELL], out1[CELL], out2[CELL], sum[CELL], old[CELL];
-    for (int64_t at = run->start; at < run->stop; at += CELL) {
+    for (int64_t at = start; at < stop; at += CELL) {
         float *w = plan->past_cache ? out0 : call->weights_out + at;
         float *a = plan->past_cache ? out1 : call->state0_out + at;
         float *b = plan->past_cache ? out2 : call->state1_out + at;
@@ -485,9 +489,10 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
 }
 
 #define UPDATE(kind, flags, by_inverse)                                                            \
-    update_cells(call, plan, run, lanes, kind, flags, by_inverse)
+    update_cells(call, plan, run, lanes, start, stop, kind, flags, by_inverse)
 
-static void update_adam(const update_t *call, const plan_t *plan, const run_t *run, double *lanes) {
+static void update_adam(const update_t *call, const plan_t *plan, const run_t *run, double *lanes,
+                        int64_t start, int64_t stop) {
     int is_usual = run->correction >= 0x1p-20f && run->correction <= 1.0f;
 #if !(defined(__FMA__) || defined(__ARM_FEATURE_FMA))
     is_usual = 0;
@@ -498,12 +503,14 @@ static void update_adam(const update_t *call, const plan_t *plan, const run_t *r
     else UPDATE(ADAM, run->flags, 0);
 }
 
-static void update_sgd(const update_t *call, const plan_t *plan, const run_t *run, double *lanes) {
+static void update_sgd(const update_t *call, const plan_t *plan, const run_t *run, double *lanes,
+                       int64_t start, int64_t stop) {
     if (call->optimizer == SGD) UPDATE(SGD, run->flags, 0);
     else UPDATE(SGD_MOMENTUM, run->flags, 0);
 }
 
-static void update_lion(const update_t *call, const plan_t *plan, const run_t *run, double *lanes) {
+static void update_lion(const update_t *call, const plan_t *plan, const run_t *run, double *lanes,
+                        int64_t start, int64_t stop) {
     UPDATE(LION, run->flags, 0);
 }
 
@@ -536,7 +543,27 @@ static void copy_cells(const update_t *call, const plan_t *plan, double *lanes, 
     }
 }
 
-/* Runs lie in order, without gaps, and all borders are multiples of 64. */
+/* A page whose first element is `start`. Runs lie in order, without gaps, and all borders are
+   multiples of 64; the first run is the one that `start` is in. Returns the next page's first. */
+static const run_t *update_page(const update_t *call, const plan_t *plan, double *lanes,
+                                const run_t *run, int64_t start) {
+    int64_t end = start + call->page_elems;
+    if (call->optimizer == NONE) {
+        copy_cells(call, plan, lanes, start, end);
+        return run;
+    }
+    while (start < end) {
+        int64_t stop = run->stop < end ? run->stop : end;
+        if (run->flags & UNCHANGED) copy_cells(call, plan, lanes, start, stop);
+        else if (call->optimizer == ADAM) update_adam(call, plan, run, lanes, start, stop);
+        else if (call->optimizer == LION) update_lion(call, plan, run, lanes, start, stop);
+        else update_sgd(call, plan, run, lanes, start, stop);
+        run += run->stop == stop;
+        start = stop;
+    }
+    return run;
+}
+
 void luwu_update(const update_t *call) {
     ALIGNED double lanes[LANES];
     piece_t piece;
@@ -550,19 +577,22 @@ void luwu_update(const update_t *call) {
     }
     plan.is_direct = call->contributions_count == 1 && call->dtypes[0] == FLOAT32;
     plan.past_cache = !call->in_place && is_aligned(call->weights_out) &&
-                      is_aligned(call->state0_out) && is_aligned(call->state1_out);
+                      is_aligned(call->state0_out) && is_aligned(call->state1_out) &&
+                      call->stride_out % 16 == 0;
     plan.wire_past_cache = call->wire_dtype != NO_WIRE && is_aligned(call->wire);
     piece.index = 0;
     plan.piece = call->pieces ? &piece : 0;
-    if (call->optimizer == NONE) copy_cells(call, &plan, lanes, 0, call->elems);
-    else
-        for (int64_t at = 0, index = 0; at < call->elems; at = call->runs[index++].stop) {
-            const run_t *run = call->runs + index;
-            if (run->flags & UNCHANGED) copy_cells(call, &plan, lanes, run->start, run->stop);
-            else if (call->optimizer == ADAM) update_adam(call, &plan, run, lanes);
-            else if (call->optimizer == LION) update_lion(call, &plan, run, lanes);
-            else update_sgd(call, &plan, run, lanes);
-        }
+    update_t page = *call;
+    const run_t *run = call->runs;
+    int arrays = state_arrays(call->optimizer);
+    int64_t gap = call->stride - call->page_elems, gap_out = call->stride_out - call->page_elems;
+    for (int64_t start = 0; start < call->elems; start += call->page_elems) {
+        run = update_page(&page, &plan, lanes, run, start);
+        page.weights += gap; /* so that elements are counted on */
+        page.weights_out += gap_out;
+        if (arrays > 0) page.state0 += gap, page.state0_out += gap_out;
+        if (arrays > 1) page.state1 += gap, page.state1_out += gap_out;
+    }
     finish_stores();
 }
 

@@ -9,15 +9,13 @@ plan.py         the memory plan: the uses of `--memory-budget`
 pipeline.py     threads that read, update, write and publish pages
 kernels/        the arithmetic of an update
 update.py       the factor of gradient clipping
-runs.py         the parts of a page that an update changes
+extent_pages.py the pages of an extent, in groups that are worked on at once
+runs.py         the parts of pages that an update changes, and their counts of updates
 scratch.py      working memory of a pipeline thread
 statistics.py   norms per parameter, made during updates
 block_norms.py  norms other than the 2-norm
 outgoing.py     memory for new weights that are sent
-extent_pages.py the pages of an extent
 places.py       weights at fixed places in shared memory
-extent_pages.py the pages of an extent, and which part of it is theirs
 pages.py        the store's configuration and views of a record
-extent_pages.py  the pages of an extent, and their parts of what travels
 readers.py      versions held for readers, and the thread that reads them
 """

@@ -1,32 +1,49 @@
-"""The pages of an extent, and which part of what travels belongs to each."""
+"""The pages of an extent, and which part of what travels belongs to each.
+
+Neighbouring pages whose records have one size form a *group*: they are read, updated and written at
+once, as many as a thread has memory for.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from luwu.layout import DTYPE_BYTES, Layout
+from luwu.layout import DTYPE_BYTES, Layout, Segment
 
 
 @dataclass(frozen=True, slots=True)
-class ExtentPage:
-    """One page of an extent."""
+class PageGroup:
+    """Neighbouring pages of an extent, of one size; often a single one."""
 
-    chunk: int
+    chunks: tuple[int, ...]
     number: int
-    """Of the page, in the store of its node."""
+    """Of the first page, in the store of its node; the others follow."""
     start: int
     """First element, counted from the extent's start."""
-    elems: int
+    page_elems: int
     first_segment: int
-    """Bit of its first segment in a bitmap of the extent's."""
+    """Bit of the first segment in a bitmap of the extent's."""
+    segments: tuple[tuple[Segment, ...], ...]
+    """Of each page, each where it lies in the group."""
     segments_count: int
 
+    @property
+    def count(self) -> int:
+        """Number of pages."""
+        return len(self.chunks)
+
+    @property
+    def elems(self) -> int:
+        """Elements of all pages."""
+        return len(self.chunks) * self.page_elems
+
     def absent(self, bitmap: int) -> int:
-        """The page's segments of a bitmap of the extent's."""
+        """The group's segments of a bitmap of the extent's."""
         return bitmap >> self.first_segment & (1 << self.segments_count) - 1
 
     def part(self, data: memoryview, dtype: str) -> memoryview:
-        """The page's values of a payload of the extent."""
+        """The group's values of a payload of the extent."""
         scale = DTYPE_BYTES[dtype]
         return data[self.start * scale : (self.start + self.elems) * scale]
 
@@ -35,12 +52,57 @@ class ExtentPage:
         return None if target is None else (self.part(*target), target[1])
 
 
-def extent_pages(layout: Layout, extent: int) -> tuple[ExtentPage, ...]:
-    """The pages of an extent, in order."""
-    found: list[ExtentPage] = []
-    start = segment = 0
+def extent_pages(layout: Layout, extent: int) -> tuple[PageGroup, ...]:
+    """The pages of an extent, in order, each a group of its own."""
+    found: list[PageGroup] = []
+    start = first_segment = 0
     for index in layout.extents[extent].chunks:
-        elems, count = layout.chunks[index].elems, layout.segments_count(index)
-        found.append(ExtentPage(index, layout.page(index), start, elems, segment, count))
-        start, segment = start + elems, segment + count
+        segments = tuple(layout.segments(index))
+        found.append(
+            PageGroup(
+                chunks=(index,),
+                number=layout.page(index),
+                start=start,
+                page_elems=layout.chunks[index].elems,
+                first_segment=first_segment,
+                segments=(segments,),
+                segments_count=len(segments),
+            )
+        )
+        start, first_segment = start + found[-1].elems, first_segment + len(segments)
     return tuple(found)
+
+
+def grouped(
+    pages: Iterable[PageGroup], record_bytes: Callable[[int], int], pages_max: int
+) -> tuple[PageGroup, ...]:
+    """Neighbours of one size as groups of up to `pages_max`; `record_bytes`: of a page's number."""
+    found: list[PageGroup] = []
+    for page in pages:
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and last.count < pages_max
+            and page.page_elems == last.page_elems
+            and page.number == last.number + last.count
+            and record_bytes(page.number) == record_bytes(last.number)
+        ):
+            found[-1] = _joined(last, page)
+        else:
+            found.append(page)
+    return tuple(found)
+
+
+def _joined(group: PageGroup, page: PageGroup) -> PageGroup:
+    """A group, and the page behind it."""
+    moved = [_moved(segments, group.elems) for segments in page.segments]
+    return replace(
+        group,
+        chunks=group.chunks + page.chunks,
+        segments=(*group.segments, *moved),
+        segments_count=group.segments_count + page.segments_count,
+    )
+
+
+def _moved(segments: Sequence[Segment], elems: int) -> tuple[Segment, ...]:
+    return tuple(replace(each, chunk_start=each.chunk_start + elems) for each in segments)

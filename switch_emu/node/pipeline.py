@@ -1,8 +1,10 @@
 """The optimizer's pipeline: a fixed set of threads that read, add, update, write and publish pages.
 
-Each thread takes a page through all its stages; while some wait for the disk others compute, so
+Each thread takes pages through all their stages; while some wait for the disk others compute, so
 the stages of different pages overlap and the buffers are bounded by the number of threads
 (step-centric, as in the paper: fixed threads over the whole step, not one pipeline per layer).
+Pages of an extent that are neighbours in the store are worked on together, as many as a thread has
+memory for: one request reads them, one call of the kernel updates them.
 A thread is one request in flight; there are more threads than CPU cores, as many as the plan has
 buffers for. The core decides the order of pages; nothing is decided here.
 
@@ -25,6 +27,7 @@ from luwu.aggregate import Aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
+from luwu.layout import Segment
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, decode_hyper
 from switch_emu.node.block_norms import block_norms
@@ -39,12 +42,13 @@ from switch_emu.node.core.actions import (
     ReadWeights,
     Update,
 )
-from switch_emu.node.extent_pages import ExtentPage, extent_pages
+from switch_emu.node.extent_pages import PageGroup, extent_pages, grouped
 from switch_emu.node.kernels import UpdateCall, UpdateKernel
 from switch_emu.node.outgoing import Outgoing
-from switch_emu.node.pages import WEIGHT, field_view
+from switch_emu.node.pages import UPDATES, WEIGHT, field_view
 from switch_emu.node.places import WeightsPlaces
-from switch_emu.node.runs import count_update, update_runs
+from switch_emu.node.plan import NodePlan
+from switch_emu.node.runs import UpdateCounts, update_runs
 from switch_emu.node.scratch import Adder, Scratch, record_views
 from switch_emu.node.statistics import Statistics
 from switch_emu.node.update import clip_scale
@@ -52,11 +56,13 @@ from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import (
     Contributor,
     DecidedStep,
+    PageKind,
     PageStore,
     StaleAttempt,
     VersionMissing,
 )
 from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
+from switch_emu.store.views import RecordRows
 
 KERNEL_KEY: Final = "kernel"
 """In `DecidedStep.extra`: name and version of the update that made the step."""
@@ -77,11 +83,41 @@ class Stored:
     """Weights that workers read in place; None: copies are sent."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineThreads:
+    """The threads of a pipeline, by the node's plan."""
+
+    updates_count: int
+    reads_count: int
+    """Threads for pulls of weights that are not in RAM."""
+    pages_together: int = 1
+    """Pages of an extent that a thread updates at once, at most."""
+
+
+def threads_of(plan: NodePlan) -> PipelineThreads:
+    """The threads that a plan has memory for."""
+    return PipelineThreads(
+        updates_count=plan.updates_count,
+        reads_count=plan.reads_count,
+        pages_together=plan.pages_together,
+    )
+
+
+class _Pages(NamedTuple):
+    """Pages that are worked on together."""
+
+    group: PageGroup
+    kind: PageKind
+    counts: UpdateCounts | None
+    """None: frozen pages, which are never updated."""
+    segments: tuple[Segment, ...]
+
+
 class _Updated(NamedTuple):
-    """A page that has its new values, not written yet."""
+    """Pages that have their new values, not written yet."""
 
     squares: tuple[float, ...]
-    record: memoryview
+    rows: RecordRows
 
 
 class Pipeline:
@@ -89,7 +125,7 @@ class Pipeline:
 
     def __init__(
         self, core: NodeCore, stored: Stored, description: Description, *, job: int,
-        kernel: UpdateKernel, aggregator: Aggregator, updates_count: int, reads_count: int,
+        kernel: UpdateKernel, aggregator: Aggregator, threads: PipelineThreads,
         recorder: Recorder, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self._core, self._job = core, job
@@ -103,11 +139,12 @@ class Pipeline:
         self.statistics = Statistics(self._layout)
         """Statistics of the last measured step."""
         self._aggregator = aggregator
+        self._pages_together = threads.pages_together
+        self._pages: dict[int, tuple[_Pages, ...]] = {}
         elems_max = max(chunk.elems for chunk in self._layout.chunks)
-        self._pages: dict[int, tuple[ExtentPage, ...]] = {}
-        self._adder = Adder(elems_max, aggregator, core.groups)
+        self._adder = Adder(threads.pages_together * elems_max, aggregator, core.groups)
         self._sums = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
-        self._sums_room = threading.Semaphore(updates_count)
+        self._sums_room = threading.Semaphore(threads.updates_count)
         """Limits sums that the core has not counted yet to one per thread."""
         self._finished: list[Finished] = []
         self._finished_lock = threading.Lock()
@@ -118,10 +155,10 @@ class Pipeline:
         self._updates: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._serve, args=(tasks,), name=name, daemon=True)
-            for tasks, name, count in (
-                (self._updates, "luwu-update", updates_count),
-                (self._reads, "luwu-read", reads_count),
+            threading.Thread(target=self._serve, args=(tasks, pages_max), name=name, daemon=True)
+            for tasks, name, count, pages_max in (
+                (self._updates, "luwu-update", threads.updates_count, threads.pages_together),
+                (self._reads, "luwu-read", threads.reads_count, 1),
             )
             for _ in range(count)
         ]
@@ -152,9 +189,9 @@ class Pipeline:
 
     # ---------------------------------------------------------------------- threads
 
-    def _serve(self, tasks: queue.SimpleQueue[Any]) -> None:
+    def _serve(self, tasks: queue.SimpleQueue[Any], pages_max: int) -> None:
         self._kernel.enter_thread()
-        scratch = Scratch(self._store.config, self._kernel.state_fields)
+        scratch = Scratch(self._store.config, pages_max)
         while True:
             action = tasks.get()
             if action is None:
@@ -213,11 +250,11 @@ class Pipeline:
         squares: tuple[float, ...] = ()
         is_finite = True
         for each in pages:
-            target = self._update_page(action, each, wire, scratch)
+            target = self._update_pages(action, each, wire, scratch)
             squares += target.squares
             is_finite = is_finite and all(map(math.isfinite, target.squares))
             if is_finite and each is not pages[-1]:
-                self._write(action, each, target.record)
+                self._write(action, each.group, target.rows)
         published = None
         if is_finite:
             published = wire.written()
@@ -229,69 +266,94 @@ class Pipeline:
         in_place = wire.is_in_place
         self._report(lambda: self._core.updated(action, squares, published, in_place=in_place))
         if is_finite:  # else the step will be skipped, and its pages are discarded anyway
-            self._write(action, pages[-1], target.record)
+            self._write(action, pages[-1].group, target.rows)
         self._report(lambda: self._core.written(action))
 
-    def _update_page(
-        self, action: Update, page: ExtentPage, wire: Outgoing, scratch: Scratch
+    def _update_pages(
+        self, action: Update, pages: _Pages, wire: Outgoing, scratch: Scratch
     ) -> _Updated:  # fmt: skip
-        """Read a page and update it, in RAM if it is there, else in the thread's own record."""
+        """Read pages and update them, in RAM if they are there, else in the thread's memory."""
         start_ns = SYSTEM_CLOCK.now_ns()
-        number, absent = page.number, page.absent(action.absent)
-        record = self._store.record_in_ram(number, action.step)
-        if record is None:
-            self._store.read(number, action.step, scratch.record(number))
-        place = self._place(action, number)
-        read_ns = self._span("read", start_ns, step=action.step, chunk=page.chunk)
-        kind, fields = self._store.config.kind(number), self._kernel.state_fields
-        own = scratch.views(number)
-        source = own if record is None else record_views(kind, record, fields)
-        target = own if place is None else record_views(kind, place, fields)
-        hyper = self._decoded(action.hyper)
-        runs = update_runs(self._layout, page.chunk, hyper, source.updates, absent)
-        pieces = self.statistics.pieces(page.chunk) if hyper.measure else None
-        with self._adder.terms(action.contributions, page.elems, page.start) as contributions:
+        group, chunk = pages.group, pages.group.chunks[0]
+        absent, own = group.absent(action.absent), scratch.rows(group.number, group.count)
+        found = self._store.rows_in_ram(group.number, group.count, action.step)
+        if found is None:
+            self._store.read_rows(group.number, action.step, own)
+            found = own
+        target = self._rows_to_fill(action, group) or own
+        read_ns = self._span("read", start_ns, step=action.step, chunk=chunk)
+        source = record_views(pages.kind, found, self._kernel.state_fields)
+        result = (
+            source
+            if target is found
+            else record_views(pages.kind, target, self._kernel.state_fields)
+        )
+        hyper, counts = self._decoded(action.hyper), pages.counts
+        assert counts is not None, "frozen pages are not updated"
+        runs = update_runs(
+            self._layout, pages.segments, hyper, counts.by_segment(source.updates, absent), absent
+        )
+        pieces = self.statistics.pieces(group) if hyper.measure else None
+        with self._adder.terms(action.contributions, group.elems, group.start) as contributions:
             squares = self._kernel.update(
                 UpdateCall(
                     contributions=contributions,
                     weights=source.weights,
                     state=source.state,
-                    weights_out=target.weights,
-                    state_out=target.state,
+                    weights_out=result.weights,
+                    state_out=result.state,
                     runs=runs,
                     divisor=action.divisor,
                     scale=clip_scale(hyper, action.grad_norm),
-                    wire=page.part_of(wire.target),
+                    wire=group.part_of(wire.target),
                     measure=self._streaming,
                     pieces=pieces,
                 )
             )
-        count_update(source.updates, absent, target.updates)
+        counts.count(source.updates, absent, result.updates)
         if pieces is not None:
-            self.statistics.add(action, page.chunk, pieces)
-        self._span("update", read_ns, step=action.step, chunk=page.chunk)
-        return _Updated(squares, scratch.record(number) if place is None else place)
+            self.statistics.add(action, group, pieces)
+        self._span("update", read_ns, step=action.step, chunk=chunk)
+        return _Updated(squares, target)
 
-    def _write(self, action: Update, page: ExtentPage, record: memoryview) -> None:
+    def _write(self, action: Update, group: PageGroup, rows: RecordRows) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
         try:
-            self._store.write(page.number, action.step + 1, action.attempt, record)
+            self._store.write_rows(group.number, action.step + 1, action.attempt, rows)
         except StaleAttempt:
             pass  # the attempt was given up meanwhile; the core knows
-        self._span("write", start_ns, step=action.step, chunk=page.chunk)
+        self._span("write", start_ns, step=action.step, chunk=group.chunks[0])
         failpoint("node.after_write")
 
-    def _place(self, action: Update, page: int) -> memoryview | None:
+    def _rows_to_fill(self, action: Update, group: PageGroup) -> RecordRows | None:
         try:
-            return self._store.place_in_ram(page, action.step + 1, action.attempt)
+            return self._store.rows_to_fill(
+                group.number, group.count, action.step + 1, action.attempt
+            )
         except StaleAttempt:
-            return None  # `write` raises it again
+            return None  # `write_rows` raises it again
 
-    def _pages_of(self, extent: int) -> tuple[ExtentPage, ...]:
+    def _pages_of(self, extent: int) -> tuple[_Pages, ...]:
         found = self._pages.get(extent)
         if found is None:
-            found = self._pages[extent] = extent_pages(self._layout, extent)
+            config = self._store.config
+            groups = grouped(
+                extent_pages(self._layout, extent),
+                lambda page: config.kind(page).record_bytes,
+                self._pages_together,
+            )
+            found = self._pages[extent] = tuple(map(self._pages_in, groups))
         return found
+
+    def _pages_in(self, group: PageGroup) -> _Pages:
+        kinds = [self._store.config.kind(group.number + index) for index in range(group.count)]
+        fields = [field for kind in kinds for field in kind.fields if field.name == UPDATES]
+        counts = None
+        if fields:
+            width = (kinds[0].record_bytes - kinds[0].range(UPDATES)[0]) // 8
+            counts = UpdateCounts(self._layout, group, [field.elems for field in fields], width)
+        segments = tuple(segment for page in group.segments for segment in page)
+        return _Pages(group, kinds[0], counts, segments)
 
     def _wire(self, extent: int, step: int, attempt: int, *, needed: bool) -> Outgoing:
         found = self._layout.extents[extent]
@@ -312,19 +374,22 @@ class Pipeline:
         memory, payload = self._sums.take(self._layout.extents[action.chunk].sum_bytes)
         start_ns = SYSTEM_CLOCK.now_ns()
         squares: tuple[float, ...] = ()
-        for page in self._pages_of(action.chunk):
-            squares += self._fold_page(action, page, page.part(memory, "float32"))
+        for pages in self._pages_of(action.chunk):
+            part = pages.group.part(memory, "float32")
+            squares += self._fold_pages(action, pages.group, part)
         self._span("fold", start_ns, step=action.step, extent=action.chunk)
         self._report(lambda: self._folded(action, squares, payload))
 
-    def _fold_page(self, action: Fold, page: ExtentPage, memory: memoryview) -> tuple[float, ...]:
+    def _fold_pages(
+        self, action: Fold, group: PageGroup, memory: memoryview
+    ) -> tuple[float, ...]:  # fmt: skip
         total = np.frombuffer(memory, np.float32)
         before = None
         if action.total is not None:  # copied: if it was spilled, its memory is free again at once
             assert isinstance(action.total.payload, Payload)
-            memory[:] = action.total.payload.part(4 * page.start, 4 * (page.start + page.elems))
+            memory[:] = action.total.payload.part(4 * group.start, 4 * (group.start + group.elems))
             before = total
-        with self._adder.terms(action.contributions, page.elems, page.start) as contributions:
+        with self._adder.terms(action.contributions, group.elems, group.start) as contributions:
             squares = self._kernel.fold(contributions, before, total)
         return squares if self._norm_type == 2 else block_norms(total, self._norm_type)
 
@@ -355,34 +420,39 @@ class Pipeline:
                 assert decided is not None
                 version = decided.version
             try:
-                for page in self._pages_of(action.chunk):
-                    self._copy_weights(page, version, wire, scratch)
+                for pages in self._pages_of(action.chunk):
+                    self._copy_weights(pages, version, wire, scratch)
                 return
             except VersionMissing:
                 if action.version is not None:
                     raise  # else the next version was decided just now
 
     def _copy_weights(
-        self, page: ExtentPage, version: int, wire: Outgoing, scratch: Scratch
+        self, pages: _Pages, version: int, wire: Outgoing, scratch: Scratch
     ) -> None:  # fmt: skip
-        kind = self._store.config.kind(page.number)
-        target = page.part_of(wire.target)
+        group = pages.group
+        target = group.part_of(wire.target)
         assert target is not None
         memory, dtype = target
-        record = self._store.record_in_ram(page.number, version)
-        if record is not None:
-            self._kernel.cast(field_view(kind, record, WEIGHT), dtype, memory)
-        elif dtype == "float32":
-            self._store.read_field(page.number, version, WEIGHT, memory)
-        else:
-            weights = scratch.weights(page.elems)
-            self._store.read_field(page.number, version, WEIGHT, weights.view(np.uint8).data)
-            self._kernel.cast(weights, dtype, memory)
+        rows = self._store.rows_in_ram(group.number, group.count, version)
+        records = None if rows is None else rows.records()
+        page_bytes = len(memory) // group.count
+        for index in range(group.count):
+            part = memory[index * page_bytes : (index + 1) * page_bytes]
+            page = group.number + index
+            if records is not None:
+                self._kernel.cast(field_view(pages.kind, records[index], WEIGHT), dtype, part)
+            elif dtype == "float32":
+                self._store.read_field(page, version, WEIGHT, part)
+            else:
+                weights = scratch.weights(group.page_elems)
+                self._store.read_field(page, version, WEIGHT, weights.view(np.uint8).data)
+                self._kernel.cast(weights, dtype, part)
 
     def _load(self, action: LoadPage, scratch: Scratch) -> None:
         page = self._layout.page(action.chunk)
         kind = self._store.config.kind(page)
-        record = scratch.record(page)
+        record = scratch.rows(page, 1).memory
         np.frombuffer(record, np.uint8)[:] = 0
         payload = action.payload
         assert isinstance(payload, Payload)

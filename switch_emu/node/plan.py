@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from luwu.base.errors import ConfigError
@@ -19,12 +20,13 @@ from switch_emu.switch.capacity import slot_memory
 _RECORD_CHUNKS = 3
 """Record of the largest page in chunks of float32: weights, m and v."""
 _UPDATE_CHUNKS = _RECORD_CHUNKS + 1
-"""Buffers of one update, beside an extent of weights to publish, or of the sum that a fold makes:
-the record, and the page's part of a spilled sum."""
+"""Buffers of one update for each page that it works on at once, beside an extent of weights to
+publish, or of the sum that a fold makes: the record, and the page's part of a spilled sum."""
 _READ_CHUNKS = 1
 """Buffer of one read of weights, as they are stored, beside the extent that is sent."""
 _SHARED_CHUNKS = 1
-"""Of all threads together: the sum of contributions that are added one by one."""
+"""Of all threads together, for each such page: the sum of contributions that are added one by
+one."""
 _THREADS = ((6, 2), (4, 2), (3, 2), (2, 2), (2, 1))
 """(updates, reads) in flight, as many as the budget has room for. Two updates leave the disk idle
 while they compute; more than four are there for small pages, which cost the disk less than the
@@ -32,6 +34,8 @@ program."""
 _OUTGOING_EXTENTS = 6
 """Weights wait there until all workers have copied them. With two chunks of 16 MiB the disk was
 idle for two fifths of a forward of a billion parameters: one was read while another was copied."""
+_TOGETHER_BYTES_MAX = 4 * MIB
+"""Records that one request reads: beyond it a disk gains nothing."""
 _SPILL_BUFFERS_MAX = 2
 """One is filled while the other is written."""
 EXTENT_AUTO_BYTES_MAX = MIB
@@ -48,7 +52,9 @@ class NodePlan:
     extent_chunks: int
     """Chunks that travel together at most."""
     updates_count: int
-    """Pages in flight, one thread each."""
+    """Updates in flight, one thread each."""
+    pages_together: int
+    """Pages of an extent that a thread reads, updates and writes at once, at most."""
     reads_count: int
     pipeline_bytes: int
     window_bytes: int
@@ -87,6 +93,8 @@ class NodePlan:
     def lines(self) -> list[str]:
         """The plan as text."""
         threads = f"{self.updates_count} updates, {self.reads_count} reads"
+        if self.pages_together > 1:
+            threads += f", {self.pages_together} pages at once"
         uses = {
             f"pipeline ({threads})": self.pipeline_bytes,
             "pushes under way": self.window_bytes,
@@ -115,7 +123,7 @@ def default_chunk_bytes(
     while chunk_bytes * 2 <= min(budget_bytes // 32, _CHUNK_AUTO_BYTES_MAX):
         leasts = _leasts(chunk_bytes * 2, world_size, has_switch, slot_count)
         room = _pipeline_room(budget_bytes, leasts)
-        if _pipeline_bytes(chunk_bytes * 2, chunk_bytes * 2, 2, 2) > room:
+        if _pipeline_bytes(chunk_bytes * 2, chunk_bytes * 2, (2, 2)) > room:
             break
         chunk_bytes *= 2
     return chunk_bytes
@@ -123,7 +131,7 @@ def default_chunk_bytes(
 
 def default_extent_chunks(
     budget_bytes: int, chunk_bytes: int, bytes_max: int, *, world_size: int, has_switch: bool,
-    in_arenas: bool = False,
+    in_arenas: bool = False, levels: int = 0,
 ) -> int:  # fmt: skip
     """The chunks that travel together, for a budget: a power of two, up to `bytes_max`.
 
@@ -134,7 +142,7 @@ def default_extent_chunks(
     def planned(count: int) -> NodePlan:
         return plan_node(
             budget_bytes=budget_bytes, chunk_bytes=chunk_bytes, world_size=world_size,
-            has_switch=has_switch, extent_chunks=count, in_arenas=in_arenas,
+            has_switch=has_switch, extent_chunks=count, in_arenas=in_arenas, levels=levels,
         )  # fmt: skip
 
     best = 1
@@ -156,16 +164,18 @@ def default_extent_chunks(
 
 def plan_node(
     *, budget_bytes: int, chunk_bytes: int, world_size: int, has_switch: bool, slot_count: int = 0,
-    extent_chunks: int = 1, in_arenas: bool = False,
+    extent_chunks: int = 1, in_arenas: bool = False, levels: int = 0,
 ) -> NodePlan:  # fmt: skip
     """Divide the budget. Raises ConfigError, with the least that would do.
 
     `slot_count`: the fixed slots that a switch of our own has at least, in protocol fidelity.
-    `in_arenas`: what children push lies in shared memory of theirs.
+    `in_arenas`: what children push lies in shared memory of theirs. `levels`: of a tree of switches
+    whose sums are made again, in an array each (`scratch.Adder`).
     """
     extent_bytes = extent_chunks * chunk_bytes
     leasts = _leasts(extent_bytes, world_size, has_switch, slot_count, in_arenas=in_arenas)
-    least = _pipeline_bytes(chunk_bytes, extent_bytes, 1, 1) + leasts.total
+    pipeline = partial(_pipeline_bytes, chunk_bytes, extent_bytes, levels=levels)
+    least = pipeline((1, 1)) + leasts.total
     if budget_bytes < least:
         raise ConfigError(
             f"memory_budget: {format_bytes(budget_bytes)} is too small for "
@@ -176,11 +186,14 @@ def plan_node(
             code="E205",
         )
     room = _pipeline_room(budget_bytes, leasts, is_single=extent_chunks == 1)
-    updates_count, reads_count = next(
-        (each for each in _THREADS if _pipeline_bytes(chunk_bytes, extent_bytes, *each) <= room),
-        (1, 1),
-    )
-    pipeline_bytes = _pipeline_bytes(chunk_bytes, extent_bytes, updates_count, reads_count)
+    threads = next((each for each in _THREADS if pipeline(each) <= room), (1, 1))
+    pages_together, together_max = 1, _TOGETHER_BYTES_MAX // (_RECORD_CHUNKS * chunk_bytes)
+    while pages_together * 2 <= min(extent_chunks, together_max):
+        if pipeline(threads, together=pages_together * 2) > room:
+            break
+        pages_together *= 2
+    updates_count, reads_count = threads
+    pipeline_bytes = pipeline(threads, together=pages_together)
     spare = budget_bytes - pipeline_bytes - leasts.total
     window_bytes = 0 if in_arenas else _share(spare, 0.15, leasts.window, 32 * MIB)
     outgoing_most = max(32 * MIB, _OUTGOING_EXTENTS * extent_bytes)
@@ -198,6 +211,7 @@ def plan_node(
         budget_bytes=budget_bytes,
         extent_chunks=extent_chunks,
         updates_count=updates_count,
+        pages_together=pages_together,
         reads_count=reads_count,
         pipeline_bytes=pipeline_bytes,
         window_bytes=window_bytes,
@@ -248,9 +262,12 @@ def budget_for_pages(
 
 
 def _pipeline_bytes(
-    chunk_bytes: int, extent_bytes: int, updates_count: int, reads_count: int
+    chunk_bytes: int, extent_bytes: int, threads: tuple[int, int], *, together: int = 1,
+    levels: int = 0,
 ) -> int:  # fmt: skip
-    chunks = updates_count * _UPDATE_CHUNKS + reads_count * _READ_CHUNKS + _SHARED_CHUNKS
+    updates_count, reads_count = threads
+    chunks = together * (updates_count * _UPDATE_CHUNKS + _SHARED_CHUNKS + levels)
+    chunks += reads_count * _READ_CHUNKS
     return chunks * chunk_bytes + (updates_count + reads_count) * extent_bytes
 
 

@@ -1,4 +1,4 @@
-"""The parts of a page that an update changes, and their counts of updates.
+"""The parts of pages that an update changes, and their counts of updates.
 
 A *segment* is the part of one parameter that lies in a chunk. A page counts the updates of each of
 its segments: a parameter for which no rank has a gradient keeps its weights, its optimizer state
@@ -17,25 +17,21 @@ import numpy as np
 from luwu.base.errors import StateError
 from luwu.layout import Layout, Segment, segment_runs
 from luwu.wire.hyper import StepHyper
+from switch_emu.node.extent_pages import PageGroup
 from switch_emu.node.kernels.interface import Run
 
 
 def update_runs(
-    layout: Layout, chunk: int, hyper: StepHyper, counts: np.ndarray, absent: int
-) -> list[Run]:
-    """The runs of one update of a page.
+    layout: Layout, segments: Sequence[Segment], hyper: StepHyper, counts: Sequence[int],
+    absent: int,
+) -> list[Run]:  # fmt: skip
+    """The runs of one update of neighbouring pages.
 
-    `counts`: int64 [segments], or [1] for all of them: their updates so far. `absent`: bitmap of
-    the segments without a gradient. Raises StateError if only some segments are updated and the
-    page has one count for all.
+    `segments`: those of all pages, each where it lies in them. `counts`: the updates of each so
+    far. `absent`: bitmap of the segments without a gradient.
     """
-    segments = tuple(layout.segments(chunk))
-    if absent and counts.size < len(segments):
-        raise _one_count_error(layout, chunk, segments, absent)
     labels = [
-        None
-        if absent >> index & 1
-        else (layout.parameters[segment.parameter].group, int(counts[index % counts.size]))
+        None if absent >> index & 1 else (layout.parameters[segment.parameter].group, counts[index])
         for index, segment in enumerate(segments)
     ]
     return [
@@ -46,10 +42,61 @@ def update_runs(
     ]
 
 
-def count_update(counts: np.ndarray, absent: int, into: np.ndarray) -> None:
-    """Write the counts after an update; both are int64 of one shape, and may be the same array."""
-    present = [1 - (absent >> index & 1) for index in range(counts.size)]
-    np.add(counts, present, out=into)
+class UpdateCounts:
+    """Counts of updates of a group of pages, as the pages store them.
+
+    Shapes: int64 [P, W], a row for each page; W is what fits into the record's last part, of which
+    a page uses one for each segment, or one for all.
+    """
+
+    def __init__(
+        self, layout: Layout, group: PageGroup, stored: Sequence[int], width: int
+    ) -> None:  # fmt: skip
+        """`stored`: counts that each page has."""
+        self._layout, self._group = layout, group
+        self._stored = stored
+        self._is_of_segments = all(
+            count == len(segments) for count, segments in zip(stored, group.segments, strict=True)
+        )
+        self._used = np.arange(width) < np.array(stored)[:, None]
+        self._all = self._used.astype(np.int64)
+
+    def by_segment(self, counts: np.ndarray, absent: int) -> list[int]:
+        """The count of each segment of the group.
+
+        Raises StateError if only some segments of a page are updated, which has one count for all.
+        """
+        if self._is_of_segments:
+            found: list[int] = counts[self._used].tolist()
+            return found
+        if absent:
+            self._check_whole(absent)
+        return [
+            int(row[index % stored])
+            for row, stored, segments in zip(
+                counts, self._stored, self._group.segments, strict=True
+            )
+            for index in range(len(segments))
+        ]  # fmt: skip
+
+    def count(self, counts: np.ndarray, absent: int, into: np.ndarray) -> None:
+        """Write the counts after an update; `into` may be `counts` itself."""
+        present = self._all
+        if absent:
+            present = self._all.copy()
+            bits = [1 - (absent >> bit & 1) for bit in range(self._group.segments_count)]
+            present[self._used] = bits if self._is_of_segments else 1
+        np.add(counts, present, out=into)
+
+    def _check_whole(self, absent: int) -> None:
+        first = 0
+        for chunk, stored, segments in zip(
+            self._group.chunks, self._stored, self._group.segments, strict=True
+        ):
+            own = absent >> first & (1 << len(segments)) - 1
+            first += len(segments)
+            if own and stored < len(segments):
+                raise _one_count_error(self._layout, chunk, segments, own)
 
 
 def _one_count_error(

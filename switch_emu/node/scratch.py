@@ -1,4 +1,4 @@
-"""Working memory of a pipeline thread, and cached views of records.
+"""Working memory of a pipeline thread, and views of records.
 
 All memory is aligned for direct I/O and counted in the node's plan; it is allocated when first
 written.
@@ -22,49 +22,49 @@ from luwu.protocol.sum_order import Group, combined, depth, nested
 from switch_emu.node.pages import UPDATES, WEIGHT
 from switch_emu.process.payload import Payload, terms_of
 from switch_emu.store import PageKind, StoreConfig, aligned_buffer
+from switch_emu.store.direct_io import BLOCK_BYTES
+from switch_emu.store.views import RecordRows
 
 
 class RecordViews(NamedTuple):
-    """The arrays of one record, without a copy."""
+    """The arrays of P pages' records, without a copy; C elements each."""
 
     weights: F32Array
+    """float32 [P, C]"""
     state: tuple[F32Array, ...]
+    """float32 [P, C] each."""
     updates: np.ndarray
-    """Counts of updates: int64 [segments]."""
+    """Counts of updates: int64 [P, W]; see `runs.UpdateCounts`."""
 
 
-def record_views(kind: PageKind, record: memoryview, state_fields: Sequence[str]) -> RecordViews:
-    """Views of a trained page's record."""
+def record_views(kind: PageKind, rows: RecordRows, state_fields: Sequence[str]) -> RecordViews:
+    """Views of trained pages' records. `kind`: of any of them."""
 
-    def view(name: str, dtype: type[np.generic]) -> np.ndarray:
-        start, stop = kind.range(name)
-        return np.frombuffer(record[start:stop], dtype)
+    def view(start: int, stop: int, dtype: type[np.generic]) -> np.ndarray:
+        size = np.dtype(dtype).itemsize
+        shape, strides = (rows.count, (stop - start) // size), (rows.stride, size)
+        return np.ndarray(shape, dtype, rows.memory, start, strides)
 
-    state = tuple(view(name, np.float32) for name in state_fields)
-    return RecordViews(view(WEIGHT, np.float32), state, view(UPDATES, np.int64))
+    state = tuple(view(*kind.range(name), np.float32) for name in state_fields)
+    counts = view(kind.range(UPDATES)[0], kind.record_bytes, np.int64)
+    return RecordViews(view(*kind.range(WEIGHT), np.float32), state, counts)
 
 
 class Scratch:
-    """Working memory of one thread: a record, and one page's weights."""
+    """Working memory of one thread: the records of some pages, and one page's weights."""
 
-    def __init__(self, config: StoreConfig, state_fields: Sequence[str]) -> None:
-        self._config, self._state_fields = config, state_fields
-        self._record = aligned_buffer(max(kind.record_bytes for kind in config.kinds))
+    def __init__(self, config: StoreConfig, pages_max: int = 1) -> None:
+        self._config = config
+        record_bytes = max(kind.record_bytes for kind in config.kinds)
+        self._stride = -(-record_bytes // BLOCK_BYTES) * BLOCK_BYTES
+        self._records = aligned_buffer(pages_max * self._stride)
         self._weights = aligned_floats(max(config.page_elems))
-        self._views: dict[int, RecordViews] = {}
 
-    def record(self, page: int) -> memoryview:
-        """Memory for the page's record."""
-        return self._record[: self._config.kind(page).record_bytes]
-
-    def views(self, page: int) -> RecordViews:
-        """Views of `record`, for a trained page."""
-        index = self._config.page_kinds[page]
-        views = self._views.get(index)
-        if views is None:
-            views = record_views(self._config.kinds[index], self.record(page), self._state_fields)
-            self._views[index] = views
-        return views
+    def rows(self, page: int, count: int) -> RecordRows:
+        """Memory for the records of so many pages, which are as large as that of `page`."""
+        size = self._config.kind(page).record_bytes
+        end = (count - 1) * self._stride + size
+        return RecordRows(self._records[:end], count, size, self._stride)
 
     def weights(self, elems: int) -> F32Array:
         """Memory for a page's weights."""
@@ -72,7 +72,7 @@ class Scratch:
 
 
 class Adder:
-    """The terms of a page's sum; at most one chunk per thread is read back from the spill file.
+    """The terms of the sum of some pages; a thread reads back no more at once from the spill file.
 
     Contributions that are larger together may all have been spilled: they are added one by one into
     one array, by one thread at a time. The order is the kernel's, so are the bits. Encoded ones are

@@ -41,7 +41,7 @@ from switch_emu.node.core.actions import (
 )
 from switch_emu.node.core.with_switch import NodeWithSwitch
 from switch_emu.node.kernels.make import make_kernel
-from switch_emu.node.pipeline import Pipeline, Stored
+from switch_emu.node.pipeline import Pipeline, Stored, threads_of
 from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.readers import ReaderThread
@@ -115,8 +115,7 @@ class NodeShell(Shell):
             job=self._job,
             kernel=made.kernel,
             aggregator=make_aggregator(self.description.aggregate, self.core.world_size),
-            updates_count=self._plan.updates_count,
-            reads_count=self._plan.reads_count,
+            threads=threads_of(self._plan),
             recorder=self.recorder,
             wake=self.transport.wake,
         )

@@ -53,14 +53,15 @@ class NodeSpec(RoleSpec):
 
     def plan(self) -> NodePlan:
         """The memory plan. Raises ConfigError if the budget is too small."""
-        return plan_node(  # one more array per level of the tree: `scratch.Adder`
-            budget_bytes=self.memory_budget_bytes - depth(self.groups) * self.chunk_bytes,
+        return plan_node(
+            budget_bytes=self.memory_budget_bytes,
             chunk_bytes=self.chunk_bytes,
             world_size=self.world_size,
             has_switch=self.has_switch,
             slot_count=self.own_slot_count,
             extent_chunks=self.extent_chunks,
             in_arenas=self.arena_bytes > 0,
+            levels=depth(self.groups),
         )
 
     @property

@@ -22,6 +22,7 @@ from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import Layout, Segment
 from luwu.wire.statistics import ChunkStats, SegmentSquares, encode_stats, stats_bytes, summed
 from switch_emu.node.core.actions import Update
+from switch_emu.node.extent_pages import PageGroup
 from switch_emu.node.kernels import Pieces
 
 
@@ -56,27 +57,31 @@ class Statistics:
         with self._lock:
             return self._latest
 
-    def pieces(self, chunk: int) -> Pieces:
-        """The pieces that an update of the chunk measures."""
-        return Pieces.of([b for s in self._layout.segments(chunk) for b in _borders(s)])
+    @staticmethod
+    def pieces(group: PageGroup) -> Pieces:
+        """The pieces that an update of these pages measures."""
+        segments = (segment for page in group.segments for segment in page)
+        return Pieces.of([border for segment in segments for border in _borders(segment)])
 
-    def add(self, update: Update, chunk: int, pieces: Pieces) -> None:
-        """The page of a chunk was updated, and measured."""
+    def add(self, update: Update, group: PageGroup, pieces: Pieces) -> None:
+        """The pages were updated, and measured."""
         grad, weights, change = pieces.squares.tolist()
-        segments, first = [], 0
-        for segment in self._layout.segments(chunk):
-            part = slice(first, first + _pieces_count(segment))
-            first = part.stop
-            segments.append(
-                SegmentSquares(summed(grad[part]), summed(weights[part]), summed(change[part]))
-            )
-        encoded = encode_stats(ChunkStats(update.divisor, tuple(segments)))
+        first, encoded = 0, {}
+        for chunk, segments in zip(group.chunks, group.segments, strict=True):
+            found = []
+            for segment in segments:
+                part = slice(first, first + _pieces_count(segment))
+                first = part.stop
+                found.append(
+                    SegmentSquares(summed(grad[part]), summed(weights[part]), summed(change[part]))
+                )
+            encoded[chunk] = encode_stats(ChunkStats(update.divisor, tuple(found)))
         with self._lock:
             held = self._under_way
             if held is None or (held.attempt, held.step) < (update.attempt, update.step):
                 held = self._under_way = _UnderWay(update.step, update.attempt)
             if (held.attempt, held.step) == (update.attempt, update.step):
-                held.chunks[chunk] = encoded  # else of an attempt that was given up
+                held.chunks.update(encoded)  # else of an attempt that was given up
 
     def decided(self, step: int, attempt: int) -> None:
         """Note a decided step, made under this attempt."""
@@ -94,7 +99,7 @@ class Statistics:
 
 
 def _borders(segment: Segment) -> Iterator[tuple[int, int]]:
-    """Start and stop of each piece of a segment, in elements of the chunk."""
+    """Start and stop of each piece of a segment, in elements of its group of pages."""
     start, end = segment.chunk_start, segment.chunk_start + segment.elems
     while start < end:
         stop = min(end, (start // NORM_BLOCK_ELEMS + 1) * NORM_BLOCK_ELEMS)

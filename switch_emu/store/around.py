@@ -5,7 +5,8 @@ from __future__ import annotations
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
 from switch_emu.store.pins import Pin
-from switch_emu.store.records import Buffer, DecidedStep, StoreStats
+from switch_emu.store.records import DecidedStep, StoreStats
+from switch_emu.store.views import RecordRows
 
 
 class PageStoreAround(PageStore):
@@ -58,25 +59,27 @@ class PageStoreAround(PageStore):
         """Raise the attempt of the inner store."""
         self._store.record_attempt(attempt)
 
-    def read(self, page: int, version: int, into: memoryview) -> None:
+    def read_rows(self, first: int, version: int, into: RecordRows) -> None:
         """Read from the inner store."""
-        self._store.read(page, version, into)
+        self._store.read_rows(first, version, into)
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Read from the inner store."""
         self._store.read_field(page, version, field_name, into)
 
-    def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
+    def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
         """Write to the inner store."""
-        self._store.write(page, version, attempt, record)
+        self._store.write_rows(first, version, attempt, rows)
 
-    def record_in_ram(self, page: int, version: int) -> memoryview | None:
+    def rows_in_ram(self, first: int, count: int, version: int) -> RecordRows | None:
         """The inner store's."""
-        return self._store.record_in_ram(page, version)
+        return self._store.rows_in_ram(first, count, version)
 
-    def place_in_ram(self, page: int, version: int, attempt: int) -> memoryview | None:
+    def rows_to_fill(
+        self, first: int, count: int, version: int, attempt: int
+    ) -> RecordRows | None:  # fmt: skip
         """The inner store's."""
-        return self._store.place_in_ram(page, version, attempt)
+        return self._store.rows_to_fill(first, count, version, attempt)
 
     def pin(self) -> Pin:
         """The inner store's."""

@@ -166,8 +166,13 @@ class StoreConfig:
     @cached_property
     def state_bytes(self) -> int:
         """Bytes of all records: the training state without copies or padding."""
+        return sum(self.record_bytes)
+
+    @cached_property
+    def record_bytes(self) -> tuple[int, ...]:
+        """Bytes of each page's record."""
         sizes = [kind.record_bytes for kind in self.kinds]
-        return sum(sizes[index] for index in self.page_kinds)
+        return tuple(sizes[index] for index in self.page_kinds)
 
     def kind(self, page: int) -> PageKind:
         """The kind of a page. Raises StateError if there is no such page."""

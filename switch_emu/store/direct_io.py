@@ -164,6 +164,39 @@ class BlockFile:
             bounce[len(part) : whole] = bytes(whole - len(part))
             self._write_all(offset + start, bounce[:whole])
 
+    def read_pieces(self, offset: int, into: memoryview, size: int, stride: int) -> None:
+        """Fill pieces of `size` bytes, `stride` apart in `into`, with what follows `offset`.
+
+        One request if it can be direct; else, and from a piece that came short on, one a piece.
+        """
+        pieces = [into[start : start + size] for start in range(0, len(into), stride)]
+        whole = 0
+        if self._is_direct(offset, into, size, stride):
+            try:
+                whole = os.preadv(self._fd, pieces, offset) // size
+            except OSError as exc:
+                raise self._placed(exc, f"reading at byte {offset}") from exc
+            self._counter.add(bytes_read=whole * size)
+        for index in range(whole, len(pieces)):
+            self.read(offset + index * size, pieces[index])
+
+    def write_pieces(self, offset: int, data: memoryview, size: int, stride: int) -> None:
+        """Write pieces of `size` bytes, `stride` apart in `data`, one behind the other.
+
+        `offset` and `size` are multiples of BLOCK_BYTES. Requests as `read_pieces` makes them.
+        """
+        assert size % BLOCK_BYTES == 0, "records without a gap are whole blocks"
+        pieces = [data[start : start + size] for start in range(0, len(data), stride)]
+        whole = 0
+        if self._is_direct(offset, data, size, stride):
+            try:
+                whole = os.pwritev(self._fd, pieces, offset) // size
+            except OSError as exc:
+                raise self._placed(exc, f"writing at byte {offset}") from exc
+            self._counter.add(bytes_written=whole * size)
+        for index in range(whole, len(pieces)):
+            self.write(offset + index * size, pieces[index])
+
     def flush(self) -> None:
         """Make every finished write survive power loss, at durability `step`."""
         if self._synced:
@@ -176,6 +209,13 @@ class BlockFile:
     def close(self) -> None:
         """Close the file; once."""
         os.close(self._fd)
+
+    def _is_direct(self, offset: int, memory: memoryview, size: int, stride: int) -> bool:
+        """True if these pieces can be transferred where they lie."""
+        align = self._align
+        return align == 1 or not (
+            offset % align or size % align or stride % align or address_of(memory) % align
+        )
 
     def _aligned_bytes(self, offset: int, view: memoryview) -> int:
         """Bytes of the view, from its start, that go straight to the device."""

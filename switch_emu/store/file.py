@@ -35,7 +35,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,10 +68,10 @@ from switch_emu.store.manifest import (
 )
 from switch_emu.store.page_table import DIGEST_BYTES, PageEntry, PageTable
 from switch_emu.store.pins import Pin
-from switch_emu.store.records import Buffer, DecidedStep, Durability, StoreStats
+from switch_emu.store.records import DecidedStep, Durability, StoreStats
 from switch_emu.store.ring import RecordRing
 from switch_emu.store.steps import StepState
-from switch_emu.store.views import read_view, write_view
+from switch_emu.store.views import RecordRows, check_rows, write_view
 
 _STOPPED = (
     "The store is stopped and what the disk holds of this step is unknown; the decided version is "
@@ -298,15 +298,43 @@ class FilePageStore(PageStore):
                 self._write_counters(attempt)
             self._steps.attempt = attempt
 
-    def read(self, page: int, version: int, into: memoryview) -> None:
-        """Fill `into` with a whole record, every field verified."""
+    def read_rows(self, first: int, version: int, into: RecordRows) -> None:
+        """Fill `into` with whole records, every field verified."""
         self._check_running()
-        kind = self._config.kind(page)
-        view = write_view(into, kind.record_bytes, f"page {page}")
-        entry = self._steps.entry_to_read(page, version)
-        self._read_range(page, entry, 0, view)
-        for index, (start, stop) in enumerate(kind.parts):
-            self._verify(page, entry, index, view[start:stop])
+        check_rows(self._config, first, into, to_fill=True)
+        entries = self._steps.entries_to_read(first, into.count, version)
+        sides = [entry.side for entry in entries]
+        body = self._body(first)
+        for side, start, stop in self._requests(first, sides) if body else ():
+            part = into.part(start, stop)
+            with self._reading(first + start, side):
+                self._sides[side].read_pieces(
+                    self._geometry.offsets[first + start], _bodies(part, body), body, part.stride
+                )
+        for page, (entry, record) in enumerate(zip(entries, into.records(), strict=True), first):
+            if entry.tail:
+                record[len(record) - len(entry.tail) :] = entry.tail
+            parts = self._config.kinds[self._config.page_kinds[page]].parts
+            if _digests(record, parts) != entry.digests:
+                for index, (start, stop) in enumerate(parts):
+                    self._verify(page, entry, index, record[start:stop])
+
+    def _requests(self, first: int, sides: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """(side, start, stop) of pages, counted from `first` on, that one request can transfer."""
+        offsets, body = self._geometry.offsets, self._body(first)
+        start, count = 0, len(sides)
+        for at in range(1, count + 1):
+            if (
+                at == count
+                or sides[at] != sides[start]
+                or offsets[first + at] - offsets[first + at - 1] != body
+            ):
+                yield sides[start], start, at
+                start = at
+
+    def _body(self, page: int) -> int:
+        """Bytes of a record that lie in the side file."""
+        return self._geometry.body_bytes[self._config.page_kinds[page]]
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Fill `into` with one field, verified."""
@@ -325,22 +353,29 @@ class FilePageStore(PageStore):
             self._verify(page, entry, index, part)
             view[:] = part[: len(view)]
 
-    def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
-        """Write a whole record to the side that is not current."""
+    def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
+        """Write whole records to the side that is not current."""
         self._check_writable()
-        kind = self._config.kind(page)
-        view = read_view(record, kind.record_bytes, f"page {page}")
-        side = self._steps.side_to_write(page, version, attempt)
-        digests = b"".join([xxhash.xxh3_128_digest(view[a:b]) for a, b in kind.parts])
-        body = self._geometry.body_bytes[self._config.page_kinds[page]]
+        check_rows(self._config, first, rows)
+        sides = self._steps.sides_to_write(first, rows.count, version, attempt)
+        body = self._body(first)
+        entries = []
+        for page, (side, record) in enumerate(zip(sides, rows.records(), strict=True), first):
+            parts = self._config.kinds[self._config.page_kinds[page]].parts
+            digests = _digests(record, parts)
+            entries.append(PageEntry(side, version, attempt, digests, bytes(record[body:])))
         with self._dirty_lock:
-            self._dirty.add(side)
-        with self._stop_on_error(f"writing page {page} to {self._sides[side].name}"):
-            failpoint("store.before_page_write")
-            self._sides[side].write(self._geometry.offsets[page], view[:body])
-            failpoint("store.after_page_write")
-        entry = PageEntry(side, version, attempt, digests, bytes(view[body:]))
-        self._steps.note_written(page, entry)
+            self._dirty.update(sides)
+        for side, start, stop in self._requests(first, sides):
+            part, offset = rows.part(start, stop), self._geometry.offsets[first + start]
+            with self._stop_on_error(f"writing page {first + start} to {self._sides[side].name}"):
+                failpoint("store.before_page_write")
+                if part.count == 1:
+                    self._sides[side].write(offset, part.memory[:body])
+                else:
+                    self._sides[side].write_pieces(offset, _bodies(part, body), body, part.stride)
+                failpoint("store.after_page_write")
+        self._steps.note_written(first, entries)
 
     def pin(self) -> Pin:
         """Pin the decided version; overwritten pages are saved to a file beside the sides."""
@@ -453,16 +488,20 @@ class FilePageStore(PageStore):
         """Bytes of a record from `start`: first what is in the side file, then the tail."""
         body = self._geometry.body_bytes[self._config.page_kinds[page]]
         count = max(0, min(len(into), body - start))
-        file = self._sides[entry.side]
-        try:
-            file.read(self._geometry.offsets[page] + start, into[:count])
-        except OSError as exc:
-            raise StateError(
-                f"page {page} of {file.name} cannot be read: {exc}. Check the disk; restore the "
-                "shard from a checkpoint if the page is gone."
-            ) from exc
+        with self._reading(page, entry.side):
+            self._sides[entry.side].read(self._geometry.offsets[page] + start, into[:count])
         tail_start = start + count - body
         into[count:] = entry.tail[tail_start : tail_start + len(into) - count]
+
+    @contextmanager
+    def _reading(self, page: int, side: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise StateError(
+                f"page {page} of {self._sides[side].name} cannot be read: {exc}. Check the disk; "
+                "restore the shard from a checkpoint if the page is gone."
+            ) from exc
 
     def _verify(self, page: int, entry: PageEntry, index: int, part: memoryview) -> None:
         expected = entry.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
@@ -495,6 +534,19 @@ class FilePageStore(PageStore):
             if not isinstance(exc, OSError):
                 raise
             raise refusal(f"{self.path}: {doing} failed", exc, _STOPPED) from exc
+
+
+def _digests(record: memoryview, parts: Sequence[tuple[int, int]]) -> bytes:
+    """The checksums of the parts of a record."""
+    found = b""
+    for start, stop in parts:
+        found += xxhash.xxh3_128_digest(record[start:stop])
+    return found
+
+
+def _bodies(rows: RecordRows, body: int) -> memoryview:
+    """From the first byte of the first body to the last byte of the last one."""
+    return rows.memory[: len(rows.memory) - rows.record_bytes + body]
 
 
 def _check_durability(durability: Durability) -> None:

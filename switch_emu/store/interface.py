@@ -20,9 +20,12 @@ Invariants; the tests cite them by number:
     P5  `generation` and `attempt` never go back.
     P6  A pinned version does not change, whatever is written, decided or aborted meanwhile.
 
-Threads: `read`, `read_field` and `write` of different pages may run at once; every other call is
-made by one thread while no `write` is in flight. A read of version v must have ended before a
-`write` of version v + 2, which takes the side that is being read.
+Neighbouring pages whose records have one size are read and written together, as *rows*
+(`views.py`): by one request to the disk, as far as they lie on one side.
+
+Threads: pages may be read and written while others are; every other call is made by one thread
+while no write is in flight. A read of version v must have ended before a write of version v + 2,
+which takes the side that is being read.
 
 A call out of order raises StateError and changes nothing. A write or flush that fails stops the
 store: every later call raises StateError.
@@ -36,6 +39,7 @@ from luwu.base.closing import Closing
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.pins import Pin
 from switch_emu.store.records import Buffer, DecidedStep, StoreStats
+from switch_emu.store.views import RecordRows, one_record, read_view, write_view
 
 
 class PageStore(Closing):
@@ -90,36 +94,52 @@ class PageStore(Closing):
     def record_attempt(self, attempt: int) -> None:
         """Raise the job's attempt, at the store's durability; it may be equal, not lower."""
 
-    @abstractmethod
     def read(self, page: int, version: int, into: memoryview) -> None:
-        """Fill `into` with a whole record of the decided version, or of the one being made.
+        """Fill `into` with the record of a page; see `read_rows`."""
+        size = self.config.kind(page).record_bytes
+        self.read_rows(page, version, one_record(write_view(into, size, f"page {page}")))
 
-        The version being made can be read for pages written in this attempt, and for all pages once
-        prepared. Raises PageCorruptError; the content of `into` is then undefined.
+    @abstractmethod
+    def read_rows(self, first: int, version: int, into: RecordRows) -> None:
+        """Fill `into` with whole records of the decided version, or of the one being made.
+
+        They are those of the pages from `first` on. The version being made can be read for pages
+        written in this attempt, and for all pages once prepared. Raises PageCorruptError; the
+        content of `into` is then undefined.
         """
 
     @abstractmethod
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Fill `into` with one field of a record; checked like a whole record."""
 
-    @abstractmethod
     def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
-        """Write a whole record to the side that is not current; the last write of a page counts.
+        """Write the record of a page; see `write_rows`."""
+        size = self.config.kind(page).record_bytes
+        rows = one_record(read_view(record, size, f"page {page}"))
+        self.write_rows(page, version, attempt, rows)
 
-        Raises StaleAttempt if another attempt is recorded, StateError for another version.
+    @abstractmethod
+    def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
+        """Write whole records, of the pages from `first` on, to the side that is not current.
+
+        The last write of a page counts. Raises StaleAttempt if another attempt is recorded,
+        StateError for another version.
         """
 
-    def record_in_ram(self, page: int, version: int) -> memoryview | None:
-        """The record itself, read-only, if it lies in RAM: saves a copy.
+    def rows_in_ram(self, first: int, count: int, version: int) -> RecordRows | None:
+        """The records themselves, read-only, if they lie in RAM, at equal distances: saves a copy.
 
-        It is valid as long as a `read` of this version may last. None: use `read`.
+        They are valid as long as a read of this version may last. None: use `read_rows`.
         """
         return None
 
-    def place_in_ram(self, page: int, version: int, attempt: int) -> memoryview | None:
-        """Memory of the next record in RAM: fill it and pass it to `write`, which copies nothing.
+    def rows_to_fill(
+        self, first: int, count: int, version: int, attempt: int
+    ) -> RecordRows | None:  # fmt: skip
+        """Memory of the next records in RAM: fill it and pass it to `write_rows`, which copies
+        nothing.
 
-        None: this store has none. Raises as `write` does.
+        None: this store has none, or not at equal distances. Raises as `write_rows` does.
         """
         return None
 

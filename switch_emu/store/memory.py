@@ -5,14 +5,22 @@ For tests, and for jobs without durability. RAM is trusted: there are no checksu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from luwu.base.errors import StateError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
 from switch_emu.store.page_table import PageEntry, PageTable, TableShape
 from switch_emu.store.pins import Pin
-from switch_emu.store.records import Buffer, DecidedStep, StoreStats
+from switch_emu.store.records import DecidedStep, StoreStats
 from switch_emu.store.steps import StepState
-from switch_emu.store.views import cut, is_same_memory, read_view, write_view
+from switch_emu.store.views import (
+    RecordMemory,
+    RecordRows,
+    check_rows,
+    is_same_memory,
+    write_view,
+)
 
 
 class MemoryPageStore(PageStore):
@@ -22,8 +30,8 @@ class MemoryPageStore(PageStore):
         self._config = config
         nothing = [0] * config.page_count
         self._steps = StepState(PageTable(TableShape(nothing, nothing)))
-        sizes = [config.kind(page).record_bytes for page in range(config.page_count)]
-        self._sides = (cut(sizes), cut(sizes))
+        sizes = {page: config.kind(page).record_bytes for page in range(config.page_count)}
+        self._sides: Sequence[RecordMemory] = (RecordMemory(sizes), RecordMemory(sizes))
         self._closed = False
 
     @property
@@ -67,11 +75,12 @@ class MemoryPageStore(PageStore):
         self._steps.check_attempt(attempt)
         self._steps.attempt = attempt
 
-    def read(self, page: int, version: int, into: memoryview) -> None:
-        """Copy a whole record into `into`."""
+    def read_rows(self, first: int, version: int, into: RecordRows) -> None:
+        """Copy whole records into `into`."""
         self._check_open()
-        view = write_view(into, self._config.kind(page).record_bytes, f"page {page}")
-        view[:] = self._record(page, version)
+        check_rows(self._config, first, into, to_fill=True)
+        for page, record in enumerate(into.records(), first):
+            record[:] = self._record(page, version)
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Copy one field into `into`."""
@@ -80,25 +89,34 @@ class MemoryPageStore(PageStore):
         view = write_view(into, stop - start, f"page {page}, field {field_name}")
         view[:] = self._record(page, version)[start:stop]
 
-    def record_in_ram(self, page: int, version: int) -> memoryview | None:
-        """The side that holds this version."""
+    def rows_in_ram(self, first: int, count: int, version: int) -> RecordRows | None:
+        """The side that holds this version, if it is one."""
         self._check_open()
-        return self._record(page, version).toreadonly()
+        entries = self._steps.entries_to_read(first, count, version)
+        found = self._rows(first, [entry.side for entry in entries])
+        return None if found is None else found.readonly()
 
-    def place_in_ram(self, page: int, version: int, attempt: int) -> memoryview | None:
-        """The side that is not current."""
+    def rows_to_fill(
+        self, first: int, count: int, version: int, attempt: int
+    ) -> RecordRows | None:  # fmt: skip
+        """The side that is not current, if it is one."""
         self._check_open()
-        return self._sides[self._steps.side_to_write(page, version, attempt)][page]
+        return self._rows(first, self._steps.sides_to_write(first, count, version, attempt))
 
-    def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
-        """Copy a record to the side that is not current, unless it is there already."""
+    def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
+        """Copy records to the side that is not current, unless they are there already."""
         self._check_open()
-        view = read_view(record, self._config.kind(page).record_bytes, f"page {page}")
-        side = self._steps.side_to_write(page, version, attempt)
-        place = self._sides[side][page]
-        if not is_same_memory(view, place):
-            place[:] = view
-        self._steps.note_written(page, PageEntry(side, version, attempt))
+        check_rows(self._config, first, rows)
+        sides = self._steps.sides_to_write(first, rows.count, version, attempt)
+        places = self._rows(first, sides)
+        if places is None or not is_same_memory(rows.memory, places.memory):
+            for side, (page, record) in zip(sides, enumerate(rows.records(), first), strict=True):
+                self._sides[side].record(page)[:] = record
+        self._steps.note_written(first, [PageEntry(side, version, attempt) for side in sides])
+
+    def _rows(self, first: int, sides: Sequence[int]) -> RecordRows | None:
+        """The records on these sides, from page `first` on, if it is one side."""
+        return self._sides[sides[0]].rows(first, len(sides)) if len(set(sides)) == 1 else None
 
     def pin(self) -> Pin:
         """Pin the decided version; overwritten pages are saved to a file, not to RAM."""
@@ -117,7 +135,7 @@ class MemoryPageStore(PageStore):
         )
 
     def _read_range(self, page: int, entry: PageEntry, start: int, into: memoryview) -> None:
-        into[:] = self._sides[entry.side][page][start : start + len(into)]
+        into[:] = self._sides[entry.side].record(page)[start : start + len(into)]
 
     def prepare(self, step: DecidedStep) -> None:
         """Make the writes of this attempt ready to be decided."""
@@ -139,10 +157,10 @@ class MemoryPageStore(PageStore):
         """Free both sides."""
         self._steps.close_pins()
         self._closed = True
-        self._sides = ([], [])
+        self._sides = ()
 
     def _record(self, page: int, version: int) -> memoryview:
-        return self._sides[self._steps.entry_to_read(page, version).side][page]
+        return self._sides[self._steps.entry_to_read(page, version).side].record(page)
 
     def _check_open(self) -> None:
         if self._closed:

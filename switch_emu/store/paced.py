@@ -15,7 +15,7 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import ConfigError
 from switch_emu.store.around import PageStoreAround
 from switch_emu.store.interface import PageStore
-from switch_emu.store.records import Buffer
+from switch_emu.store.views import RecordRows
 
 
 class DiskPace:
@@ -42,24 +42,24 @@ class PacedPageStore(PageStoreAround):
         super().__init__(store)
         self._pace = DiskPace(rate_bytes_per_s)
 
-    def read(self, page: int, version: int, into: memoryview) -> None:
+    def read_rows(self, first: int, version: int, into: RecordRows) -> None:
         """Read from the inner store, and wait for the emulated disk."""
-        with self._paced(into):
-            super().read(page, version, into)
+        with self._paced(into.count * into.record_bytes):
+            super().read_rows(first, version, into)
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Read from the inner store, and wait for the emulated disk."""
-        with self._paced(into):
+        with self._paced(into.nbytes):
             super().read_field(page, version, field_name, into)
 
-    def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
+    def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
         """Write to the inner store, and wait for the emulated disk."""
-        with self._paced(record):
-            super().write(page, version, attempt, record)
+        with self._paced(rows.count * rows.record_bytes):
+            super().write_rows(first, version, attempt, rows)
 
     @contextmanager
-    def _paced(self, data: Buffer) -> Iterator[None]:
-        done_ns = self._pace.done_ns(SYSTEM_CLOCK.now_ns(), memoryview(data).nbytes)
+    def _paced(self, nbytes: int) -> Iterator[None]:
+        done_ns = self._pace.done_ns(SYSTEM_CLOCK.now_ns(), nbytes)
         yield
         missing_ns = done_ns - SYSTEM_CLOCK.now_ns()
         if missing_ns > 0:

@@ -63,17 +63,28 @@ class PageTable:
         """The side on which this table's version of the page lies."""
         return int(self._states["side"][page])
 
+    def sides(self, first: int, count: int) -> list[int]:
+        """The same of so many pages from `first` on."""
+        found: list[int] = self._states["side"][first : first + count].tolist()
+        return found
+
     def entry(self, page: int) -> PageEntry:
         """The entry of a page."""
-        state = self._states[page]
-        shape = self._shape
-        return PageEntry(
-            side=int(state["side"]),
-            version=int(state["version"]),
-            attempt=int(state["attempt"]),
-            digests=bytes(self._digests[shape.digest_starts[page] : shape.digest_starts[page + 1]]),
-            tail=bytes(self._tails[shape.tail_starts[page] : shape.tail_starts[page + 1]]),
-        )
+        return self.entries(page, 1)[0]
+
+    def entries(self, first: int, count: int) -> list[PageEntry]:
+        """The entries of so many pages from `first` on."""
+        digests, tails = self._shape.digest_starts, self._shape.tail_starts
+        return [
+            PageEntry(
+                side, version, attempt,
+                bytes(self._digests[digests[page] : digests[page + 1]]),
+                bytes(self._tails[tails[page] : tails[page + 1]]),
+            )
+            for page, (version, attempt, side) in enumerate(
+                self._states[first : first + count].tolist(), first
+            )
+        ]  # fmt: skip
 
     def changed(self, entries: Mapping[int, PageEntry]) -> PageTable:
         """A copy with new entries for some pages; this table is unchanged."""

@@ -6,7 +6,7 @@ Shared by every store: `interface.py` has the table of transitions, this module 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from luwu.base.errors import StateError
 from switch_emu.store.page_table import PageEntry, PageTable
@@ -48,21 +48,28 @@ class StepState:
 
     def entry_to_read(self, page: int, version: int) -> PageEntry:
         """The entry of a version of a page. Raises VersionMissing if it cannot be read."""
+        return self.entries_to_read(page, 1, version)[0]
+
+    def entries_to_read(self, first: int, count: int, version: int) -> list[PageEntry]:
+        """The same of so many pages from `first` on."""
         with self._lock:  # a reader must not see half of a `prepare`, `decide` or `abort`
             if self.decided is not None and version == self.decided.version:
-                return self._table.entry(page)
+                return self._table.entries(first, count)
             if version == self.next_version:
                 if self._prepared is not None:
-                    return self._prepared[1].entry(page)
-                entry = self._tentative.get(page)
-                if entry is not None:
-                    return entry
+                    return self._prepared[1].entries(first, count)
+                pages = range(first, first + count)
+                found = [self._tentative[page] for page in pages if page in self._tentative]
+                if len(found) == count:
+                    return found
+                page = next(page for page in pages if page not in self._tentative)
                 raise VersionMissing(
                     f"page {page} has no version {version} yet: it was not written in attempt "
                     f"{self.attempt}; write it, or read {self._decided_text()}"
                 )
+            pages_text = f"page {first}" if count == 1 else f"pages {first} to {first + count - 1}"
             raise VersionMissing(
-                f"page {page}: version {version} cannot be read; there is {self._decided_text()} "
+                f"{pages_text}: version {version} cannot be read; there is {self._decided_text()} "
                 f"and, for pages written in attempt {self.attempt}, version {self.next_version}"
             )
 
@@ -85,26 +92,27 @@ class StepState:
         for pin in self._pins:
             pin.close()
 
-    def side_to_write(self, page: int, version: int, attempt: int) -> int:
-        """The side that is not current; pinned versions there are saved first.
+    def sides_to_write(self, first: int, count: int, version: int, attempt: int) -> list[int]:
+        """The sides that are not current, of so many pages from `first` on.
 
-        Raises StateError unless it may be written now.
+        Pinned versions there are saved first. Raises StateError unless they may be written now.
         """
         if self._prepared is not None:
             raise StateError(
-                f"page {page} cannot be written: version {self._prepared[0].version} is prepared "
+                f"page {first} cannot be written: version {self._prepared[0].version} is prepared "
                 f"(attempt {self._prepared[0].attempt}); decide or abort it first"
             )
-        self._check_making(f"page {page}", version, attempt)
-        side = 1 - self._table.side(page)
+        self._check_making(f"page {first}", version, attempt)
+        sides = [1 - side for side in self._table.sides(first, count)]
         for pin in self._pins:
-            pin.overwrites(page, side)
-        return side
+            for page, side in enumerate(sides, first):
+                pin.overwrites(page, side)
+        return sides
 
-    def note_written(self, page: int, entry: PageEntry) -> None:
-        """Note a written page of the version being made."""
+    def note_written(self, first: int, entries: Sequence[PageEntry]) -> None:
+        """Note written pages of the version being made, from `first` on."""
         with self._lock:
-            self._tentative[page] = entry
+            self._tentative.update(enumerate(entries, first))
 
     def table_to_prepare(self, step: DecidedStep) -> PageTable:
         """The page table that `step` makes. Raises StateError unless it may be prepared now."""

@@ -20,13 +20,14 @@ RAM is trusted: only reads of the inner store are verified, by that store.
 from __future__ import annotations
 
 import enum
+from itertools import groupby
 
 from luwu.base.errors import ConfigError
 from switch_emu.store.around import PageStoreAround
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
 from switch_emu.store.records import Buffer, DecidedStep
-from switch_emu.store.views import cut, write_view
+from switch_emu.store.views import RecordMemory, RecordRows, check_rows, write_view
 
 
 class _Copy(enum.Enum):
@@ -71,8 +72,8 @@ class TieredPageStore(PageStoreAround):
             raise ConfigError(f"resident_bytes must be at least 0, got {resident_bytes}")
         super().__init__(store)
         fitting = pages_that_fit(store.config, resident_bytes)
-        views = cut(list(fitting.values()))
-        self._resident = {page: _Resident(view) for page, view in zip(fitting, views, strict=True)}
+        self._memory = RecordMemory(fitting)
+        self._resident = {page: _Resident(self._memory.record(page)) for page in fitting}
         self._resident_bytes = sum(fitting.values())
 
     @property
@@ -80,20 +81,34 @@ class TieredPageStore(PageStoreAround):
         """Bytes of all resident pages when filled; at most the budget."""
         return self._resident_bytes
 
-    def read(self, page: int, version: int, into: memoryview) -> None:
-        """Read from RAM if the copy is of this version, else from the inner store."""
-        copy = self._copy_of(page, version)
-        if copy is not None:
-            write_view(into, len(copy.record), f"page {page}")[:] = copy.record
-            return
-        self._store.read(page, version, into)
-        resident = self._resident.get(page)
-        if resident is not None and resident.state is _Copy.EMPTY and self._is_decided(version):
-            resident.fill(into, _Copy.DECIDED)
+    def read_rows(self, first: int, version: int, into: RecordRows) -> None:
+        """Read from RAM what is there in this version, the rest from the inner store."""
+        check_rows(self.config, first, into, to_fill=True)
+        copies = self._copies(first, into.count, version)
+        start = 0
+        for is_missing, run in groupby(copy is None for copy in copies):
+            stop = start + sum(1 for _ in run)
+            part = into.part(start, stop)
+            if is_missing:
+                self._store.read_rows(first + start, version, part)
+                self._fill(first + start, version, part)
+            else:
+                for record, copy in zip(part.records(), copies[start:stop], strict=True):
+                    assert copy is not None
+                    record[:] = copy.record
+            start = stop
+
+    def _fill(self, first: int, version: int, rows: RecordRows) -> None:
+        """Keep what was read of resident pages, if nothing newer is there."""
+        if self._is_decided(version):
+            for page, record in enumerate(rows.records(), first):
+                resident = self._resident.get(page)
+                if resident is not None and resident.state is _Copy.EMPTY:
+                    resident.fill(record, _Copy.DECIDED)
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Read from RAM if the copy is of this version, else from the inner store."""
-        copy = self._copy_of(page, version)
+        (copy,) = self._copies(page, 1, version)
         if copy is None:
             self._store.read_field(page, version, field_name, into)
             return
@@ -101,22 +116,27 @@ class TieredPageStore(PageStoreAround):
         view = write_view(into, stop - start, f"page {page}, field {field_name}")
         view[:] = copy.record[start:stop]
 
-    def record_in_ram(self, page: int, version: int) -> memoryview | None:
-        """The copy, if it is of this version; else the inner store's."""
-        copy = self._copy_of(page, version)
-        if copy is None:
-            return self._store.record_in_ram(page, version)
-        return copy.record.toreadonly()
+    def rows_in_ram(self, first: int, count: int, version: int) -> RecordRows | None:
+        """The copies, if all are of this version; the inner store's, if there is none."""
+        copies = self._copies(first, count, version)
+        if not any(copies):
+            return self._store.rows_in_ram(first, count, version)
+        found = self._memory.rows(first, count) if all(copies) else None
+        return None if found is None else found.readonly()
 
-    def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
-        """Write to the inner store, then to the copy."""
-        self._store.write(page, version, attempt, record)
-        resident = self._resident.get(page)
-        if resident is not None:
-            resident.fill(record, _Copy.TENTATIVE, attempt)
+    def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
+        """Write to the inner store, then to the copies."""
+        self._store.write_rows(first, version, attempt, rows)
+        if first in self._resident:  # of pages of one size the first ones are
+            for page, record in enumerate(rows.records(), first):
+                resident = self._resident.get(page)
+                if resident is not None:
+                    resident.fill(record, _Copy.TENTATIVE, attempt)
 
-    def place_in_ram(self, page: int, version: int, attempt: int) -> memoryview | None:
-        """None: records must be passed to `write`, which copies them."""
+    def rows_to_fill(
+        self, first: int, count: int, version: int, attempt: int
+    ) -> RecordRows | None:  # fmt: skip
+        """None: records must be passed to `write_rows`, which copies them."""
         return None
 
     def prepare(self, step: DecidedStep) -> None:
@@ -142,16 +162,20 @@ class TieredPageStore(PageStoreAround):
         self._resident.clear()
         self._store.close()
 
-    def _copy_of(self, page: int, version: int) -> _Resident | None:
-        resident = self._resident.get(page)
-        if resident is None or resident.state is _Copy.EMPTY:
-            return None
-        if resident.state is _Copy.DECIDED:
-            usable = self._is_decided(version)
-        else:
-            decided = self.decided
-            usable = version == (0 if decided is None else decided.version + 1)
-        return resident if usable else None
+    def _copies(self, first: int, count: int, version: int) -> list[_Resident | None]:
+        """The copies of this version, from page `first` on; None where there is none."""
+        decided = self.decided
+        usable = None
+        if decided is not None and version == decided.version:
+            usable = _Copy.DECIDED
+        elif version == (0 if decided is None else decided.version + 1):
+            usable = _Copy.TENTATIVE
+        found: list[_Resident | None] = []
+        for page in range(first, first + count):
+            resident = self._resident.get(page)
+            is_usable = resident is not None and resident.state is usable
+            found.append(resident if is_usable else None)
+        return found
 
     def _is_decided(self, version: int) -> bool:
         decided = self.decided

@@ -3,11 +3,77 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from luwu.base.address import address_of
 from luwu.base.errors import StateError
+from switch_emu.store.config import StoreConfig
 from switch_emu.store.records import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRows:
+    """Records of neighbouring pages, of one size and at equal distances in memory."""
+
+    memory: memoryview
+    """From the first byte of the first record to the last byte of the last one."""
+    count: int
+    record_bytes: int
+    stride: int
+    """Bytes from the start of a record to the start of the next one."""
+
+    def records(self) -> list[memoryview]:
+        """The records, one by one."""
+        memory, size = self.memory, self.record_bytes
+        return [memory[start : start + size] for start in range(0, len(memory), self.stride)]
+
+    def part(self, start: int, stop: int) -> RecordRows:
+        """Records `start` to `stop` of these."""
+        first, end = start * self.stride, (stop - 1) * self.stride + self.record_bytes
+        return replace(self, memory=self.memory[first:end], count=stop - start)
+
+    def readonly(self) -> RecordRows:
+        """The same, not to be written."""
+        return replace(self, memory=self.memory.toreadonly())
+
+
+def one_record(record: memoryview) -> RecordRows:
+    """A single record, in a flat view."""
+    return RecordRows(record, 1, len(record), len(record))
+
+
+class RecordMemory:
+    """Zeroed memory for the records of some pages, in one mapping, in the order of the pages.
+
+    Sizes are multiples of 64, and so is where each starts. Memory is allocated when first written,
+    in huge pages if the system has them, since every step reads all of it.
+    """
+
+    def __init__(self, sizes: Mapping[int, int]) -> None:
+        """`sizes`: bytes of each page's record, by page."""
+        total = sum(sizes.values())
+        mapping = mmap.mmap(-1, max(total, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+        self._whole = memoryview(mapping)
+        self._starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        self._sizes = dict(sizes)
+
+    def record(self, page: int) -> memoryview:
+        """The record of a page."""
+        start = self._starts[page]
+        return self._whole[start : start + self._sizes[page]]
+
+    def rows(self, first: int, count: int) -> RecordRows | None:
+        """The records of so many pages from `first` on; None unless all are here, of one size."""
+        sizes = self._sizes
+        size = sizes.get(first, 0)
+        for page in range(first, first + count):
+            if sizes.get(page) != size:
+                return None
+        start = self._starts[first]
+        return RecordRows(self._whole[start : start + count * size], count, size, size)
 
 
 def read_view(record: Buffer, size: int, what: str) -> memoryview:
@@ -26,20 +92,29 @@ def write_view(into: memoryview, size: int, what: str) -> memoryview:
     return view
 
 
-def cut(sizes: Sequence[int]) -> list[memoryview]:
-    """Zeroed memory of these sizes, in one mapping, each on a multiple of 64 bytes.
+def check_rows(
+    config: StoreConfig, first: int, rows: RecordRows, *, to_fill: bool = False
+) -> None:  # fmt: skip
+    """Raises StateError unless these can be the records of the pages from `first` on.
 
-    Sizes are multiples of 64. Memory is allocated when first written, in huge pages if the system
-    has them, since every step reads all of it.
+    `to_fill`: and can be written.
     """
-    mapping = mmap.mmap(-1, max(sum(sizes), 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    mapping.madvise(mmap.MADV_HUGEPAGE)
-    whole = memoryview(mapping)
-    views, start = [], 0
-    for size in sizes:
-        views.append(whole[start : start + size])
-        start += size
-    return views
+    size, count = rows.record_bytes, rows.count
+    sizes = config.record_bytes[first : first + count] if first >= 0 else ()
+    if sizes.count(size) != count:
+        raise StateError(
+            f"pages {first} to {first + count - 1}: {count} records of {size} bytes were given; "
+            f"this store has {config.page_count} pages, and of these {len(sizes)}, with records of "
+            f"{', '.join(map(str, sorted(set(sizes)))) or 'no'} bytes"
+        )
+    expected_bytes = (count - 1) * rows.stride + size
+    if rows.stride < size or len(rows.memory) != expected_bytes:
+        raise StateError(
+            f"page {first}: {count} records of {size} bytes, {rows.stride} apart, take "
+            f"{expected_bytes} bytes; the buffer has {len(rows.memory)}"
+        )
+    if to_fill and rows.memory.readonly:
+        raise StateError(f"page {first}: the buffer to read into is read-only; give a writable one")
 
 
 def is_same_memory(one: memoryview, other: memoryview) -> bool:

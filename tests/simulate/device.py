@@ -380,17 +380,20 @@ class _SimulatedOs:
     def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
         if fd not in _OPEN:
             return os.preadv(fd, buffers, offset)
-        (into,) = buffers
-        found = memoryview(_OPEN[fd][1].seen)[offset : offset + len(into)]
-        into[: len(found)] = found
-        return len(found)
+        done = 0
+        for into in buffers:
+            at = offset + done
+            found = memoryview(_OPEN[fd][1].seen)[at : at + len(into)]
+            into[: len(found)] = found
+            done += len(found)
+        return done
 
     @staticmethod
     def pwritev(fd: int, buffers: list[memoryview], offset: int) -> int:
         if fd not in _OPEN:
             return os.pwritev(fd, buffers, offset)
         device, file = _OPEN[fd]
-        data = bytes(buffers[0])
+        data = b"".join(buffers)
         device.write(file, offset, data)
         return len(data)
 

@@ -21,7 +21,7 @@ from luwu.protocol.sum_order import Group, combined, nested
 from luwu.wire.messages import Message, Refuse, Rejoin, Welcome
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as node_actions
-from switch_emu.node.extent_pages import ExtentPage, extent_pages
+from switch_emu.node.extent_pages import PageGroup, extent_pages
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Sum
 from tests.simulate.device import ProcessEnded
@@ -297,7 +297,7 @@ class Node(Process):
         self._write(action.chunk, 0, action.attempt, values, np.zeros_like(values))
         return self.core.page_loaded(action)
 
-    def _pages(self, extent: int) -> tuple[ExtentPage, ...]:
+    def _pages(self, extent: int) -> tuple[PageGroup, ...]:
         return extent_pages(self._job.layout, extent)
 
     def _total(self, extent: int, contributions: Any) -> Any:
@@ -353,21 +353,21 @@ class Node(Process):
         page = pages[at]
         total = self._total(action.chunk, action.contributions)
         total = total[page.start : page.start + page.elems]
-        weights, momentum = self._owned.read(page.chunk, action.step)
+        weights, momentum = self._owned.read(page.chunks[0], action.step)
         grad = total / np.float32(action.divisor)
-        unchanged = mask_of(self._job.layout, page.chunk, page.absent(action.absent))
+        unchanged = mask_of(self._job.layout, page.chunks[0], page.absent(action.absent))
         new, momentum = apply_update(weights, momentum, grad, unchanged)
         made.append(new)
         squares += self._squares(total)
         is_finite = all(map(math.isfinite, squares))
         if is_finite and at + 1 < len(pages):
-            self._write(page.chunk, action.step + 1, action.attempt, new, momentum)
+            self._write(page.chunks[0], action.step + 1, action.attempt, new, momentum)
             self._later(lambda: self._update_page(action, at + 1, squares, made))
             return []
         published = None
         if action.publish and len(made) == len(pages):
             published = Payload(np.concatenate(made), self.account)
-        self._later(lambda: self._written(action, page.chunk, new, momentum))
+        self._later(lambda: self._written(action, page.chunks[0], new, momentum))
         return self.core.updated(action, squares, published)
 
     def _written(self, action: node_actions.Update, chunk: int, weights: Any, momentum: Any) -> Any:
@@ -386,7 +386,7 @@ class Node(Process):
     ) -> Any:
         """Page by page, of one version; again from the first, if another was decided since."""
         pages = self._pages(action.chunk)
-        weights = self._owned.read_weights(pages[len(found)].chunk, version)
+        weights = self._owned.read_weights(pages[len(found)].chunks[0], version)
         if weights is None and action.version is None:
             return self._read(action)
         if weights is None:

@@ -7,11 +7,13 @@ a page is written once, and all pages of an extent under one attempt (O3). Of al
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from luwu.wire import messages as wire
 from switch_emu.node.core import actions as node_actions
-from switch_emu.node.extent_pages import ExtentPage, extent_pages
+from switch_emu.node.extent_pages import PageGroup, extent_pages
 from switch_emu.switch.core.actions import SwitchLimits
 from tests.simulate.chaos import ROUGH
 from tests.simulate.cluster import Cluster
@@ -140,21 +142,17 @@ class Eager(Node):
     def _written(
         self, action: node_actions.Update, chunk: int, weights: object, momentum: object
     ) -> object:
-        self._owned.write(
-            self._pages(action.chunk)[0].chunk, action.step + 1, action.attempt, weights, momentum
-        )
+        first = self._pages(action.chunk)[0].chunks[0]
+        self._owned.write(first, action.step + 1, action.attempt, weights, momentum)
         return super()._written(action, chunk, weights, momentum)
 
 
 class Mixed(Node):
     """Takes the absent segments of an extent for those of each of its pages."""
 
-    def _pages(self, extent: int) -> tuple[ExtentPage, ...]:
+    def _pages(self, extent: int) -> tuple[PageGroup, ...]:
         pages = extent_pages(self._job.layout, extent)
-        return tuple(
-            ExtentPage(each.chunk, each.number, each.start, each.elems, 0, each.segments_count)
-            for each in pages
-        )
+        return tuple(replace(each, first_segment=0) for each in pages)
 
 
 @pytest.mark.parametrize(

@@ -149,13 +149,13 @@ class PageStoreSuite:
         take_step(store, 0)
         for page in range(store.config.page_count):
             before = read(store, page, 0)
-            lying = store.record_in_ram(page, 0)
-            assert lying is None or (lying.readonly and bytes(lying) == before)
-            place = store.place_in_ram(page, 1, 0)
+            lying = store.rows_in_ram(page, 1, 0)
+            assert lying is None or (lying.memory.readonly and bytes(lying.memory) == before)
+            place = store.rows_to_fill(page, 1, 1, 0)
             new = record(store, page, 1)
             if place is not None:
-                place[:] = new
-            store.write(page, 1, 0, new if place is None else place)
+                place.memory[:] = new
+            store.write(page, 1, 0, new if place is None else place.memory)
             assert read(store, page, 1) == new
             assert read(store, page, 0) == before
 

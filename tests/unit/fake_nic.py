@@ -30,7 +30,7 @@ from luwu.nic.handles import NicCounters
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
 from switch_emu.node.kernels import UpdateCall
-from switch_emu.node.runs import count_update, update_runs
+from switch_emu.node.runs import update_runs
 from switch_emu.node.update import clip_scale
 from tests.unit.kernel_calls import block_squares, kernel_for, to_wire
 
@@ -270,6 +270,7 @@ class FakeNetwork:
         if total is not None:
             assert self.description is not None
             chunk, absent = self.layout.chunks[index], self._absent(index)
+            segments = tuple(self.layout.segments(index))
             begun = next(iter(self.now.begun.values()), None) or self.now.commits[0][1]
             hyper = decode_hyper(begun)
             grad = total[chunk.start : chunk.start + chunk.elems].copy()
@@ -280,14 +281,14 @@ class FakeNetwork:
                     state=page.state,
                     weights_out=page.weights,
                     state_out=page.state,
-                    runs=update_runs(self.layout, index, hyper, page.updates, absent),
+                    runs=update_runs(self.layout, segments, hyper, page.updates.tolist(), absent),
                     divisor=self._divisor(),
                     scale=scale,
                     wire=None,
                     measure=False,
                 )
             )
-            count_update(page.updates, absent, page.updates)
+            page.updates += [1 - (absent >> bit & 1) for bit in range(len(segments))]
         self.now.made[index] = page
 
 

@@ -18,8 +18,10 @@ from luwu.base.errors import StateError
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.hyper import StepHyper
 from switch_emu.node import storage
+from switch_emu.node.extent_pages import extent_pages
+from switch_emu.node.kernels import Run
 from switch_emu.node.pages import store_config
-from switch_emu.node.runs import count_update, update_runs
+from switch_emu.node.runs import UpdateCounts, update_runs
 from switch_emu.store import StoreConfig
 from tests.unit.real_training import digest_of, in_cluster, seeded
 from tests.unit.test_state_dicts import assert_same
@@ -257,25 +259,36 @@ def small_layout() -> Layout:
 def test_a_page_with_one_count_is_not_updated_in_part() -> None:
     """I4. Goal: in a state of an older version, a page is updated as a whole or refused by name."""
     layout = small_layout()
-    whole = update_runs(layout, 0, HYPER, np.array([5]), absent=0)
+    (page,) = extent_pages(layout, 0)
+    counts = UpdateCounts(layout, page, stored=[1], width=8)
+    stored = np.array([[5, 0, 0, 0, 0, 0, 0, 0]])
+    whole = update_runs(layout, page.segments[0], HYPER, counts.by_segment(stored, 0), 0)
     assert [(run.start, run.stop, run.updates_count) for run in whole] == [(0, 192, 5)]
     with pytest.raises(StateError, match=r"first had no gradient.*luwu export"):
-        update_runs(layout, 0, HYPER, np.array([5]), absent=0b01)
+        counts.by_segment(stored, 0b01)
+    counts.count(stored, 0, stored)
+    assert stored.tolist() == [[6, 0, 0, 0, 0, 0, 0, 0]]
 
 
 def test_segments_have_counts_of_their_own() -> None:
     """I4. Goal: runs follow counts, groups and what is absent; counts of what is absent stay."""
     layout = small_layout()
-    runs = update_runs(layout, 0, HYPER, np.array([5, 5]), absent=0)
-    assert [(run.start, run.stop) for run in runs] == [(0, 192)]
-    counts = np.array([5, 7])
-    runs = update_runs(layout, 0, HYPER, counts, absent=0)
+    (page,) = extent_pages(layout, 0)
+
+    def runs_of(counts: list[int], absent: int) -> list[Run]:
+        return update_runs(layout, page.segments[0], HYPER, counts, absent)
+
+    assert [(run.start, run.stop) for run in runs_of([5, 5], 0)] == [(0, 192)]
+    runs = runs_of([5, 7], 0)
     assert [(run.start, run.stop, run.updates_count) for run in runs] == [(0, 64, 5), (64, 192, 7)]
-    first, second = update_runs(layout, 0, HYPER, counts, absent=0b10)
+    first, second = runs_of([5, 7], 0b10)
     assert first.hyper == HYPER.groups[0]
     assert second.hyper is None
-    count_update(counts, 0b10, counts)
-    assert counts.tolist() == [6, 7]
+    counts, stored = UpdateCounts(layout, page, stored=[2], width=3), np.array([[5, 7, 0]])
+    assert counts.by_segment(stored, 0b10) == [5, 7]
+    into = np.zeros_like(stored)
+    counts.count(stored, 0b10, into)
+    assert (stored.tolist(), into.tolist()) == ([[5, 7, 0]], [[6, 7, 0]])
 
 
 def test_a_state_with_one_count_a_page_goes_on(

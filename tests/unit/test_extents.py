@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import luwu
 from luwu.layout import DTYPE_BYTES, Layout
+from switch_emu.node import plan
 from switch_emu.node.extent_pages import extent_pages
 from tests.unit.local_job import (
     KIB,
@@ -53,6 +54,23 @@ def test_extents_out_of_core(update: str, wire_dtype: str, tmp_path: Path) -> No
     with cluster_for(
         job, tmp_path, state=tmp_path / "state", memory_budget_bytes=600 * KIB
     ) as cluster:
+        check(cluster, job, cluster.run(Worker(job)))
+
+
+@every_order
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("budget_kib", [700, 1200, 2400])
+def test_pages_that_are_worked_on_at_once_change_no_bit(
+    update: str, wire_dtype: str, budget_kib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3. Goal: groups of pages on disk, in RAM, and partly in both. Method: one thread, which
+    leaves memory for more pages at once; the budgets keep no page, some, all of them."""
+    monkeypatch.setattr(plan, "_THREADS", ((1, 1),))
+    job = Job(layout=make_layout(extent_chunks=4, wire_dtype=wire_dtype), update=update)
+    budget = {"state": tmp_path / "state", "memory_budget_bytes": budget_kib * KIB}
+    with cluster_for(job, tmp_path, **budget) as cluster:
+        found = cluster.node._storage._plan
+        assert found.pages_together == (4 if budget_kib > 700 else 2)
         check(cluster, job, cluster.run(Worker(job)))
 
 
@@ -153,7 +171,7 @@ def test_an_extent_is_split_to_its_pages(layout: Layout, extent_chunks: int, bit
     layout = replace(layout, extent_chunks=extent_chunks)
     for extent in layout.extents:
         pages = extent_pages(layout, extent.index)
-        assert [page.chunk for page in pages] == list(extent.chunks)
+        assert [page.chunks for page in pages] == [(chunk,) for chunk in extent.chunks]
         assert [page.number for page in pages] == [layout.page(i) for i in extent.chunks]
         segments = list(layout.extent_segments(extent.index))
         bitmap = bits.getrandbits(len(segments))
@@ -166,7 +184,7 @@ def test_an_extent_is_split_to_its_pages(layout: Layout, extent_chunks: int, bit
         payload = memoryview(np.arange(extent.wire_bytes, dtype=np.uint32).astype(np.uint8))
         whole = b""
         for page in pages:
-            absent, own = page.absent(bitmap), list(layout.segments(page.chunk))
+            absent, own = page.absent(bitmap), list(layout.segments(page.chunks[0]))
             assert absent < 1 << len(own) == 1 << page.segments_count
             for bit, part in enumerate(own):
                 is_lacking = (part.parameter, part.parameter_start) in lacking

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from luwu.layout import DTYPE_BYTES
-from switch_emu.node.kernels import Run, UpdateCall
+from switch_emu.node.kernels import Pieces, Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.kernels.portable import BLOCK_ELEMS, TORCH_DTYPES
 from tests.unit import kernel_jobs
@@ -211,6 +211,51 @@ def test_wire_is_rounded_to_nearest_even(dtype: str, version: str, cache: Path) 
         np.testing.assert_array_equal(wire, expected)
 
 
+@every_seed
+@pytest.mark.parametrize("optimizer", [ADAMW, MOMENTUM, PLAIN, LION, NONE])
+@pytest.mark.parametrize("gaps", [(0, 0), (16, 48), (5, 16)])
+def test_pages_that_lie_apart_are_updated_as_one_long_page(
+    seed: int, optimizer: tuple[str, tuple[str, ...]], gaps: tuple[int, int], version: str,
+    cache: Path,
+) -> None:  # fmt: skip
+    """Goal: P pages in one call give the bits of one page of P * C elements: weights, state, wire,
+    squares, pieces; runs cross their borders, and what lies between pages is untouched."""
+    rng = np.random.default_rng(seed)
+    kernel, (count, elems) = kernel_of(version, optimizer, cache), (3, 8192)
+    job = Job.draw(rng, optimizer, count * elems)
+    borders = [(0, 64), (8192 - 64, 8192), (8192, 8200), (12288, 16384), (20480, 20544)]
+    for in_place in (True, False):
+        long_pieces, pieces = Pieces.of(borders), Pieces.of(borders)
+        expected, long_squares, wire = job.by_kernel(kernel, in_place, pieces=long_pieces)
+        gap_in, gap_out = (gaps[0], gaps[0]) if in_place else gaps
+        read = [_apart(array, count, gap_in) for array in (job.weights, *job.state)]
+        empty = np.full(count * elems, 77, np.float32)
+        written = read if in_place else [_apart(empty, count, gap_out) for _ in read]
+        octets = np.zeros(wire.size, np.uint8)
+        squares = kernel.update(UpdateCall(
+            contributions=job.contributions, weights=read[0], state=tuple(read[1:]),
+            weights_out=written[0], state_out=tuple(written[1:]), runs=job.runs,
+            divisor=job.divisor, scale=job.scale, wire=(octets.data, job.wire_dtype), measure=True,
+            pieces=pieces,
+        ))  # fmt: skip
+        where = f"{seed=} {in_place=}"
+        for found, one in zip(written, expected, strict=True):
+            same_bits(found.reshape(-1), one, where)
+            assert found.base is not None
+            assert (found.base[:, elems:] == 55).all(), where
+        np.testing.assert_array_equal(octets, wire, where)
+        np.testing.assert_array_equal(squares, long_squares, where)
+        np.testing.assert_array_equal(pieces.squares, long_pieces.squares, where)
+
+
+def _apart(values: np.ndarray, count: int, gap: int) -> np.ndarray:
+    """Pages of equal size, with a gap behind each that holds 55."""
+    elems = values.size // count
+    room = np.full((count, elems + gap), 55, np.float32)
+    room[:, :elems] = values.reshape(count, elems)
+    return room[:, :elems]
+
+
 def test_what_does_not_fit_is_refused(version: str, cache: Path) -> None:
     """Goal: wrong sizes, dtypes and runs raise ValueError and nothing is written."""
     kernel = kernel_of(version, ADAMW, cache)
@@ -233,6 +278,8 @@ def test_what_does_not_fit_is_refused(version: str, cache: Path) -> None:
         ("arrays", {"state": (m,)}),
         ("float32 \\[128\\]", {"state": (m[:64], v)}),
         ("float32 \\[128\\]", {"state_out": (m, v.astype(np.float64))}),
+        ("begin with a block", {"weights": weights.reshape(2, 64)}),
+        ("lie like the others", {"state": (np.ones((1, 128), np.float32), v)}),
         ("for all arrays", {"weights_out": weights.copy()}),
         ("cover 64", {"runs": [Run(start=0, stop=64, hyper=adamw())]}),
         ("does not follow", {"runs": [Run(start=64, stop=128, hyper=adamw())]}),

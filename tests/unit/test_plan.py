@@ -218,7 +218,9 @@ def test_a_plan_of_extents_is_its_budget(
             assert found.spill_bytes >= extent, told
             assert found.outgoing_bytes >= 2 * extent, told
             threads = found.updates_count + found.reads_count
-            pages = 4 * found.updates_count + found.reads_count + 1
+            together = found.pages_together
+            assert together & together - 1 == 0 < together <= extent_chunks, told
+            pages = together * (4 * found.updates_count + 1) + found.reads_count
             assert found.pipeline_bytes == pages * chunk_bytes + threads * extent, told
             if in_arenas:
                 assert found.window_bytes == found.slots_bytes == 0, told
@@ -278,5 +280,22 @@ def test_an_extent_is_told() -> None:
     asked: dict[str, Any] = {"chunk_bytes": 64 * KIB, "world_size": 2, "has_switch": True}
     (line,) = plan_node(budget_bytes=GIB, extent_chunks=16, **asked).lines()
     assert line.endswith("; 16 chunks travel together")
+    assert "16 pages at once" in line
     (line,) = plan_node(budget_bytes=GIB, **asked).lines()
+    assert "at once" not in line
     assert "travel" not in line
+
+
+def test_a_tree_takes_an_array_for_each_level() -> None:
+    """I5. Goal: sums of switches that are made again are in the plan, for as many pages as a thread
+    works on at once."""
+    asked: dict[str, Any] = {
+        "budget_bytes": 64 * MIB, "chunk_bytes": 64 * KIB, "world_size": 4, "has_switch": True,
+        "extent_chunks": 16,
+    }  # fmt: skip
+    flat, tree = plan_node(**asked), plan_node(levels=2, **asked)
+    assert flat.pages_together == tree.pages_together == 16
+    assert tree.pipeline_bytes - flat.pipeline_bytes == 2 * 16 * 64 * KIB
+    least = least_budget(**{k: v for k, v in asked.items() if k != "budget_bytes"})
+    assert least_budget(levels=2, chunk_bytes=64 * KIB, world_size=4, has_switch=True,
+                        extent_chunks=16) == least + 128 * KIB  # fmt: skip

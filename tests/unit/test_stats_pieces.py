@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from luwu.base.errors import RemoteProtocolError
+from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.hyper import StepHyper, decode_hyper, encode_hyper
 from luwu.wire.reading import VersionFacts, parse_facts
 from luwu.wire.statistics import (
@@ -23,6 +24,7 @@ from luwu.wire.statistics import (
     summed,
 )
 from switch_emu.node.core.actions import Update
+from switch_emu.node.extent_pages import extent_pages, grouped
 from switch_emu.node.kernels import Pieces
 from switch_emu.node.kernels.portable import BLOCK_ELEMS
 from switch_emu.node.statistics import Statistics
@@ -125,12 +127,14 @@ def an_update(chunk: int, step: int, attempt: int, divisor: float = 2.0) -> Upda
 def test_attempts_do_not_mix() -> None:
     """Goal: what counts is what was added under the attempt that was decided, whatever comes late;
     a step that was not measured leaves what there was."""
-    statistics = Statistics(make_layout(16 * 1024))
+    layout = make_layout(16 * 1024)
+    statistics = Statistics(layout)
 
     def add(chunk: int, step: int, attempt: int, square: float) -> None:
-        pieces = statistics.pieces(chunk)
+        (page,) = extent_pages(layout, chunk)
+        pieces = statistics.pieces(page)
         pieces.squares[:] = square
-        statistics.add(an_update(chunk, step, attempt), chunk, pieces)
+        statistics.add(an_update(chunk, step, attempt), page, pieces)
 
     assert statistics.latest is None
     add(0, 0, 3, 1.0)
@@ -153,14 +157,28 @@ def test_attempts_do_not_mix() -> None:
 
 @pytest.mark.parametrize("chunk_bytes", [16 * 1024, 32 * 1024])
 def test_pieces_are_segments_cut_by_blocks(chunk_bytes: int) -> None:
-    """Goal: each element of each parameter is in one piece, and padding in none."""
-    layout = make_layout(chunk_bytes)
-    statistics = Statistics(layout)
-    for chunk in layout.chunks:
-        borders = statistics.pieces(chunk.index).borders.tolist()
+    """Goal: each element of each parameter is in one piece, and padding in none; in groups of
+    pages too."""
+    layout = Layout(
+        parameters=tuple(Parameter(name=str(n), shape=(n,)) for n in (9000, 3, 20_000, 5000)),
+        units=(Unit(name="one", parameters=(0, 1, 2)), Unit(name="two", parameters=(3,))),
+        chunk_bytes=chunk_bytes,
+        extent_chunks=4,
+    )
+    sizes = {chunk.index: chunk.elems for chunk in layout.chunks}
+    groups = [
+        group
+        for extent in layout.extents
+        for group in grouped(extent_pages(layout, extent.index), sizes.__getitem__, 3)
+    ]
+    assert max(group.count for group in groups) > 1
+    for group in groups:
+        borders = Statistics.pieces(group).borders.tolist()
         covered = [i for start, stop in borders for i in range(start, stop)]
         inside = [
-            i for s in layout.segments(chunk.index)
+            index * group.page_elems + i
+            for index, chunk in enumerate(group.chunks)
+            for s in layout.segments(chunk)
             for i in range(s.chunk_start, s.chunk_start + s.elems)
         ]  # fmt: skip
         assert covered == inside

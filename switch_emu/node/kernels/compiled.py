@@ -1,4 +1,4 @@
-"""The page update by `switch_emu/native/arithmetic.c`: a call a page, without Python's lock.
+"""The page update by `switch_emu/native/arithmetic.c`, without Python's lock.
 
 Only addresses and rounded hyper-parameters are made here. They are rounded as torch rounds them:
 computed in float64 with the C library's `pow`, then cast.
@@ -68,6 +68,9 @@ class _Update(ctypes.Structure):
 
     _fields_ = (
         ("elems", ctypes.c_int64),
+        ("page_elems", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+        ("stride_out", ctypes.c_int64),
         ("optimizer", ctypes.c_int32),
         ("contributions_count", ctypes.c_int32),
         ("contributions", Pointer),
@@ -143,9 +146,11 @@ class CompiledKernel(UpdateKernel):
         old = (*(address_of_array(array) for array in call.read), None, None)
         new = (*(address_of_array(array) for array in call.written), None, None)
         native = _Update(
-            call.weights.size, self._optimizer, len(call.contributions), ctypes.addressof(pointers),
-            ctypes.addressof(dtypes), old[0], old[1], old[2], new[0], new[1], new[2],
-            ctypes.addressof(said), address_of_array(squares) if measure else None,
+            call.weights.size, call.weights.shape[-1], _stride(call.weights),
+            _stride(call.weights_out), self._optimizer, len(call.contributions),
+            ctypes.addressof(pointers), ctypes.addressof(dtypes), old[0], old[1], old[2],
+            new[0], new[1], new[2], ctypes.addressof(said),
+            address_of_array(squares) if measure else None,
             None if wire is None else address_of(wire[0]),
             _NO_WIRE if wire is None else DTYPES[wire[1]], call.divisor, call.scale, in_place,
             0 if pieces is None else len(pieces.borders),
@@ -160,14 +165,19 @@ class CompiledKernel(UpdateKernel):
         check_cast(weights, dtype, into)
         at = address_of_array(weights)
         native = _Update(
-            elems=weights.size, optimizer=_OPTIMIZERS[NO_OPTIMIZER, ()], weights=at,
-            weights_out=at, wire=address_of(into), wire_dtype=DTYPES[dtype], divisor=1.0,
-            scale=1.0, in_place=True,
+            elems=weights.size, page_elems=weights.size, optimizer=_OPTIMIZERS[NO_OPTIMIZER, ()],
+            weights=at, weights_out=at, wire=address_of(into), wire_dtype=DTYPES[dtype],
+            divisor=1.0, scale=1.0, in_place=True,
         )  # fmt: skip
         self._update(ctypes.addressof(native))
 
     def enter_thread(self) -> None:
         """See UpdateKernel: the library keeps nothing for a thread."""
+
+
+def _stride(pages: F32Array) -> int:
+    """Floats from a page to the next one."""
+    return pages.strides[0] // pages.itemsize
 
 
 def _adam_run(place: _Run, hyper: Mapping[str, Number], updates_count: int) -> None:

@@ -1,6 +1,6 @@
 """The interface of update kernels; versions differ in speed only, never in a bit.
 
-One update of a page of C elements, in float32 throughout:
+One update of P neighbouring pages of C elements each, in float32 throughout:
 
     total = c0 + c1 + ...             from left to right; narrow types are widened exactly
     mean  = total / float32(divisor)  and, if scale < 1, * float32(scale)
@@ -9,9 +9,10 @@ One update of a page of C elements, in float32 throughout:
     wire  = weights in the wire dtype, to nearest, ties to even
 
 Block squares, in float64: a block is 4,096 elements from the page's start, the last one filled up
-with zeros. Lane j of 256 adds the squares of elements j, j + 256, j + 512 ... in this order;
-then the upper half of the lanes is added to the lower half until one lane is left. A float32
-squared fits float64, so a result is not finite exactly if an element is not.
+with zeros; several pages have whole blocks. Lane j of 256 adds the squares of elements j, j + 256,
+j + 512 ... in this order; then the upper half of the lanes is added to the lower half until one
+lane is left. A float32 squared fits float64, so a result is not finite exactly if an element is
+not.
 
 By pieces, if they are asked for: the squares of the total, of the new weights, and of the float32
 difference of new and old weights. A piece lies within one block; its elements have the lanes they
@@ -45,7 +46,7 @@ Contributions = Sequence[tuple[memoryview, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Elements `start` to `stop` of a page, multiples of 64, that are updated alike."""
+    """Elements `start` to `stop` of the pages, multiples of 64, that are updated alike."""
 
     start: int
     stop: int
@@ -57,7 +58,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Parts of a page that are measured apart; see the module."""
+    """Parts of pages that are measured apart; see the module. From the first page's start on."""
 
     borders: np.ndarray
     """int64 [P, 2]: start, a multiple of 64, and stop of each, in order."""
@@ -74,9 +75,11 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateCall:
-    """One update of one page.
+    """One update of some pages.
 
-    Shapes: weights, each array of state and what is written: float32 [C]; runs cover C.
+    Shapes: weights, each array of state and what is written: float32 [P, C], or [C] for one page.
+    A page's elements have no gap between them; pages may lie apart, the arrays that are read all
+    alike and those that are written too. Contributions, runs and the wire cover P * C elements.
     In place if `*_out` are the arrays read; else they are disjoint from these, never partly.
     """
 
@@ -93,7 +96,7 @@ class UpdateCall:
     measure: bool
     """Return the block squares of the sum."""
     pieces: Pieces | None = None
-    """Parts of the page that are measured apart."""
+    """Parts of the pages that are measured apart."""
 
     @property
     def read(self) -> tuple[F32Array, ...]:
@@ -130,7 +133,7 @@ class UpdateKernel(Protocol):
         """
 
     def update(self, call: UpdateCall) -> tuple[float, ...]:
-        """Update one page; see the module. Returns block squares of the sum if `measure`, else ().
+        """Update the pages; see the module. Returns block squares of the sum if `measure`, else ().
 
         Fills in the squares of `pieces`; those of a sum with an infinity mean nothing.
         Raises: ValueError if shapes, dtypes or runs do not fit; nothing is written then.
@@ -174,17 +177,19 @@ def check_fold(contributions: Contributions, before: F32Array | None, out: F32Ar
 
 def check_update(kernel: UpdateKernel, call: UpdateCall) -> bool:
     """True if it is done in place. Raises ValueError as `UpdateKernel.update` says."""
-    elems, read, written = call.weights.size, call.read, call.written
+    elems, shape = call.weights.size, call.weights.shape
+    read, written = call.read, call.written
     check_contributions(call.contributions, elems)
     if not len(read) == len(written) == 1 + len(kernel.state_fields):
         raise ValueError(f"{len(read)} and {len(written)} arrays; state: {kernel.state_fields}")
-    for array in (*read, *written):
-        _check_array(array, elems)
+    for arrays in (read, written):
+        for array in arrays:
+            _check_pages(array, shape, arrays[0].strides)
     same = [
         address_of_array(left) == address_of_array(right)
         for left, right in zip(read, written, strict=True)
     ]
-    if any(same) and not all(same):
+    if any(same) and not (all(same) and read[0].strides == written[0].strides):
         raise ValueError("an update is in place for all arrays or for none")
     at = 0
     for run in call.runs:
@@ -222,6 +227,20 @@ def _check_pieces(pieces: Pieces, elems: int) -> None:
     if wrong.any():
         start, stop = borders[wrong.argmax()].tolist()
         raise ValueError(f"piece {start}..{stop} is not within a block, in order, on a cell")
+
+
+def _check_pages(array: F32Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    page_bytes = 4 * shape[-1]
+    is_like = array.dtype == np.float32 and array.shape == shape and array.strides == strides
+    is_one = len(shape) == 1 and strides == (4,)
+    are_apart = len(shape) == 2 and strides[1] == 4 and strides[0] >= page_bytes
+    if not is_like or not (is_one or are_apart) or strides[0] % 4:
+        raise ValueError(
+            f"{array.dtype} {array.shape}, strides {array.strides}, are no float32 {list(shape)} "
+            f"in pages that lie like the others, {strides} apart"
+        )
+    if are_apart and shape[0] > 1 and shape[1] % NORM_BLOCK_ELEMS:
+        raise ValueError(f"{shape[0]} pages of {shape[1]} elements do not all begin with a block")
 
 
 def _check_array(array: F32Array, elems: int) -> None:

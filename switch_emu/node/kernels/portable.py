@@ -1,4 +1,4 @@
-"""The page update with torch's fused CPU kernels, in blocks.
+"""The page update with torch's fused CPU kernels, in blocks of one page.
 
 The reference: `compiled.py` promises the bits of this module. It needs several passes over a block
 and some twenty calls, each of which hands the interpreter's lock on, so blocks are large enough for
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -139,7 +139,7 @@ class PortableKernel(UpdateKernel):
             sources = [_source(payload, dtype) for payload, dtype in contributions]
             earlier = None if before is None else _tensor(before)
             target = _tensor(out)
-            for block in _blocks(out.size):
+            for block in _blocks(0, out.size):
                 part = target[block]
                 work.sum_into(part if earlier is None else work.total(block), sources, block)
                 if earlier is not None:
@@ -150,45 +150,62 @@ class PortableKernel(UpdateKernel):
     def update(self, call: UpdateCall) -> tuple[float, ...]:
         """See UpdateKernel."""
         in_place = check_update(self, call)
-        weights, pieces, wire, measure = call.weights, call.pieces, call.wire, call.measure
-        work = self._work(weights.size)
-        lanes = work.lanes(weights.size if measure else 0)
+        elems, wire, measure = call.weights.size, call.wire, call.measure
+        work = self._work(elems)
+        lanes = work.lanes(elems if measure else 0)
         with torch.no_grad():
             sources = [_source(payload, dtype) for payload, dtype in call.contributions]
             target = None if wire is None else _target(*wire)
-            tensors = tuple(_tensor(array) for array in call.written)
-            for block in _blocks(weights.size):
-                total = work.sum_of(sources, block)
-                if measure:
-                    work.square(total, lanes, block)
-                if pieces is not None:
-                    work.square_pieces(pieces, 0, total, block)
-                    before = work.copied(_tensor(weights[block]))
-                if self._step is not None:
-                    total = work.mean(total, call.divisor, call.scale)
-                if not in_place:
-                    for old, new in zip(call.read, call.written, strict=True):
-                        np.copyto(new[block], old[block])
-                self._run(tensors, total, block, call.runs)
-                if pieces is not None:
-                    work.square_pieces(pieces, 1, tensors[0][block], block)
-                    change = torch.sub(tensors[0][block], before, out=before)
-                    work.square_pieces(pieces, 2, change, block)
-                if target is not None:
-                    target[block].copy_(tensors[0][block])
+            page_elems = call.weights.shape[-1]
+            for index, start in enumerate(range(0, elems, page_elems)):
+                page = _Page(
+                    start=start,
+                    read=[np.atleast_2d(array)[index] for array in call.read],
+                    written=[np.atleast_2d(array)[index] for array in call.written],
+                    in_place=in_place,
+                )
+                for block in _blocks(start, start + page_elems):
+                    self._update_block(call, page, block, work, sources, lanes, target)
         if wire is not None and target is not None:
             _deliver(target, wire[0])
         return _tree(lanes) if measure else ()
 
+    def _update_block(
+        self, call: UpdateCall, page: _Page, block: slice, work: _Work, sources: Sequence[Any],
+        lanes: np.ndarray, target: Any,
+    ) -> None:  # fmt: skip
+        pieces = call.pieces
+        here = slice(block.start - page.start, block.stop - page.start)
+        tensors = tuple(_tensor(array[here]) for array in page.written)
+        total = work.sum_of(sources, block)
+        if call.measure:
+            work.square(total, lanes, block)
+        if pieces is not None:
+            work.square_pieces(pieces, 0, total, block)
+            before = work.copied(_tensor(page.read[0][here]))
+        if self._step is not None:
+            total = work.mean(total, call.divisor, call.scale)
+        if not page.in_place:
+            for old, new in zip(page.read, page.written, strict=True):
+                np.copyto(new[here], old[here])
+        self._run(tensors, total, block, call.runs)
+        if pieces is not None:
+            work.square_pieces(pieces, 1, tensors[0], block)
+            change = torch.sub(tensors[0], before, out=before)
+            work.square_pieces(pieces, 2, change, block)
+        if target is not None:
+            target[block].copy_(tensors[0])
+
     def _run(self, tensors: tuple[Any, ...], mean: Any, block: slice, runs: Sequence[Run]) -> None:
+        """Update a block: its tensors, and its mean gradient."""
         if self._step is None:
             return
         for run in runs:
             start, stop = max(run.start, block.start), min(run.stop, block.stop)
             if start < stop and run.hyper is not None:
-                cut = [tensor[start:stop] for tensor in tensors]
-                grad = mean[start - block.start : stop - block.start]
-                self._step(cut[0], grad, tuple(cut[1:]), run.updates_count, run.hyper)
+                cut = slice(start - block.start, stop - block.start)
+                weights, *state = (tensor[cut] for tensor in tensors)
+                self._step(weights, mean[cut], tuple(state), run.updates_count, run.hyper)
 
     def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
         """See UpdateKernel."""
@@ -217,6 +234,16 @@ PORTABLE: Final = {
     for (optimizer, fields), name in NAMES.items()
 }
 """By the optimizer's name and its state fields."""
+
+
+class _Page(NamedTuple):
+    """Arrays of one page, each float32 [C]."""
+
+    start: int
+    """Its first element, from the first page on."""
+    read: Sequence[F32Array]
+    written: Sequence[F32Array]
+    in_place: bool
 
 
 class _Work:
@@ -320,9 +347,9 @@ def _tree(lanes: np.ndarray) -> tuple[float, ...]:
     return tuple(lanes[:, 0].tolist())
 
 
-def _blocks(elems: int) -> Iterator[slice]:
-    for start in range(0, elems, BLOCK_ELEMS):
-        yield slice(start, min(start + BLOCK_ELEMS, elems))
+def _blocks(first: int, end: int) -> Iterator[slice]:
+    for start in range(first, end, BLOCK_ELEMS):
+        yield slice(start, min(start + BLOCK_ELEMS, end))
 
 
 class _Memory:
