@@ -89,7 +89,7 @@ class LuwuWorker(Part):
         self._pushes: list[Handle] = []
         self._hyper = hyper_bytes()
         self._nic: Nic = open_nic(rank, job.workers)
-        description = job.description(self._nic.chunk_bytes)
+        description = job.description(self._nic.chunk_bytes, self._nic.extent_chunks)
         self._layout = description.layout
         joined = self._nic.join(description)
         if rank == 0:

@@ -65,7 +65,7 @@ class Job:
         """The wire dtype."""
         return TORCH_DTYPES[self.dtype]
 
-    def layout(self, chunk_bytes: int) -> Layout:
+    def layout(self, chunk_bytes: int, extent_chunks: int = 1) -> Layout:
         """The geometry LuWu is told of."""
         rows: list[Parameter] = []
         units = []
@@ -79,13 +79,16 @@ class Job:
                     Parameter(name=f"{number}.{name}", shape=(part,), wire_dtype=self.dtype)
                 )
             units.append(Unit(name=f"block{number}", parameters=tuple(range(first, len(rows)))))
-        return Layout(parameters=tuple(rows), units=tuple(units), chunk_bytes=chunk_bytes)
+        return Layout(
+            parameters=tuple(rows), units=tuple(units), chunk_bytes=chunk_bytes,
+            extent_chunks=extent_chunks,
+        )  # fmt: skip
 
-    def description(self, chunk_bytes: int) -> Description:
+    def description(self, chunk_bytes: int, extent_chunks: int) -> Description:
         """What the workers of LuWu agree on."""
         return Description(
-            layout=self.layout(chunk_bytes), optimizer="adamw", update="streaming",
-            state_fields=("m", "v"),
+            layout=self.layout(chunk_bytes, extent_chunks), optimizer="adamw",
+            update="streaming", state_fields=("m", "v"),
         )  # fmt: skip
 
     def gradient(self, rank: int, unit: int) -> torch.Tensor:

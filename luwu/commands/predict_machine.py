@@ -157,7 +157,7 @@ def _predict(config: RunConfig, shape: Shape, folder: Path, known: Known) -> _Pr
         extent_bytes=max(extent.wire_bytes for extent in job.layout.extents),
         unit_bytes=max(map(sum, chunks)), model_bytes=job.wire_bytes,
         directory=None if state is None else folder, updates_count=plan.updates_count,
-        reads_count=plan.reads_count, samples=shape.samples,
+        reads_count=plan.reads_count, pages_together=plan.pages_together, samples=shape.samples,
     )  # fmt: skip
 
     def rehearsed(handed_s: float, wire_s_per_byte: float) -> RehearsalFloors:

@@ -210,6 +210,7 @@ def _plan(
         page_bytes=RECORD_CHUNKS * sizes.chunk_bytes,
         threads_count=plan.updates_count,
         pulls_count=plan.reads_count,
+        pages_together=plan.pages_together,
         samples=QUICK,
     )
     if disk is not None:

@@ -138,6 +138,7 @@ def floors_for(job: JobShape, plan: NodePlan, *, state: Path | None, samples: Sa
         page_elems=max(chunk.elems for chunk in job.layout.chunks),
         threads_count=plan.updates_count,
         pulls_count=plan.reads_count,
+        pages_together=plan.pages_together,
         workers_count=job.workers,
         dtype=job.layout.chunks[0].wire_dtype,
         transport=job.transport,

@@ -63,17 +63,25 @@ def existing_directory(path: Path) -> Path:
 
 
 def disk_floors(
-    directory: Path, *, page_bytes: int, threads_count: int, pulls_count: int, samples: Samples
-) -> DiskFloors | None:
+    directory: Path, *, page_bytes: int, threads_count: int, pulls_count: int, samples: Samples,
+    pages_together: int = 1,
+) -> DiskFloors | None:  # fmt: skip
     """Rates of a directory; None where no file of that size can be made there.
 
-    `threads_count` pages are under way at once, and `pulls_count` pulls.
+    `threads_count` requests are under way at once, for `pages_together` pages each, and
+    `pulls_count` pulls, each of a page's weights.
     """
     place = existing_directory(directory)
     usage = shutil.disk_usage(place)
     try:
         with tempfile.TemporaryDirectory(prefix=".luwu-floors-", dir=place) as name:
-            return _measure(Path(name), usage, page_bytes, (threads_count, pulls_count), samples)
+            return _measure(
+                Path(name),
+                usage,
+                (page_bytes, pages_together),
+                (threads_count, pulls_count),
+                samples,
+            )
     except OSError:
         return None
 
@@ -125,25 +133,27 @@ class _Requests:
         return found
 
 
-def _sizes(page_bytes: int, threads_count: int, file_bytes: int) -> tuple[int, int, int]:
-    """Bytes of a page, bytes of a pull, and pages on each side, in whole blocks."""
+def _sizes(
+    page_bytes: int, pages_together: int, threads_count: int, file_bytes: int
+) -> tuple[int, int, int]:
+    """Bytes of a request, bytes of a pull, and requests on each side, in whole blocks."""
     from switch_emu.store.direct_io import BLOCK_BYTES
 
     page_bytes = max(BLOCK_BYTES, -(-page_bytes // BLOCK_BYTES) * BLOCK_BYTES)
     most = file_bytes // BLOCK_BYTES * BLOCK_BYTES
     pull_bytes = max(BLOCK_BYTES, min(page_bytes // 3, most) // BLOCK_BYTES * BLOCK_BYTES)
     most = file_bytes // (2 * threads_count) // BLOCK_BYTES * BLOCK_BYTES
-    page_bytes = max(BLOCK_BYTES, min(page_bytes, most))
+    page_bytes = max(BLOCK_BYTES, min(pages_together * page_bytes, most))
     return page_bytes, pull_bytes, max(threads_count, file_bytes // 2 // page_bytes)
 
 
 def _measure(
-    folder: Path, usage: Any, page_bytes: int, counts: tuple[int, int], samples: Samples
+    folder: Path, usage: Any, request: tuple[int, int], counts: tuple[int, int], samples: Samples
 ) -> DiskFloors:
     from switch_emu.store.direct_io import BLOCK_BYTES, BlockFile, IoCounter, probe_direct_io
 
     threads_count, pulls_count = counts
-    page_bytes, pull_bytes, pages = _sizes(page_bytes, threads_count, samples.disk_bytes)
+    page_bytes, pull_bytes, pages = _sizes(*request, threads_count, samples.disk_bytes)
     side_bytes = pages * page_bytes
     path = folder / "pages"
     with path.open("wb") as made:
@@ -171,7 +181,8 @@ def _measure(
                 ),
                 samples.seconds,
             )
-            page_cpu_s = _cpu_seconds(pool, do.both, chosen[:CPU_REQUESTS])
+            together = max(1, page_bytes // request[0])
+            page_cpu_s = _cpu_seconds(pool, do.both, chosen[:CPU_REQUESTS]) / together
             pull_cpu_s = _cpu_seconds(pullers, do.pull, pulls[:CPU_REQUESTS])
             block = do.buffer()[:BLOCK_BYTES]
             flush_s = median(_flush_seconds(file, block) for _ in range(FLUSHES))

@@ -64,6 +64,7 @@ class Floors:
 def measure_floors(
     *, directory: Path | None, page_bytes: int, page_elems: int, threads_count: int,
     pulls_count: int, workers_count: int, dtype: str, transport: str, samples: Samples,
+    pages_together: int = 1,
 ) -> Floors:  # fmt: skip
     """Measure all that a job needs; `directory` None: its state stays in RAM."""
     import torch
@@ -76,7 +77,7 @@ def measure_floors(
         copy_bytes_per_s=copy_rate(core_count(), samples),
         disk=None if directory is None else disk_floors(
             directory, page_bytes=page_bytes, threads_count=threads_count,
-            pulls_count=pulls_count, samples=samples,
+            pulls_count=pulls_count, samples=samples, pages_together=pages_together,
         ),
         update_parameters_per_s=update_per_s,
         update_kernel=kernel,

@@ -66,6 +66,8 @@ class MachineAsk:
     """The directory of the state; None: in memory."""
     updates_count: int
     reads_count: int
+    pages_together: int = 1
+    """Pages that one request reads or writes."""
     samples: Samples = QUICK
 
 
@@ -85,8 +87,9 @@ def machine_floors(
     disk: dict[str, float] = {}
     if asked.directory is not None:
         found = _disk(
-            asked.directory, asked.chunk_bytes, asked.updates_count, asked.reads_count, samples
-        )
+            asked.directory, asked.chunk_bytes, asked.updates_count, asked.reads_count,
+            asked.pages_together, samples,
+        )  # fmt: skip
         disk = {
             "write_s_per_byte": 1 / found.write_bytes_per_s,
             "mixed_s_per_byte": 2 / found.mixed_bytes_per_s,
@@ -154,11 +157,12 @@ def _handed(transport: str, samples: Samples) -> float:
 
 @lru_cache
 def _disk(
-    directory: Path, chunk_bytes: int, updates_count: int, reads_count: int, samples: Samples
-) -> DiskFloors:
+    directory: Path, chunk_bytes: int, updates_count: int, reads_count: int, pages_together: int,
+    samples: Samples,
+) -> DiskFloors:  # fmt: skip
     found = disk_floors(
         directory, page_bytes=RECORD * chunk_bytes, threads_count=updates_count,
-        pulls_count=reads_count, samples=samples,
+        pulls_count=reads_count, samples=samples, pages_together=pages_together,
     )  # fmt: skip
     if found is None:
         raise ConfigError(f"{directory}: no file of {samples.disk_bytes} bytes can be made there")

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -355,6 +356,17 @@ def test_floors_are_measured_and_leave_nothing(tmp_path: Path) -> None:
     assert found.messages is not None
     assert found.update_kernel in ("compiled", "portable")
     json.dumps(found.document(), allow_nan=False)
+
+
+def test_pages_that_one_request_takes_are_measured_so(tmp_path: Path) -> None:
+    """Goal: requests are as long as those of the job; pulls are of one page, and so is the CPU."""
+    asked: Any = {
+        "page_bytes": 12 * KIB, "threads_count": 1, "pulls_count": 1,
+        "samples": Samples(copy_bytes=MIB, disk_bytes=MIB, seconds=0.0),
+    }  # fmt: skip
+    found = disk_floors(tmp_path, pages_together=8, **asked)
+    assert found is not None
+    assert (found.request_bytes, found.pull_request_bytes) == (96 * KIB, 4 * KIB)
 
 
 def test_a_disk_without_room_is_not_measured(tmp_path: Path) -> None:
