@@ -222,7 +222,7 @@ def _finish(
 def _say_disk(document: dict[str, Any], console: Console) -> None:
     for arm in document["arms"]:
         ours, kernel = arm["disk_bytes"], arm["disk_bytes_kernel"]
-        if not ours or not kernel:
+        if not ours or not kernel or not any(ours.values()):
             continue
         for way in ("read", "written"):
             spilled = (arm["spill_bytes"] or {}).get(way)
