@@ -12,12 +12,13 @@ BIN := .venv/bin
 # Tests and the demo start Python a thousand times: each would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test campaign lint wheel clean
+.PHONY: help setup demo gpu-check test campaign lint wheel clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make setup     make .venv and install everything in it; does nothing when up to date'
 	@echo 'make demo      train a small GPT with LuWu and with FSDP2, and compare (CPU)'
+	@echo 'make gpu-check on a machine with a GPU, in under 8 minutes: its tests, LuWu and what torch has'
 	@echo 'make test      run the tests, except those marked slow (ARGS="-m slow" runs these)'
 	@echo 'make campaign  all campaigns of docs/reliability.md, some hours; goes on where it was stopped'
 	@echo 'make lint      ruff, mypy and the import rules'
@@ -29,13 +30,17 @@ help:
 	@echo 'TORCH=cpu|cuda          that build'
 	@echo 'TORCH=torch==2.12.0     any requirement, URL or wheel that pip can install'
 	@echo 'TORCH_CPU_INDEX=URL     where CPU builds come from (https://download.pytorch.org/whl/cpu)'
-	@echo 'JOBS=2  ARGS=...        test processes; more arguments for make test and make demo'
+	@echo 'JOBS=2  ARGS=...        test processes; more arguments for test, demo and gpu-check'
 
 setup:
 	@python=$$(sh .ci/pick-python) && "$$python" .ci/setup.py
 
 demo: setup
 	@$(BIN)/python -m luwu compare --preset demo $(ARGS)
+
+# Needs no set-up: an interpreter whose torch sees a GPU is looked for, python3 first.
+gpu-check:
+	@$${PYTHON:-python3} -m benchmarks.gpu_check $(ARGS)
 
 # In the order of the files: tests of real processes, few and long, come before those of units.
 test: setup

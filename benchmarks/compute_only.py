@@ -8,23 +8,21 @@ those of the script; it is not used.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 import torch
 
 from workers.arm import Arm
-from workers.data import Batches, load_corpus
 from workers.gpt import GPT, GPTConfig, init_weights
-from workers.options import Options, env_int, parse_options
-from workers.train import train, write_result
+from workers.options import Options, env_int
+from workers.train import main
 
 
 class ComputeOnlyArm(Arm):
     """Every worker alone with its batch: forward and backward."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, data_digest: str) -> None:
         super().__init__(options)
         self.rank, self.world_size = env_int("RANK", 0), env_int("WORLD_SIZE", 1)
         self.device = torch.device("cpu")
@@ -43,21 +41,9 @@ class ComputeOnlyArm(Arm):
     def measurements(self) -> dict[str, Any]:
         return {}
 
-
-def main() -> int:
-    """Compute as the command line says."""
-    options = parse_options()
-    if "OMP_NUM_THREADS" in os.environ:
-        torch.set_num_threads(max(1, env_int("OMP_NUM_THREADS", 1)))
-    corpus = load_corpus(options.data)
-    batches = Batches(corpus.tokens, context=options.context, seed=options.seed)
-    arm = ComputeOnlyArm(options)
-    arm.build(options.gpt(corpus.vocab))
-    progress = train(arm, batches, options)
-    write_result(arm, corpus, progress, None, options)
-    arm.leave()
-    return 0
+    def weights_digest(self) -> None:
+        """None: nothing was trained."""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(make=ComputeOnlyArm))

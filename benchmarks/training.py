@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.crew import SOURCE
 from luwu.base.config import RunConfig, resolve
 from luwu.base.json_file import read_json
-from luwu.compare.arm import ArmRun, run_arm, script_arguments
+from luwu.compare.arm import SCRIPT, ArmRun, run_arm, script_arguments
 from luwu.compare.comparison import arm_document
 from luwu.estimate.job import Planned, plan_gpt
 from luwu.launch.hosts.hosts import plan_hosts
@@ -52,8 +52,12 @@ class Training:
 class TrainingRuns:
     """Runs below a temporary directory; the number of each is its directory's."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(
+        self, directory: Path, *, script: Sequence[str] = SCRIPT,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        """`script`: see `run_arm`. `should_stop` ends the run under way."""
+        self._directory, self._script, self._should_stop = directory, script, should_stop
         self._count = 0
         self._data = directory / "text"
         letters = np.random.default_rng(0).integers(97, 123, _TEXT_BYTES, dtype=np.uint8)
@@ -85,9 +89,13 @@ class TrainingRuns:
                 return Run(job=job, document=document, directory=run.path)
             sizes = decide_sizes(config, None)
             plan = plan_hosts(config)
-            done = run_arm(arm, config, sizes, run, Console(log), lambda: False, plan)
+            done = run_arm(
+                arm, config, sizes, run, Console(log), self._should_stop, plan, self._script
+            )  # fmt: skip
         document = arm_document(done, 1)
-        return Run(job=job, document=document, directory=run.path, node=done.node)
+        return Run(
+            job=job, document=document, directory=run.path, node=done.node, workers=done.workers
+        )
 
     def _config(self, job: Training, flags: Mapping[str, str]) -> RunConfig:
         return resolve(flags={"data": str(self._data), **job.flags, **flags}, environ={}).config
@@ -103,6 +111,8 @@ class Run:
     """Of the run, with its events."""
     node: dict[str, Any] | None = None
     """What the node said of itself at its end."""
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    """What each worker wrote at its end."""
 
     @property
     def step_seconds(self) -> list[float]:

@@ -44,7 +44,7 @@ class NetworkAllReduce:
         """`units`: names with their parameters, each parameter once, in order of forward."""
         self._nic, self._dtype_name = nic, str(dtype).removeprefix("torch.")
         self._parameters = [parameter for _, members in units for _, parameter in members]
-        self._layout = _layout(units, self._dtype_name, nic.chunk_bytes)
+        self._layout = _layout(units, self._dtype_name, nic)
         elems = self._layout.unit_elems
         self._gradients = [torch.zeros(count, dtype=dtype) for count in elems]
         self._means = [torch.zeros(count, dtype=dtype) for count in elems]
@@ -157,7 +157,7 @@ class NetworkAllReduce:
 
 
 def _layout(
-    units: Sequence[tuple[str, Sequence[tuple[str, nn.Parameter]]]], dtype: str, chunk_bytes: int
+    units: Sequence[tuple[str, Sequence[tuple[str, nn.Parameter]]]], dtype: str, nic: Nic
 ) -> Layout:
     rows: list[Parameter] = []
     members: list[Unit] = []
@@ -168,7 +168,10 @@ def _layout(
             for each, parameter in parameters
         ]
         members.append(Unit(name=name, parameters=tuple(range(first, len(rows)))))
-    return Layout(parameters=tuple(rows), units=tuple(members), chunk_bytes=chunk_bytes)
+    return Layout(
+        parameters=tuple(rows), units=tuple(members), chunk_bytes=nic.chunk_bytes,
+        extent_chunks=nic.extent_chunks,
+    )  # fmt: skip
 
 
 def _bytes_of(vector: torch.Tensor) -> memoryview:

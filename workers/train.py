@@ -15,7 +15,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,15 +50,17 @@ class Progress:
     """Largest sample of memory that is not a file's: anonymous and shared, after a backward."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train as the command line says; returns the exit code."""
+def main(
+    arguments: Sequence[str] | None = None, make: Callable[..., Arm] = make_arm
+) -> int:  # fmt: skip
+    """Train as the command line says; returns the exit code. `make` joins the run as its arm."""
     try:
         options = parse_options(arguments)
         if "OMP_NUM_THREADS" in os.environ:
             torch.set_num_threads(max(1, env_int("OMP_NUM_THREADS", 1)))
         corpus = load_corpus(options.data)
         batches = Batches(corpus.tokens, context=options.context, seed=options.seed)
-        arm = make_arm(options, data_digest=corpus.digest)
+        arm = make(options, data_digest=corpus.digest)
         arm.build(options.gpt(corpus.vocab))
         progress = train(arm, batches, options)
         weights_digest = arm.weights_digest()

@@ -61,7 +61,9 @@ ENVIRONMENT_ONLY: Final = {
 }
 """Variables that are no keys."""
 
-ARM_NAMES: Final = ("luwu", "fsdp", "fsdp_offload", "ddp", "single", "ina-allreduce", "ps")
+ARM_NAMES: Final = (
+    "luwu", "luwu_ram", "fsdp", "fsdp_offload", "ddp", "single", "ina-allreduce", "ps",
+)  # fmt: skip
 EVERYWHERE: Final = ("compare", "run", "up")
 SERVING: Final = ("compare", "run", "up")
 TRAINING: Final = ("compare", "run")

@@ -10,6 +10,7 @@ import webbrowser
 from pathlib import Path
 from typing import Any, Final
 
+from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, LuwuError
@@ -18,7 +19,15 @@ from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 from luwu.commands.outcome import write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
-from luwu.compare.arm import NETWORK_ARMS, run_arm, with_budget
+from luwu.compare.arm import (
+    IN_RAM,
+    LUWU_ARMS,
+    NETWORK_ARMS,
+    arm_directory,
+    config_of_arm,
+    run_arm,
+    with_budget,
+)
 from luwu.compare.comparison import comparison
 from luwu.launch.hosts.hosts import plan_hosts
 from luwu.launch.hosts.network import links_of
@@ -26,7 +35,7 @@ from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.serving import Sizes, decide_sizes, state_directory
-from luwu.launch.worker_loss import check_worker_loss
+from luwu.launch.worker_loss import check_worker_loss, drops_workers
 from luwu.report.page import write_report
 from luwu.report.table import table_text
 from workers.data_file import check_data_file
@@ -37,11 +46,13 @@ VERB: Final = Verb(
     text="Train the built-in GPT with each arm, on the same data and seed, and compare.",
     flags=(
         Flag(
-            name="preset", shape="demo", text="luwu, fsdp and single; an eighth of the state in RAM"
+            name="preset",
+            shape="demo",
+            text="luwu with an eighth of its state in RAM, luwu_ram with all of it, fsdp",
         ),
         Flag(name="open", text="open the report in a browser at the end"),
     ),
-    presets={"demo": {"arms": "luwu,fsdp,single"}},
+    presets={"demo": {"arms": "luwu,luwu_ram,fsdp"}},
 )
 DEMO_BUDGET_SHARE: Final = 8
 """The demo keeps one part in so many of the state in memory."""
@@ -62,48 +73,54 @@ def run(parsed: Parsed) -> int:
     if is_demo and "luwu" in config.arms and resolved.is_default("memory_budget"):
         config = with_budget(config, demo_budget_bytes(config))
     plan = plan_hosts(config)
-    sizes = decide_sizes(config, config.state)
+    configs = {name: config_of_arm(name, config) for name in config.arms}
+    sizes = {name: decide_sizes(each, each.state) for name, each in configs.items()}
     run_directory = RunDirectory.create(config.run_dir)
     write_resolved(run_directory, resolved, "compare")
     console.say(f"run directory {run_directory.path}")
-    estimate = None
-    if "luwu" in config.arms and config.optimizer_nodes == 1:
-        try:
-            estimate = _plan(config, sizes, run_directory, console)
-        except LuwuError as error:
-            write_outcome(run_directory, error.exit_code, str(error), error.code)
-            raise
+    planned = LUWU_ARMS if config.optimizer_nodes == 1 else ()
+    try:
+        estimates = {
+            name: _plan(name, configs[name], sizes[name], run_directory, console)
+            for name in config.arms
+            if name in planned
+        }
+    except LuwuError as error:
+        write_outcome(run_directory, error.exit_code, str(error), error.code)
+        raise
     if is_demo:
         console.say(f"arms {', '.join(config.arms)}; {DEMO_TIME_TEXT}; Ctrl-C stops everything")
     with stop_requests() as should_stop:
         try:
             arms = [
-                run_arm(name, config, sizes, run_directory, console, should_stop, plan)
-                for name in config.arms
+                run_arm(name, each, sizes[name], run_directory, console, should_stop, plan)
+                for name, each in configs.items()
             ]
         except LuwuError as error:
             write_outcome(run_directory, error.exit_code, str(error), error.code)
             raise
-    document = comparison(config, arms, estimate)
+    document = comparison(config, arms, estimates)
     code = _finish(run_directory, document, config, console, is_demo=is_demo)
     console.say(f"took    {(SYSTEM_CLOCK.now_ns() - started_ns) / 1e9:.0f} s")
-    write_outcome(run_directory, code, "finished" if code == 0 else "a loss is too high")
+    write_outcome(run_directory, code, "finished" if code == 0 else "a loss or digest is wrong")
     if parsed.has("open"):
         webbrowser.open(run_directory.file("report.html").as_uri())
     return code
 
 
 def _plan(
-    config: RunConfig, sizes: Sizes, run_directory: RunDirectory, console: Console
+    name: str, config: RunConfig, sizes: Sizes, run_directory: RunDirectory, console: Console
 ) -> dict[str, Any]:
-    """Say what luwu's arm will take, and keep what was measured for it. Raises ConfigError."""
+    """Print what an arm of LuWu will take, and keep the floors it needs. Raises ConfigError."""
     from luwu.estimate.job import plan_gpt
     from luwu.estimate.text import short_lines
     from luwu.measure.timing import QUICK
 
     state = state_directory(config, run_directory.file("state"))
     planned = plan_gpt(config, sizes, state=state, samples=QUICK)
-    write_json(run_directory.file("floors.json"), {"schema": 1, **planned.floors.document()})
+    of_arm = arm_directory(name, run_directory)
+    write_json(of_arm.file("floors.json"), {"schema": 1, **planned.floors.document()})
+    console.say(f"arm     {name}")
     for line in short_lines(planned.estimate):
         console.say(line)
     if not links_of(config).is_ideal or config.disk_rate is not None:
@@ -146,6 +163,11 @@ def _check(config: RunConfig) -> None:
     if config.json not in (None, "-") and not Path(str(config.json)).absolute().parent.is_dir():
         raise ConfigError(f"json: no directory for {config.json}; make it first")
     _check_network(config)
+    if IN_RAM in config.arms and config.optimizer_nodes > 1:
+        raise ConfigError(
+            f"optimizer_nodes: {config.optimizer_nodes} asked for, but {IN_RAM} keeps its state in "
+            "the memory of one node; leave it out of --arms, or leave --optimizer-nodes out"
+        )
     if config.trace is not None and "luwu" not in config.arms:
         raise ConfigError("trace: only luwu records spans; add it to --arms")
     check_trace(config.trace)
@@ -184,13 +206,15 @@ def _finish(
     code = 0
     if is_demo:
         _say_disk(document, console)
-        code = _check_losses(document, console)
+        code = max(_check_losses(document, console), _check_weights(document, config, console))
     console.say(f"report  {report}")
     if config.trace is not None:
         write_trace(run_directory, config.trace, console.say)
     program = program_text()
     console.say(f"next    {program} report --open {_short(run_directory.path)}")
-    console.say(f"        {program} compare --arms luwu,fsdp,ddp --layers 6 --width 256 --steps 60")
+    console.say(
+        f"        {program} compare --arms luwu,fsdp,ddp,single --layers 6 --width 256 --steps 60"
+    )
     console.say(f"        {program} run --workers 2 -m workers.train --arm luwu --steps 60")
     return code
 
@@ -198,7 +222,7 @@ def _finish(
 def _say_disk(document: dict[str, Any], console: Console) -> None:
     for arm in document["arms"]:
         ours, kernel = arm["disk_bytes"], arm["disk_bytes_kernel"]
-        if not ours or not kernel:
+        if not ours or not kernel or not any(ours.values()):
             continue
         for way in ("read", "written"):
             spilled = (arm["spill_bytes"] or {}).get(way)
@@ -216,11 +240,23 @@ def _check_losses(document: dict[str, Any], console: Console) -> int:
         mean = math.fsum(last) / len(last)
         is_low = mean < DEMO_LOSS_MAX
         console.say(
-            f"{arm['name']:<6} mean loss of the last {len(last)} steps {mean:.3f}: "
+            f"{arm['name']:<8} mean loss of the last {len(last)} steps {mean:.3f}: "
             f"{'below' if is_low else 'NOT below'} {DEMO_LOSS_MAX}"
         )
         code = code if is_low else 1
     return code
+
+
+def _check_weights(document: dict[str, Any], config: RunConfig, console: Console) -> int:
+    """1 if arms of LuWu that train alike end with different weights; 0 else."""
+    digests = {arm["weights_digest"] for arm in document["arms"] if arm["name"] in LUWU_ARMS}
+    if len(digests) < 2 or drops_workers(config) or config.aggregate != FLOAT32:
+        return 0  # contributors, or integers of chunks of another size, may differ
+    console.say(
+        f"{' and '.join(LUWU_ARMS)} end with DIFFERENT weights, which must be the same bit for "
+        "bit, wherever the state is kept; please report it, with the run directory"
+    )
+    return 1
 
 
 def program_text() -> str:

@@ -30,9 +30,12 @@ from luwu.report.overlap import updated_before_last_push_ratio
 
 SCRIPT: Final = tuple(own_module("workers.train"))
 PROGRESS: Final = " train.step "
+IN_RAM: Final = "luwu_ram"
+"""The arm of `luwu` with its whole state in the node's memory."""
 MIRRORED: Final = "ina-allreduce"
 """The arm whose node mirrors gradients and keeps no weights."""
-NETWORK_ARMS: Final = ("luwu", "ps", MIRRORED)
+LUWU_ARMS: Final = ("luwu", IN_RAM)
+NETWORK_ARMS: Final = (*LUWU_ARMS, "ps", MIRRORED)
 """Arms whose workers talk to a switch; all but luwu's have a run directory of their own."""
 
 
@@ -67,15 +70,16 @@ def run_arm(
     console: Console,
     should_stop: Callable[[], bool],
     plan: Plan | None = None,
+    script: Sequence[str] = SCRIPT,
 ) -> ArmRun:
-    """Train with one arm to the end, on hosts if there is a `plan`. Raises what went wrong."""
+    """Train with one arm to the end, on hosts if there is a `plan`. Raises what went wrong.
+
+    `script` takes the options of `workers/train.py` and writes its results.
+    """
     in_network, alone = name in NETWORK_ARMS, name == "single"
     prefix = "" if in_network else f"{name}-"
     whole = run
-    if in_network and name != "luwu":  # --state is the state of luwu's arm
-        run, config = RunDirectory.create(run.path / name), replace(config, state=None)
-    if name == MIRRORED:  # its node needs no disk
-        config = replace(config, durability="none", optimizer_nodes=1)
+    run, config = arm_directory(name, run), config_of_arm(name, config)
     supervisor = Supervisor(
         run,
         console,
@@ -102,7 +106,7 @@ def run_arm(
         if hosts is not None:
             hosts.start_counting()
         whole.begin()
-        _train(supervisor, name, config, console, threads=threads)
+        _train(supervisor, name, config, console, script, threads=threads)
         records = _read_records(run, name, config, state, hosts)
     if config.state is None and state is not None:
         shutil.rmtree(state, ignore_errors=True)
@@ -110,13 +114,14 @@ def run_arm(
 
 
 def _train(
-    supervisor: Supervisor, name: str, config: RunConfig, console: Console, *, threads: int
-) -> None:
+    supervisor: Supervisor, name: str, config: RunConfig, console: Console,
+    script: Sequence[str], *, threads: int,
+) -> None:  # fmt: skip
     """Run the script in the arm's workers until they have ended."""
     run, in_network = supervisor.run, name in NETWORK_ARMS
     by_line = ByLine(lambda line: show_progress(console, name, config, line))
     supervisor.train(
-        [*SCRIPT, *script_arguments(name, config, run.result(f"{name}.json"))],
+        [*script, *script_arguments(name, config, run.result(f"{name}.json"))],
         workers=config.workers,
         connect=str(run.connect_file) if in_network else None,
         sink=by_line,
@@ -202,7 +207,7 @@ def script_arguments(name: str, config: RunConfig, result: Path) -> list[str]:
     }
     if config.reshard_after_forward is not None:
         given["reshard-after-forward"] = str(config.reshard_after_forward).lower()
-    arguments = ["--arm", name]
+    arguments = ["--arm", "luwu" if name == IN_RAM else name]  # to a worker they are the same
     for flag, value in given.items():
         if value is not None:
             arguments += [f"--{flag}", str(value)]
@@ -234,6 +239,26 @@ def show_progress(console: Console, name: str, config: RunConfig, line: str) -> 
 def with_budget(config: RunConfig, memory_budget_bytes: int) -> RunConfig:
     """The same with another memory budget."""
     return replace(config, memory_budget=memory_budget_bytes)
+
+
+def arm_directory(name: str, run: RunDirectory) -> RunDirectory:
+    """Where an arm's processes keep their records: in the run's directory, or one below it."""
+    has_own = name in NETWORK_ARMS and name != "luwu"
+    return RunDirectory.create(run.path / name) if has_own else run
+
+
+def config_of_arm(name: str, config: RunConfig) -> RunConfig:
+    """The configuration that an arm runs with.
+
+    `--state` is that of `luwu`. The node of `luwu_ram` keeps its state in memory, and so does that
+    of `ina-allreduce`, which mirrors gradients: no disk, and half of the free memory as budget.
+    """
+    if name in (IN_RAM, MIRRORED):
+        return replace(
+            config, state=None, durability="none", memory_budget=None, disk_rate=None,
+            optimizer_nodes=1,
+        )  # fmt: skip
+    return replace(config, state=None) if name == "ps" else config
 
 
 def _result(run: RunDirectory, name: str, rank: int) -> dict[str, Any]:

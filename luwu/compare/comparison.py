@@ -12,10 +12,11 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from luwu.base.config import RunConfig
@@ -49,9 +50,11 @@ def environment(arms: Sequence[ArmRun]) -> dict[str, Any]:
 
 
 def comparison(
-    config: RunConfig, arms: Sequence[ArmRun], estimate: dict[str, Any] | None = None
+    config: RunConfig,
+    arms: Sequence[ArmRun],
+    estimates: Mapping[str, dict[str, Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The whole document; `estimate` is what was planned for luwu's arm.
+    """The whole document; `estimates` are what was planned, by the arm's name.
 
     Raises: LuwuError if the arms did not train the same job.
     """
@@ -76,10 +79,7 @@ def comparison(
         "schema": SCHEMA,
         "environment": environment(arms),
         "job": job,
-        "arms": [
-            arm_document(arm, tokens_per_step, estimate if arm.name == "luwu" else None)
-            for arm in arms
-        ],
+        "arms": [arm_document(arm, tokens_per_step, estimates.get(arm.name)) for arm in arms],
     }
 
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from luwu.base.quantities import format_bytes
 from luwu.report.chart import bar_chart, colour, line_chart
 from luwu.report.host_links import link_rows
-from luwu.report.table import job_text, notes, plan_rows, spread, table_rows
+from luwu.report.table import job_text, notes, plan_tables, spread, table_rows
 
 TEMPLATE = "report.html.j2"
 
@@ -40,7 +40,7 @@ def report_html(document: dict[str, Any]) -> str:
         loss_chart=Markup(line_chart(losses, x_name="step", y_name="loss")),
         time_chart=Markup(bar_chart(times, y_name="seconds a step")),
         notes=notes(document),
-        plan_rows=plan_rows(document),
+        plan_tables=plan_tables(document),
         link_rows=link_rows(document),
         facts=[(name, fact_text(name, value)) for name, value in facts],
         source=json.dumps(document, indent=1),

@@ -98,13 +98,14 @@ def table_text(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def plan_rows(document: dict[str, Any]) -> list[list[str]]:
-    """Header and rows of what was planned, beside what was measured; none without a plan."""
-    arm = next((arm for arm in document["arms"] if arm.get("estimate")), None)
-    if arm is None:
-        return []
+def plan_tables(document: dict[str, Any]) -> list[list[list[str]]]:
+    """A table for each arm that was planned: header and rows, the plan beside what was measured."""
+    return [_plan_rows(arm) for arm in document["arms"] if arm.get("estimate")]
+
+
+def _plan_rows(arm: dict[str, Any]) -> list[list[str]]:
     busy = arm.get("busy_seconds") or {}
-    table = [["resource", "floor, before the run", "of it", "busy, in the run"]]
+    table = [[arm["name"], "floor, before the run", "of it", "busy, in the run"]]
     for floor in arm["estimate"]["floors"]:
         seconds = floor["seconds"]
         table.append([
@@ -117,7 +118,7 @@ def plan_rows(document: dict[str, Any]) -> list[list[str]]:
 
 def notes(document: dict[str, Any]) -> list[str]:
     """Remarks that the table needs to be read rightly, a sentence each."""
-    found = []
+    found = _same_weights(document)
     if len({arm.get("compute_threads") for arm in document["arms"]}) > 1:
         found.append(
             "The last bits of weights depend on the number of compute threads, so only digests of "
@@ -157,6 +158,19 @@ def notes(document: dict[str, Any]) -> list[str]:
             "in its cache, nothing on a file system in memory."
         )
     return found
+
+
+def _same_weights(document: dict[str, Any]) -> list[str]:
+    """A sentence for the arms of each digest that several share."""
+    by_digest: dict[str, list[str]] = {}
+    for arm in document["arms"]:
+        if arm["weights_digest"]:
+            by_digest.setdefault(arm["weights_digest"], []).append(arm["name"])
+    return [
+        f"{', '.join(names[:-1])} and {names[-1]} end with the same weights, bit for bit."
+        for names in by_digest.values()
+        if len(names) > 1
+    ]
 
 
 def _chips_text(resources: dict[str, Any]) -> str:

@@ -135,6 +135,11 @@ TYPED = [
         id="unknown-arm",
     ),
     pytest.param(
+        ["compare", "--arms", "luwu,luwu_ram", "--optimizer-nodes", "2"],
+        ["optimizer_nodes: 2 asked for, but luwu_ram keeps its state in the memory of one node"],
+        id="several-nodes-in-ram",
+    ),
+    pytest.param(
         ["compare", "--memory-bugdet", "1GiB"],
         ["luwu compare has no flag --memory-bugdet; did you mean --memory-budget"],
         id="unknown-flag",

@@ -1,4 +1,4 @@
-"""`make demo`, as it stands: out of core, learns, and says what to try next."""
+"""`make demo`, as it stands: in RAM and out of core, learns, and says what to try next."""
 
 from __future__ import annotations
 
@@ -27,21 +27,26 @@ def shell(tmp_path: Path) -> Iterator[Terminal]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS_MAX + 30)
-def test_demo_learns_out_of_core_within_four_minutes(shell: Terminal) -> None:
-    """Goal: all arms end with a loss below 2.6, the node with an eighth of the state in memory,
-    and the kernel saw the bytes that were counted."""
+def test_demo_learns_in_ram_and_out_of_core_within_four_minutes(shell: Terminal) -> None:
+    """Goal: all arms end with a loss below 2.6, luwu's node with an eighth of the state in memory
+    (the kernel saw the bytes that were counted), luwu_ram's with all of it, and both with the same
+    bits."""
     demo = shell.start("compare", "--preset", "demo", "--json", "demo.json", OMP_NUM_THREADS="")
     assert demo.wait(SECONDS_MAX) == 0, demo.err
 
     document = json.loads((shell.directory / "demo.json").read_text())
     arms = {arm["name"]: arm for arm in document["arms"]}
-    assert list(arms) == ["luwu", "fsdp", "single"]
+    assert list(arms) == ["luwu", "luwu_ram", "fsdp"]
     for arm in arms.values():
         assert arm["loss"][0] > 5.0
         assert sum(arm["loss"][-20:]) / 20 < 2.6
-    luwu = arms["luwu"]
+    luwu, in_ram = arms["luwu"], arms["luwu_ram"]
     state_bytes = 12 * document["job"]["parameters"]
     assert luwu["memory_budget_bytes"] <= state_bytes / 8
+    assert in_ram["memory_budget_bytes"] > 2 * state_bytes
+    assert in_ram["disk_space_bytes"] == 0
+    assert in_ram["weights_digest"] == luwu["weights_digest"]
+    assert "luwu, luwu_ram and fsdp end with the same weights, bit for bit" in demo.out
     counted, kernel = luwu["disk_bytes"], luwu["disk_bytes_kernel"]
     steps = document["job"]["steps"]
     assert min(counted.values()) > steps * state_bytes / 2

@@ -110,7 +110,9 @@ def test_readme_make(line: str) -> None:
         ["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "setup.py" in done.stdout
+    is_without_setup = arguments == ["gpu-check"]  # it must change no torch
+    assert ("setup.py" in done.stdout) != is_without_setup
+    assert ("benchmarks.gpu_check" in done.stdout) == is_without_setup
 
 
 def test_readme_diff(shell: Terminal) -> None:

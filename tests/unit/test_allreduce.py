@@ -82,9 +82,12 @@ def reference(dtype: torch.dtype) -> nn.Module:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])
+@pytest.mark.parametrize(
+    ("has_switch", "extent_chunks"), [(True, 1), (False, 1), (True, 2)],
+    ids=["switch", "no-switch", "extents"],
+)  # fmt: skip
 def test_every_worker_gets_the_mean_gradient(
-    has_switch: bool, dtype: torch.dtype, tmp_path: Path
+    has_switch: bool, extent_chunks: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """Goal: all replicas stay equal, bit for bit those of a plain loop. Method: AdamW on what the
     network gives back, over a real switch and node."""
@@ -101,7 +104,7 @@ def test_every_worker_gets_the_mean_gradient(
         reduce.leave()
         return [parameter.detach() for parameter in module.parameters()]
 
-    with network(tmp_path, has_switch=has_switch) as cluster:
+    with network(tmp_path, has_switch=has_switch, extent_chunks=extent_chunks) as cluster:
         results = cluster.run(worker)
     for weights in results:
         for found, expected in zip(weights, reference(dtype).parameters(), strict=True):

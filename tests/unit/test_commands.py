@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -9,14 +10,32 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base.config import KEYS
+from luwu.base.config import KEYS, RunConfig
 from luwu.base.errors import ConfigError
 from luwu.commands import compare, flags, run
 from luwu.commands.main import VERBS, main
+from luwu.launch.processes.console import Console
 
 
 def keys(tokens: str) -> dict[str, str]:
     return flags.parse(compare.VERB, tokens.split()).keys
+
+
+@pytest.mark.parametrize(
+    ("digests", "aggregate", "code"),
+    [("ab", "float32", 1), ("aa", "float32", 0), ("a", "float32", 0), ("ab", "fixed-scale", 0)],
+)
+def test_arms_of_luwu_must_end_with_the_same_bits(digests: str, aggregate: str, code: int) -> None:
+    """I4. Goal: the demo fails where the place of the state changed a bit, and says so."""
+    arms = [
+        {"name": name, "weights_digest": digest}
+        for name, digest in zip(("luwu", "luwu_ram"), digests, strict=False)
+    ]
+    said = io.StringIO()
+    found = {"arms": [*arms, {"name": "fsdp", "weights_digest": "other"}]}
+    config = RunConfig(aggregate=aggregate)
+    assert compare._check_weights(found, config, Console(said)) == code
+    assert ("DIFFERENT weights" in said.getvalue()) == bool(code)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
-from luwu.compare.arm import ArmRun, script_arguments
+from luwu.compare.arm import ArmRun, config_of_arm, script_arguments
 from luwu.compare.comparison import comparison, job_step_seconds
 from luwu.launch.processes.children import DiskBytes
 from luwu.report.chart import bar_chart, line_chart, nice_ticks
@@ -119,6 +119,32 @@ def test_the_table_leaves_out_what_nobody_has(document: dict[str, Any]) -> None:
     assert "4.5000" in text
 
 
+def test_arms_that_end_with_the_same_bits_are_named(document: dict[str, Any]) -> None:
+    """I4. Goal: the table and the page say which arms have the same weights, and only these."""
+    assert "same weights" not in table_text(document)
+    twice = comparison(RunConfig(), [arm("luwu"), arm("luwu_ram", node=arm("luwu").node)])
+    said = "luwu and luwu_ram end with the same weights, bit for bit."
+    assert said in table_text(twice)
+    assert said in report_html(twice)
+
+
+def test_every_plan_stands_beside_its_own_arm() -> None:
+    """Goal: two arms of LuWu, each with its floors, in the document and on the page."""
+    plans = {
+        name: {
+            "step_seconds": seconds, "binding": "disk",
+            "floors": [{"name": "disk", "seconds": seconds, "label": "predicted"}],
+        }
+        for name, seconds in (("luwu", 0.75), ("luwu_ram", 0.25))
+    }  # fmt: skip
+    arms = [arm("luwu"), arm("luwu_ram", node=arm("luwu").node), arm("fsdp")]
+    document = comparison(RunConfig(), arms, plans)
+    assert [each["estimate"] for each in document["arms"]] == [*plans.values(), None]
+    text = report_html(document)
+    assert [text.count(f"<th>{name}</th>") for name in ("luwu", "luwu_ram", "fsdp")] == [1, 1, 0]
+    assert text.count("<td>750.0 ms</td>") == 3  # in the table; a floor and the step of its plan
+
+
 def test_charts_take_what_is_not_finite() -> None:
     ElementTree.fromstring(line_chart({"a": [1.0, math.nan, 2.0], "b": []}, x_name="", y_name=""))
     ElementTree.fromstring(line_chart({"a": [math.nan]}, x_name="x", y_name="y"))
@@ -161,6 +187,15 @@ def test_the_script_keeps_its_own_defaults() -> None:
         "--arm", "single", "--layers", "3", "--seed", "0", "--dtype", "float32",
         "--global-workers", "2", "--result", "r.json",
     ]  # fmt: skip
+    assert script_arguments("luwu_ram", RunConfig(), Path("r.json"))[:2] == ["--arm", "luwu"]
+
+
+def test_the_arm_in_ram_has_no_disk_and_a_budget_of_its_own() -> None:
+    asked = RunConfig(state=Path("kept"), memory_budget=1 << 20, disk_rate=1e9, durability="step")
+    in_ram = config_of_arm("luwu_ram", asked)
+    assert (in_ram.state, in_ram.memory_budget, in_ram.disk_rate) == (None, None, None)
+    assert in_ram.durability == "none"
+    assert config_of_arm("luwu", asked) is config_of_arm("fsdp", asked) is asked
 
 
 def test_emulated_links_are_said_apart() -> None:
