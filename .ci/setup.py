@@ -28,6 +28,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 from collections.abc import Iterator, Mapping
@@ -206,9 +207,29 @@ def pip(*arguments: str) -> list[str]:
 
 def run_pip(arguments: list[str], env: Mapping[str, str]) -> None:
     """Runs pip, with its progress bars on a terminal only; a failure ends the set-up."""
-    command = pip("install", *([] if sys.stdout.isatty() else ["--quiet"]), *arguments)
+    quiet = [] if sys.stdout.isatty() else ["--quiet"]
+    command = pip("install", "--no-compile", *quiet, *arguments)
     if subprocess.run(command, check=False, env=env).returncode != 0:
         stop("pip failed, see above")
+
+
+@contextlib.contextmanager
+def compiling(package: str = "") -> Iterator[None]:
+    """Compiles a package of .venv, or all, meanwhile: pip takes one processor and a minute for it.
+
+    Tests of packages are left out; what is not compiled here is when it is first imported.
+    """
+    places = {"base": str(VENV), "platbase": str(VENV)}
+    site = Path(sysconfig.get_path("purelib", "venv", places))
+    command = [str(VENV / "bin" / "python"), "-m", "compileall", "-qq", "-j", "0"]
+    with subprocess.Popen(
+        [*command, "-x", "site-packages/.*/tests?/", str(site / package)]
+    ) as process:
+        try:
+            yield
+        except BaseException:
+            process.terminate()
+            raise
 
 
 @contextlib.contextmanager
@@ -248,16 +269,19 @@ def install(choice: str, cpu_index: str) -> str:
     env = {**os.environ, "PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0"}
     env.pop("PIP_CONSTRAINT", None)
     run_pip(["--no-deps", "--only-binary=torch", *torch_args], env)
-    suited = [str(VENV / "bin" / "python"), str(PINS), str(ROOT / "constraints.txt")]
-    text = subprocess.run(suited, check=True, stdout=subprocess.PIPE, text=True).stdout
-    torch_version = pinned_torch(text)
+    with compiling("torch"):
+        suited = [str(VENV / "bin" / "python"), str(PINS), str(ROOT / "constraints.txt")]
+        text = subprocess.run(suited, check=True, stdout=subprocess.PIPE, text=True).stdout
+        torch_version = pinned_torch(text)
 
-    pins = VENV / "constraints.txt"
-    pins.write_text(text)
-    # The variables reach the isolated build too, so hatchling is pinned like everything else.
-    env["PIP_CONSTRAINT"] = env["PIP_BUILD_CONSTRAINT"] = str(pins)
-    say("installing luwu and its development tools")
-    run_pip(["--editable", f"{ROOT}[dev]"], env)
+        pins = VENV / "constraints.txt"
+        pins.write_text(text)
+        # The variables reach the isolated build too, so hatchling is pinned like everything else.
+        env["PIP_CONSTRAINT"] = env["PIP_BUILD_CONSTRAINT"] = str(pins)
+        say("installing luwu and its development tools")
+        run_pip(["--editable", f"{ROOT}[dev]"], env)
+    with compiling():
+        pass
     return torch_version
 
 

@@ -31,7 +31,7 @@ from random import Random
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import LuwuError
 from luwu.testing.cluster import Cluster
-from tests.processes.jobs import ON_THE_CPU, SMALL, Outside, plain_digest, text_file
+from tests.processes.jobs import ON_THE_CPU, Outside, light_digest
 
 ROLES = (
     "node", "switch", "worker", "worker-stop", "switch-top", "switch-left", "switch-right",
@@ -101,14 +101,10 @@ def draw_moments(seed: int, count: int) -> list[Moment]:
 def start(
     directory: Path, name: str, *, steps: int, restarts: int, outside: Outside,
     transport: str = "auto", tree: Path | None = None, more_flags: Sequence[str] = (),
-    workers: int = WORKERS, compute_ms: float = COMPUTE_MS,
-    program: Sequence[str] = ("workers.train",),
+    workers: int = WORKERS, compute_ms: float = COMPUTE_MS, script: Sequence[str] = (),
 ) -> Cluster:  # fmt: skip
-    """A run of the built-in job that takes its time. `program`: a module that does the same."""
-    script = [
-        "-m", *program, "--arm", "luwu", "--steps", str(steps), "--log-every", "1",
-        "--compute-ms", str(compute_ms), "--data", str(text_file(directory)), *SMALL,
-    ]  # fmt: skip
+    """A run of `tests/light_job.py` that takes its time, or of another script."""
+    light = ("-m", "tests.light_job", "--steps", str(steps), "--compute-ms", str(compute_ms))
     flags = [
         *more_flags, "--workers", str(workers if tree is None else TREE_WORKERS),
         "--restarts", str(restarts), "--durability", "process",
@@ -117,7 +113,7 @@ def start(
     if tree is not None:
         flags += ["--tree", str(tree)]
     environ = {**outside.environ, **ON_THE_CPU}
-    return Cluster.run(directory, *script, flags=flags, name=name, environ=environ)
+    return Cluster.run(directory, *(script or light), flags=flags, name=name, environ=environ)
 
 
 def wait_for_step(cluster: Cluster, step: int, *, limit_s: float = 120) -> None:
@@ -163,7 +159,7 @@ def kill_role(
     if role.startswith("switch-"):
         tree = directory / "tree.toml"
         tree.write_text(TREE)
-    plain = plain_digest(steps, WORKERS if tree is None else TREE_WORKERS)
+    plain = light_digest(steps, WORKERS if tree is None else TREE_WORKERS)
     outside = Outside(directory / "killed.tmp")
     with start(
         directory, "killed", steps=steps, restarts=count, outside=outside, transport=transport,

@@ -10,7 +10,7 @@ import pytest
 from luwu.wire import messages as wire
 from tests import kill
 from tests.faults.scenario import STORED, aborts, made_by, run_plan, run_scenario, says
-from tests.processes.jobs import Outside, plain_digest
+from tests.processes.jobs import Outside, light_digest
 from tests.simulate.faults import DiskFault, PowerCut
 from tests.simulate.history import Simulation
 
@@ -95,7 +95,7 @@ def test_a_flush_of_a_real_node_takes_five_seconds(
 ) -> None:
     """I3, I6. Goal: the same with real processes: the run ends with the same digest, after no abort
     and no restart, although lost workers would be left out after four seconds."""
-    plain = plain_digest(8)
+    plain = light_digest(8)
     monkeypatch.setenv("LUWU_FAILPOINTS", "store.before_data_flush=delay:5s@4")
     outside = Outside(tmp_path / "outside")
     with kill.start(

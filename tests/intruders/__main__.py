@@ -31,7 +31,7 @@ from luwu.transport.curve import Security
 from luwu.wire.description import description_hash
 from tests.intruders.clients import AT_THE_NODE, CLIENTS, Target
 from tests.kill import TakenBadly, finish, start, wait_for_step
-from tests.processes.jobs import Outside, plain_digest
+from tests.processes.jobs import Outside, light_digest
 from tests.unit.key_directories import make_keys, take_back
 
 WORKERS: Final = 2
@@ -98,7 +98,7 @@ class Campaign:
 
     def run(self) -> None:
         """All of it. Raises TakenBadly, LuwuError."""
-        plain = plain_digest(self.steps, WORKERS)
+        plain = light_digest(self.steps, WORKERS)
         runs = 0
         while self.trials.total() < self.count:
             runs += 1

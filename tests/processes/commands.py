@@ -47,6 +47,22 @@ def write_tiny(path: Path, *, width: str = "16", steps: int = 1, first: str = ""
     return path
 
 
+LIGHT = """
+import os
+from tests.light_job import train
+
+RANK = int(os.environ["RANK"])
+train(STEPS, shape=(8, WIDTH))
+"""
+"""The same without torch, for what switch, node and launcher make of it."""
+
+
+def write_light(path: Path, *, width: str = "16", steps: int = 1, first: str = "") -> Path:
+    """As `write_tiny`; the expression may depend on RANK."""
+    path.write_text(first + LIGHT.replace("WIDTH", f"({width})").replace("STEPS", str(steps)))
+    return path
+
+
 @dataclass(slots=True)
 class Command:
     """A `luwu` command that runs, or has run."""

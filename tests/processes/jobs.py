@@ -87,6 +87,13 @@ def plain_digest(steps: int, workers: int = 2, sizes: tuple[str, ...] = SMALL) -
     return digest
 
 
+def light_digest(steps: int, workers: int = 2) -> str:
+    """The same of `tests/light_job.py`, after a loop over `torch.optim`."""
+    from tests.unit.local_job import Job, plain
+
+    return plain(Job(world_size=workers, steps=steps)).digest
+
+
 def text_file(directory: Path) -> Path:
     """Text to train on, from a seed: reading the standard library takes longer than training."""
     path = directory / "text"

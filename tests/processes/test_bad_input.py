@@ -22,7 +22,7 @@ import pytest
 
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.commands.main import main as luwu_main
-from tests.processes.commands import Command, Terminal, terminal, write_tiny
+from tests.processes.commands import Command, Terminal, terminal, write_light
 
 SECONDS_MAX = 90.0
 """For one command on a busy machine; each took 0.1 to 5 s on an idle one with 2 processors."""
@@ -56,7 +56,7 @@ def corrected(tmp_path_factory: pytest.TempPathFactory) -> Corrected:
     """A budget that is too small, and then the least that will do."""
     directory = tmp_path_factory.mktemp("corrected")
     with terminal(directory) as shell:
-        script = write_tiny(directory / "tiny.py")
+        script = write_light(directory / "tiny.py")
         flags = ["run", "--workers", "1", "--state", STATE, "--memory-budget"]
         done = shell.run(*flags, "64KiB", str(script))
         message = refused(
@@ -276,7 +276,7 @@ def test_bad_input_budget_too_small(corrected: Corrected) -> None:
 @pytest.mark.slow
 def test_bad_input_budget_too_small_for_ram(shell: Terminal) -> None:
     """Goal: the same where the state has no directory, so all of it must fit."""
-    script = write_tiny(shell.directory / "tiny.py", width="65536")
+    script = write_light(shell.directory / "tiny.py", width="65536")
     flags = ["run", "--workers", "1", "--durability", "none", "--memory-budget"]
     done = shell.run(*flags, "4MiB", str(script))
     message = refused(
@@ -303,7 +303,7 @@ def test_bad_input_used_state_without_resume(shell: Terminal, used_state: Path) 
 def test_bad_input_state_of_another_model(shell: Terminal, used_state: Path) -> None:
     shutil.copytree(used_state, shell.directory / STATE)
     before = pages_digest(shell.directory / STATE)
-    script = write_tiny(shell.directory / "tiny.py", width="32", steps=2)
+    script = write_light(shell.directory / "tiny.py", width="32", steps=2)
     done = shell.run("run", "--workers", "1", "--state", STATE, "--resume", str(script))
     refused(
         shell, done, "the state is that of another job", r"\[8, 32\].*expected.*\[8, 16\]",
@@ -344,8 +344,8 @@ ANOTHER_PROTOCOL = "from luwu.base import limits\nlimits.PROTOCOL_VERSION += 1\n
 
 def test_bad_input_peer_of_another_protocol_version(shell: Terminal) -> None:
     """Goal: a worker of another version is refused by name, and one of this version still joins."""
-    other = write_tiny(shell.directory / "other.py", first=ANOTHER_PROTOCOL)
-    script = write_tiny(shell.directory / "tiny.py")
+    other = write_light(shell.directory / "other.py", first=ANOTHER_PROTOCOL)
+    script = write_light(shell.directory / "tiny.py")
     serving = shell.start("up", "--workers", "1", "--state", STATE, "--bind", "tcp://127.0.0.1:0")
     url = serving.wait_for("^or      luwu run --join '(.*)' SCRIPT")[1]
     done = shell.run("run", "--join", url, str(other))
@@ -362,7 +362,7 @@ def test_bad_input_peer_of_another_protocol_version(shell: Terminal) -> None:
 def test_bad_input_connection_file_of_another_version(shell: Terminal) -> None:
     file = shell.directory / "connect.json"
     file.write_text('{"schema": 1, "protocol": 99, "job": 1}')
-    script = write_tiny(shell.directory / "tiny.py")
+    script = write_light(shell.directory / "tiny.py")
     done = shell.run("run", "--join", str(file), str(script))
     refused(
         shell, done,
@@ -372,7 +372,7 @@ def test_bad_input_connection_file_of_another_version(shell: Terminal) -> None:
 
 
 def test_bad_input_two_models_on_two_ranks(shell: Terminal) -> None:
-    script = write_tiny(shell.directory / "tiny.py", width="16 + 16 * luwu.rank()")
+    script = write_light(shell.directory / "tiny.py", width="16 + 16 * RANK")
     done = shell.run("run", "--workers", "2", "--state", STATE, str(script))
     refused(
         shell, done, "ranks 0, 1 do not train the same", r"\[8, (16|32)\].*expected.*\[8, (1|3)",
@@ -385,7 +385,7 @@ def test_bad_input_two_models_on_two_ranks(shell: Terminal) -> None:
 
 def test_bad_input_nobody_serves(shell: Terminal) -> None:
     """Goal: what is waited for is said, and the wait ends with code 3."""
-    script = write_tiny(shell.directory / "tiny.py")
+    script = write_light(shell.directory / "tiny.py")
     done = shell.run("run", "--join", "no/connect.json", "--connect-timeout", "3s", str(script))
     refused(
         shell, done, r"waiting for connect\.json, \d+ s of 3 s",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,10 +16,11 @@ import pytest
 
 from luwu.testing.cluster import Cluster, clean_environ
 from tests.kill import start
-from tests.processes.jobs import ON_THE_CPU, SMALL, Outside, plain_digest, text_file
+from tests.processes.jobs import ON_THE_CPU, Outside, light_digest
 
 STEPS = 60
 LIMIT_S = 180
+LIGHT = ("-m", "tests.light_job", "--steps", "6")
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,8 @@ def chaos(
     command = [
         sys.executable, "-m", "luwu", "chaos", *flags, "run", "--run-dir", str(run),
         "--workers", str(workers), "--durability", "process",
-        "--state", str(directory / f"{name}.state"), "-m", "workers.train", "--arm", "luwu",
-        "--steps", str(steps), "--log-every", "1", "--compute-ms", "5",
-        "--data", str(text_file(directory)), *SMALL,
+        "--state", str(directory / f"{name}.state"), "-m", "tests.light_job",
+        "--steps", str(steps), "--compute-ms", "20",
     ]  # fmt: skip
     environ = {**clean_environ(), **outside.environ, **ON_THE_CPU}
     done = subprocess.run(
@@ -77,7 +78,7 @@ def test_a_run_survives_what_it_says_it_does(tmp_path: Path) -> None:
     faults = ended.document["faults"]
     assert [each["process"] for each in faults] == ["node", "worker-1", "switch"]
     assert all(each["resumed_s"] > 0 for each in faults), ended.output
-    assert ended.digest == plain_digest(STEPS)
+    assert ended.digest == light_digest(STEPS)
 
 
 def test_an_end_that_the_configuration_explains(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_faults_that_come_too_late_are_told(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_already(tmp_path: Path) -> None:
     """Goal: found by its directory, disturbed, and left running; one that is over is refused."""
     outside = Outside(tmp_path / "run.tmp")
-    with start(tmp_path, "run", steps=STEPS, restarts=2, outside=outside, workers=1) as cluster:
+    with start(tmp_path, "run", steps=10**6, restarts=2, outside=outside, workers=1) as cluster:
         cluster.wait_for("worker")
         command = [
             sys.executable, "-m", "luwu", "chaos", "--run-dir", str(cluster.run_directory.path),
@@ -122,13 +123,14 @@ def test_a_run_that_goes_on_already(tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr + cluster.output
         assert done.stdout.splitlines()[-1] == "2 faults, 0 violations"
-        assert cluster.wait() == 0, cluster.output
+        cluster.signal(signal.SIGINT)
+        assert cluster.wait() == 130, cluster.output
     assert outside.leftovers() == []
     done = subprocess.run(
         command, env=clean_environ(os.environ), capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "is not running: finished" in done.stderr
+    assert "is not running: ended at" in done.stderr
 
 
 def test_failpoints_of_switch_and_worker(tmp_path: Path) -> None:
@@ -136,8 +138,7 @@ def test_failpoints_of_switch_and_worker(tmp_path: Path) -> None:
     worker that fails at a place ends the run, and says at which."""
     outside = Outside(tmp_path / "switch.tmp")
     with Cluster.run(
-        tmp_path, "-m", "workers.train", "--arm", "luwu", "--steps", "6", "--data",
-        str(text_file(tmp_path)), *SMALL, name="switch",
+        tmp_path, *LIGHT, name="switch",
         flags=["--workers", "2", "--restarts", "1", "--state", str(tmp_path / "state")],
         environ={**outside.environ, "LUWU_FAILPOINTS": "switch.before_sum=kill@5"},
     ) as cluster:  # fmt: skip
@@ -145,8 +146,7 @@ def test_failpoints_of_switch_and_worker(tmp_path: Path) -> None:
         assert "ended with signal SIGKILL; started again" in cluster.output
         assert cluster.results()["node.json"]["steps"] == 6
     with Cluster.run(
-        tmp_path, "-m", "workers.train", "--arm", "luwu", "--steps", "6", "--data",
-        str(text_file(tmp_path)), *SMALL, name="worker",
+        tmp_path, *LIGHT, name="worker",
         flags=["--workers", "1", "--state", str(tmp_path / "other")],
         environ={**outside.environ, "LUWU_FAILPOINTS": "worker.before_push=raise@2"},
     ) as cluster:  # fmt: skip

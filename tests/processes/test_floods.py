@@ -22,7 +22,7 @@ from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role
 from tests.intruders.floods import LINES_MAX, NAMES
 from tests.kill import finish, start, wait_for_step
-from tests.processes.jobs import Outside, plain_digest
+from tests.processes.jobs import Outside, light_digest
 from tests.unit.key_directories import make_keys
 
 MIB = 1024 * 1024
@@ -105,7 +105,7 @@ def test_one_connection_takes_so_much_memory(role: str, with_keys: bool, tmp_pat
     print(f"{role}: grown by {[f'{each / MIB:.1f} MiB' for each in grown]}")
     assert max(grown) <= BOUND_BYTES + ALLOWANCE_BYTES, [each / MIB for each in grown]
     assert len(log.read_text().splitlines()) <= LINES_MAX + 2 * STEPS
-    assert digest == plain_digest(STEPS)
+    assert digest == light_digest(STEPS)
 
 
 def grown_bytes(cluster: Cluster, role: str, keys: Path | None, nbytes: int, count: int) -> int:

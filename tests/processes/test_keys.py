@@ -23,7 +23,7 @@ from luwu.transport import PeerDown, PeerFailed, PeerUp, ZeroMqTransport
 from luwu.transport.curve import Security
 from tests.intruders.__main__ import main as send_intruders
 from tests.kill import TREE, finish, start, wait_for_step
-from tests.processes.jobs import SMALL, Outside, text_file
+from tests.processes.jobs import Outside
 from tests.unit.key_directories import make_keys
 
 STEPS = 30
@@ -128,8 +128,7 @@ def test_the_end_of_the_handler_ends_the_run(tmp_path: Path) -> None:
     outside = Outside(tmp_path / "run.tmp")
     flags = ["--keys", str(keys), "--workers", "2", "--transport", "tcp", "--durability", "none"]
     environ = {**outside.environ, "LUWU_FAILPOINTS": "zap.request=raise@2"}
-    data = ["--data", str(text_file(tmp_path))]
-    script = ["-m", "workers.train", "--arm", "luwu", "--steps", "5", *data, *SMALL]
+    script = ["-m", "tests.light_job", "--steps", "5"]
     with Cluster.run(tmp_path, *script, flags=flags, environ=environ) as cluster:
         assert cluster.wait(60) == 3, cluster.output
         assert "the handler that says which keys may connect has ended" in cluster.output

@@ -19,16 +19,16 @@ import pytest
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from tests.processes.commands import POLL_S, Command, Terminal, terminal
 from tests.processes.hosts import CENTRE, Hosts, NoNamespaces, hosts
-from tests.processes.jobs import SMALL, plain_digest, text_file
+from tests.processes.jobs import light_digest
 
 STEPS = 8
 KILL_AFTER = 2
 """The step after whose decision a worker is killed."""
 WAIT_S = 120.0
+JOB = ["-m", "tests.light_job", "--steps", str(STEPS), "--compute-ms", "60"]
+"""The script of every run here, and its arguments."""
 LUWU = [sys.executable, "-m", "luwu"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-
-pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 @pytest.fixture
@@ -45,14 +45,6 @@ def shell(tmp_path: Path) -> Iterator[Terminal]:
     with terminal(tmp_path) as opened:
         yield opened
         assert opened.leftovers() == []
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The script of every run here, and its arguments."""
-    data = text_file(tmp_path_factory.mktemp("data"))
-    sizes = ["--steps", str(STEPS), "--data", str(data), "--compute-ms", "60", *SMALL]
-    return ["-m", "workers.train", "--arm", "luwu", "--log-every", "1", *sizes]
 
 
 def digest(run: Path) -> str:
@@ -93,9 +85,7 @@ def worker_on(shell: Terminal, network: Hosts, host: int) -> int:
     return found[0]
 
 
-def start_workers(
-    starter: str, shell: Terminal, network: Hosts, url: str, job: list[str], index: int
-) -> Command:
+def start_workers(starter: str, shell: Terminal, network: Hosts, url: str, index: int) -> Command:
     """One worker on a host, which may be started again."""
     meeting = f"{network.address(0)}:29400"
     if starter == "torchrun":
@@ -112,7 +102,7 @@ def start_workers(
             "--worker-restarts", "2", "--run-dir", f"workers-{index}",
         ]  # fmt: skip
         program, environ = LUWU, {}
-    return shell.start_program([*network.host(index), *program], [*flags, *job], environ)
+    return shell.start_program([*network.host(index), *program], [*flags, *JOB], environ)
 
 
 def serve(shell: Terminal, network: Hosts) -> tuple[Command, str]:
@@ -131,19 +121,19 @@ def check_end(shell: Terminal, commands: list[Command], serving: Command) -> Non
     assert sorted(set(decided_steps(run))) == list(range(STEPS))
     events = (run / "events" / "node.jsonl").read_text()
     assert "were started again" in events, "the kill disturbed nothing"
-    assert digest(run) == plain_digest(STEPS)
+    assert digest(run) == light_digest(STEPS)
 
 
 @pytest.mark.feature("torchrun over several hosts")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("starter", ["torchrun", pytest.param("luwu run", marks=pytest.mark.slow)])
 def test_lost_worker_is_replayed_over_two_hosts(
-    starter: str, shell: Terminal, network: Hosts, job: list[str]
+    starter: str, shell: Terminal, network: Hosts
 ) -> None:
     """I1, I3, I8. Goal: one digest, disturbed or not. Method: SIGKILL to the worker of the second
     host in the middle of the run; its agent has all workers started again, on both hosts."""
     serving, url = serve(shell, network)
-    workers = [start_workers(starter, shell, network, url, job, index) for index in range(2)]
+    workers = [start_workers(starter, shell, network, url, index) for index in range(2)]
     wait_for_step(shell.directory / "up", KILL_AFTER, [serving, *workers])
     os.kill(worker_on(shell, network, 1), signal.SIGKILL)
     check_end(shell, workers, serving)
@@ -152,15 +142,15 @@ def test_lost_worker_is_replayed_over_two_hosts(
 @pytest.mark.slow
 @pytest.mark.feature("torchrun over several hosts")
 @pytest.mark.timeout(300)
-def test_lost_host_is_replaced(shell: Terminal, network: Hosts, job: list[str]) -> None:
+def test_lost_host_is_replaced(shell: Terminal, network: Hosts) -> None:
     """I1, I3, I8. Goal: the same command on another host takes the place of a lost one. Method:
     SIGKILL to all that runs on the second host in the middle of the run; then start it on a third,
     while torchrun on the first still takes the second for alive."""
     serving, url = serve(shell, network)
-    stays, lost = (start_workers("luwu run", shell, network, url, job, index) for index in range(2))
+    stays, lost = (start_workers("luwu run", shell, network, url, index) for index in range(2))
     wait_for_step(shell.directory / "up", KILL_AFTER, [serving, stays, lost])
     for pid in shell.processes():
         if network.is_on(1, pid):
             os.kill(pid, signal.SIGKILL)
-    comes = start_workers("luwu run", shell, network, url, job, 2)
+    comes = start_workers("luwu run", shell, network, url, 2)
     check_end(shell, [stays, comes], serving)

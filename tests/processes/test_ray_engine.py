@@ -18,7 +18,7 @@ import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from tests.processes.commands import POLL_S, Command, Terminal, terminal
-from tests.processes.jobs import SMALL, plain_digest, text_file
+from tests.processes.jobs import light_digest
 
 STEPS = 6
 LONG_STEPS = 60
@@ -28,7 +28,7 @@ WAIT_S = 150.0
 cluster_utils: Any = pytest.importorskip(
     "ray.cluster_utils", reason="needs ray: pip install 'luwu-emulator[ray]'"
 )
-pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("on_the_cpu")]
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +54,9 @@ def shell(tmp_path: Path) -> Iterator[Terminal]:
         assert opened.leftovers() == []
 
 
-def job(directory: Path, *flags: str) -> list[str]:
+def job(*flags: str) -> list[str]:
     """The script of a run, and its arguments."""
-    sizes = ["--steps", str(STEPS), "--data", str(text_file(directory)), *SMALL]
-    return ["-m", "workers.train", "--arm", "luwu", "--log-every", "1", *sizes, *flags]
+    return ["-m", "tests.light_job", "--steps", str(STEPS), *flags]
 
 
 def start(shell: Terminal, cluster: str, *arguments: str, run_dir: str = "run") -> Command:
@@ -75,13 +74,13 @@ def test_ray_gives_the_same_weights(shell: Terminal, cluster: str, tmp_path: Pat
     and the lost step is replayed."""
     by_ray = start(
         shell, cluster, "--state", "ray-state", "--worker-restarts", "1",
-        *job(tmp_path, "--compute-ms", "100"),
+        *job("--compute-ms", "100"),
     )  # fmt: skip
     kill_worker_after(by_ray, shell, " step=2 ")
     assert by_ray.wait(WAIT_S) == 0, by_ray.err
     assert "all workers are started again, 0 left" in by_ray.err
     assert f"step={STEPS - 1} " in by_ray.err
-    assert digest(tmp_path / "run") == plain_digest(STEPS)
+    assert digest(tmp_path / "run") == light_digest(STEPS)
 
 
 def kill_worker_after(command: Command, shell: Terminal, text: str) -> None:
@@ -118,7 +117,7 @@ def worker_process(rank: int) -> tuple[int, int]:
 @pytest.mark.slow
 def test_a_killed_worker_is_named(shell: Terminal, cluster: str, tmp_path: Path) -> None:
     """I6. Goal: a worker that could not say why it ended is named by its rank and its log."""
-    train = job(tmp_path, "--compute-ms", "200")
+    train = job("--compute-ms", "200")
     run = start(shell, cluster, "--state", "state", *train)
     kill_worker_after(run, shell, " step=1 ")
     assert run.wait(WAIT_S) == 4, run.err
@@ -137,7 +136,7 @@ def test_a_lost_host_is_replaced(shell: Terminal, tmp_path: Path) -> None:
         nodes = {raylet_of(node): node for node in [made.add_node(num_cpus=1) for _ in range(3)]}
         run = start(
             shell, made.address, "--state", "state", "--worker-restarts", "1",
-            *job(tmp_path, "--compute-ms", "100", "--steps", str(LONG_STEPS)),
+            *job("--compute-ms", "100", "--steps", str(LONG_STEPS)),
         )  # fmt: skip
         wait_for_text(run, " step=1 ")
         workers = [worker_process(rank) for rank in (0, 1)]
@@ -201,7 +200,7 @@ luwu.finish()
 def test_sigterm_ends_everything(shell: Terminal, cluster: str, tmp_path: Path) -> None:
     """I8. Goal: a scheduler's SIGTERM ends node, switch and workers on all hosts, and the state can
     be opened again at once."""
-    train = job(tmp_path, "--compute-ms", "200")
+    train = job("--compute-ms", "200")
     run = start(shell, cluster, "--state", "state", *train)
     run.wait_for(" step=1 ")
     run.process.send_signal(signal.SIGTERM)
@@ -229,7 +228,7 @@ def test_ray_shows_the_traceback(shell: Terminal, cluster: str, tmp_path: Path) 
     """I6, I8. Goal: a script that fails ends the run as with the local engine: exit code 4, the
     worker and its traceback."""
     script = tmp_path / "bad.py"
-    script.write_text("import luwu\nluwu.init()\nraise RuntimeError('no such luck')\n")
+    script.write_text("raise RuntimeError('no such luck')\n")
     done = start(shell, cluster, "--state", "state", str(script))
     assert done.wait(WAIT_S) == 4
     assert "failed with RuntimeError (exit code 1)" in done.err

@@ -22,12 +22,12 @@ from luwu.checkpoint.source import RestingState
 from luwu.launch.processes.children import is_alive
 from luwu.testing.leftovers import until_empty
 from tests.processes.commands import POLL_S, Command, Terminal, terminal
-from tests.processes.jobs import SMALL, plain_digest, text_file
+from tests.processes.jobs import light_digest
 from tests.suites.free_port import free_port
 
 STEPS = 6
-
-pytestmark = pytest.mark.usefixtures("on_the_cpu")
+JOB = ["-m", "tests.light_job", "--steps", str(STEPS)]
+"""The script of every run here, and its arguments."""
 
 
 @pytest.fixture
@@ -35,14 +35,6 @@ def shell(tmp_path: Path) -> Iterator[Terminal]:
     with terminal(tmp_path) as opened:
         yield opened
         assert opened.leftovers() == []
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The script of every run here, and its arguments."""
-    data = text_file(tmp_path_factory.mktemp("data"))
-    sizes = ["--steps", str(STEPS), "--data", str(data), *SMALL]
-    return ["-m", "workers.train", "--arm", "luwu", "--log-every", "1", *sizes]
 
 
 def summary(run: Path) -> dict[str, Any]:
@@ -84,13 +76,13 @@ def assert_all_end(workers: Command, *others: Command) -> None:
 @pytest.mark.parametrize(
     "order", [pytest.param("node-first", marks=pytest.mark.slow), "workers-first"]
 )
-def test_three_terminals_with_one_directory(shell: Terminal, job: list[str], order: str) -> None:
+def test_three_terminals_with_one_directory(shell: Terminal, order: str) -> None:
     """Goal: with a directory all can see, the three start in any order: each waits, and says so."""
     shared = ["--run-dir", "up", "--connect-timeout", "80s"]
     commands = {
         "node": ["up", "--role", "node", "--memory-budget", "1MiB", *shared],
         "switch": ["up", "--role", "switch", *shared],
-        "workers": ["run", "--join", "up/connect.json", "--connect-timeout", "80s", *job],
+        "workers": ["run", "--join", "up/connect.json", "--connect-timeout", "80s", *JOB],
     }
     waits = {"workers": r"waiting for connect\.json", "switch": r"waiting for connect-node\.json"}
     names = ["node", "switch", "workers"]
@@ -101,13 +93,13 @@ def test_three_terminals_with_one_directory(shell: Terminal, job: list[str], ord
             started[name].wait_for(waits[name])
     assert_all_end(started["workers"], started["switch"], started["node"])
 
-    assert summary(shell.directory / "up")["weights_digest"] == plain_digest(STEPS)
+    assert summary(shell.directory / "up")["weights_digest"] == light_digest(STEPS)
     assert "node    tcp://127.0.0.1:" in started["node"].err
     assert "switch  tcp://127.0.0.1:" in started["switch"].err
     assert not list((shell.directory / "up").glob("connect*.json"))
 
 
-def test_three_terminals_that_share_no_directory(shell: Terminal, job: list[str]) -> None:
+def test_three_terminals_that_share_no_directory(shell: Terminal) -> None:
     """Goal: hosts that share nothing are joined by the lines that were printed, word for word."""
     node = shell.start("up", "--role", "node", "--state", "state")
     node.wait_for(r"^join    luwu up --role switch --join /.*connect-node\.json$")
@@ -115,12 +107,12 @@ def test_three_terminals_that_share_no_directory(shell: Terminal, job: list[str]
 
     switch = shell.start(*join_switch[1].split(), join_switch[2])
     join_workers = switch.wait_for(r"^or      luwu (run --join) '(tcp://.*)' SCRIPT$")
-    workers = shell.start(*join_workers[1].split(), join_workers[2], *job)
+    workers = shell.start(*join_workers[1].split(), join_workers[2], *JOB)
 
     assert_all_end(workers, switch, node)
     found = (shell.directory / "luwu-runs").glob("*/results/node.json")
     (run,) = {path.resolve().parents[1] for path in found}
-    assert summary(run)["weights_digest"] == plain_digest(STEPS)
+    assert summary(run)["weights_digest"] == light_digest(STEPS)
     assert summary(run)["steps"] == STEPS
 
 
@@ -132,7 +124,7 @@ def ports() -> Iterator[tuple[int, int]]:
 
 @pytest.mark.timeout(300)
 def test_three_terminals_started_again_by_an_engine(
-    shell: Terminal, job: list[str], ports: tuple[int, int]
+    shell: Terminal, ports: tuple[int, int]
 ) -> None:
     """I1, I2, I3. Goal: where an engine runs `luwu up` again, because it died with all it had
     started, the job goes on: --job, --chunk and a port make the same URL, which is known before.
@@ -149,7 +141,7 @@ def test_three_terminals_started_again_by_an_engine(
 
     serving = {role: up(role) for role in commands}
     workers = shell.start(
-        "run", "--join", f"{at_switch}?{asked}", "--run-dir", "w", *job, "--compute-ms", "60"
+        "run", "--join", f"{at_switch}?{asked}", "--run-dir", "w", *JOB, "--compute-ms", "60"
     )
     log = shell.directory / "w" / "logs" / "worker-0.log"
     for number, role in enumerate(commands, start=1):
@@ -157,11 +149,11 @@ def test_three_terminals_started_again_by_an_engine(
         kill_all(serving[role], shell.directory / role / f"processes-{role}.json")
         serving[role] = up(role)
     assert_all_end(workers, serving["switch"], serving["node"])
-    assert summary(shell.directory / "node")["weights_digest"] == plain_digest(STEPS)
+    assert summary(shell.directory / "node")["weights_digest"] == light_digest(STEPS)
 
 
 @pytest.mark.slow
-def test_a_tree_in_terminals_of_its_own(shell: Terminal, job: list[str]) -> None:
+def test_a_tree_in_terminals_of_its_own(shell: Terminal) -> None:
     """Goal: the node, the root and a leaf are started one by one, each by the line that its parent
     printed; a leaf above all ranks adds as one switch does, over shared memory with its workers."""
     tree = shell.directory / "tree.toml"
@@ -172,15 +164,15 @@ def test_a_tree_in_terminals_of_its_own(shell: Terminal, job: list[str]) -> None
     line = top.wait_for(r"^join    luwu (up --role switch .*--join) '(tcp://.*)'$")
     leaf = shell.start(*line[1].split(), line[2])
     line = leaf.wait_for(r"^join    ranks 0-1: LUWU_CONNECT=(\S+) torchrun")
-    workers = shell.start("run", "--join", line[1], *job)
+    workers = shell.start("run", "--join", line[1], *JOB)
     assert_all_end(workers, leaf, top, node)
     found = (shell.directory / "luwu-runs").glob("*/results/node.json")
     (run,) = {path.resolve().parents[1] for path in found}
-    assert summary(run)["weights_digest"] == plain_digest(STEPS)
+    assert summary(run)["weights_digest"] == light_digest(STEPS)
     assert not list((shell.directory / "luwu-runs").glob("*/connect*.json"))
 
 
-def test_nodes_in_terminals_of_their_own(shell: Terminal, job: list[str]) -> None:
+def test_nodes_in_terminals_of_their_own(shell: Terminal) -> None:
     """I2, I3. Goal: two nodes are started one by one, each by the line that the one before printed,
     as on hosts of their own; what they export together is what one node makes."""
     start = ["up", "--role", "node", "--optimizer-nodes", "2", "--chunk", "16KiB"]
@@ -190,12 +182,12 @@ def test_nodes_in_terminals_of_their_own(shell: Terminal, job: list[str]) -> Non
     line = second.wait_for(r"^or      luwu (up --role switch --join) '(tcp://.*)'$")
     switch = shell.start(*line[1].split(), line[2])
     line = switch.wait_for(r"^or      luwu (run --join) '(tcp://.*)' SCRIPT$")
-    workers = shell.start(*line[1].split(), line[2], *job)
+    workers = shell.start(*line[1].split(), line[2], *JOB)
     assert_all_end(workers, switch, second, first)
     assert {path.name for path in (shell.directory / "state").iterdir()} == {"node-0", "node-1"}
     with RestingState(shell.directory / "state") as source:
         exported = export_state(source, shell.directory / "exported", ExportOptions())
-    assert (exported.step, exported.weights_digest) == (STEPS, plain_digest(STEPS))
+    assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
 
 
 def test_three_terminals_stopped_by_hand(shell: Terminal) -> None:
@@ -204,7 +196,7 @@ def test_three_terminals_stopped_by_hand(shell: Terminal) -> None:
     node = shell.start("up", "--role", "node", *shared)
     switch = shell.start("up", "--role", "switch", *shared)
     switch.wait_for("^join ")
-    workers = shell.start("run", "--join", "nowhere", "-m", "workers.train")
+    workers = shell.start("run", "--join", "nowhere", "-m", "tests.light_job")
     workers.wait_for("waiting for ")
     assert workers.interrupt() == 130, workers.err
     assert switch.interrupt() == 0, switch.err

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import kill
-from tests.processes.jobs import Outside
+from tests.processes.jobs import SMALL, Outside, text_file
 
 STEPS = 40
 GATE = 20
@@ -38,9 +38,14 @@ def test_the_others_go_on(tmp_path: Path, more: tuple[str, ...]) -> None:
     again, is let in again; the record of each step says who made it, and the run ends well."""
     outside = Outside(tmp_path / "outside")
     flags = (*DROP, "--worker-restarts", "1", *more)
+    script = (
+        "-m", "tests.processes.gated_train", str(tmp_path), str(GATE), "--arm", "luwu",
+        "--steps", str(STEPS), "--log-every", "1", "--compute-ms", "15",
+        "--data", str(text_file(tmp_path)), *SMALL,
+    )  # fmt: skip
     with kill.start(
         tmp_path, "run", steps=STEPS, restarts=0, outside=outside, more_flags=flags, workers=3,
-        program=("tests.processes.gated_train", str(tmp_path), str(GATE)),
+        script=script,
     ) as cluster:  # fmt: skip
         kill.wait_for_step(cluster, 5)
         cluster.kill("worker", 2)

@@ -13,7 +13,7 @@ from luwu.join.connection import Connection, read_connection
 from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.transport.opening import open_transport
-from tests.unit.local_job import Job, Worker
+from tests.light_job import Job, Worker
 
 ENDLESS = Job(steps=1_000_000)
 

@@ -78,9 +78,15 @@ HYPERS: dict[str, list[dict[str, Number]]] = {
 }  # fmt: skip
 
 
+_caches: list[Path] = []
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("state") / "kernels"
+    """One for all modules that have this fixture: to compile the library takes 6 s."""
+    if not _caches:
+        _caches.append(tmp_path_factory.mktemp("state") / "kernels")
+    return _caches[0]
 
 
 @pytest.fixture(params=["portable", "compiled"])

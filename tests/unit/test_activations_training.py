@@ -4,7 +4,7 @@ loses steps. The weights of units come and go while what was saved waits."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from luwu.nic.shell import Nic
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.small_models import gpt_config, gpt_loss, make_gpt, shard_gpt
 from tests.unit.training_harness import (
+    alone,
     assert_same_bits,
     one_thread,  # noqa: F401 - for every test here
     worker,
@@ -81,8 +82,17 @@ def through_a_node(
 
 
 @pytest.mark.feature("offload_activations with fully_shard")
-@pytest.mark.parametrize("update", ["at_step", "streaming"])
-@pytest.mark.parametrize("checkpointing", ["none", "reentrant", "nonreentrant"])
+@pytest.mark.parametrize(
+    ("checkpointing", "update"),
+    [
+        ("none", "streaming"),
+        ("reentrant", "at_step"),
+        ("nonreentrant", "streaming"),
+        pytest.param("none", "at_step", marks=pytest.mark.slow),
+        pytest.param("reentrant", "streaming", marks=pytest.mark.slow),
+        pytest.param("nonreentrant", "at_step", marks=pytest.mark.slow),
+    ],
+)
 def test_units_train_with_the_same_bits(tmp_path: Path, update: str, checkpointing: Any) -> None:
     """I4. Goal: losses of both ranks and the weights at the node, bit for bit, with nothing, some
     and all of it in memory, in either order of the two calls."""
@@ -155,41 +165,55 @@ def test_weights_are_never_moved(tmp_path: Path, memory_budget: Any) -> None:
     assert saved_bytes[0] == saved_bytes[1] > 0
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "reentrant", "nonreentrant"])
+def masters_after(
+    directory: Path, checkpointing: Any, lost: Mapping[str, Any] | None = None
+) -> dict[str, Tensor]:
+    """The weights after a run on one worker with a step that is lost, once, or none."""
+    network = FakeNetwork(1)
+    if lost is not None:
+        network.fail_at(**lost)
+    with worker(network):
+        model: Any = make_gpt(gpt_config(checkpointing=checkpointing))
+        shard_and_offload(directory, 0)(model)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2)
+        step = 0
+        while step < STEPS:
+            try:
+                loss = None
+                gc.collect()
+                assert luwu.activation_stats(model).live_bytes == 0
+                loss = gpt_loss(model, step, 0, 0)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                step += 1
+            except luwu.StepAborted as error:
+                step = error.step
+        loss = None
+    assert network.attempt == (lost is not None)
+    store = model.__dict__["luwu_offload"].store
+    assert is_soon(lambda: store._thread is None)
+    assert list(directory.iterdir()) == []
+    return network.masters()
+
+
+@pytest.fixture(scope="module", params=["none", "reentrant", "nonreentrant"])
+def calm(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, Tensor]]:
+    """A kind of checkpointing, and the weights after a run in which nothing is lost."""
+    with alone():
+        return request.param, masters_after(tmp_path_factory.mktemp("calm"), request.param)
+
+
 @pytest.mark.parametrize(
     "lost",
     [{"verb": "pull", "step": 1}, {"verb": "push", "step": 1}, {"verb": "commit", "step": 1}],
 )
-def test_a_step_that_is_lost(tmp_path: Path, checkpointing: Any, lost: dict[str, Any]) -> None:
+def test_a_step_that_is_lost(
+    tmp_path: Path, calm: tuple[str, dict[str, Tensor]], lost: dict[str, Any]
+) -> None:
     """I3, A3. Goal: the replay has the bits of a calm run, and what the lost attempt had saved is
     given back before it begins."""
-    config = gpt_config(checkpointing=checkpointing)
-    networks = []
-    for loses in (False, True):
-        network = FakeNetwork(1)
-        networks.append(network)
-        if loses:
-            network.fail_at(**lost)
-        with worker(network):
-            model: Any = make_gpt(config)
-            shard_and_offload(tmp_path, 0)(model)
-            optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2)
-            step = 0
-            while step < STEPS:
-                try:
-                    loss = None
-                    gc.collect()
-                    assert luwu.activation_stats(model).live_bytes == 0
-                    loss = gpt_loss(model, step, 0, 0)
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    step += 1
-                except luwu.StepAborted as error:
-                    step = error.step
-            loss = None
-    assert networks[1].attempt == 1
-    assert_same_bits(networks[1].masters(), networks[0].masters())
-    store = model.__dict__["luwu_offload"].store
-    assert is_soon(lambda: store._thread is None)
-    assert list(tmp_path.iterdir()) == []
+    checkpointing, expected = calm
+    assert_same_bits(masters_after(tmp_path, checkpointing, lost), expected)

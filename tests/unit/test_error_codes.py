@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +23,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "errors.md"
 
 
-def trees() -> Iterator[tuple[Path, ast.Module]]:
-    for package in ("luwu", "switch_emu", "workers"):
-        for file in sorted((ROOT / package).rglob("*.py")):
-            yield file, ast.parse(file.read_text(encoding="utf-8"))
+@functools.cache
+def trees() -> list[tuple[Path, ast.Module]]:
+    return [
+        (file, ast.parse(file.read_text(encoding="utf-8")))
+        for package in ("luwu", "switch_emu", "workers")
+        for file in sorted((ROOT / package).rglob("*.py"))
+    ]
 
 
+@functools.cache
 def classes() -> dict[str, dict[str, object]]:
     """Every class of an error of ours -> its exit code and its own code (None: it has none)."""
     found: dict[str, dict[str, object]] = {}

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
-from tests.features import ROOT, page, problems
+import pytest
+
+from tests.features import main, page, problems
 
 GROUPS: list[dict[str, Any]] = [
     {"title": "Some", "rows": [["one", "works", ""], ["two", "refused", "because"]]}
 ]
 
 
-def test_features_are_shown_by_tests() -> None:
-    """Goal: docs/features.md is up to date, every row has a collected test, every mark a row."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.features", "--check"],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=250,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-2000:]
+def test_features_are_shown_by_tests(capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: docs/features.md is up to date, every row has a test, every mark a row."""
+    assert main(["--check"]) == 0, capsys.readouterr().err
 
 
 def test_rows_and_marks_must_fit() -> None:
