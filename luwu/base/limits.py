@@ -6,7 +6,7 @@ from typing import Final
 
 MIB: Final = 1024 * 1024
 
-PROTOCOL_VERSION: Final = 8
+PROTOCOL_VERSION: Final = 9
 """Raised by any change that an older peer would misread."""
 
 DATA_HEADER_BYTES_MAX: Final = 1024
@@ -47,6 +47,9 @@ TURN_MESSAGES_MAX: Final = 512
 
 TURN_BYTES_MAX: Final = 64 * MIB
 """Bytes of messages that it handles before."""
+
+UNFLUSHED_BYTES_MAX: Final = MIB
+"""Bytes of messages that a loop handles before its answers leave, which wait for one another."""
 
 ZERO_COPY_BYTES_MIN: Final = 64 * 1024
 """A buffer of at least this is sent from where it lies, a smaller one as a copy: below, a copy is

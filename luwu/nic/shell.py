@@ -29,7 +29,7 @@ from luwu.base.errors import (
 )
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
-from luwu.base.limits import GRADIENT_BYTES, KEEP_PIECES_MAX
+from luwu.base.limits import GRADIENT_BYTES, KEEP_PIECES_MAX, UNFLUSHED_BYTES_MAX
 from luwu.base.outstanding import RetryPolicy
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.nic.cells import Cell, Cells, ExtentGradient, private_memory
@@ -381,14 +381,14 @@ class Nic(Closing):
 
     def _serve(self) -> None:
         try:
+            self._transport.gather()
             while not self._stopping:
                 self._run_commands()
+                self._transport.flush()
                 item = self._transport.receive(self._timeout_ns())
                 if item is None:
                     self._mailbox.notify()  # a receiver may have given cells back
-                while item is not None:
-                    self._handle(item)
-                    item = self._transport.receive(0)
+                self._take_turn(item)
                 self._do(self._core.tick(SYSTEM_CLOCK.now_ns()))
         except LuwuError as exc:
             self._mailbox.fail(exc)
@@ -402,6 +402,18 @@ class Nic(Closing):
             for command in self._commands:
                 if command.done is not None:
                     command.done.set()
+
+    def _take_turn(self, item: Any) -> None:
+        """Handle what has come, until nothing is left."""
+        nbytes = 0
+        while item is not None:
+            if isinstance(item, Delivery):
+                nbytes += sum([buffer.nbytes for buffer in item.buffers])
+            self._handle(item)
+            if nbytes >= UNFLUSHED_BYTES_MAX:
+                self._transport.flush()
+                nbytes = 0
+            item = self._transport.receive(0)
 
     def _timeout_ns(self) -> int:
         tick_ns = self._core.next_tick_ns()

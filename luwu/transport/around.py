@@ -32,6 +32,14 @@ class TransportAround(Transport, Generic[InnerT]):
         """Queue one message; see `Transport.send`."""
         return self._inner.send(peer, header, buffers)
 
+    def gather(self) -> None:
+        """Let messages wait for others; see `Transport.gather`."""
+        self._inner.gather()
+
+    def flush(self) -> None:
+        """Let them leave; see `Transport.flush`."""
+        self._inner.flush()
+
     def credit(self, peer: str) -> int:
         """Bytes that may be queued now; see `Transport.credit`."""
         return self._inner.credit(peer)

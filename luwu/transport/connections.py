@@ -30,7 +30,7 @@ from luwu.transport.arrivals import Arrivals, Arrived
 from luwu.transport.curve import Security
 from luwu.transport.endpoints import Endpoint, TcpEndpoint
 from luwu.transport.interface import LISTENER, PeerDown, PeerFailed, PeerUp, Received
-from luwu.transport.lanes import Lane, Way, delivery_of
+from luwu.transport.lanes import Gathering, Lane, Way, received_of
 from luwu.transport.monitor import LISTEN_EVENTS, LOST, SocketMonitor, stranger_error
 from luwu.transport.sockets import ZeroMqTiming, new_router, prepare_bind, read_frames
 from luwu.transport.zap import ZapHandler
@@ -60,6 +60,7 @@ class Hub(Protocol):
     arrivals: Arrivals
     credit_bytes: int
     header_bytes_max: int
+    gathering: Gathering
     greeting_bytes: int
     """Size of a greeting that a connection may begin with; 0: none may."""
     received: deque[Received]
@@ -178,9 +179,7 @@ class Listener:
         if self._ending:
             self._note_heard(route)
         if route.lane is not None:
-            received = delivery_of(route.lane, frames[1:], frames_count - 1)
-            if received is not None:
-                self._hub.received.append(received)
+            self._hub.received += received_of(route.lane, frames[1:], frames_count - 1)
         return True
 
     def close(self) -> None:
@@ -205,7 +204,7 @@ class Listener:
         lane = None
         if fault is None:
             way = Way(self._socket, routing_id)
-            lane = Lane(peer, (way,), hub.credit_bytes, hub.header_bytes_max)
+            lane = Lane(peer, (way,), hub.credit_bytes, hub.header_bytes_max, hub.gathering)
         arrived = hub.arrivals.there(fd) if key else None
         route = self._routes[routing_id] = _Route(routing_id, lane, fd, arrived, key)
         over: _Route | None = route

@@ -7,7 +7,7 @@ import zmq
 from luwu.transport.connections import Hub
 from luwu.transport.endpoints import Endpoint
 from luwu.transport.interface import PeerUp
-from luwu.transport.lanes import Lane, Way, delivery_of
+from luwu.transport.lanes import Lane, Way, received_of
 from luwu.transport.monitor import DIAL_EVENTS, DialStory, SocketMonitor
 from luwu.transport.sockets import new_socket, prepare_connect, read_frames
 
@@ -35,9 +35,7 @@ class Dialled:
         if self._lane is None:
             self._read_monitor()  # the handshake is in the monitor before the first message
         if self._lane is not None:  # else it is not ZeroMQ that speaks; the monitor reports it
-            received = delivery_of(self._lane, *message)
-            if received is not None:
-                self._hub.received.append(received)
+            self._hub.received += received_of(self._lane, *message)
         return True
 
     def close(self) -> None:
@@ -87,7 +85,11 @@ class Dialled:
             if isinstance(told, PeerUp):
                 hub = self._hub
                 self._lane = Lane(
-                    self._peer, (Way(self._socket),), hub.credit_bytes, hub.header_bytes_max
+                    self._peer,
+                    (Way(self._socket),),
+                    hub.credit_bytes,
+                    hub.header_bytes_max,
+                    hub.gathering,
                 )
                 self._hub.attach(self._lane)
             if told is not None:

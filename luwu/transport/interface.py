@@ -172,6 +172,13 @@ class Transport(Closing):
         is never held up by data. ValueError for what no receiver would accept.
         """
 
+    def gather(self) -> None:
+        """From now on messages to one peer may wait, to leave together: until `flush`, until they
+        are many, or until `receive` blocks. For a loop that ends each turn with `flush`."""
+
+    def flush(self) -> None:
+        """Let all messages leave that wait for others; a connection that has ended loses them."""
+
     @abstractmethod
     def credit(self, peer: str) -> int:
         """Bytes that may be queued to `peer` now: the limit less what was sent and is not done.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import zmq
@@ -12,6 +14,7 @@ import zmq
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.transport.credits import CreditLedger
+from luwu.transport.gathering import GATHERED_COUNT_MAX, gathered, read_gathered
 from luwu.transport.interface import (
     BUFFERS_COUNT_MAX,
     Delivery,
@@ -51,16 +54,34 @@ class Way(NamedTuple):
     address: bytes | None = None
 
 
+class Gathering:
+    """The lanes of a transport on which messages wait, to leave together."""
+
+    __slots__ = ("is_on", "lanes")
+
+    def __init__(self) -> None:
+        self.is_on = False
+        """Messages may wait."""
+        self.lanes: dict[Lane, None] = {}
+
+    def flush(self) -> None:
+        """Let all messages leave."""
+        while self.lanes:
+            self.lanes.popitem()[0].flush()
+
+
 class Lane:
     """All ways to one peer, in turns, with one credit.
 
     A turn lasts until its messages come to `TURN_BYTES`. Then what was sent last is tracked too:
     when libzmq needs it no more, it needs nothing of this turn, for one way is a FIFO.
+    Messages that wait for others are of one turn, and copied.
     """
 
     def __init__(
-        self, peer: str, ways: Sequence[Way], limit_bytes: int, header_bytes_max: int
-    ) -> None:
+        self, peer: str, ways: Sequence[Way], limit_bytes: int, header_bytes_max: int,
+        gathering: Gathering,
+    ) -> None:  # fmt: skip
         self.peer = peer
         self.ways = ways
         self.header_bytes_max = header_bytes_max
@@ -68,6 +89,10 @@ class Lane:
         self._ledger = CreditLedger(peer, limit_bytes)
         self._queued: deque[tuple[SendHandle, int]] = deque()
         self._turn_bytes = 0  # of the copied messages of this turn
+        self._gathering = gathering
+        self._headers: list[bytes] = []  # of messages that wait
+        self._counts: list[int] = []  # of their buffers
+        self._copies: list[bytes | memoryview | zmq.Frame] = []
 
     def credit_bytes(self) -> int:
         """Bytes that may be queued now; less than 64 KiB of copied messages may be left out."""
@@ -77,26 +102,36 @@ class Lane:
 
     def send(self, header: bytes, views: list[memoryview]) -> SendHandle:
         """Queue one message. Raises PeerGone and CreditExceeded, and then nothing was sent."""
-        payload_bytes = sum(view.nbytes for view in views)
+        payload_bytes = sum([view.nbytes for view in views])
         self.credit_bytes()
         self._ledger.check(len(header), payload_bytes)
         turn_bytes = self._turn_bytes + len(header) + payload_bytes
+        self._headers.append(header)
+        self._counts.append(len(views))
+        if turn_bytes < TURN_BYTES and self._gathering.is_on:
+            self._turn_bytes = turn_bytes
+            self._copies += map(bytes, views)
+            if len(self._headers) < GATHERED_COUNT_MAX:
+                self._gathering.lanes[self] = None
+            else:
+                self._leave(self._head())
+            return _COPIED
         large = [view.nbytes >= ZERO_COPY_BYTES_MIN for view in views]
         trackers: list[zmq.MessageTracker] = []
-        head: bytes | zmq.Frame = header
+        joined = self._head()
+        head: bytes | zmq.Frame = joined
         mark: SendHandle | None = None
         if not any(large) and turn_bytes >= TURN_BYTES:
-            head, tracker = _tracked(header)  # for the credit; the caller's buffers are copied
+            head, tracker = _tracked(joined)  # for the credit; the caller's buffers are copied
             mark = Sent((tracker,))
-        parts: list[bytes | memoryview | zmq.Frame] = [head]
         for view, is_large in zip(views, large, strict=True):
             if is_large:
                 frame, tracker = _tracked(view)
-                parts.append(frame)
+                self._copies.append(frame)
                 trackers.append(tracker)
             else:
-                parts.append(view)
-        self._write(parts)
+                self._copies.append(view)
+        self._leave(head)
         handle = Sent(tuple(trackers)) if trackers else _COPIED
         if trackers:
             mark = handle
@@ -109,7 +144,24 @@ class Lane:
             self._turn = (self._turn + 1) % len(self.ways)
         return handle
 
-    def _write(self, parts: list[bytes | memoryview | zmq.Frame]) -> None:
+    def flush(self) -> None:
+        """Let the messages leave that wait; they are lost if the connection has ended."""
+        if self._headers:
+            with suppress(PeerGone):
+                self._leave(self._head())
+
+    def _head(self) -> bytes:
+        """The frame before the buffers of all messages that wait."""
+        if len(self._headers) == 1:
+            return self._headers[0]
+        return gathered(self._headers, self._counts)
+
+    def _leave(self, head: bytes | zmq.Frame) -> None:
+        """Write what waits. Raises PeerGone."""
+        parts = [head, *self._copies] if len(self._headers) == 1 else [b"", head, *self._copies]
+        self._headers.clear()
+        self._counts.clear()
+        self._copies.clear()
         last = len(parts) - 1
         socket, address = self.ways[self._turn]
         try:
@@ -136,19 +188,34 @@ def _tracked(data: bytes | memoryview) -> tuple[zmq.Frame, zmq.MessageTracker]:
     return frame, frame.tracker
 
 
-def delivery_of(
+def received_of(
     lane: Lane, frames: list[zmq.Frame], frames_count: int
-) -> Delivery | PeerFailed | None:
-    """The frames after a routing id as a message; None for what transports say among themselves."""
-    header_bytes = len(frames[0])
+) -> list[Delivery | PeerFailed]:
+    """The messages in the frames after a routing id; what transports say to each other is none."""
+    peer, header_bytes = lane.peer, len(frames[0])
     if frames_count == 1 and header_bytes == 0:
-        return None
-    if not 0 < header_bytes <= lane.header_bytes_max or frames_count > 1 + BUFFERS_COUNT_MAX:
+        return []
+    if 0 < header_bytes <= lane.header_bytes_max and frames_count <= 1 + BUFFERS_COUNT_MAX:
+        return [Delivery(peer, frames[0].bytes, _buffers(frames[1:]))]
+    try:
+        if header_bytes or frames_count != len(frames):
+            raise RemoteProtocolError(
+                f"a header of {header_bytes} bytes and {frames_count - 1} buffers came; 1 to "
+                f"{lane.header_bytes_max} bytes and at most {BUFFERS_COUNT_MAX} buffers are allowed"
+            )
+        remaining = iter(_buffers(frames[2:]))
+        return [
+            Delivery(peer, header, list(islice(remaining, count)))
+            for header, count in read_gathered(
+                frames[1].bytes, frames_count - 2, lane.header_bytes_max
+            )
+        ]
+    except RemoteProtocolError as exc:
         error = RemoteProtocolError(
-            f"peer {lane.peer!r} sent a header of {header_bytes} bytes and {frames_count - 1} "
-            f"buffers; 1 to {lane.header_bytes_max} bytes and at most {BUFFERS_COUNT_MAX} "
-            f"buffers are allowed. The message was dropped; is the peer of the same version?"
+            f"peer {peer!r}: {exc}. They were dropped; is the peer of the same version?"
         )
-        return PeerFailed(lane.peer, error, final=False)
-    buffers = [frame.buffer.toreadonly() for frame in frames[1:]]
-    return Delivery(lane.peer, frames[0].bytes, buffers)
+        return [PeerFailed(peer, error, final=False)]
+
+
+def _buffers(frames: list[zmq.Frame]) -> list[memoryview]:
+    return [frame.buffer.toreadonly() for frame in frames]

@@ -68,6 +68,16 @@ class MixedTransport(Transport):
         transport, name = self._route(peer)
         return transport.send(name, header, buffers)
 
+    def gather(self) -> None:
+        """Let messages wait for others; see `Transport.gather`."""
+        self._shared.gather()
+        self._wired.gather()
+
+    def flush(self) -> None:
+        """Let them leave; see `Transport.flush`."""
+        self._shared.flush()
+        self._wired.flush()
+
     def credit(self, peer: str) -> int:
         """Bytes that may be queued now; see `Transport.credit`."""
         transport, name = self._route(peer)
@@ -139,5 +149,6 @@ class MixedTransport(Transport):
         return Delivery(heard.peer, heard.header, copies)
 
     def _wait(self, timeout_ns: int | None) -> None:
+        self.flush()
         timeout_ms = -1 if timeout_ns is None else -(-timeout_ns // 1_000_000)
         zmq.zmq_poll([*self._shared.waits_on(), *self._wired.waits_on()], timeout_ms)

@@ -118,6 +118,14 @@ class ShmTransport(Transport):
             handle = self._inner.send(peer, notices.inline(header), views)
         return handle
 
+    def gather(self) -> None:
+        """Let messages wait for others; see `Transport.gather`."""
+        self._inner.gather()
+
+    def flush(self) -> None:
+        """Let them leave; see `Transport.flush`."""
+        self._inner.flush()
+
     def credit(self, peer: str) -> int:
         """Bytes that may be queued now; see `Transport.credit`."""
         link = self._link(peer)

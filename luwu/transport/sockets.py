@@ -13,6 +13,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX, QUEUED_MESSAGES_MAX
 from luwu.transport.curve import Security, dial_keyed, leave_open, serve_keyed
 from luwu.transport.endpoints import Endpoint, TcpEndpoint
+from luwu.transport.gathering import GATHERED_COUNT_MAX
 from luwu.transport.interface import BUFFERS_COUNT_MAX
 
 LOOPBACK_SEND_BYTES: Final = 512 * 1024
@@ -23,6 +24,8 @@ Exchange of 25 M parameters in bfloat16, 4 workers, 2 cores, medians of 40 steps
 a switch 205 and 222, and 185 and 189. A fixed SO_RCVBUF is slower, and Unix sockets do not care."""
 
 _AS_THE_SYSTEM_LIKES = -1
+_FRAMES_COUNT_MAX: Final = 3 + GATHERED_COUNT_MAX * BUFFERS_COUNT_MAX
+"""A routing id, an empty frame, headers, and all buffers of messages that were sent together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +133,6 @@ def read_frames(socket: zmq.Socket[Any]) -> tuple[list[zmq.Frame], int] | None:
     while frame.more:
         frame = socket.recv(copy=False)
         frames_count += 1
-        if len(frames) < BUFFERS_COUNT_MAX + 2:  # a routing id and a header
+        if len(frames) < _FRAMES_COUNT_MAX:
             frames.append(frame)
     return frames, frames_count

@@ -165,7 +165,9 @@ class Links:
         else:
             ways = [way for lane in lanes for way in lane.ways]
             limit_bytes = self._inner.credit_bytes
-            link.lane = Lane(link.peer, ways, limit_bytes, CONTROL_HEADER_BYTES_MAX)
+            link.lane = Lane(
+                link.peer, ways, limit_bytes, CONTROL_HEADER_BYTES_MAX, self._inner.gathering
+            )
         self._hand_out(link)
 
     def _hand_out(self, link: Link) -> None:

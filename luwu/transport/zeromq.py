@@ -38,7 +38,7 @@ from luwu.transport.interface import (
     Transport,
     checked_views,
 )
-from luwu.transport.lanes import Lane, gone
+from luwu.transport.lanes import Gathering, Lane, gone
 from luwu.transport.sockets import ZeroMqTiming
 from luwu.transport.zap import ZapHandler
 
@@ -87,6 +87,7 @@ class ZeroMqTransport(Transport):
         self._listener: Listener | None = None
         self._dialled: dict[str, Dialled] = {}
         self._ipc: list[endpoints.IpcEndpoint] = []
+        self.gathering = Gathering()
         self._lanes: dict[str, Lane] = {}
         self._poller = zmq.Poller()
         self._calls: dict[Any, Callable[[], None]] = {}
@@ -154,6 +155,14 @@ class ZeroMqTransport(Transport):
         views = checked_views(header, buffers, header_bytes_max=self.header_bytes_max)
         return self.lane(peer).send(header, views)
 
+    def gather(self) -> None:
+        """Let messages wait for others; see `Transport.gather`."""
+        self.gathering.is_on = True
+
+    def flush(self) -> None:
+        """Let them leave; see `Transport.flush`."""
+        self.gathering.flush()
+
     def credit(self, peer: str) -> int:
         """Bytes that may be queued now; see `Transport.credit`."""
         return self.lane(peer).credit_bytes()
@@ -165,7 +174,8 @@ class ZeroMqTransport(Transport):
         while True:
             if self.zap is not None:
                 self._look_at_keys(self.zap)
-            self._take_messages()
+            if not self.received:
+                self._take_messages()
             if self.received:
                 return self.received.popleft()
             if last_round:
@@ -190,6 +200,7 @@ class ZeroMqTransport(Transport):
             self._closed = True
             self._poller.unregister(self._wake_fd)
             os.close(self._wake_fd)
+        self.gathering.flush()
         for endpoint in self._ipc:
             endpoints.remove_socket(endpoint)  # libzmq leaves the file
         for dialled in self._dialled.values():
@@ -292,6 +303,8 @@ class ZeroMqTransport(Transport):
 
     def _poll(self, timeout_ms: int | None) -> None:
         self._takes_until_poll = _TAKES_UNTIL_POLL
+        if timeout_ms != 0:
+            self.gathering.flush()
         for socket, _ in self._poller.poll(timeout_ms):
             if socket == self._wake_fd:
                 os.eventfd_read(self._wake_fd)

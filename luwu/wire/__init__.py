@@ -1,6 +1,6 @@
 """The protocol's messages, their bytes, and the description that all ranks must agree on.
 
-messages.py     every message, one frozen dataclass each
+messages.py     every message, one dataclass each
 kinds.py        roles, verbs, payload rules, and the decorator that numbers messages
 codec.py        messages to header bytes and back
 description.py  the job as all ranks must describe it

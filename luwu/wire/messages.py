@@ -1,4 +1,4 @@
-"""Every message of the protocol, one frozen dataclass each; `codec.py` turns them into bytes.
+"""Every message of the protocol, one dataclass each; `codec.py` turns them into bytes.
 
 A request is repeated by its sender until the answer arrives, and its receiver acts on it once;
 an announcement that is lost is therefore only late.
@@ -40,17 +40,17 @@ the others, and also receives their Hello, Cancel and Leave.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import fields
 from typing import ClassVar, Final
 
-from luwu.wire.kinds import PayloadRule, Role, Verb, message
+from luwu.wire.kinds import PayloadRule, Role, Verb, message, stamped
 
 RESENT_PART: Final = 1 << 20
 """Added to the part of a push that is said again in float: no slot, receipt or sum of the integers
 is taken for it. No backward of a step has a number as high."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@stamped
 class Message:
     """The fields of every message: the sender and its position."""
 
@@ -76,7 +76,7 @@ class Message:
     """Number of the store's openings; fences a zombie node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@stamped
 class DataMessage(Message):
     """About one extent; Load, Read and Content about one chunk."""
 
@@ -250,7 +250,7 @@ class Welcome(Message):
         is_next = (attempt + 1, generation) == (self.attempt, self.generation)
         if not (is_next and self.began_with_skip):
             return None
-        stamp = {name: getattr(self, name) for name in Message.__slots__}
+        stamp = {each.name: getattr(self, each.name) for each in fields(Message)}
         stamp["step"] = self.skipped_step
         return Verdict(**stamp, applied=False, grad_norm=self.grad_norm)
 

@@ -329,6 +329,8 @@ class LinkedTransport(TransportAround[Transport]):
                 due.ends.down.delivered(due.nbytes)
                 held.handed_on(handle)
             handed_on = True
+        if handed_on:
+            self._inner.flush()  # a link has its own time
         return handed_on
 
     def _cut(self, ends: _Ends) -> None:

@@ -19,6 +19,7 @@ from luwu.base.limits import (
     TEXT_CHARS_MAX,
     TURN_BYTES_MAX,
     TURN_MESSAGES_MAX,
+    UNFLUSHED_BYTES_MAX,
     UNJOINED_MESSAGES_MAX,
 )
 from luwu.protocol.actions import PARENT, Drop, End, Expel, Note, Send
@@ -152,6 +153,7 @@ class Shell:
 
         Raises the error of a job that was refused for good, after its children have left.
         """
+        self.transport.gather()
         while not self.finished:
             if should_stop():
                 return False
@@ -159,6 +161,7 @@ class Shell:
             self._take_turn()
             self.do(self.background())
             self.do(self.tick(SYSTEM_CLOCK.now_ns()))
+            self.transport.flush()
             self._reap()
             now_ns = SYSTEM_CLOCK.now_ns()
             self._report_if_stuck(now_ns)
@@ -185,7 +188,7 @@ class Shell:
         one does not keep the others waiting.
         """
         item = self.transport.receive(self._timeout_ns())
-        messages_count = nbytes = 0
+        messages_count = nbytes = flushed_bytes = 0
         while item is not None:
             if isinstance(item, Delivery):
                 messages_count += 1
@@ -193,6 +196,9 @@ class Shell:
             self._handle(item)
             if messages_count >= TURN_MESSAGES_MAX or nbytes >= TURN_BYTES_MAX:
                 break
+            if nbytes - flushed_bytes >= UNFLUSHED_BYTES_MAX:
+                self.transport.flush()
+                flushed_bytes = nbytes
             item = self.transport.receive(0)
         self.turn_messages_max = max(self.turn_messages_max, messages_count)
         self.turn_bytes_max = max(self.turn_bytes_max, nbytes)
