@@ -109,7 +109,8 @@ class Runs:
         paths = [result.with_suffix(f".rank{rank}.json") for rank in range(config.workers)]
         return ArmRun(
             name=COMPUTE_ONLY, workers=[read_json(path) or {} for path in paths], node=None,
-            memory_peaks=supervisor.memory_peaks, kernel_disk=None, threads=threads,
+            memory_peaks=supervisor.memory_peaks,
+            memory_peak_of_all=supervisor.memory_peak_of_all, kernel_disk=None, threads=threads,
             updated_before_last_push_ratio=None,
         )  # fmt: skip
 
