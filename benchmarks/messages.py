@@ -39,12 +39,14 @@ from benchmarks.harness import Row, say
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import RunConfig, resolve
 from luwu.base.errors import DeadlineError, LuwuError
+from luwu.base.tree import one_switch
 from luwu.commands.compare import demo_budget_bytes
 from luwu.estimate.job import gpt_layout, gpt_options
 from luwu.estimate.messages import message_uses
 from luwu.estimate.shape import ROOT, JobShape
 from luwu.launch.local_cluster import LocalCluster
-from luwu.launch.serving import Sizes, chosen_transport, decide_arena_bytes, decide_sizes
+from luwu.launch.serving import Sizes, chosen_transport, decide_sizes
+from luwu.launch.switch_memory import widest_plan
 from luwu.layout import Layout
 from luwu.nic.flat_push import push_flat
 from luwu.nic.shell import Nic
@@ -335,7 +337,9 @@ def measure(case: Case, arm: str, steps: int) -> Measured:
             world_size=WORKERS, state=Path(directory) / "state",
             memory_budget_bytes=case.sizes.memory_budget_bytes,
             chunk_bytes=case.sizes.chunk_bytes, extent_chunks=count, transport=transport,
-            arena_bytes=decide_arena_bytes(WORKERS + 1, layout.extent_bytes),
+            arena_bytes=widest_plan(
+                case.config, one_switch(WORKERS), layout.extent_bytes, in_arenas=True
+            ).arena_bytes,
             summary=Path(directory) / "summary.json",
         ) as cluster,
     ):  # fmt: skip

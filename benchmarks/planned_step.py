@@ -18,17 +18,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import harness
 from benchmarks.harness import Row, say
 from benchmarks.training import Run, Training, TrainingRuns
-from luwu.base.closing import Closing
 from luwu.base.errors import LuwuError
-from luwu.base.json_file import read_json
 from luwu.base.limits import MIB
 from luwu.base.quantities import format_bytes
 from luwu.estimate.job import Planned
@@ -75,8 +71,7 @@ def measure(runs: TrainingRuns, *, smoke: bool) -> tuple[Row, dict[str, float]]:
     say(f"{CASE}: {planned.estimate.parameters_count:,} parameters, a step is planned to take "
         f"{planned.estimate.step_seconds:.3g} s, bound by {planned.estimate.binding}")  # fmt: skip
     load_before = os.getloadavg()[0]
-    with NodeMemory(runs.directory) as memory:
-        run = runs.run("luwu", job, flags)
+    run = runs.run("luwu", job, flags)
     loads = [load_before, os.getloadavg()[0]]
     say(f"{CASE}: floors after")
     after = runs.plan(job, flags, samples).floors
@@ -94,49 +89,16 @@ def measure(runs: TrainingRuns, *, smoke: bool) -> tuple[Row, dict[str, float]]:
         estimate=planned.estimate.document(), bytes_per_parameter_and_step=checked(
             run, planned, SMALL_BYTES_ERROR_MAX if smoke else BYTES_ERROR_MAX
         ),
-        node_memory_planned_bytes=next(
-            use.nbytes for use in planned.estimate.memory if use.role == "node"
-        ),
-        node_peak_anonymous_bytes=memory.peak_bytes, load_averages=loads,
+        load_averages=loads,
         worker_peak_rss_bytes=max(run.document["worker_peak_rss_bytes"]),
         **{name: run.document[name] for name in (
-            "step_seconds", "node_peak_rss_bytes", "memory_budget_bytes", "disk_bytes",
+            "step_seconds", "node_peak_rss_bytes", "switch_peak_rss_bytes", "memory_peak_bytes",
+            "memory_budget_bytes", "switch_memory_budget_bytes", "disk_bytes",
             "disk_space_bytes", "loss",
         )},
     ) | said  # fmt: skip
     _show(row)
     return row, {"plan_error_ratio": row["plan_error_ratio"]}
-
-
-class NodeMemory(Closing):
-    """The node's own memory while it runs: RssAnon. What is shared, and counted in
-    `node_peak_rss_bytes`, lies in arenas of workers and of the switch, which it reads in place."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.peak_bytes = 0
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._is_over.wait(0.05):
-            for path in self._directory.glob("*/processes.json"):
-                for entry in (read_json(path) or {}).get("processes", ()):
-                    if entry["role"] == "node":
-                        self.peak_bytes = max(self.peak_bytes, _anonymous_bytes(entry["pid"]))
-
-
-def _anonymous_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
 def plan_errors(planned: Planned, after: Floors, seconds: float) -> dict[str, float | None]:
@@ -231,10 +193,12 @@ def _show(row: Mapping[str, Any]) -> None:
         say(f"{name} differs by {'an unknown share' if ratio is None else f'{ratio:.0%}'}")
     if row["plan_void"]:
         say("void: a floor changed by more than a fifth while the run lasted")
-    own, peak = row["node_peak_anonymous_bytes"], row["node_peak_rss_bytes"]
-    say(f"node: {format_bytes(own)} of its own at most, planned "
-        f"{format_bytes(row['node_memory_planned_bytes'])}, of it a budget of "
-        f"{format_bytes(row['memory_budget_bytes'])}; with memory that others share "
-        f"{format_bytes(peak)}")  # fmt: skip
+    planned_bytes = {use["role"]: use["nbytes"] for use in row["estimate"]["memory"]}
+    for role in ("worker", "switch", "node"):
+        peaks = row[f"{role}_peak_rss_bytes"]
+        peak = max(peaks) if isinstance(peaks, list) else peaks
+        say(f"{role}: {format_bytes(peak)} at most, planned {format_bytes(planned_bytes[role])}")
+    say(f"all processes: {format_bytes(row['memory_peak_bytes'])} at most, planned "
+        f"{format_bytes(row['estimate']['memory_bytes'])}")  # fmt: skip
     say("load of the machine at the start and the end: "
         + " and ".join(f"{load:.1f}" for load in row["load_averages"]))  # fmt: skip

@@ -27,7 +27,7 @@ from benchmarks.harness import Row, say
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import DeadlineError, LuwuError
 from luwu.base.json_file import read_json
-from luwu.launch.processes.children import private_bytes
+from luwu.base.process_memory import private_bytes
 
 WARM_UPS = 3
 STEADY_WORKERS = 2

@@ -141,6 +141,7 @@ def _compute_only(config: RunConfig, run: RunDirectory, console: Console) -> dic
     workers = [read_json(path) or {} for path in paths]
     done = ArmRun(
         name=COMPUTE_ONLY, workers=workers, node=None, memory_peaks=supervisor.memory_peaks,
+        memory_peak_of_all=supervisor.memory_peak_of_all,
         kernel_disk=None, threads=threads_per_worker(config.workers),
         updated_before_last_push_ratio=None,
     )  # fmt: skip

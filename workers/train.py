@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StepAborted
 from luwu.base.events import Recorder
+from luwu.base.process_memory import private_bytes
 from luwu.base.quantities import format_bytes
 from luwu.base.seeds import derive
 from workers.arms import Arm, make_arm
@@ -47,7 +48,7 @@ class Progress:
     aborts_count: int = 0
     finish_seconds: float = 0.0
     private_bytes_max: int | None = None
-    """Largest sample of memory that is not a file's: anonymous and shared, after a backward."""
+    """Largest sample of memory that is not a file's or another process's, after a backward."""
 
 
 def main(
@@ -108,7 +109,7 @@ def train_step(arm: Arm, batches: Batches, options: Options, progress: Progress,
         loss = F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.to(arm.device).flatten())
         loss.backward()
         losses.append(loss.detach())
-    progress.private_bytes_max = _largest(progress.private_bytes_max, private_bytes())
+    progress.private_bytes_max = _largest(progress.private_bytes_max, private_bytes(os.getpid()))
     grad_norm = arm.step(want_norm=_printed(options, step))
     progress.loss[step] = math.fsum(float(each) for each in losses) / len(losses)
     if grad_norm is not None:
@@ -182,12 +183,6 @@ def write_result(
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)
-
-
-def private_bytes() -> int | None:
-    """Memory of this process that is not a file's: anonymous and shared pages."""
-    anonymous, shared = memory_bytes("RssAnon"), memory_bytes("RssShmem")
-    return None if anonymous is None or shared is None else anonymous + shared
 
 
 def memory_bytes(name: str) -> int | None:

@@ -27,6 +27,7 @@ lifeline.py       the end of a child process when its parent is gone
 own.py            imports of LuWu's own packages
 address.py        the address of an array's memory
 address_range.py  reserved addresses whose memory is given back and taken again
+process_memory.py memory of processes as the kernel counts it
 libc.py           calls of libc that Python does not offer
 job_spec.py       the specification of a job that its processes share, as a document and back
 """

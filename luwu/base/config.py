@@ -158,6 +158,11 @@ class RunConfig:
         None, size_or_auto, "SIZE|auto", SERVING,
         "all the optimizer node may allocate; auto: half of the free memory",
     )  # fmt: skip
+    switch_memory_budget: int | None = _key(
+        None, size_or_auto, "SIZE|auto", SERVING,
+        "each switch's, for gradients and copies of weights; auto: 16 extents of every worker, "
+        "up to 512MiB",
+    )  # fmt: skip
     durability: str = _key(
         "step", one_of("step", "process", "none"), "step|process|none", SERVING,
         "what a decided step survives: power loss, the end of processes, nothing",

@@ -12,10 +12,11 @@ from typing import Any, Final
 from luwu.base.clock import sleep
 from luwu.base.json_file import read_json
 from luwu.base.parsers import whole
+from luwu.base.process_memory import private_bytes
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.join.connection import read_connection
-from luwu.launch.processes.children import is_alive, private_bytes
+from luwu.launch.processes.children import is_alive
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.processes.stopping import stop_requests

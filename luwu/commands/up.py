@@ -241,6 +241,11 @@ def _check(config: RunConfig, role: str | None, name: str | None) -> None:
             f"fidelity: {config.fidelity} is that of the switch; give --fidelity to luwu up --role "
             "switch, which starts it"
         )
+    if role == "node" and config.switch_memory_budget is not None:
+        raise ConfigError(
+            "switch_memory_budget: it is that of the switch; give --switch-memory-budget to luwu "
+            "up --role switch, which starts it"
+        )
     if role == "switch" and config.optimizer_nodes > 1:
         raise ConfigError("optimizer_nodes: the switch learns it from --join; leave it out")
     if role == "switch" and config.no_switch:

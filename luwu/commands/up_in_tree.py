@@ -30,12 +30,13 @@ from luwu.launch.serving import (
     LOOPBACK,
     add_switch,
     can_share,
-    decide_arena_bytes,
     leaf_of,
     stripes_of,
     tree_of,
 )
 from luwu.launch.supervisor import Supervisor
+from luwu.launch.switch_memory import switch_plan
+from luwu.transport import check_arena
 
 NODE_FILE: Final = "connect-node.json"
 """The file with the node's endpoint, for its switch; workers read the switch's connect.json."""
@@ -113,7 +114,12 @@ def start_in_tree(
     if is_shared:
         supervisor.private_directory = private_directory()
         listen = f"shm://{supervisor.private_directory}/w"
-        arena_bytes = decide_arena_bytes(len(place.workers) + 1, parent.extent_bytes)
+        plan = switch_plan(
+            config, child_count=len(tree.children(place)), extent_bytes=parent.extent_bytes,
+            in_arenas=True,
+        )  # fmt: skip
+        arena_bytes = plan.arena_bytes
+        check_arena(arena_bytes)
     asked = replace(parent, arena_bytes=arena_bytes)
     ends = SwitchEnds(
         listen=listen,

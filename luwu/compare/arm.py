@@ -47,6 +47,8 @@ class ArmRun:
     workers: list[dict[str, Any]]
     node: dict[str, Any] | None
     memory_peaks: dict[str, int]
+    memory_peak_of_all: int
+    """The largest sum at one instant."""
     kernel_disk: DiskBytes | None
     threads: int
     updated_before_last_push_ratio: float | None
@@ -177,6 +179,7 @@ def _arm_run(name: str, supervisor: Supervisor, records: _Records, threads: int)
         node=node,
         pool=_pool(node, switches),
         memory_peaks=supervisor.memory_peaks,
+        memory_peak_of_all=supervisor.memory_peak_of_all,
         kernel_disk=supervisor.kernel_disk_bytes("node"),
         threads=threads,
         updated_before_last_push_ratio=(

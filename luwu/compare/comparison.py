@@ -2,8 +2,9 @@
 
 Bytes are totals of the run, payload only, summed over workers; those of `links` passed emulated
 links, headers included. What an arm does not have is null.
-`worker_peak_rss_bytes` and `node_peak_rss_bytes` are peaks of RssAnon + RssShmem, sampled from
-outside ten times a second in every arm.
+`worker_peak_rss_bytes`, `switch_peak_rss_bytes`, `node_peak_rss_bytes` and, of all of them at one
+instant, `memory_peak_bytes` are sampled from outside ten times a second in every arm: memory that
+is no file's, each page counted once (`luwu/base/process_memory.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from luwu.compare.arm import MIRRORED, ArmRun
 from luwu.estimate.outcome import outcome
 from luwu.launch.hosts.hosts import links_bound
 from luwu.launch.hosts.network import host_link_rate
-from luwu.launch.hosts.nodes import total_of_nodes
+from luwu.launch.hosts.nodes import kind_of, total_of_nodes
 
 SCHEMA: Final = 1
 MODEL: Final = "gpt"
@@ -105,9 +106,16 @@ def arm_document(
         "unit_bytes_max": _largest(workers, "unit_bytes_max"),
         "prefetch_units": _largest(workers, "prefetch_units"),
         "worker_optimizer_bytes": _largest(workers, "worker_optimizer_bytes"),
+        "switch_peak_rss_bytes": [
+            peak for name, peak in sorted(arm.memory_peaks.items()) if kind_of(name) == "switch"
+        ],
         "node_peak_rss_bytes": total_of_nodes(arm.memory_peaks),
+        "memory_peak_bytes": arm.memory_peak_of_all,
         "node_state_bytes": node.get("node_state_bytes"),
         "memory_budget_bytes": node.get("memory_budget_bytes"),
+        "switch_memory_budget_bytes": arm.switches[0].get("memory_budget_bytes")
+        if arm.switches
+        else None,
         "chunk_bytes": node.get("chunk_bytes"),
         "disk_space_bytes": node.get("disk_space_bytes"),
         "network_bytes": _network_bytes(workers, node) if node else None,

@@ -4,6 +4,7 @@ job.py       a configuration made into a job, its plan and its estimate; looks a
 shape.py     the job in numbers, from a model that need not exist
 plan.py      the estimate: all that a job takes, and the bottleneck; pure
 budget.py    memory per role, space on disk, threads
+activations.py  what a forward keeps for its backward
 traffic.py   bytes that a step moves, on disk and on links
 messages.py  messages of a step, counted as the cores send them
 steps.py     the steps of `luwu run`, whose model is known only when it runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from luwu.base.limits import MIB, POOL_BYTES_DEFAULT
+from luwu.base.limits import GRADIENT_BYTES, MIB
 from luwu.estimate.shape import JobShape, Kept
 from switch_emu.node.plan import NodePlan
 from switch_emu.store import StoreConfig
@@ -28,6 +28,8 @@ class MemoryUse:
     nbytes: int
     label: str
     text: str
+    base_bytes: int = 0
+    """Python, and torch, in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +46,21 @@ def memory_uses(job: JobShape, plan: NodePlan, kept: Kept) -> tuple[MemoryUse, .
     """By role, then what is shared: it is counted there and nowhere else."""
     unit_bytes = max(job.layout.unit_wire_bytes(i) for i in range(len(job.layout.units)))
     in_place = kept.places_bytes > 0
-    units = 0 if in_place else min((job.prefetch_units + 2) * unit_bytes, job.wire_bytes)
+    pulled = min((job.prefetch_units + 2) * unit_bytes, job.wire_bytes)
+    units = 0 if in_place else pulled
     shown = "weights used in place" if in_place else f"up to {job.prefetch_units + 2} units"
     arenas = job.transport == "shm"
-    gradients = unit_bytes if arenas else 2 * unit_bytes
+    gradients = 2 * unit_bytes  # the allocator keeps holes; cells, where no arena has them
+    gradients += 0 if arenas else min(GRADIENT_BYTES, job.pushed_bytes)
     uses = [
         MemoryUse(
             role="worker",
             processes_count=job.workers,
-            nbytes=WORKER_BASE_BYTES + units + gradients,
+            nbytes=WORKER_BASE_BYTES + units + gradients + (job.activation_bytes or 0),
             label="assumed",
-            text=f"Python and torch, {shown}, gradients of a unit; activations are not known",
+            text=f"Python and torch, {shown}, gradients, activations"
+            f"{' (not known)' * (job.activation_bytes is None)}",
+            base_bytes=WORKER_BASE_BYTES,
         ),
         MemoryUse(
             role="node",
@@ -62,19 +68,22 @@ def memory_uses(job: JobShape, plan: NodePlan, kept: Kept) -> tuple[MemoryUse, .
             nbytes=NODE_BASE_BYTES + plan.budget_bytes - (kept.places_bytes if arenas else 0),
             label="assumed",
             text="Python and torch, and the whole memory budget",
+            base_bytes=NODE_BASE_BYTES,
         ),
     ]
     if job.has_switch:
-        slots = 0 if arenas else max(POOL_BYTES_DEFAULT, 4 * job.workers * job.layout.extent_bytes)
-        slots = min(slots, job.workers * job.pushed_bytes)
+        whole_step = (job.workers + 2) * job.pushed_bytes + job.wire_bytes
+        own = min(job.switch_plan.own_bytes, whole_step) + (0 if arenas else pulled)
         uses.insert(1, MemoryUse(
-            role="switch", processes_count=1, nbytes=SWITCH_BASE_BYTES + slots, label="assumed",
-            text="Python" + (", slots in the workers' arenas" if arenas else ", slots"),
+            role="switch", processes_count=1, nbytes=SWITCH_BASE_BYTES + own, label="assumed",
+            text="Python, its memory budget"
+            + (" without slots, which lie in arenas" if arenas else ", weights being sent"),
+            base_bytes=SWITCH_BASE_BYTES,
         ))  # fmt: skip
     if arenas:
         uses.append(MemoryUse(
             role="arenas", processes_count=job.workers,
-            nbytes=min(job.arena_bytes, 2 * job.pushed_bytes), label="predicted",
+            nbytes=min(job.switch_plan.arena_bytes, 2 * job.pushed_bytes), label="predicted",
             text="shared memory for gradients, taken as it is used",
         ))  # fmt: skip
     if in_place:

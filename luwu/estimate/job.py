@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Final
 
 from luwu.base.config import RunConfig
 from luwu.base.limits import MIB
+from luwu.estimate.activations import activation_bytes
 from luwu.estimate.plan import Estimate, estimate
 from luwu.estimate.shape import JobShape
 from luwu.launch.serving import (
     Sizes,
     chosen_transport,
-    decide_arena_bytes,
     node_plan,
     own_slots,
+    tree_of,
 )
 from luwu.launch.supervisor import threads_per_worker
+from luwu.launch.switch_memory import widest_plan
 from luwu.layout import Layout, Parameter, Unit
 from luwu.measure.floors import Floors, core_count, measure_floors
 from luwu.measure.timing import Samples
@@ -70,8 +72,12 @@ def gpt_job(config: RunConfig, sizes: Sizes, *, is_in_ram: bool) -> JobShape:
         durability=config.durability,
         is_in_ram=is_in_ram,
         worker_threads=threads_per_worker(config.workers),
-        arena_bytes=decide_arena_bytes(config.workers, layout.extent_bytes)
-        if transport == "shm" else 0,
+        switch=widest_plan(
+            config, tree_of(config), layout.extent_bytes, in_arenas=transport == "shm"
+        ),
+        activation_bytes=activation_bytes(
+            options.gpt(_vocab(config.data)), batch=options.batch
+        ),
         compute_seconds_min=slow_ms / 1000,
     )  # fmt: skip
 
@@ -106,11 +112,9 @@ def gpt_layout(
 
     The model is made without storage, and a text is not read: its vocabulary is bytes.
     """
-    from workers.data import BYTE_VOCAB, TOKEN_SUFFIX, load_corpus
     from workers.gpt import without_storage
 
-    is_tokens = data is not None and data.suffix == TOKEN_SUFFIX
-    model = without_storage(options.gpt(load_corpus(data).vocab if is_tokens else BYTE_VOCAB))
+    model = without_storage(options.gpt(_vocab(data)))
     names = [name for name, _ in model.named_parameters()]
     units: dict[str, list[int]] = {"root": []}
     for index, name in enumerate(names):
@@ -125,6 +129,14 @@ def gpt_layout(
         chunk_bytes=chunk_bytes,
         extent_chunks=extent_chunks,
     )
+
+
+def _vocab(data: Path | None) -> int:
+    """Different tokens; a text is not read: its tokens are bytes."""
+    from workers.data import BYTE_VOCAB, TOKEN_SUFFIX, load_corpus
+
+    is_tokens = data is not None and data.suffix == TOKEN_SUFFIX
+    return load_corpus(data).vocab if is_tokens else BYTE_VOCAB
 
 
 def floors_for(job: JobShape, plan: NodePlan, *, state: Path | None, samples: Samples) -> Floors:

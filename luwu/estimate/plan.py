@@ -119,6 +119,11 @@ class Estimate:
         return sum(use.read_bytes for use in self.disk)
 
     @property
+    def memory_bytes(self) -> int:
+        """Memory of all processes."""
+        return sum(use.processes_count * use.nbytes for use in self.memory)
+
+    @property
     def disk_written_bytes(self) -> int:
         """Bytes written by all uses."""
         return sum(use.written_bytes for use in self.disk)
@@ -138,6 +143,7 @@ class Estimate:
             "messages": [{**asdict(use), "ends": use.ends} for use in self.messages],
             "extent_chunks": self.extent_chunks,
             "memory": [asdict(use) for use in self.memory],
+            "memory_bytes": self.memory_bytes,
             "cores": [asdict(use) for use in self.cores],
             "cores_count": self.cores_count,
             "resident_pages_ratio": self.resident_pages_ratio,

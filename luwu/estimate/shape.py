@@ -13,6 +13,7 @@ from switch_emu.node.places import places_bytes
 from switch_emu.node.plan import NodePlan, budget_for_pages
 from switch_emu.store import StoreConfig
 from switch_emu.store.tier import pages_that_fit
+from switch_emu.switch.plan import SwitchPlan, plan_switch
 
 ROOT = "root"
 """Name of the unit that holds all others: it is not freed between forward and backward."""
@@ -39,8 +40,10 @@ class JobShape:
     is_in_ram: bool = False
     """The state has no directory."""
     worker_threads: int = 1
-    arena_bytes: int = 0
-    """Shared memory of each worker for its gradients, with `shm`."""
+    switch: SwitchPlan | None = None
+    """The memory plan of the switch, be it the node's own; None: the default."""
+    activation_bytes: int | None = None
+    """What a worker's forward keeps for its backward; None: not known."""
     prefetch_units: int = 2
     optimizer: str = "adamw"
     state_fields: tuple[str, ...] = ("m", "v")
@@ -66,6 +69,16 @@ class JobShape:
     def wire_bytes(self) -> int:
         """Weights of the whole model as they travel."""
         return sum(chunk.wire_bytes for chunk in self.layout.chunks)
+
+    @property
+    def switch_plan(self) -> SwitchPlan:
+        """The memory plan of the switch."""
+        if self.switch is not None:
+            return self.switch
+        return plan_switch(
+            budget_bytes=None, child_count=self.workers, extent_bytes=self.layout.extent_bytes,
+            in_arenas=self.transport == "shm",
+        )  # fmt: skip
 
     def pulls_twice(self, unit: int) -> bool:
         """True if a unit is pulled for forward and again for backward."""

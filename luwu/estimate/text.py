@@ -27,7 +27,7 @@ def short_lines(found: Estimate) -> list[str]:
         f"{format_bytes(sum(found.disk_space_bytes.values()))} of space"
     )
     memory = ", ".join(_memory_text(found, role) for role in dict.fromkeys(_roles(found)))
-    lines.append(f"        memory {memory}; activations come on top")
+    lines.append(f"        memory {memory}; {format_bytes(found.memory_bytes)} in all")
     if found.extent_chunks > 1:
         busiest = max(found.messages, key=lambda use: use.ends)
         lines.append(
@@ -83,6 +83,7 @@ def estimate_text(found: Estimate, job: JobShape, plan: NodePlan, floors: Floors
             ("memory, each process", "processes", "at most", "label", ""),
             *((use.role, str(use.processes_count), format_bytes(use.nbytes), use.label, use.text)
               for use in found.memory),
+            ("all", "", format_bytes(found.memory_bytes), "", ""),
         ]),
         "",
         *_table([("threads", "processes", "each", "", ""), *(

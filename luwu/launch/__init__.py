@@ -8,6 +8,7 @@ agent.py          the workers of this host, started and started again
 torchrun.py       command lines of workers
 entry.py          the program of a worker: the user's script
 attendance.py     workers of this host that are done
+switch_memory.py  the memory plan of the switches
 worker_loss.py    what a lost worker means: `--on-worker-loss`
 progress.py       progress of a run, from its node's events
 resuming.py       where a run with `--resume` begins

@@ -24,7 +24,6 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConnectionFailed
 from luwu.base.job_spec import JobSpec, document_of, shared_fields
 from luwu.base.json_file import read_json, remove_partial, write_json
-from luwu.base.limits import POOL_BYTES_DEFAULT
 from luwu.base.links import LinkPair, retry_over
 from luwu.base.own import own_module
 from luwu.base.refusals import refusing
@@ -41,7 +40,9 @@ from luwu.launch.processes.allocator import SWITCH_TUNABLES
 from luwu.launch.processes.children import Child, DiskBytes
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.switch_memory import switch_plan
 from luwu.launch.worker_loss import drop_after_s, drops_workers
+from luwu.transport.mixed import SHARED_SCHEME
 from switch_emu.node.spec import NodeSpec
 from switch_emu.store import Durability
 from switch_emu.switch.process import SwitchSpec
@@ -272,12 +273,15 @@ def key_environ(config: RunConfig) -> dict[str, str]:
 
 def switch_spec(
     config: RunConfig, run: RunDirectory, job: JobSpec, ends: SwitchEnds, *, tree: Tree,
-    place: Place, slot_bytes: int = 0, only_forwards: bool = False, key_name: str | None = None,
+    place: Place, only_forwards: bool = False, key_name: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The specification of a switch (`SwitchSpec`) as JSON; `slot_bytes`: minimum memory of
-    slots.
-    """
+    """The specification of a switch (`SwitchSpec`) as JSON. Raises ConfigError."""
     children, roles = tree.children(place), tree.roles_below(place)
+    shares_below = (ends.workers_at or ends.listen).startswith(SHARED_SCHEME)
+    plan = switch_plan(
+        config, child_count=len(children), extent_bytes=job.extent_bytes,
+        in_arenas=shares_below and job.arena_bytes > 0,
+    )  # fmt: skip
     spec = SwitchSpec(
         **shared_fields(job),
         name=place.name,
@@ -291,8 +295,10 @@ def switch_spec(
         more_parents=ends.more_parents,
         keys=keys_of(config, ends.listen, ends.workers_at or "", ends.parent),
         key_name=key_name or place.process,
-        slot_bytes_max=max(POOL_BYTES_DEFAULT, 4 * len(children) * job.extent_bytes, slot_bytes),
-        copies_bytes_max=max(POOL_BYTES_DEFAULT, 4 * job.extent_bytes),
+        memory_budget_bytes=plan.budget_bytes,
+        slot_bytes_max=plan.slots_bytes,
+        copies_bytes_max=plan.copies_bytes,
+        push_window_bytes_max=plan.window_bytes,
         events=run.events(place.process),
         counters=run.counters(place.process),
         summary=run.result(f"{place.process}.json"),

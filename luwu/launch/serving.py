@@ -13,7 +13,7 @@ from luwu.aggregate import FLOAT32, make_aggregator
 from luwu.aggregate.fixed_scale import FixedScale
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
-from luwu.base.limits import ARENA_BYTES_MIN, MIB
+from luwu.base.limits import ARENA_BYTES_MIN
 from luwu.base.links import retry_over
 from luwu.base.quantities import exact_size, format_bytes
 from luwu.base.tree import (
@@ -39,6 +39,7 @@ from luwu.launch.hosts.nodes import check_nodes, node_role
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.sockets import private_directory
 from luwu.launch.roles import NodeEnds, SwitchEnds, job_spec, node_spec, switch_spec
+from luwu.launch.switch_memory import widest_plan
 from luwu.protocol.sum_order import depth
 from luwu.transport import check_arena
 from luwu.transport.arena_limits import memory_limit
@@ -49,13 +50,10 @@ from switch_emu.node.plan import (
     default_extent_chunks,
     plan_node,
 )
-from switch_emu.switch.capacity import planned_slots, slot_memory
+from switch_emu.switch.capacity import planned_slots
 
 STATE_DIRECTORY: Final = Path("luwu-state")
 LOOPBACK: Final = "tcp://127.0.0.1:0"
-ARENA_BYTES_MAX: Final = 4096 * MIB
-ARENA_EXTENTS_MIN: Final = 32
-"""Chunks an arena must hold: an eighth of it is the window of pushes, with four of them."""
 
 
 class Starter(Protocol):
@@ -136,10 +134,17 @@ def decide_sizes(
     extent_chunks = _decide_extent(config, budget // count, chunk, auto=auto_extent)
     if extent_chunks > 1:
         lines.append(f"extent: {extent_chunks} chunks travel together (--extent)")
+    _check_switches(config, extent_chunks * chunk)
     return Sizes(
         memory_budget_bytes=budget, chunk_bytes=chunk, extent_chunks=extent_chunks,
         lines=tuple(lines),
     )  # fmt: skip
+
+
+def _check_switches(config: RunConfig, extent_bytes: int) -> None:
+    """Raises ConfigError where a switch has no room for an extent of each of its children."""
+    shares = chosen_transport(config) == "shm" and config.hosts is None
+    widest_plan(config, tree_of(config), extent_bytes, in_arenas=shares)
 
 
 def _decide_extent(
@@ -252,11 +257,15 @@ def serve(
     endpoints = _Endpoints(config, transport, tree, supervisor, hosts)
     arena_bytes = 0
     if endpoints.are_shared:
-        arenas_count = config.workers + len(tree) - 1
-        arena_bytes = decide_arena_bytes(arenas_count, sizes.extent_chunks * sizes.chunk_bytes)
+        extent_bytes = sizes.extent_chunks * sizes.chunk_bytes
+        shared = widest_plan(config, tree, extent_bytes, in_arenas=True)
+        arena_bytes = shared.arena_bytes
+        check_arena(arena_bytes)
+        if not config.no_switch:
+            say(f"{shared.line()} (--switch-memory-budget)")
         say(
-            f"gradient arenas: {arenas_count} x {format_bytes(arena_bytes)} of shared memory, "
-            "taken as it is used (--transport ipc shares none)"
+            f"gradient arenas: {config.workers + len(tree)} x {format_bytes(arena_bytes)} of "
+            "shared memory, taken as it is used (--transport ipc shares none)"
         )
     nodes = add_nodes(
         supervisor, config, job=job, listen=endpoints.of_node, sizes=sizes, state=state,
@@ -427,7 +436,6 @@ def add_switch(
         ends,
         tree=tree,
         place=place,
-        slot_bytes=_slot_bytes(config, connection, len(tree.children(place))),
         only_forwards=only_forwards,
         key_name=key_name,
     )
@@ -488,16 +496,6 @@ def check_fidelity(config: RunConfig) -> None:
         )
 
 
-def _slot_bytes(config: RunConfig, connection: Connection, children_count: int) -> int:
-    """Memory of slots that were asked for: all of it, up to a quarter of what is free."""
-    if config.slots is None or connection.arena_bytes:
-        return 0
-    needed = slot_memory(
-        config.slots, child_count=children_count, chunk_bytes=connection.extent_bytes
-    )
-    return min(needed, free_memory_bytes() // 4)
-
-
 def can_share() -> bool:
     """True if this machine allows shared memory at all."""
     try:
@@ -527,18 +525,6 @@ def chosen_aggregate(config: RunConfig) -> str:
             )
         spec = f"{spec}:{config.aggregate_scale!r}"
     return make_aggregator(spec, config.workers).spec
-
-
-def decide_arena_bytes(workers: int, extent_bytes: int) -> int:
-    """Shared memory of each worker for its gradients: its share of a quarter of what is free.
-
-    A model's gradient may be larger: then pushes wait for room. Raises ConfigError.
-    """
-    share = free_memory_bytes() // 4 // workers
-    arena_bytes = max(ARENA_EXTENTS_MIN * extent_bytes, min(share, ARENA_BYTES_MAX))
-    arena_bytes = -(-arena_bytes // MIB) * MIB
-    check_arena(arena_bytes)
-    return arena_bytes
 
 
 def connection_of(

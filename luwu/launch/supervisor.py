@@ -229,8 +229,13 @@ class Supervisor(Closing):
 
     @property
     def memory_peaks(self) -> dict[str, int]:
-        """Largest sampled RssAnon + RssShmem, by process."""
+        """Largest sampled `private_bytes`, by process."""
         return self._sampler.peaks
+
+    @property
+    def memory_peak_of_all(self) -> int:
+        """The largest sum over all processes at one instant."""
+        return self._sampler.peak_of_all
 
     def kernel_disk_bytes(self, machine: str) -> DiskBytes | None:
         """The kernel's count for all nodes, or all switches, over all their starts."""

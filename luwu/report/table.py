@@ -29,11 +29,14 @@ def rows() -> list[Row]:
         ("tokens/s", lambda arm: _count(arm["tokens_per_second"])),
         ("loss, first step", lambda arm: _loss(arm["loss"][:1])),
         (f"loss, mean of last {LOSS_STEPS}", lambda arm: _loss(arm["loss"][-LOSS_STEPS:])),
-        ("worker memory, peak", lambda arm: _bytes(_largest(arm["worker_peak_rss_bytes"]))),
+        ("worker memory, peak", lambda arm: _memory(arm, "worker", "arenas")),
         ("worker parameters, peak", lambda arm: _bytes(arm["worker_parameter_bytes_peak"])),
         ("worker optimizer state", lambda arm: _bytes(arm["worker_optimizer_bytes"])),
-        ("node memory, peak", lambda arm: _bytes(arm["node_peak_rss_bytes"])),
+        ("switch memory, peak", lambda arm: _memory(arm, "switch")),
+        ("switch memory budget", lambda arm: _bytes(arm.get("switch_memory_budget_bytes"))),
+        ("node memory, peak", lambda arm: _memory(arm, "node", "weights in place")),
         ("node memory budget", lambda arm: _bytes(arm["memory_budget_bytes"])),
+        ("all memory, peak (sum of Pss)", _all_memory),
         ("node state, one side", lambda arm: _bytes(arm["node_state_bytes"])),
         ("pushed by workers", lambda arm: _network(arm, "push")),
         ("pulled by workers", lambda arm: _network(arm, "pull")),
@@ -243,6 +246,26 @@ def _loss(values: Sequence[float]) -> str:
 
 def _bytes(value: int | None) -> str:
     return "-" if value is None else format_bytes(value)
+
+
+def _memory(arm: dict[str, Any], *roles: str) -> str:
+    """The largest peak of a role, beside the plan of its uses."""
+    peaks = arm.get(f"{roles[0]}_peak_rss_bytes")
+    uses = [use for use in _planned(arm, "memory") or () if use["role"] in roles]
+    return _of_plan(
+        _largest(peaks) if isinstance(peaks, list) else peaks,
+        sum(use["nbytes"] for use in uses) or None,
+    )
+
+
+def _all_memory(arm: dict[str, Any]) -> str:
+    return _of_plan(arm.get("memory_peak_bytes"), _planned(arm, "memory_bytes"))
+
+
+def _of_plan(peak: int | None, planned: int | None) -> str:
+    if peak is None or planned is None:
+        return _bytes(peak)
+    return f"{format_bytes(peak)} of {format_bytes(planned)}"
 
 
 def _largest(values: Sequence[int | None]) -> int | None:

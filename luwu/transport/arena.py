@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.process_memory import ARENA_NAME
 from luwu.transport.arena_limits import PAGE_BYTES, check_arena
 from luwu.transport.credits import anonymous_memory
 from luwu.transport.free_list import FreeList
@@ -63,7 +64,7 @@ class Arena:
 
 
 def _new_region(nbytes: int) -> Region:
-    fd = os.memfd_create("luwu-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create(f"{ARENA_NAME}{os.getpid()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
         region = Region(fd, nbytes, shared=True)

@@ -5,5 +5,6 @@ shell.py     the process part: transport and core together
 process.py   starts a switch from its specification; imports no torch
 adding.py    the sum of a slot, compiled or in NumPy
 capacity.py  the number of slots in protocol fidelity
+plan.py      the memory plan: the uses of `--switch-memory-budget`
 ranges.py    the ranges of slots that several jobs have
 """

@@ -11,7 +11,7 @@ from luwu.base.clock import new_incarnation
 from luwu.base.events import Recorder
 from luwu.base.expendable import Expendable
 from luwu.base.json_file import write_json
-from luwu.base.limits import POOL_BYTES_DEFAULT
+from luwu.base.limits import MIB, POOL_BYTES_DEFAULT
 from luwu.base.links import push_window_bytes
 from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
 from luwu.transport.curve import open_security
@@ -51,8 +51,12 @@ class SwitchSpec(RoleSpec):
     """Endpoint for workers, if `listen` is for switches only."""
     summary: Path | None = None
     """File of the results, written at the end of the run."""
+    memory_budget_bytes: int | None = None
+    """The budget of which these are parts (`plan.py`), for the report."""
     slot_bytes_max: int = POOL_BYTES_DEFAULT
     copies_bytes_max: int = POOL_BYTES_DEFAULT
+    push_window_bytes_max: int = 16 * MIB
+    """Credit of each child."""
     link_roles: tuple[str, ...] = ("worker",)
     """Roles at the lower ends of emulated links, for the report."""
     only_forwards: bool = False
@@ -146,6 +150,7 @@ def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict
         "parent": spec.above,
         "ranks": ranges_text(rank for bits in spec.children for rank in ranks_of(bits)),
         "children_count": len(spec.children),
+        "memory_budget_bytes": spec.memory_budget_bytes,
         "network_bytes": shell.bytes.document(),
         "raw_count": core.raw_count,
         "fallback_count": core.counts()["fallback_count"],
@@ -169,11 +174,15 @@ def _window(spec: SwitchSpec, limits: SwitchLimits) -> dict[str, Any] | None:
 
 def _limits(spec: SwitchSpec) -> SwitchLimits:
     limits = SwitchLimits(
-        slot_bytes_max=spec.slot_bytes_max, copies_bytes_max=spec.copies_bytes_max
-    )
+        slot_bytes_max=spec.slot_bytes_max, copies_bytes_max=spec.copies_bytes_max,
+        push_window_bytes=spec.push_window_bytes_max,
+    )  # fmt: skip
     shares_below = (spec.workers_at or spec.listen).startswith(SHARED_SCHEME)
     if spec.arena_bytes and shares_below:
-        limits = SwitchLimits.in_arenas(spec.arena_bytes, len(spec.children), spec.extent_bytes)
+        limits = replace(
+            SwitchLimits.in_arenas(spec.arena_bytes, len(spec.children), spec.extent_bytes),
+            copies_bytes_max=spec.copies_bytes_max,
+        )
     window_bytes = push_window_bytes(spec.link, spec.extent_bytes, limits.push_window_bytes)
     limits = replace(
         limits, push_window_bytes=window_bytes, only_forwards=spec.only_forwards,

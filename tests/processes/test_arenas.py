@@ -22,7 +22,7 @@ HELD_BYTES = 16 << 20
 SCRIPT = f"""
 import ctypes, os, sys, threading
 from luwu.base.libc import keep_one_arena
-from luwu.launch.processes.children import private_bytes
+from luwu.base.process_memory import private_bytes
 
 if sys.argv[1] == "one":
     keep_one_arena()

@@ -1,8 +1,11 @@
-"""I5: the node's memory is what it was given, whatever the state takes."""
+"""I5: the memory of node, switch and workers is what was planned, whatever the state takes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.processes.jobs import compare
 
@@ -29,3 +32,51 @@ def test_state_of_eight_budgets_is_trained_within_one(tmp_path: Path) -> None:
     read, written = arm["disk_bytes"]["read"], arm["disk_bytes"]["written"] - initial_bytes
     assert steps_bytes <= written <= 1.02 * (steps_bytes + sums_bytes)
     assert 0.85 * steps_bytes <= read <= 1.02 * (steps_bytes + sums_bytes + pulled_bytes)
+
+
+ROLES = ("worker", "switch", "node")
+OF_ROLE = {"arenas": "worker", "weights in place": "node"}
+"""Whose shared memory it is."""
+
+
+def peaks(arm: dict[str, Any]) -> dict[str, int]:
+    """The most that a process of each role took, and all of them at one instant."""
+    found = {"all": arm["memory_peak_bytes"], "node": arm["node_peak_rss_bytes"]}
+    for role in ("worker", "switch"):
+        found[role] = max(arm[f"{role}_peak_rss_bytes"])
+    return found
+
+
+def planned(arm: dict[str, Any]) -> dict[str, int]:
+    """The same by the plan, without Python and torch."""
+    found = dict.fromkeys((*ROLES, "all"), 0)
+    for use in arm["estimate"]["memory"]:
+        nbytes = use["nbytes"] - use["base_bytes"]
+        found[OF_ROLE.get(use["role"], use["role"])] += nbytes
+        found["all"] += use["processes_count"] * nbytes
+    return found
+
+
+@pytest.mark.feature("the memory of all processes, each page counted once")
+@pytest.mark.parametrize("transport", ["shm", pytest.param("ipc", marks=pytest.mark.slow)])
+def test_no_process_takes_more_than_was_planned(tmp_path: Path, transport: str) -> None:
+    """I5. Goal: node, switch and workers stay within the plan, a tenth more, and what Python and
+    torch take. Method: that is what they take for a job of next to nothing, measured in the same
+    way; then one of 7 M parameters, with budgets that all of its gradients do not fit in."""
+    flags = ["--workers", "2", "--transport", transport, "--durability", "process"]
+    small = ["--layers", "1", "--width", "32", "--batch", "1", "--context", "16", "--steps", "2"]
+    nothing = compare(tmp_path, *flags, *small, "--memory-budget", "1MiB", name="small").arm()
+    large = ["--layers", "4", "--width", "384", "--batch", "2", "--context", "32", "--steps", "4"]
+    budgets = ["--memory-budget", "64MiB", "--switch-memory-budget", "24MiB"]
+    arm = compare(tmp_path, *flags, *large, *budgets, name="large").arm()
+
+    assert arm["switch_memory_budget_bytes"] == 24 << 20
+    constant, plan = peaks(nothing), planned(arm)
+    for name, peak in peaks(arm).items():
+        told = f"{name}: {peak} of {plan[name]}, beside {constant[name]} of Python and torch"
+        assert peak <= 1.1 * plan[name] + constant[name], told
+        assert peak > constant[name], told
+    assert arm["memory_peak_bytes"] <= sum(
+        [arm["node_peak_rss_bytes"], *arm["switch_peak_rss_bytes"], *arm["worker_peak_rss_bytes"]]
+    )
+    assert plan["node"] == arm["memory_budget_bytes"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
-from luwu.launch.processes.children import private_bytes
+from luwu.base.process_memory import private_bytes
 from luwu.testing.cluster import Cluster
 from tests import kill
 from tests.processes.jobs import Outside, light_digest

@@ -14,9 +14,10 @@ import pytest
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError, WorkerFailed
+from luwu.base.process_memory import private_bytes
 from luwu.base.tree import one_switch
 from luwu.launch.processes.allocator import SWITCH_TUNABLES
-from luwu.launch.processes.children import Child, is_alive, private_bytes
+from luwu.launch.processes.children import Child, is_alive
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.relay import ByLine
 from luwu.launch.processes.run_directory import RunDirectory

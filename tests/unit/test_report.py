@@ -45,7 +45,8 @@ def arm(name: str, **changes: Any) -> ArmRun:
         "name": name,
         "workers": [worker(0), worker(1)],
         "node": node,
-        "memory_peaks": {"worker-0": 2 << 20, "node": 3 << 20},
+        "memory_peaks": {"worker-0": 2 << 20, "node": 3 << 20, "switch": 5 << 20},
+        "memory_peak_of_all": 9 << 20,
         "kernel_disk": DiskBytes(3, 4) if name == "luwu" else None,
         "threads": 1,
         "updated_before_last_push_ratio": 0.5 if name == "luwu" else None,
@@ -80,6 +81,8 @@ def test_a_comparison_says_what_was_agreed(document: dict[str, Any]) -> None:
     assert luwu["tokens_per_second"] == 400
     assert luwu["worker_peak_rss_bytes"] == [2 << 20, 1 << 20]
     assert luwu["node_peak_rss_bytes"] == 3 << 20
+    assert luwu["switch_peak_rss_bytes"] == [5 << 20]
+    assert luwu["memory_peak_bytes"] == 9 << 20
     assert luwu["weights_digest"] == "n"
     assert luwu["network_bytes"]["into_node"] == 4000
     assert luwu["disk_bytes_kernel"] == {"read": 3, "written": 4}

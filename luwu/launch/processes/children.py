@@ -141,16 +141,6 @@ def disk_bytes(pid: int) -> DiskBytes | None:
     return DiskBytes(int(rows["read_bytes"]), int(rows["write_bytes"]))
 
 
-def private_bytes(pid: int) -> int | None:
-    """Memory of a process that is no file's: RssAnon + RssShmem; None if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    lines = (line for line in text.splitlines() if line.startswith(("RssAnon:", "RssShmem:")))
-    return sum(int(line.split()[1]) * 1024 for line in lines)
-
-
 def is_alive(pid: int) -> bool:
     """True if the process exists and is no zombie."""
     try:

@@ -1,4 +1,4 @@
-"""Memory of the run's processes over time, seen from outside: peaks of RssAnon + RssShmem."""
+"""Memory of the run's processes over time, seen from outside: peaks of `private_bytes`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
-from luwu.launch.processes.children import private_bytes
+from luwu.base.process_memory import private_bytes
 
 SAMPLES_PER_S: Final = 10
 
@@ -18,6 +18,7 @@ class MemorySampler:
         self._lock = threading.Lock()
         self._pids: dict[str, int] = {}
         self._peaks: dict[str, int] = {}
+        self._peak_of_all = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="luwu-memory", daemon=True)
         self._thread.start()
@@ -33,6 +34,12 @@ class MemorySampler:
         with self._lock:
             return dict(self._peaks)
 
+    @property
+    def peak_of_all(self) -> int:
+        """The largest sum over all processes at one instant."""
+        with self._lock:
+            return self._peak_of_all
+
     def close(self) -> None:
         """Stop sampling."""
         self._stop.set()
@@ -43,7 +50,8 @@ class MemorySampler:
             with self._lock:
                 pids = dict(self._pids)
             found = {name: private_bytes(pid) for name, pid in pids.items()}
+            known = {name: count for name, count in found.items() if count is not None}
             with self._lock:
-                for name, count in found.items():
-                    if count is not None:
-                        self._peaks[name] = max(count, self._peaks.get(name, 0))
+                self._peak_of_all = max(self._peak_of_all, sum(known.values()))
+                for name, count in known.items():
+                    self._peaks[name] = max(count, self._peaks.get(name, 0))

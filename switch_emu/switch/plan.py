@@ -1,0 +1,115 @@
+"""A switch's memory plan: the uses of `--switch-memory-budget`, fixed before the run. Pure.
+
+Where its children share their memory with it, what they push waits in arenas of theirs, and so the
+budget says how large these are. Half of an arena may wait in slots (`SwitchLimits.in_arenas`). For
+k extents of each of W children:
+
+                      arenas                               sockets
+    slots             k W extents, in the children's       k W extents, ours
+    under way to us   part of the other half               k W, 16 MiB a child at most
+    sums to the node  2 k, an arena of ours                with the slots
+    copies, one sum   2 k                                  the rest
+
+The memory of nothing here follows that of the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from luwu.base.errors import ConfigError
+from luwu.base.limits import MIB
+from luwu.base.quantities import format_bytes
+
+BUDGET_AUTO_MAX: Final = 512 * MIB
+EXTENTS_AUTO: Final = 16
+"""Extents of every child that the default has room for: design note 0039."""
+_WINDOW_BYTES_MAX: Final = 16 * MIB
+_PAGE_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchPlan:
+    """Bytes of the budget, by use."""
+
+    budget_bytes: int
+    arena_bytes: int
+    """Shared memory of each child, and of the switch for its sums; 0: over sockets."""
+    slots_bytes: int
+    """Contributions that wait for others; in arenas they lie in the children's."""
+    window_bytes: int
+    """Credit of each child: what it may have under way."""
+    copies_bytes: int
+    """Weights kept for children that have not asked yet."""
+
+    @property
+    def own_bytes(self) -> int:
+        """The part that the switch's process holds, and not its children."""
+        return self.budget_bytes - (self.slots_bytes if self.arena_bytes else 0)
+
+    def line(self) -> str:
+        """The plan as text."""
+        uses = {
+            f"slots{' in the arenas of workers' * (self.arena_bytes > 0)}": self.slots_bytes,
+            "sums": self.arena_bytes,
+            "copies of weights": self.copies_bytes,
+        }
+        text = ", ".join(f"{name} {format_bytes(count)}" for name, count in uses.items() if count)
+        return f"memory budget of a switch {format_bytes(self.budget_bytes)}: {text}"
+
+
+def plan_switch(
+    *, budget_bytes: int | None, child_count: int, extent_bytes: int, in_arenas: bool,
+    slots_bytes: int = 0,
+) -> SwitchPlan:  # fmt: skip
+    """Divide the budget; None: the default.
+
+    The default has room for `EXTENTS_AUTO` extents of every child, up to 512 MiB but for one of
+    each, or for `slots_bytes` of fixed slots. Raises ConfigError, with the least that would do, if
+    there is no room for an extent of every child.
+    """
+    each_bytes = child_count * extent_bytes
+    least = _budget_for(each_bytes, child_count, extent_bytes, in_arenas=in_arenas)
+    if budget_bytes is None:
+        many = EXTENTS_AUTO * each_bytes
+        budget_bytes = min(
+            BUDGET_AUTO_MAX, _budget_for(many, child_count, extent_bytes, in_arenas=in_arenas)
+        )
+        fixed = _budget_for(slots_bytes, child_count, extent_bytes, in_arenas=in_arenas)
+        budget_bytes = max(budget_bytes, least, fixed if slots_bytes else 0)
+    if budget_bytes < least:
+        raise ConfigError(
+            f"switch_memory_budget: {format_bytes(budget_bytes)} is too small for an extent of "
+            f"{format_bytes(extent_bytes)} from each of {child_count} children; give at least "
+            f"{-(-least // 1024)}KiB, or a smaller --extent or --chunk",
+            code="E205",
+        )
+    if in_arenas:
+        arena_bytes = 2 * budget_bytes // (child_count + 4) // _PAGE_BYTES * _PAGE_BYTES
+        slots_bytes = arena_bytes // 2 * child_count
+        window_bytes = max(extent_bytes, arena_bytes // 8)
+        copies_bytes = budget_bytes - slots_bytes - arena_bytes
+    else:
+        arena_bytes = 0
+        window_bytes = budget_bytes // (2 * child_count + 2)
+        window_bytes = max(extent_bytes, min(_WINDOW_BYTES_MAX, window_bytes))
+        rest = budget_bytes - child_count * window_bytes - extent_bytes  # a sum that is made
+        slots_bytes = rest * child_count // (child_count + 1)
+        copies_bytes = rest - slots_bytes
+    return SwitchPlan(
+        budget_bytes=budget_bytes, arena_bytes=arena_bytes, slots_bytes=slots_bytes,
+        window_bytes=window_bytes, copies_bytes=copies_bytes,
+    )  # fmt: skip
+
+
+def _budget_for(
+    slots_bytes: int, child_count: int, extent_bytes: int, *, in_arenas: bool
+) -> int:  # fmt: skip
+    """The least budget with so many bytes of slots."""
+    share = -(-slots_bytes // child_count)
+    if in_arenas:
+        share = -(-2 * share // _PAGE_BYTES) * _PAGE_BYTES // 2
+        return share * (child_count + 4)
+    windows = child_count * max(extent_bytes, min(_WINDOW_BYTES_MAX, share))
+    return (child_count + 1) * share + windows + extent_bytes

@@ -1,0 +1,87 @@
+"""Planned memory: what a forward keeps, the switch's part, and all of it together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from luwu.estimate.activations import activation_bytes
+from luwu.estimate.plan import estimate
+from luwu.estimate.shape import JobShape
+from luwu.measure.floors import Floors
+from switch_emu.node.plan import plan_node
+from switch_emu.switch.plan import plan_switch
+from tests.unit.unit_layouts import layout_of_units
+from workers.gpt import GPT, GPTConfig
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+CHUNK = 64 * KIB
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    # Attention that is made of products copies what it is given; in bfloat16, in float32.
+    [(torch.float32, 0.05), (torch.bfloat16, 0.25)],
+)
+def test_activations_are_those_that_autograd_saves(dtype: torch.dtype, tolerance: float) -> None:
+    """Goal: what is counted without storage is what a real forward keeps.
+    Method: the same hooks on a model with storage, whose attention is fused."""
+    config = GPTConfig(layers=3, width=64, heads=4, context=48, dtype=dtype)
+    model = GPT(config)
+    weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    ids = torch.zeros(2, config.context, dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        F.cross_entropy(model(ids).flatten(0, 1).float(), ids.flatten())
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in kept}
+    real = sum(each.nbytes() for at, each in storages.items() if at not in weights)
+    assert activation_bytes(config, batch=2) == pytest.approx(real, rel=tolerance)
+
+
+def memory(transport: str, **changes: Any) -> tuple[dict[str, int], int]:
+    """Planned bytes of one process of each role, and of all processes."""
+    job = JobShape(
+        layout=layout_of_units([8 * CHUNK // 4] * 40, chunk_bytes=CHUNK), workers=2,
+        transport=transport, tokens_per_step=64, **changes,
+    )  # fmt: skip
+    plan = plan_node(
+        budget_bytes=8 * MIB, chunk_bytes=CHUNK, world_size=2, has_switch=True,
+        in_arenas=transport == "shm",
+    )  # fmt: skip
+    found = estimate(job, plan, Floors(cores_count=2))
+    return {use.role: use.nbytes for use in found.memory}, found.memory_bytes
+
+
+@pytest.mark.parametrize("transport", ["shm", "ipc"])
+def test_the_budget_of_the_switch_is_planned_once(transport: str) -> None:
+    """Goal: a larger budget of the switch shows in the switch and, shared, in the arenas, and
+    nowhere twice; activations show in each worker."""
+    in_arenas = transport == "shm"
+
+    def plan(budget_bytes: int) -> dict[str, Any]:
+        return {
+            "switch": plan_switch(
+                budget_bytes=budget_bytes, child_count=2, extent_bytes=CHUNK, in_arenas=in_arenas
+            )
+        }
+
+    small, small_all = memory(transport, **plan(3 * MIB))
+    large, large_all = memory(transport, **plan(6 * MIB))
+    grown = {role: large[role] - small[role] for role in large}
+    if in_arenas:  # of 6 MiB each worker's arena is a third, and half of that is slots
+        assert grown == {"worker": 0, "switch": 2 * MIB, "node": 0, "arenas": MIB}
+        assert large_all - small_all == 2 * MIB + 2 * MIB
+    else:
+        assert grown == {"worker": 0, "switch": 3 * MIB, "node": 0}
+        assert large_all - small_all == 3 * MIB
+    kept, kept_all = memory(transport, **plan(3 * MIB), activation_bytes=5 * MIB)
+    assert kept["worker"] - small["worker"] == 5 * MIB
+    assert kept_all - small_all == 10 * MIB

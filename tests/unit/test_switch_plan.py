@@ -1,0 +1,163 @@
+"""The switch's memory plan: within the budget, or a refusal with the number that works (I5)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from luwu.base.config import RunConfig
+from luwu.base.errors import ConfigError
+from luwu.base.quantities import parse_bytes
+from luwu.base.tree import one_switch
+from luwu.commands.main import main
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.roles import SwitchEnds, job_spec, switch_spec
+from luwu.launch.switch_memory import switch_plan, widest_plan
+from switch_emu.switch.capacity import slot_memory
+from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.plan import BUDGET_AUTO_MAX, EXTENTS_AUTO, SwitchPlan, plan_switch
+
+KIB, MIB = 1024, 1024**2
+
+every_kind = pytest.mark.parametrize("in_arenas", [False, True], ids=["sockets", "arenas"])
+every_job = pytest.mark.parametrize("children", [1, 2, 3, 8, 64, 512])
+every_extent = pytest.mark.parametrize("extent", [16 * KIB, 48 * KIB, MIB, 16 * MIB])
+
+
+def plan(budget: int | None, children: int, extent: int, in_arenas: bool) -> SwitchPlan:
+    return plan_switch(
+        budget_bytes=budget, child_count=children, extent_bytes=extent, in_arenas=in_arenas
+    )
+
+
+def check(found: SwitchPlan, children: int, extent: int, in_arenas: bool) -> None:
+    """What every plan promises."""
+    assert found.slots_bytes >= children * extent, found
+    assert found.window_bytes >= extent, found
+    assert found.copies_bytes >= extent, found
+    spent = found.slots_bytes + found.copies_bytes
+    if in_arenas:
+        spent += found.arena_bytes
+        limits = SwitchLimits.in_arenas(found.arena_bytes, children, extent)
+        assert limits.slot_bytes_max == found.slots_bytes
+        assert limits.push_window_bytes == found.window_bytes
+        # An extent in a slot and one under way find room in a child's arena.
+        assert found.arena_bytes >= 2 * extent, found
+        assert found.own_bytes == found.budget_bytes - found.slots_bytes
+    else:
+        spent += children * found.window_bytes + extent  # and a sum that is made
+        assert found.arena_bytes == 0
+        assert found.own_bytes == found.budget_bytes
+    assert spent <= found.budget_bytes, found
+
+
+@pytest.mark.feature("a memory budget of the switch")
+@every_kind
+@every_job
+@every_extent
+def test_a_refusal_names_a_budget_that_works(extent: int, children: int, in_arenas: bool) -> None:
+    """I5. Goal: a budget without room for an extent of every child is refused; the one that is
+    named does, and so do all larger ones. Method: as a user would, by the message."""
+    with pytest.raises(ConfigError, match=r"switch_memory_budget: .* too small") as caught:
+        plan(KIB, children, extent, in_arenas)
+    named = re.search(r"give at least (\d+KiB)", str(caught.value))
+    assert named is not None
+    assert f"each of {children} children" in str(caught.value)
+    least = parse_bytes(named.group(1))
+    with pytest.raises(ConfigError):
+        plan(least - KIB, children, extent, in_arenas)
+    for more in range(0, 40 * extent, extent // 3 + 4099):
+        found = plan(least + more, children, extent, in_arenas)
+        assert found.budget_bytes == least + more
+        check(found, children, extent, in_arenas)
+
+
+@every_kind
+@every_job
+@every_extent
+def test_the_default_follows_the_job_alone(extent: int, children: int, in_arenas: bool) -> None:
+    """I5. Goal: so many extents of every child, up to 512 MiB, but one of each in any case."""
+    found = plan(None, children, extent, in_arenas)
+    check(found, children, extent, in_arenas)
+    many = EXTENTS_AUTO * children * extent
+    if found.slots_bytes < many:
+        least = plan_least(children, extent, in_arenas)
+        assert found.budget_bytes == max(BUDGET_AUTO_MAX, least)
+    else:
+        assert found.budget_bytes <= BUDGET_AUTO_MAX
+        assert found.slots_bytes <= many * 9 // 8  # arenas are whole pages, windows a share
+
+
+def plan_least(children: int, extent: int, in_arenas: bool) -> int:
+    with pytest.raises(ConfigError) as caught:
+        plan(1, children, extent, in_arenas)
+    return parse_bytes(re.findall(r"(\d+KiB)", str(caught.value))[-1])
+
+
+@every_kind
+@pytest.mark.parametrize("slots", [None, 1, 7, 1000])
+def test_fixed_slots_have_room(slots: int | None, in_arenas: bool) -> None:
+    """I5. Goal: the default has room for the slots of protocol fidelity that are asked for; a
+    budget that is given does not grow, and the switch refuses to start."""
+    config = RunConfig(fidelity="protocol", slots=slots)
+    found = switch_plan(config, child_count=2, extent_bytes=64 * KIB, in_arenas=in_arenas)
+    assert found.slots_bytes >= slot_memory(slots or 256, child_count=2, chunk_bytes=64 * KIB)
+    given = RunConfig(fidelity="protocol", slots=slots, switch_memory_budget=MIB)
+    kept = switch_plan(given, child_count=2, extent_bytes=64 * KIB, in_arenas=in_arenas)
+    assert kept.budget_bytes == MIB
+
+
+def test_a_machine_without_so_much_memory_is_told_of() -> None:
+    """I5. Goal: slots for more than the machine's memory are refused before anything starts."""
+    config = RunConfig(fidelity="protocol", slots=10**9)
+    with pytest.raises(ConfigError, match=r"switch_memory_budget: .* needed, but .* fewer --slots"):
+        widest_plan(config, one_switch(2), 64 * KIB, in_arenas=True)
+
+
+def test_the_process_is_told_its_part(tmp_path: Path) -> None:
+    """Goal: what the option asks for is what the switch's process is started with."""
+    config = RunConfig(switch_memory_budget=3 * MIB)
+    tree = one_switch(2)
+    told = switch_spec(
+        config, RunDirectory.create(tmp_path / "run"),
+        job_spec(config, job=1, chunk_bytes=64 * KIB, extent_chunks=4),
+        SwitchEnds(listen="tcp://127.0.0.1:0", parent="tcp://127.0.0.1:9"),
+        tree=tree, place=tree.root,
+    )  # fmt: skip
+    expected = plan(3 * MIB, 2, 256 * KIB, False)
+    assert told["memory_budget_bytes"] == 3 * MIB
+    assert told["slot_bytes_max"] == expected.slots_bytes
+    assert told["copies_bytes_max"] == expected.copies_bytes
+    assert told["push_window_bytes_max"] == expected.window_bytes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            "compare --arms luwu --layers 2 --width 64 --memory-budget 2MiB "
+            "--switch-memory-budget 1KiB",
+            r"switch_memory_budget: 1.00 KiB is too small .*; give at least \d+KiB",
+        ),
+        (
+            "compare --arms luwu --no-switch --switch-memory-budget 4MiB",
+            "with --no-switch the node adds what workers push, .*; leave one of them out",
+        ),
+        (
+            "up --role node --switch-memory-budget 4MiB",
+            "it is that of the switch; give --switch-memory-budget to luwu up --role switch",
+        ),
+        ("estimate --switch-memory-budget 4", "--switch-memory-budget: '4' has no unit"),
+    ],
+)
+def test_bad_budgets_typed(
+    arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Goal: exit code 2 and a message that names the key and what to give instead."""
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments.split()) == 2
+    told = capsys.readouterr().err
+    assert re.search(said, told), told
