@@ -61,7 +61,13 @@ ENVIRONMENT_ONLY: Final = {
 }
 """Variables that are no keys."""
 
-ARM_NAMES: Final = ("luwu", "fsdp", "fsdp_offload", "ddp", "single", "ina-allreduce", "ps")
+INFINITY: Final = "zero-infinity"
+ARM_NAMES: Final = (
+    "luwu", "fsdp", "fsdp_offload", "ddp", "single", "ina-allreduce", "ps",
+    "zero3-offload", INFINITY,
+)  # fmt: skip
+ZERO_ARMS: Final = ("zero3-offload", INFINITY)
+"""DeepSpeed's."""
 EVERYWHERE: Final = ("compare", "run", "up")
 SERVING: Final = ("compare", "run", "up")
 TRAINING: Final = ("compare", "run")
