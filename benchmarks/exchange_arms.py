@@ -107,7 +107,7 @@ def luwu_arm(job: Job, transport: str, switch: bool, chunk_bytes: int | None = N
 
 
 def gloo_arm(job: Job, kind: str) -> Arm:
-    """`fsdp` or `ddp`."""
+    """`fsdp`, `ddp` or `exchange-only`."""
     arm = Arm(job)
     try:
         ranks = range(job.workers)

@@ -25,10 +25,11 @@ def make_part(kind: str, job: Job, rank: int, more: Document) -> Part:
         from benchmarks.exchange_luwu import LuwuWorker
 
         return LuwuWorker(job, rank, connect=more["connect"])
-    if kind in ("fsdp", "ddp"):
-        from benchmarks.gloo import DdpRank, FsdpRank
+    if kind in ("fsdp", "ddp", "exchange-only"):
+        from benchmarks.gloo import DdpRank, ExchangeOnlyRank, FsdpRank
 
-        return (FsdpRank if kind == "fsdp" else DdpRank)(job, rank, store=more["store"])
+        ranks = {"fsdp": FsdpRank, "ddp": DdpRank, "exchange-only": ExchangeOnlyRank}
+        return ranks[kind](job, rank, store=more["store"])
     if kind in ("hub", "spoke"):
         from benchmarks.hub import Hub, Spoke
 

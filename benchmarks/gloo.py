@@ -108,6 +108,15 @@ class FsdpRank(_Rank):
             work.wait()
 
 
+class ExchangeOnlyRank(FsdpRank):
+    """What FSDP2 and ZeRO-3 send, and no update."""
+
+    has_updates = False
+
+    def _update(self, *tensors: list[torch.Tensor]) -> None:
+        pass
+
+
 class DdpRank(_Rank):
     """The whole model on every rank, float32; bfloat16 is that of the compression hook."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -21,16 +22,25 @@ ENDING_S = 2.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where there is none; torch is imported only if one is asked for."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
-        return
-    import torch
+    """Skip tests marked `gpu` or `deepspeed` where there is none."""
+    for mark, missing in (("gpu", _no_gpu), ("deepspeed", _no_deepspeed)):
+        marked = [item for item in items if item.get_closest_marker(mark)]
+        why = missing() if marked else None
+        if why is not None:
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=why))
 
-    if not torch.cuda.is_available():
-        why = f"no CUDA device here (torch {torch.__version__})"
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason=why))
+
+def _no_gpu() -> str | None:
+    import torch  # only if such a test is asked for: it takes seconds
+
+    available = torch.cuda.is_available()
+    return None if available else f"no CUDA device here (torch {torch.__version__})"
+
+
+def _no_deepspeed() -> str | None:
+    found = importlib.util.find_spec("deepspeed")
+    return None if found else "DeepSpeed is not installed (the extra `peers`)"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -79,6 +79,10 @@ class Arm(ABC):
                 digest.update(name, _dtype_name(parameter.dtype), tuple(parameter.shape), values)
         return digest.hexdigest() if self.rank == 0 else None
 
+    def parameters_count(self) -> int:
+        """Parameters of the whole model."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
     def measurements(self) -> dict[str, Any]:
         """Measurements of a worker that only this arm has, for the result file."""
         state = (value for each in self.optimizer.state.values() for value in each.values())

@@ -1,6 +1,6 @@
 """Everything in which the arms differ; the training loop and the model are the same for all.
 
-Those of torch, FSDP2 and DDP, are in `baselines.py`.
+Those of torch, FSDP2 and DDP, are in `baselines.py`, DeepSpeed's in `zero.py`.
 
     arm            who keeps the weights            who sums the gradients
     luwu           an optimizer node, out of core   the SmartSwitch
@@ -9,6 +9,8 @@ Those of torch, FSDP2 and DDP, are in `baselines.py`.
     ddp            every rank all of them           all-reduce: NCCL on GPUs, gloo on CPUs
     ina-allreduce  every rank all of them           the SmartSwitch, as SwitchML does
     ps             as luwu                          the node; the switch only hands on
+    zero3-offload  every rank its shard, in the host's memory (DeepSpeed ZeRO-3)     as fsdp
+    zero-infinity  every rank its shard, on a disk (DeepSpeed ZeRO-Infinity)         as fsdp
     single         one process that computes every worker's batch, one after the other
 
 All start from the same weights, bit for bit, and update them with AdamW on the mean gradient. The
@@ -25,6 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from luwu.base.config import ZERO_ARMS
 from luwu.base.errors import ConfigError
 from luwu.join.open import open_nic
 from workers.allreduce import NetworkAllReduce
@@ -170,6 +173,10 @@ def make_arm(options: Options, *, data_digest: str) -> Arm:
         return InaAllreduceArm(options, data_digest=data_digest)
     if options.arm == "single":
         return SingleArm(options)
+    if options.arm in ZERO_ARMS:
+        from workers.zero import ZeroArm
+
+        return ZeroArm(options)
     from workers.baselines import BASELINES  # torch's half of it takes a second to import
 
     return BASELINES[options.arm](options)

@@ -28,7 +28,7 @@ class FsdpArm(Arm):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self.rank, self.world_size, self.device = _join_process_group(self.also_on_host)
+        self.rank, self.world_size, self.device = join_process_group(self.also_on_host)
 
     def build(self, config: GPTConfig) -> None:
         options = self.options
@@ -77,7 +77,7 @@ class DdpArm(Arm):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self.rank, self.world_size, self.device = _join_process_group()
+        self.rank, self.world_size, self.device = join_process_group()
 
     def build(self, config: GPTConfig) -> None:
         model = initialised(config, self.options, self.device)
@@ -105,7 +105,7 @@ def _init_shards(module: nn.Module, seed: int) -> None:
         parameter.to_local().copy_(shard.to_local())  # from the mesh's device to the shard's
 
 
-def _join_process_group(also_on_host: bool = False) -> tuple[int, int, torch.device]:
+def join_process_group(also_on_host: bool = False) -> tuple[int, int, torch.device]:
     """Join what torchrun started, or make a group of one: (rank, world_size, device)."""
     device = local_device()
     backend = "nccl" if device.type == "cuda" else "gloo"

@@ -167,7 +167,7 @@ def write_result(
         "peak_rss_bytes": memory_bytes("VmHWM"),
         "private_bytes_max": progress.private_bytes_max,
         "device_bytes_max": torch.cuda.max_memory_allocated(arm.device) if cuda else None,
-        "parameters_count": sum(p.numel() for p in arm.module.parameters()),
+        "parameters_count": arm.parameters_count(),
         "data_digest": corpus.digest,
         "weights_digest": weights_digest,
         "seed": options.seed,

@@ -61,9 +61,13 @@ ENVIRONMENT_ONLY: Final = {
 }
 """Variables that are no keys."""
 
+INFINITY: Final = "zero-infinity"
 ARM_NAMES: Final = (
     "luwu", "luwu_ram", "fsdp", "fsdp_offload", "ddp", "single", "ina-allreduce", "ps",
+    "zero3-offload", INFINITY,
 )  # fmt: skip
+ZERO_ARMS: Final = ("zero3-offload", INFINITY)
+"""DeepSpeed's."""
 EVERYWHERE: Final = ("compare", "run", "up")
 SERVING: Final = ("compare", "run", "up")
 TRAINING: Final = ("compare", "run")

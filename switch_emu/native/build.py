@@ -76,11 +76,11 @@ def build(cache: Path | None) -> Built:
     compiler_version = _run(compiler, "--version").partition("\n")[0].strip()
     flags = (*_FLAGS, *_MACHINE_FLAGS.get(platform.machine(), ()))
     source = SOURCE.read_bytes()
-    parts = (source, compiler_version.encode(), " ".join(flags).encode(), _processor())
+    parts = (source, compiler_version.encode(), " ".join(flags).encode(), processor())
     digest = hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts))
     try:
         name = f"arithmetic-{digest.hexdigest()[:32]}.so"
-        directory = _private_directory(user_cache() if cache is None else cache)
+        directory = private_directory(user_cache() if cache is None else cache)
         path = directory / name
         if _is_ours(path):
             try:
@@ -104,7 +104,8 @@ def keep_note(built: Built, name: str) -> None:
         os.close(os.open(built.path.parent / name, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
-def _private_directory(path: Path) -> Path:
+def private_directory(path: Path) -> Path:
+    """A directory for code to load, made if it is not there. Raises BuildError, OSError."""
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     for each in (path.parent, path):
         each.mkdir(mode=0o700, exist_ok=True)
@@ -168,7 +169,7 @@ def _run(*words: str) -> str:
     return done.stdout
 
 
-def _processor() -> bytes:
+def processor() -> bytes:
     """Model and abilities of the processor: `-march=native` depends on them."""
     wanted: tuple[str, ...] = ("model name", "flags", "Features", "CPU part")
     found = {platform.machine()}
