@@ -51,7 +51,7 @@ workers = "2"
 TREE_WORKERS = 3
 STEPS_BETWEEN = 8
 """Steps in which each kill's moment is drawn."""
-COMPUTE_MS = 15.0
+COMPUTE_MS = 90.0
 """A step takes some 100 ms, so a moment is a place within a step."""
 STOP_S_MAX = 10.0
 """A worker's death ends the run within this."""

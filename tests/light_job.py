@@ -4,9 +4,10 @@ A worker follows a script. Its gradient depends on the weights it pulled, its ra
 parameter, and the weights of every step depend on those before; so one wrong byte anywhere changes
 the digest. `tests/unit/local_job.py` compares it with a plain loop over `torch.optim`.
 
-    python -m tests.light_job --steps N [--compute-ms MS]       a worker of `luwu run`
+    python -m tests.light_job --steps N [--compute-ms MS] [--gate FILE]
 
-starts in a fifth of the time of one that imports torch, for tests of what happens to its processes.
+is a worker of `luwu run` that takes MS for a step, and waits before its last until FILE is there.
+It starts in a fifth of the time of one with torch, for tests of what happens to its processes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from luwu.wire.hyper import StepHyper, encode_hyper
 
 KIB, MIB = 1024, 1024**2
 STEPS = 4
+POLL_S = 0.01
 LARGE = 64 * MIB
 
 SHAPES: list[tuple[tuple[int, ...], bool, int]] = [
@@ -236,21 +239,28 @@ class Worker:
 class StepWorker(Worker):
     """Takes its time, and says each step that it has pushed."""
 
-    def __init__(self, job: Job, *, compute_ms: float) -> None:
+    def __init__(self, job: Job, *, compute_ms: float, gate: Path | None) -> None:
         super().__init__(job)
-        self._compute_s = compute_ms / 1e3
+        self._compute_s, self._gate = compute_ms / 1e3, gate
 
     def _step(self, nic: Nic, step: int, may_cancel: bool) -> StepHandle:
         sleep(self._compute_s)
+        while self._gate is not None and step == self.job.steps - 1 and not self._gate.exists():
+            sleep(POLL_S)
         handle = super()._step(nic, step, may_cancel)
         print(f"light step={step} ", file=sys.stderr, flush=True)
         return handle
 
 
-def train(steps: int, *, shape: tuple[int, ...] = (), compute_ms: float = 0.0) -> None:
+def train(
+    steps: int, *, shape: tuple[int, ...] = (), compute_ms: float = 0.0, gate: Path | None = None
+) -> None:
     """Join the job that our environment names, and train; `shape`: of the only parameter."""
     connection = find_connection()
-    layout = make_layout(connection.chunk_bytes // KIB, extent_chunks=connection.extent_chunks)
+    layout = replace(
+        make_layout(connection.chunk_bytes // KIB, extent_chunks=connection.extent_chunks),
+        node_count=connection.optimizer_nodes,
+    )
     if shape:
         layout = replace(
             layout,
@@ -259,7 +269,7 @@ def train(steps: int, *, shape: tuple[int, ...] = (), compute_ms: float = 0.0) -
         )
     job = Job(layout=layout, world_size=connection.world_size, steps=steps)
     with closing(open_nic(int(os.environ["RANK"]), connection.world_size)) as nic:
-        StepWorker(job, compute_ms=compute_ms)(nic)
+        StepWorker(job, compute_ms=compute_ms, gate=gate)(nic)
         nic.leave()
 
 
@@ -268,8 +278,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.light_job", allow_abbrev=False)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--compute-ms", type=float, default=0.0)
+    parser.add_argument("--gate", type=Path)
     asked = parser.parse_args(arguments)
-    train(asked.steps, compute_ms=asked.compute_ms)
+    train(asked.steps, compute_ms=asked.compute_ms, gate=asked.gate)
     return 0
 
 

@@ -45,7 +45,7 @@ from luwu.chaos.plan import Wish, draw
 from luwu.chaos.work import Chaos
 from luwu.testing.cluster import Cluster
 from tests.kill import TREE, TREE_WORKERS, check_clean
-from tests.processes.jobs import ON_THE_CPU, SMALL, Outside, plain_digest, text_file
+from tests.processes.jobs import ON_THE_CPU, SMALL, Outside, light_digest, plain_digest, text_file
 from tests.soak_samples import Lifetime, Sampler, said_by_processes, slope_of
 
 RUN_MINUTES: Final = 10.0
@@ -71,20 +71,23 @@ class Shape:
     transport: str
     workers: int
     has_tree: bool
+    is_light: bool = False
+    """Workers without torch (`light_job.py`)."""
 
     @classmethod
-    def drawn(cls, random: Random) -> Shape:
+    def drawn(cls, random: Random, *, is_light: bool = False) -> Shape:
         """Any of them."""
         has_tree = random.random() < 0.3
         workers = TREE_WORKERS if has_tree else random.choice((2, 3))
-        return cls(random.choice(("auto", "tcp", "ipc")), workers, has_tree)
+        return cls(random.choice(("auto", "tcp", "ipc")), workers, has_tree, is_light)
 
 
 def start(
     directory: Path, name: str, shape: Shape, *, steps: int, compute_ms: float, outside: Outside
 ) -> Cluster:
     """A run of the built-in job."""
-    script = [
+    light = ["-m", "tests.light_job", "--steps", str(steps), "--compute-ms", str(compute_ms)]
+    script = light if shape.is_light else [
         "-m", "tests.soak_worker", "--arm", "luwu", "--steps", str(steps), "--log-every", "100",
         "--compute-ms", str(compute_ms), "--data", str(text_file(directory)), *SMALL,
     ]  # fmt: skip
@@ -148,7 +151,7 @@ class Soak:
         for life in lifetimes:
             self.lifetimes[life.kind.partition("-")[0]].append(life)
             self.violations += life.growths()
-        plain = plain_digest(steps, shape.workers)
+        plain = (light_digest if shape.is_light else plain_digest)(steps, shape.workers)
         if plain != digest:
             self.violations.append(f"digest {digest[:12]}, but {plain[:12]} of plain torch")
 
@@ -210,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", default="30s", help="one fault in each such time (30s)")
     parser.add_argument("--seed", type=int, default=0, help="of runs and faults (0)")
     parser.add_argument("--steps", type=int, help="of each run; learned from a short one")
+    parser.add_argument("--light", action="store_true", help="workers without torch")
     asked = parser.parse_args(arguments)
     every_ns = parse_ns(asked.every, name="--every")
     without_huge_pages()
@@ -217,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     soak = Soak()
     for number in range(runs):
         seed = derive(asked.seed, "soak", number)
-        shape = Shape.drawn(Random(seed))
+        shape = Shape.drawn(Random(seed), is_light=asked.light)
         with tempfile.TemporaryDirectory(prefix="luwu-soak-") as name:
             try:
                 soak.run(Path(name), shape, asked.minutes / runs, every_ns, seed, asked.steps)

@@ -31,6 +31,9 @@ LORA_RANK = 2
 """Of adapters on two of a block's seven matrices."""
 
 families = pytest.mark.parametrize("family", ["llama", "bert"])
+one_family = pytest.mark.parametrize(
+    "family", ["llama", pytest.param("bert", marks=pytest.mark.slow)]
+)
 
 
 def options_of(family: str, **changes: Any) -> Any:
@@ -54,7 +57,7 @@ def test_transformers_losses_are_those_of_plain_torch(family: str, tmp_path: Pat
     assert losses[-1] < losses[0] - 0.5
 
 
-@families
+@one_family
 @pytest.mark.feature("transformers in bfloat16")
 def test_transformers_losses_in_bfloat16(family: str, tmp_path: Path) -> None:
     """I4. Goal: with mp_policy the losses follow those of float32 masters that are computed with
@@ -158,7 +161,7 @@ def test_transformers_padding(family: str, tmp_path: Path) -> None:
         assert optimizer.step().applied
 
 
-@families
+@one_family
 @pytest.mark.feature("a transformers model made on meta")
 def test_transformers_model_made_on_meta(family: str, tmp_path: Path) -> None:
     """Goal: a model larger than its worker is made without memory, and filled unit by unit by the
@@ -251,7 +254,7 @@ def test_transformers_methods_that_need_weights_are_refused(tmp_path: Path) -> N
 # ---------------------------------------------------------------------------- LoRA
 
 
-@families
+@one_family
 @pytest.mark.feature("LoRA")
 def test_lora_losses_are_those_of_plain_torch(family: str, tmp_path: Path) -> None:
     """I4. Goal: 30 steps of 2 workers give the losses of one process."""

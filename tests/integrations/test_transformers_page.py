@@ -68,6 +68,7 @@ def test_transformers_page_has_no_block_of_another_kind() -> None:
             assert text in (ROOT / how.removeprefix("part of ")).read_text(encoding="utf-8"), text
 
 
+@pytest.mark.slow
 @pytest.mark.feature("an unmodified transformers model")
 def test_transformers_in_real_processes(tmp_path: Path) -> None:
     """I4, I8. Goal: the page's first command gives the losses of one process."""
@@ -81,9 +82,9 @@ def test_transformers_in_real_processes(tmp_path: Path) -> None:
     assert losses == pytest.approx(expected, abs=FLOAT32)
 
 
-@pytest.mark.parametrize("words", FINETUNE[1:], ids=" ".join)
-def test_transformers_other_commands(words: list[str], tmp_path: Path) -> None:
-    """Goal: the other commands train, too. Method: two steps, with workers in threads."""
+@pytest.mark.parametrize("words", FINETUNE, ids=" ".join)
+def test_transformers_commands(words: list[str], tmp_path: Path) -> None:
+    """Goal: each command's options train. Method: two steps, with workers in threads."""
     options = finetune.parse_options([*words[5:], "--steps", "2"])
     losses, _, _ = through_a_node(tmp_path, options)
     assert len(losses) == 2

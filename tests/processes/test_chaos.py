@@ -43,7 +43,7 @@ def chaos(
         sys.executable, "-m", "luwu", "chaos", *flags, "run", "--run-dir", str(run),
         "--workers", str(workers), "--durability", "process",
         "--state", str(directory / f"{name}.state"), "-m", "tests.light_job",
-        "--steps", str(steps), "--compute-ms", "20",
+        "--steps", str(steps), "--compute-ms", "30",
     ]  # fmt: skip
     environ = {**clean_environ(), **outside.environ, **ON_THE_CPU}
     done = subprocess.run(

@@ -94,12 +94,15 @@ def test_one_connection_takes_so_much_memory(role: str, with_keys: bool, tmp_pat
     outside = Outside(tmp_path / "outside")
     flags = ["--keys", str(keys)] if with_keys else []
     flags += ["--no-switch"] if role == "node" else []
+    gate = tmp_path / "gate"
+    script = ("-m", "tests.light_job", "--steps", str(STEPS), "--compute-ms", "100")
     with start(
         tmp_path, "run", steps=STEPS, restarts=0, outside=outside, transport="tcp",
-        more_flags=flags, compute_ms=100,
+        more_flags=flags, script=(*script, "--gate", str(gate)),
     ) as cluster:  # fmt: skip
         wait_for_step(cluster, 2)
         grown = [grown_bytes(cluster, role, keys, *each) for each in FLOODS.items()]
+        gate.touch()
         log = cluster.run_directory.log(role)
         digest = finish(cluster, outside)
     print(f"{role}: grown by {[f'{each / MIB:.1f} MiB' for each in grown]}")

@@ -25,7 +25,7 @@ STEPS = 8
 KILL_AFTER = 2
 """The step after whose decision a worker is killed."""
 WAIT_S = 120.0
-JOB = ["-m", "tests.light_job", "--steps", str(STEPS), "--compute-ms", "60"]
+JOB = ["-m", "tests.light_job", "--steps", str(STEPS), "--compute-ms", "360"]
 """The script of every run here, and its arguments."""
 LUWU = [sys.executable, "-m", "luwu"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

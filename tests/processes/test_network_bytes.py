@@ -11,14 +11,8 @@ from tests.processes.jobs import SMALL, compare
 STEPS = 20
 
 
-@pytest.mark.parametrize(
-    "transport",
-    [
-        "shm",
-        pytest.param("ipc", marks=pytest.mark.slow),
-        pytest.param("tcp", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "ipc", "tcp"])
 def test_bytes_of_the_node_do_not_depend_on_the_number_of_workers(
     transport: str, tmp_path: Path
 ) -> None:

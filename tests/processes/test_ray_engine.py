@@ -74,7 +74,7 @@ def test_ray_gives_the_same_weights(shell: Terminal, cluster: str, tmp_path: Pat
     and the lost step is replayed."""
     by_ray = start(
         shell, cluster, "--state", "ray-state", "--worker-restarts", "1",
-        *job("--compute-ms", "100"),
+        *job("--compute-ms", "600"),
     )  # fmt: skip
     kill_worker_after(by_ray, shell, " step=2 ")
     assert by_ray.wait(WAIT_S) == 0, by_ray.err
@@ -117,7 +117,7 @@ def worker_process(rank: int) -> tuple[int, int]:
 @pytest.mark.slow
 def test_a_killed_worker_is_named(shell: Terminal, cluster: str, tmp_path: Path) -> None:
     """I6. Goal: a worker that could not say why it ended is named by its rank and its log."""
-    train = job("--compute-ms", "200")
+    train = job("--compute-ms", "1200")
     run = start(shell, cluster, "--state", "state", *train)
     kill_worker_after(run, shell, " step=1 ")
     assert run.wait(WAIT_S) == 4, run.err
@@ -136,7 +136,7 @@ def test_a_lost_host_is_replaced(shell: Terminal, tmp_path: Path) -> None:
         nodes = {raylet_of(node): node for node in [made.add_node(num_cpus=1) for _ in range(3)]}
         run = start(
             shell, made.address, "--state", "state", "--worker-restarts", "1",
-            *job("--compute-ms", "100", "--steps", str(LONG_STEPS)),
+            *job("--compute-ms", "600", "--steps", str(LONG_STEPS)),
         )  # fmt: skip
         wait_for_text(run, " step=1 ")
         workers = [worker_process(rank) for rank in (0, 1)]
@@ -200,7 +200,7 @@ luwu.finish()
 def test_sigterm_ends_everything(shell: Terminal, cluster: str, tmp_path: Path) -> None:
     """I8. Goal: a scheduler's SIGTERM ends node, switch and workers on all hosts, and the state can
     be opened again at once."""
-    train = job("--compute-ms", "200")
+    train = job("--compute-ms", "1200")
     run = start(shell, cluster, "--state", "state", *train)
     run.wait_for(" step=1 ")
     run.process.send_signal(signal.SIGTERM)

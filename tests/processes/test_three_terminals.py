@@ -141,7 +141,7 @@ def test_three_terminals_started_again_by_an_engine(
 
     serving = {role: up(role) for role in commands}
     workers = shell.start(
-        "run", "--join", f"{at_switch}?{asked}", "--run-dir", "w", *JOB, "--compute-ms", "60"
+        "run", "--join", f"{at_switch}?{asked}", "--run-dir", "w", *JOB, "--compute-ms", "360"
     )
     log = shell.directory / "w" / "logs" / "worker-0.log"
     for number, role in enumerate(commands, start=1):

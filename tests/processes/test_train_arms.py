@@ -18,6 +18,8 @@ import torch
 
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import StepAborted
+from luwu.launch.agent import own_agent_command
+from luwu.launch.processes.run_directory import RunDirectory
 from tests.processes.jobs import text_file
 from workers.arms import SingleArm
 from workers.data import Batches, load_corpus
@@ -41,7 +43,8 @@ def train(arm: str, folder: Path, *options: str) -> list[dict[str, Any]]:
     if arm == "single":
         options = ("--global-workers", str(WORKERS), *options)
     else:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORKERS)]
+        run = RunDirectory(folder / f"{arm}.run")
+        command = own_agent_command(run, "", workers=WORKERS, policy="stop", restarts=0)
     command += ["-m", "workers.train", "--arm", arm, *JOB, *options]
     command += ["--data", str(text_file(folder)), "--result", str(folder / f"{arm}.json")]
     environment = {

@@ -22,6 +22,7 @@ from tests.simulate.history import Simulation, run_history
 from tests.simulate.job import Job, make_layout
 from tests.simulate.machines import Node
 from tests.simulate.plan import History, Options, make_history
+from tests.simulate.seeds import seeds
 from tests.simulate.trees import TREES
 from tests.simulate.world import Faults
 
@@ -55,7 +56,7 @@ def test_norms_do_not_depend_on_extents(update: str, node_count: int) -> None:
     assert len(set(pushes)) == 4
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8, quick=4))
 @pytest.mark.parametrize("update", UPDATES)
 def test_rough_network(seed: int, update: str) -> None:
     """I1, I2, I3. Goal: loss, repetition and reordering of extents change no bit, with memory for

@@ -59,17 +59,14 @@ def run_smoke(
     return document
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arms", "flags"),
     [
         ("luwu-ipc", ()),
-        pytest.param(
-            "luwu-tcp", ("--dtype", "bfloat16", "--chunk", "64KiB"), marks=pytest.mark.slow
-        ),
-        pytest.param("fsdp-gloo,ddp-gloo", ("--dtype", "bfloat16"), marks=pytest.mark.slow),
-        pytest.param(
-            "hub-ipc,raw-zmq-pair-tcp,page-update,memory-floor", (), marks=pytest.mark.slow
-        ),
+        ("luwu-tcp", ("--dtype", "bfloat16", "--chunk", "64KiB")),
+        ("fsdp-gloo,ddp-gloo", ("--dtype", "bfloat16")),
+        ("hub-ipc,raw-zmq-pair-tcp,page-update,memory-floor", ()),
     ],
 )
 def test_exchange_runs(tmp_path: Path, arms: str, flags: tuple[str, ...]) -> None:
@@ -178,6 +175,7 @@ def test_offload_activations_runs(tmp_path: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_planned_step_runs(tmp_path: Path) -> None:
     """Goal: a plan, a run out of core, and floors before and after it, in one row."""
     document = run_smoke(tmp_path, "step", "--case", "1b")

@@ -304,6 +304,7 @@ def test_a_node_that_comes_back_needs_no_torch(unchecked: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("quick_compiler")
 def test_benchmark_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: `benchmarks/update.py` does not rot. Method: its smoke sizes; it checks its answers."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

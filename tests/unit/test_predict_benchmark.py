@@ -11,6 +11,7 @@ from luwu.base.errors import LuwuError
 from tests.unit.test_benchmarks import run_smoke
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs(tmp_path: Path) -> None:
     """Goal: `benchmarks/predict.py` does not rot. Method: smoke sizes; every repeat of every arm
     must give the same document, and the cores the closed form's step."""

@@ -80,7 +80,15 @@ def _without(table: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key not in keys}
 
 
-@pytest.mark.parametrize("budget", ["250 kUSD", "500 kUSD", "1.2 MUSD", "3 MUSD"])
+@pytest.mark.parametrize(
+    "budget",
+    [
+        "250 kUSD",
+        pytest.param("500 kUSD", marks=pytest.mark.slow),
+        "1.2 MUSD",
+        pytest.param("3 MUSD", marks=pytest.mark.slow),
+    ],
+)
 def test_predict_laws_what_is_shown_is_within_the_budget(mine: Catalogue, budget: str) -> None:
     """Goal: of a list of numbers, those that cost more are counted and never shown, and the others
     are as without a budget; a larger budget is never slower."""

