@@ -73,11 +73,10 @@ def memory_uses(job: JobShape, plan: NodePlan, kept: Kept) -> tuple[MemoryUse, .
     ]
     if job.has_switch:
         whole_step = (job.workers + 2) * job.pushed_bytes + job.wire_bytes
-        own = min(job.switch_plan.own_bytes, whole_step) + (0 if arenas else pulled)
+        own = min(job.switch_plan.budget_bytes, whole_step) + (0 if arenas else pulled)
         uses.insert(1, MemoryUse(
             role="switch", processes_count=1, nbytes=SWITCH_BASE_BYTES + own, label="assumed",
-            text="Python, its memory budget"
-            + (" without slots, which lie in arenas" if arenas else ", weights being sent"),
+            text="Python, its memory budget" + ", weights being sent" * (not arenas),
             base_bytes=SWITCH_BASE_BYTES,
         ))  # fmt: skip
     if arenas:

@@ -142,7 +142,7 @@ def decide_sizes(
 
 
 def _check_switches(config: RunConfig, extent_bytes: int) -> None:
-    """Raises ConfigError where a switch has no room for an extent of each of its children."""
+    """Raises ConfigError where a switch has no room for what its children push."""
     shares = chosen_transport(config) == "shm" and config.hosts is None
     widest_plan(config, tree_of(config), extent_bytes, in_arenas=shares)
 

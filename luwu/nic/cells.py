@@ -97,24 +97,34 @@ class Cells:
 
     def take_now(self, nbytes: int) -> Cell | None:
         """A cell, or None where `take` would wait."""
-        for cell in self._cells:
-            if nbytes <= cell.capacity_bytes <= 2 * nbytes and cell.is_free:
-                self._cells.remove(cell)
-                cell.use(nbytes)
-                self._cells.append(cell)
-                return cell
+        found = self._reused(nbytes, 2 * nbytes)
+        if found is not None:
+            return found
         if self._under_way_bytes() + nbytes > self._limit_bytes and self._under_way() is not None:
             return None
         try:
             cell = self._make(nbytes)
         except CreditExceeded:
-            self._drop_free()  # of another size: their memory may do
+            found = self._reused(nbytes, math.inf)
+            if found is not None:
+                return found
+            self._drop_free()  # smaller ones: together their memory may do
             try:
                 cell = self._make(nbytes)
             except CreditExceeded:
                 return None
         self._cells.append(cell)
         return cell
+
+    def _reused(self, nbytes: int, bytes_max: float) -> Cell | None:
+        """A free cell of `nbytes` to `bytes_max`, for a new gradient."""
+        for cell in self._cells:
+            if nbytes <= cell.capacity_bytes <= bytes_max and cell.is_free:
+                self._cells.remove(cell)
+                cell.use(nbytes)
+                self._cells.append(cell)
+                return cell
+        return None
 
     def take(self, nbytes: int) -> Cell:
         """Wait for a cell. Raises StepAborted; CreditExceeded if none can ever fit."""

@@ -25,6 +25,11 @@ from luwu.base.quantities import format_bytes
 BUDGET_AUTO_MAX: Final = 512 * MIB
 EXTENTS_AUTO: Final = 16
 """Extents of every child that the default has room for: design note 0039."""
+EXTENTS_MIN: Final = 2
+"""Extents of every child without which there is no plan: one is summed while the next comes, and a
+child that writes a third finds room in its arena."""
+EXTENT_BYTES_MIN: Final = MIB
+"""The default counts smaller extents as so large: a window of few bytes does not fill a link."""
 _WINDOW_BYTES_MAX: Final = 16 * MIB
 _PAGE_BYTES: Final = 4096
 
@@ -43,11 +48,6 @@ class SwitchPlan:
     copies_bytes: int
     """Weights kept for children that have not asked yet."""
 
-    @property
-    def own_bytes(self) -> int:
-        """The part that the switch's process holds, and not its children."""
-        return self.budget_bytes - (self.slots_bytes if self.arena_bytes else 0)
-
     def line(self) -> str:
         """The plan as text."""
         uses = {
@@ -65,14 +65,14 @@ def plan_switch(
 ) -> SwitchPlan:  # fmt: skip
     """Divide the budget; None: the default.
 
-    The default has room for `EXTENTS_AUTO` extents of every child, up to 512 MiB but for one of
-    each, or for `slots_bytes` of fixed slots. Raises ConfigError, with the least that would do, if
-    there is no room for an extent of every child.
+    The default has room for `EXTENTS_AUTO` extents of every child, of `EXTENT_BYTES_MIN` at least,
+    up to 512 MiB but for `EXTENTS_MIN` of each, or for `slots_bytes` of fixed slots. Raises
+    ConfigError, with the least that would do, if there is no room for `EXTENTS_MIN` of each.
     """
-    each_bytes = child_count * extent_bytes
-    least = _budget_for(each_bytes, child_count, extent_bytes, in_arenas=in_arenas)
+    least_slots = EXTENTS_MIN * child_count * extent_bytes
+    least = _budget_for(least_slots, child_count, extent_bytes, in_arenas=in_arenas)
     if budget_bytes is None:
-        many = EXTENTS_AUTO * each_bytes
+        many = EXTENTS_AUTO * child_count * max(extent_bytes, EXTENT_BYTES_MIN)
         budget_bytes = min(
             BUDGET_AUTO_MAX, _budget_for(many, child_count, extent_bytes, in_arenas=in_arenas)
         )
@@ -80,9 +80,9 @@ def plan_switch(
         budget_bytes = max(budget_bytes, least, fixed if slots_bytes else 0)
     if budget_bytes < least:
         raise ConfigError(
-            f"switch_memory_budget: {format_bytes(budget_bytes)} is too small for an extent of "
-            f"{format_bytes(extent_bytes)} from each of {child_count} children; give at least "
-            f"{-(-least // 1024)}KiB, or a smaller --extent or --chunk",
+            f"switch_memory_budget: {format_bytes(budget_bytes)} is too small for {EXTENTS_MIN} "
+            f"extents of {format_bytes(extent_bytes)} from each of {child_count} children; give at "
+            f"least {-(-least // 1024)}KiB, or a smaller --extent or --chunk",
             code="E205",
         )
     if in_arenas:

@@ -66,7 +66,7 @@ def test_no_process_takes_more_than_was_planned(tmp_path: Path, transport: str) 
     flags = ["--workers", "2", "--transport", transport, "--durability", "process"]
     small = ["--layers", "1", "--width", "32", "--batch", "1", "--context", "16", "--steps", "2"]
     nothing = compare(tmp_path, *flags, *small, "--memory-budget", "1MiB", name="small").arm()
-    large = ["--layers", "4", "--width", "384", "--batch", "2", "--context", "32", "--steps", "4"]
+    large = ["--layers", "4", "--width", "384", "--batch", "8", "--context", "64", "--steps", "4"]
     budgets = ["--memory-budget", "64MiB", "--switch-memory-budget", "24MiB"]
     arm = compare(tmp_path, *flags, *large, *budgets, name="large").arm()
 

@@ -122,6 +122,18 @@ def test_free_cells_of_another_size_make_room() -> None:
     assert cells.take(512).data.nbytes == 512
 
 
+def test_a_larger_cell_is_used_where_there_is_no_room() -> None:
+    """I5. Goal: where free cells fill the memory, a short gradient is written to one of them. They
+    are not dropped: their memory may be free only when its last view is gone, somewhere else."""
+    cells = Cells(Memory(512).reserve, Waits().wait_until, limit_bytes=4096)
+    taken = [cells.take(256), cells.take(256)]
+    for cell in taken:
+        received(cell)
+    short = cells.take(100)
+    assert short is taken[0]
+    assert short.data.nbytes == 100
+
+
 def test_what_can_never_fit_is_refused() -> None:
     """I6. Goal: a chunk larger than all of the memory is an error, not a wait without end."""
     cells = Cells(Memory(512).reserve, Waits().wait_until, limit_bytes=4096)

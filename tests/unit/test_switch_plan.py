@@ -17,7 +17,13 @@ from luwu.launch.roles import SwitchEnds, job_spec, switch_spec
 from luwu.launch.switch_memory import switch_plan, widest_plan
 from switch_emu.switch.capacity import slot_memory
 from switch_emu.switch.core.actions import SwitchLimits
-from switch_emu.switch.plan import BUDGET_AUTO_MAX, EXTENTS_AUTO, SwitchPlan, plan_switch
+from switch_emu.switch.plan import (
+    BUDGET_AUTO_MAX,
+    EXTENT_BYTES_MIN,
+    EXTENTS_AUTO,
+    SwitchPlan,
+    plan_switch,
+)
 
 KIB, MIB = 1024, 1024**2
 
@@ -34,7 +40,7 @@ def plan(budget: int | None, children: int, extent: int, in_arenas: bool) -> Swi
 
 def check(found: SwitchPlan, children: int, extent: int, in_arenas: bool) -> None:
     """What every plan promises."""
-    assert found.slots_bytes >= children * extent, found
+    assert found.slots_bytes >= 2 * children * extent, found
     assert found.window_bytes >= extent, found
     assert found.copies_bytes >= extent, found
     spent = found.slots_bytes + found.copies_bytes
@@ -43,13 +49,11 @@ def check(found: SwitchPlan, children: int, extent: int, in_arenas: bool) -> Non
         limits = SwitchLimits.in_arenas(found.arena_bytes, children, extent)
         assert limits.slot_bytes_max == found.slots_bytes
         assert limits.push_window_bytes == found.window_bytes
-        # An extent in a slot and one under way find room in a child's arena.
-        assert found.arena_bytes >= 2 * extent, found
-        assert found.own_bytes == found.budget_bytes - found.slots_bytes
+        # Two extents in slots, one under way and one that is written find room in a child's arena.
+        assert found.arena_bytes >= 4 * extent, found
     else:
         spent += children * found.window_bytes + extent  # and a sum that is made
         assert found.arena_bytes == 0
-        assert found.own_bytes == found.budget_bytes
     assert spent <= found.budget_bytes, found
 
 
@@ -58,7 +62,7 @@ def check(found: SwitchPlan, children: int, extent: int, in_arenas: bool) -> Non
 @every_job
 @every_extent
 def test_a_refusal_names_a_budget_that_works(extent: int, children: int, in_arenas: bool) -> None:
-    """I5. Goal: a budget without room for an extent of every child is refused; the one that is
+    """I5. Goal: a budget without room for two extents of every child is refused; the one that is
     named does, and so do all larger ones. Method: as a user would, by the message."""
     with pytest.raises(ConfigError, match=r"switch_memory_budget: .* too small") as caught:
         plan(KIB, children, extent, in_arenas)
@@ -78,10 +82,11 @@ def test_a_refusal_names_a_budget_that_works(extent: int, children: int, in_aren
 @every_job
 @every_extent
 def test_the_default_follows_the_job_alone(extent: int, children: int, in_arenas: bool) -> None:
-    """I5. Goal: so many extents of every child, up to 512 MiB, but one of each in any case."""
+    """I5. Goal: so many extents of every child, of 1 MiB at least, up to 512 MiB, but two of each
+    in any case."""
     found = plan(None, children, extent, in_arenas)
     check(found, children, extent, in_arenas)
-    many = EXTENTS_AUTO * children * extent
+    many = EXTENTS_AUTO * children * max(extent, EXTENT_BYTES_MIN)
     if found.slots_bytes < many:
         least = plan_least(children, extent, in_arenas)
         assert found.budget_bytes == max(BUDGET_AUTO_MAX, least)
