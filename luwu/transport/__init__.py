@@ -12,6 +12,7 @@ Only `luwu.transport` imports zmq; nothing here knows messages or the layout of 
     connections.py    the listener: peers that connect to this process
     dialled.py        a peer that this process connects to
     lanes.py          frames to and from one peer, with credit and counters
+    gathering.py      several messages in one multipart
     monitor.py        events of a ZeroMQ socket
     arrivals.py       connections of the listener as the kernel sees them
     curve.py          CURVE keys on sockets

@@ -37,17 +37,21 @@ def read_gathered(
     """Headers and the counts of their buffers, which are so many in all. Raises
     RemoteProtocolError."""
     found: list[tuple[bytes, int]] = []
-    at = 0
-    while len(frame) - at >= _PREFIX.size and len(found) < GATHERED_COUNT_MAX:
+    at, is_sound = 0, True
+    while is_sound and len(frame) - at >= _PREFIX.size:
         header_bytes, count = _PREFIX.unpack_from(frame, at)
-        at += _PREFIX.size + header_bytes
-        if not 0 < header_bytes <= header_bytes_max or count > BUFFERS_COUNT_MAX:
-            break
+        at += _PREFIX.size
+        found.append((frame[at : at + header_bytes], count))
+        at += header_bytes
         buffers_count -= count
-        found.append((frame[at - header_bytes : at], count))
-    if at != len(frame) or buffers_count:
+        is_sound = (
+            0 < header_bytes <= header_bytes_max
+            and count <= BUFFERS_COUNT_MAX
+            and len(found) <= GATHERED_COUNT_MAX
+        )
+    if not is_sound or not found or at != len(frame) or buffers_count:
         raise RemoteProtocolError(
-            f"{len(frame)} bytes and {buffers_count} more frames than they announce are not "
-            f"messages that were sent together"
+            f"{len(frame)} bytes of headers, with {buffers_count} frames more than they announce, "
+            f"are not messages that were sent together"
         )
     return found

@@ -113,7 +113,7 @@ def _weight(value: float) -> float:
 _OF_TYPE: Final = {
     "int": _Wire(of=int, what="an integer in [0, 2**63)"),
     "float": _Wire(of=float, what="a float", to_wire=float),
-    "bool": _Wire(of=bool, what="a boolean"),
+    "bool": _Wire(of=bool, what="a boolean", to_wire=bool),
     "str": _text(TEXT_CHARS_MAX, "a text"),
     "Role": _number(Role),
     "Verb": _number(Verb),

@@ -81,6 +81,61 @@ class TransportSuite:
             assert [bytes(view) for view in delivery.buffers] == buffers
             assert all(view.readonly for view in delivery.buffers)
 
+    def test_messages_that_wait_for_one_another_arrive_as_they_were_sent(
+        self, make: Make, endpoint: str
+    ) -> None:
+        """T2, T4. Goal: whatever leaves together arrives message by message, in order; a buffer
+        may be written again once its handle is done. Method: both ways in turns of many sizes."""
+        listener, dialler, child = pair(make, endpoint)
+        rng = random.Random(derive(5, "turns"))
+        for sender in (listener, dialler):
+            sender.gather()
+        for sender, receiver, peer in ((dialler, listener, "parent"), (listener, dialler, child)):
+            for count in (1, 2, 3, 64, 65, 200):
+                sent = []
+                for index in range(count):
+                    sizes = rng.choice(((), (0,), (1,), (300, 5), (9_000,), (70_000,)))
+                    buffers = [random_bytes(index, f"{count}", size) for size in sizes]
+                    header = f"{count} {index}".encode()
+                    memory = [bytearray(buffer) for buffer in buffers]
+                    handle = sender.send(peer, header, [memoryview(each) for each in memory])
+                    if handle.done:
+                        for each in memory:
+                            each[:] = bytes(len(each))
+                    sent.append((header, buffers))
+                sender.flush()
+                for header, buffers in sent:
+                    delivery = message(receiver)
+                    assert delivery.header == header
+                    assert [bytes(view) for view in delivery.buffers] == buffers
+                    delivery.release()
+
+    def test_a_message_that_waits_leaves_when_receive_blocks(
+        self, make: Make, endpoint: str
+    ) -> None:
+        """Goal: a caller that never flushes, and waits for an answer, gets one."""
+        listener, dialler, child = pair(make, endpoint)
+        listener.gather()
+        dialler.gather()
+        dialler.send("parent", b"question")
+        answering = threading.Thread(
+            target=lambda: (message(listener), listener.send(child, b"answer"), listener.flush())
+        )
+        answering.start()
+        assert message(dialler).header == b"answer"
+        answering.join()
+
+    def test_messages_that_wait_are_lost_with_their_connection(
+        self, make: Make, endpoint: str
+    ) -> None:
+        """Goal: a peer that has gone costs its messages and nothing else."""
+        listener, dialler, child = pair(make, endpoint)
+        listener.gather()
+        listener.send(child, b"too late")
+        dialler.close()
+        assert down(listener) == child
+        listener.flush()
+
     def test_large_buffers_are_bit_exact(self, make: Make, endpoint: str) -> None:
         """T2, T4. Method: two buffers of 16 MiB in reserved memory, each way."""
         listener, dialler, child = pair(make, endpoint)

@@ -13,6 +13,7 @@ import zmq
 from luwu.base.errors import ConnectionFailed, RemoteProtocolError
 from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX
 from luwu.transport import BUFFERS_COUNT_MAX, LISTENER, PeerFailed, PeerGone, Transport
+from luwu.transport.gathering import GATHERED_COUNT_MAX, gathered
 from tests.suites.transport_waits import Make, down, failed, message, up
 from tests.unit.transports import ListeningAtTcp, OverZeroMq, Raw
 
@@ -135,6 +136,15 @@ class TestStrangersAtOurListener(OverZeroMq, ListeningAtTcp):
             [b"", b"buffer"],
             [b"h"] + [b"x"] * (BUFFERS_COUNT_MAX + 1),
             [b"h"] + [b"x"] * 1000,
+            [b"", gathered([b"a", b"b"], [1, 2]), b"x"],
+            [b"", gathered([b"a", b"b"], [1, 0]), b"x", b"y"],
+            [b"", gathered([b"a"], [0])[:-1]],
+            [b"", gathered([b"a", b""], [0, 0])],
+            [b"", gathered([b"a"] * (GATHERED_COUNT_MAX + 1), [0] * (GATHERED_COUNT_MAX + 1))],
+            [b"", gathered([bytes(CONTROL_HEADER_BYTES_MAX + 1)], [0])],
+            [b"", gathered([b"a"], [BUFFERS_COUNT_MAX + 1]), *[b"x"] * (BUFFERS_COUNT_MAX + 1)],
+            [b"", gathered([b"a"] * 1000, [1] * 1000), *[b"x"] * 1000],
+            [b"", b""],
         ):
             stranger.send_multipart(frames)
             event = failed(listener)
