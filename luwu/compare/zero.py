@@ -157,6 +157,8 @@ def _key(arm: str, path: str) -> str:
                 "install a C++ compiler (g++) and ninja"
             )
         said = subprocess.run([found, "--version"], capture_output=True, check=False).stdout
-        versions.append(f"{found} {said.decode(errors='replace')}")
-    parts = (sys.executable, platform.python_version(), *versions, processor().decode())
+        versions.append(said.decode(errors="replace"))
+    # Compiler commands name the headers of torch and DeepSpeed, which lie below the prefix.
+    place = str(Path(sys.prefix).resolve())
+    parts = (place, platform.python_version(), *versions, processor().decode())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
