@@ -34,7 +34,7 @@ def test_arms_on_one_switch_differ_in_what_the_links_carry(tmp_path: Path) -> No
         assert done.wait(limit_s=240) == 0, done.err
         document = json.loads((tmp_path / "found.json").read_text())
         found: list[dict[str, Any]] = document["arms"]
-        assert re.search(r"^luwu_ram and ps.* end with the same weights", done.out, re.M)
+        assert re.search(r"^luwu_ram(,| and) ps.* end with the same weights", done.out, re.M)
         assert shell.leftovers() == []
     in_ram, ps, ina = found
     assert in_ram["weights_digest"] == ps["weights_digest"] == plain_digest(STEPS)
