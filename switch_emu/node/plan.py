@@ -187,13 +187,7 @@ def plan_node(
         )
     room = _pipeline_room(budget_bytes, leasts, is_single=extent_chunks == 1)
     threads = next((each for each in _THREADS if pipeline(each) <= room), (1, 1))
-    pages_together, together_max = 1, _TOGETHER_BYTES_MAX // (_RECORD_CHUNKS * chunk_bytes)
-    while pages_together * 2 <= min(extent_chunks, together_max):
-        if pipeline(threads, together=pages_together * 2) > room:
-            break
-        pages_together *= 2
-    updates_count, reads_count = threads
-    pipeline_bytes = pipeline(threads, together=pages_together)
+    pipeline_bytes = pipeline(threads)
     spare = budget_bytes - pipeline_bytes - leasts.total
     window_bytes = 0 if in_arenas else _share(spare, 0.15, leasts.window, 32 * MIB)
     outgoing_most = max(32 * MIB, _OUTGOING_EXTENTS * extent_bytes)
@@ -204,15 +198,21 @@ def plan_node(
         copies_bytes = _share(spare, 0.1, leasts.copies, POOL_BYTES_DEFAULT)
     sums_bytes = _share(spare, 0.25, leasts.sums, 1024 * MIB)
     spill_bytes = _share(spare, 0.05, leasts.spill, _SPILL_BUFFERS_MAX * extent_bytes)
-    others = pipeline_bytes + window_bytes + outgoing_bytes + sums_bytes + spill_bytes
-    resident_bytes = budget_bytes - others - slots_bytes - copies_bytes
+    others = window_bytes + outgoing_bytes + sums_bytes + spill_bytes + slots_bytes + copies_bytes
+    pages_together, together_max = 1, _TOGETHER_BYTES_MAX // (_RECORD_CHUNKS * chunk_bytes)
+    while pages_together * 2 <= min(extent_chunks, together_max):  # of what would be resident
+        more_bytes = pipeline(threads, together=pages_together * 2)
+        if more_bytes > min(room, budget_bytes - others):
+            break
+        pages_together, pipeline_bytes = pages_together * 2, more_bytes
+    resident_bytes = budget_bytes - others - pipeline_bytes
     assert resident_bytes >= 0
     return NodePlan(
         budget_bytes=budget_bytes,
         extent_chunks=extent_chunks,
-        updates_count=updates_count,
+        updates_count=threads[0],
         pages_together=pages_together,
-        reads_count=reads_count,
+        reads_count=threads[1],
         pipeline_bytes=pipeline_bytes,
         window_bytes=window_bytes,
         sums_bytes=sums_bytes,

@@ -59,7 +59,7 @@ def test_extents_out_of_core(update: str, wire_dtype: str, tmp_path: Path) -> No
 
 @every_order
 @pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("budget_kib", [700, 1200, 2400])
+@pytest.mark.parametrize("budget_kib", [1000, 2000, 3200])
 def test_pages_that_are_worked_on_at_once_change_no_bit(
     update: str, wire_dtype: str, budget_kib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +70,7 @@ def test_pages_that_are_worked_on_at_once_change_no_bit(
     budget = {"state": tmp_path / "state", "memory_budget_bytes": budget_kib * KIB}
     with cluster_for(job, tmp_path, **budget) as cluster:
         found = cluster.node._storage._plan
-        assert found.pages_together == (4 if budget_kib > 700 else 2)
+        assert found.pages_together == (4 if budget_kib > 1000 else 2)
         check(cluster, job, cluster.run(Worker(job)))
 
 

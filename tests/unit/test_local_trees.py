@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,4 +53,6 @@ def test_a_budget_counts_the_arrays_of_the_tree(tmp_path: Path) -> None:
     """I5. Goal: what the node needs to add in the order of a tree is part of its plan."""
     job = job_of()
     with cluster_for(job, tmp_path) as cluster:
-        assert cluster.spec.plan().budget_bytes == LARGE - 16 * KIB
+        tree, flat = cluster.spec.plan(), replace(cluster.spec, groups=()).plan()
+        assert tree.budget_bytes == flat.budget_bytes == LARGE
+        assert tree.pipeline_bytes - flat.pipeline_bytes == 16 * KIB
