@@ -9,7 +9,7 @@ import pytest
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role
 from luwu.wire.messages import Weights
-from switch_emu.switch.core.weights_down import CopyKey, WeightsCopies, WeightsDown
+from switch_emu.switch.core.weights_down import STALLED_NS, CopyKey, WeightsCopies, WeightsDown
 from tests.unit.switch_parts import Handed, message
 
 KEY: CopyKey = (1, 0, 7)
@@ -183,3 +183,36 @@ def test_where_nothing_is_shared_each_pull_goes_up() -> None:
              ["right: Weights chunk=7 part=1 + 'bytes'", "drop bytes"]),
         ],
     )  # fmt: skip
+
+
+def test_copies_that_are_kept_hold_up_nobody_for_long() -> None:
+    """I5. Goal: what is kept for a child that never asks may be all the memory that the parent has
+    for weights; when others are due and do not come, it is given back, and only then.
+    Method: the left child pulls alone; weights of the next step are asked for too, which are late
+    by right."""
+    handed = Handed()
+    part = WeightsDown(handed.outbox, handed.children, handed.uplink, handed.limits)
+    answer = message(wire.Weights, chunk=7, dtype="float32")
+
+    def after(now_ns: int, *expected: str) -> None:
+        handed.outbox.now_ns = now_ns
+        handed.play(part, [("tick", (), list(expected))])
+
+    part.pull(handed.left, message(wire.Pull, chunk=7))
+    handed.outbox.take()
+    after(STALLED_NS)  # nothing is kept
+    part.weights(answer, "kept", 5)
+    part.pull(handed.left, message(wire.Pull, chunk=3, step=1))
+    handed.outbox.take()
+    assert part.next_ns() is None  # nothing is due: that step has not begun
+    part.pull(handed.left, message(wire.Pull, chunk=8))
+    handed.outbox.take()
+    assert part.next_ns() == 2 * STALLED_NS
+    after(2 * STALLED_NS - 1)
+    after(2 * STALLED_NS, "drop kept")
+    after(9 * STALLED_NS)
+    assert part.copies.bytes_used == 0
+    assert part.next_ns() is None
+    late = (handed.right, message(wire.Pull, chunk=7))
+    handed.play(part, [("pull", late, ["parent: Pull chunk=7"])])
+    assert part.copies.fallback_count == 1

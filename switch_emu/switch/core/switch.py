@@ -210,11 +210,15 @@ class SwitchCore:
             self.membership.silent(ranks)
         self.membership.tick()
         self.uplink.tick(now_ns)
+        self.weights_down.tick()
         return self._take()
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do; None while nothing waits."""
-        due = (self.uplink.next_tick_ns(), self.membership.next_ns(), self.begin_commit.late_ns())
+        due = (
+            self.uplink.next_tick_ns(), self.membership.next_ns(), self.begin_commit.late_ns(),
+            self.weights_down.next_ns(),
+        )  # fmt: skip
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     def _take(self) -> list[Action]:

@@ -6,12 +6,18 @@
 One entry per (step, use, chunk): who asked, who was served, and the bytes once they are here.
 Children ask for a chunk once per use (forward, backward, ...), so the entry is done when all were
 served. A child that asks when the bytes have gone is fetched for again and counted.
+
+A copy may lie in memory of the parent, in shared memory or in one process, and some child may never
+ask for it. So that such copies do not take the room that other weights wait for, all are released
+when weights of the current step are asked for and none has come for `STALLED_NS`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
@@ -20,6 +26,8 @@ from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink, neighbours
 from luwu.wire import messages as wire
 from switch_emu.switch.core.actions import SwitchLimits
+
+STALLED_NS: Final = 1_000_000_000
 
 CopyKey = tuple[int, int, int]
 """(step, part, chunk); the part of a pull is its use within the step."""
@@ -91,6 +99,10 @@ class WeightsCopies:
         """No other child will want this copy; payloads to drop."""
         return self._release(self._copies[key])
 
+    def release_all(self) -> list[Payload]:
+        """Release what is kept for children that have not asked; payloads to drop."""
+        return [payload for copy in self._copies.values() for payload in self._release(copy)]
+
     def forget(self, step_max: int | None = None) -> list[Payload]:
         """Forget all copies, or those up to a step; payloads to drop."""
         dropped: list[Payload] = []
@@ -120,10 +132,29 @@ class WeightsDown:
         self.copies = WeightsCopies(
             child_count=len(children.members.children), bytes_max=limits.copies_bytes_max
         )
+        self._awaited: Counter[int] = Counter()
+        """Extents that were asked for and have not come, by step."""
+        self._moved_ns = 0
+        """When the last of them came, or was asked for."""
+
+    def tick(self) -> None:
+        """Release what is kept, if weights that are due do not come."""
+        due_ns = self.next_ns()
+        if due_ns is not None and due_ns <= self._outbox.now_ns:
+            self._outbox.drop_all(self.copies.release_all())
+
+    def next_ns(self) -> int | None:
+        """When `tick` has something to do; None while nothing is kept or nothing is due."""
+        if self.copies.bytes_used and self._awaited[self._outbox.step]:
+            return self._moved_ns + STALLED_NS
+        return None
 
     def forget(self, step: int | None = None) -> None:
         """Drop the copies up to a decided step; without one, in a new attempt, all."""
         self._outbox.drop_all(self.copies.forget(step_max=step))
+        self._moved_ns = self._outbox.now_ns
+        for each in [each for each in self._awaited if step is None or each <= step]:
+            del self._awaited[each]
         if step is None:
             self.copies.serve(len(self._children.members.counted))
 
@@ -148,6 +179,8 @@ class WeightsDown:
 
     def _ask(self, step: int, part: int, extents: Sequence[int]) -> None:
         names = [("pull", step, part, extent) for extent in extents]
+        self._awaited[step] += len(names)
+        self._moved_ns = self._outbox.now_ns
         runs = neighbours(extents) if self._parent_is_one else [(i, 1) for i in range(len(extents))]
         for first, count in runs:
             pull = self._outbox.stamped(
@@ -158,7 +191,11 @@ class WeightsDown:
     def weights(self, m: wire.Weights, payload: Payload, payload_bytes: int) -> None:
         """The weights that were asked for are here."""
         key = (m.step, m.part, m.chunk)
-        if not self._uplink.answered(("pull", *key)) or not self.copies.awaits(key):
+        is_answer = self._uplink.answered(("pull", *key))
+        if is_answer and self._awaited[m.step]:
+            self._awaited[m.step] -= 1
+        self._moved_ns = self._outbox.now_ns
+        if not is_answer or not self.copies.awaits(key):
             self._outbox.drop(payload)
             return
         self._children.loaded = True
