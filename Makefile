@@ -43,8 +43,11 @@ gpu-check:
 	@$${PYTHON:-python3} -m benchmarks.gpu_check $(ARGS)
 
 # In the order of the files: tests of real processes, few and long, come before those of units.
+# A test process that crashes ends the run and is named: pytest-xdist 3.8 starts another, whose
+# tests it never sends, and waits for ever.
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		--max-worker-restart 0 -m 'not slow' $(ARGS)
 
 # What is done on this very program is not done again; ARGS="--part 0.01" does a hundredth.
 campaign: setup

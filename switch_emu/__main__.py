@@ -19,12 +19,11 @@ from pathlib import Path
 
 from luwu.base.errors import LuwuError
 from luwu.base.lifeline import watch
-from switch_emu.roles.jobs import Jobs
+from switch_emu.roles.jobs import SIGNALS, Jobs
 from switch_emu.roles.role import attend, failed, read_document
 from switch_emu.switch.capacity import POOL_SLOTS
 
 ORPHAN_PATIENCE_S = 1.5
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,10 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.jobs:
         if asked.slots < 1:
             parser.error(f"--slots: {asked.slots} is not a whole number of at least 1")
-        jobs = Jobs(asked.role, asked.slots)
-        for number in SIGNALS:
-            signal.signal(number, lambda *_: jobs.stop())
-        return jobs.serve()
+        return Jobs(asked.role, asked.slots).serve()
     return _serve_one(asked.role, asked.config, until_eof=asked.until_eof)
 
 

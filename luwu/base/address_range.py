@@ -1,11 +1,17 @@
 """Addresses that stay ours while the memory behind them comes and goes.
 
-    empty    nothing is there: whoever reads or writes ends with SIGSEGV
+    reserved nothing was there yet: whoever reads or writes ends with SIGSEGV
+    empty    its memory is elsewhere by now: whatever floating-point type is read there, it is NaN;
+             whoever writes ends with SIGSEGV
     filled   `Memory.fill`   memory of our own, with anything in it
     spare    `Memory.spare`  filled and not needed: the memory of the next range that is filled
 
 A tensor made once at these addresses sees what lies there by now, and so does whatever was computed
 from it and looks at it again.
+
+Empty addresses can be read because debuggers, loggers and reports of failed tests print what they
+find in the frames of an exception, also parameters whose weights have gone: NaN says so, and a
+crash would hide what went wrong.
 
 Memory is moved from range to range, not given back and taken anew: the kernel clears what it
 gives, which costs as much as to fill it, and more on a virtual machine, whose host takes back what
@@ -14,13 +20,23 @@ is free. (A billion parameters, two workers: 16 GB were cleared in each step; 20
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import mmap
 import threading
 import weakref
 from typing import Final
 
-from luwu.base.libc import MAP_NORESERVE, advise_pages, map_pages, move_pages, unmap_pages
+from luwu.base.libc import (
+    MAP_NORESERVE,
+    advise_pages,
+    map_pages,
+    move_pages,
+    protect_pages,
+    repeat_pages,
+    unmap_pages,
+)
 
 PAGE_BYTES: Final = mmap.PAGESIZE
 _HUGE_BYTES: Final = 2 * 1024 * 1024
@@ -28,6 +44,10 @@ _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
 _RESERVED: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
 _OWN: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+_SHARED: Final = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
+_NAN_PIECES_MAX: Final = 64
+"""Mappings that an empty range is made of: the kernel allows a process 65,530."""
+_NAN_PIECE_BYTES_MIN: Final = 64 * 1024
 
 
 class AddressRange:
@@ -67,6 +87,13 @@ class AddressRange:
     def empty(self) -> None:
         """Give back what is behind it; the addresses stay ours."""
         map_pages(self.address, self.length, _PROT_NONE, _RESERVED | _MAP_FIXED)
+        piece = _NAN_PIECE_BYTES_MIN
+        while piece * _NAN_PIECES_MAX < self.length:
+            piece *= 2
+        with contextlib.suppress(OSError):  # a kernel that cannot: as before it was first filled
+            for start in range(0, self.length, piece):
+                nbytes = min(piece, self.length - start)
+                repeat_pages(_nan_pages(piece), self.address + start, nbytes)
 
 
 class Memory:
@@ -101,3 +128,12 @@ class Memory:
             oldest = self._spares.pop(0)
             oldest.empty()
             nbytes -= oldest.length
+
+
+@functools.cache
+def _nan_pages(nbytes: int) -> int:
+    """The address of memory that can be read and mapped again, NaN whatever float it is read as."""
+    address = map_pages(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, _SHARED)
+    ctypes.memset(address, 0xFF, nbytes)
+    protect_pages(address, nbytes, mmap.PROT_READ)
+    return address

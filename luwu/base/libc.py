@@ -33,6 +33,7 @@ _libc.mremap.argtypes = [
     ctypes.c_void_p,
 ]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
@@ -50,6 +51,17 @@ def move_pages(address: int, to: int, nbytes: int) -> None:
     """
     flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
     _checked(_libc.mremap(address, nbytes, nbytes, flags, to))
+
+
+def repeat_pages(address: int, to: int, nbytes: int) -> None:
+    """Map the beginning of a shared mapping a second time. Raises OSError."""
+    _checked(_libc.mremap(address, 0, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, to))
+
+
+def protect_pages(address: int, nbytes: int, protection: int) -> None:
+    """Change what may be done with a mapping. Raises OSError."""
+    if _libc.mprotect(address, nbytes, protection):
+        raise _error()
 
 
 def unmap_pages(address: int, nbytes: int) -> None:
@@ -75,6 +87,10 @@ def keep_one_arena() -> None:
 
 def _checked(found: int | None) -> int:
     if found is None or found == _MAP_FAILED:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise _error()
     return found
+
+
+def _error() -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))

@@ -1,4 +1,4 @@
-"""What a forward of the built-in GPT keeps for its backward, counted without storage."""
+"""The activations that a step of the built-in GPT needs, counted without storage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 
 def activation_bytes(config: GPTConfig, *, batch: int) -> int:
-    """Bytes that autograd saves of a forward and its loss, of so many samples; no parameters.
+    """Bytes that autograd saves of a forward and its loss, of so many samples, and that backward
+    takes beside them; no parameters.
+
+    Backward has two gradients at a time, of what an operation gave and of what it took: as much as
+    twice the largest tensor that is saved.
 
     The forward runs on the meta device, where attention is made of products; the fused one, which
     workers have, keeps no [B, H, T, T] of them, so these are left out.
@@ -35,7 +39,8 @@ def activation_bytes(config: GPTConfig, *, batch: int) -> int:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         logits = model(ids).flatten(0, 1).float()
         torch.nn.functional.cross_entropy(logits, ids.flatten())
-    return sum({_storage(each): each.untyped_storage().nbytes() for each in kept}.values())
+    sizes = {_storage(each): each.untyped_storage().nbytes() for each in kept}.values()
+    return sum(sizes) + 2 * max(sizes)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -233,7 +233,7 @@ class FloodedCluster(LocalCluster):
         write = recorder.event
         self.lines[name] = 0
 
-        def event(what: str, *, level: str = "INFO", **fields: Any) -> None:
+        def event(what: str, /, *, level: str = "INFO", **fields: Any) -> None:
             self.lines[name] += level != "DEBUG"
             write(what, level=level, **fields)
 

@@ -17,9 +17,9 @@ def bytes_of(found: AddressRange) -> torch.Tensor:
 
 
 def mapped() -> set[str]:
-    """Starts of what is mapped and may be read."""
+    """Starts of what is mapped and may be written."""
     with open("/proc/self/maps", encoding="ascii") as file:
-        return {line.split("-")[0] for line in file if line.split()[1].startswith("r")}
+        return {line.split("-")[0] for line in file if line.split()[1].startswith("rw")}
 
 
 def is_filled(found: AddressRange) -> bool:
@@ -57,6 +57,23 @@ def test_memory_moves_to_the_next_range() -> None:
     memory.fill(first)
     assert bytes_of(first).unique().tolist() == [0], "new ones"
     assert bytes_of(second).unique().tolist() == [5]
+
+
+@pytest.mark.parametrize("pages", [1, 16, 17, 3000])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_what_is_empty_reads_as_nan(pages: int, dtype: torch.dtype) -> None:
+    """Goal: a parameter that was kept in the frames of an exception can be printed: it is NaN, from
+    its first element to its last, and no memory of its own; filled again it has what lies there."""
+    memory, first, second = Memory(), *(AddressRange(pages * PAGE_BYTES) for _ in range(2))
+    tensor = torch.frombuffer(first.view(), dtype=dtype)
+    memory.fill(first)
+    tensor.fill_(5)
+    memory.spare(first)
+    memory.fill(second)
+    assert tensor.isnan().all()
+    assert "nan" in repr(tensor)
+    memory.fill(first)
+    assert tensor.unique().tolist() == [0]
 
 
 def test_where_pages_cannot_be_moved_they_are_new(monkeypatch: pytest.MonkeyPatch) -> None:

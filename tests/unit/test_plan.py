@@ -290,7 +290,7 @@ def test_a_tree_takes_an_array_for_each_level() -> None:
     """I5. Goal: sums of switches that are made again are in the plan, for as many pages as a thread
     works on at once."""
     asked: dict[str, Any] = {
-        "budget_bytes": 64 * MIB, "chunk_bytes": 64 * KIB, "world_size": 4, "has_switch": True,
+        "budget_bytes": 256 * MIB, "chunk_bytes": 64 * KIB, "world_size": 4, "has_switch": True,
         "extent_chunks": 16,
     }  # fmt: skip
     flat, tree = plan_node(**asked), plan_node(levels=2, **asked)
