@@ -165,7 +165,7 @@ class RunConfig:
     switch_memory_budget: int | None = _key(
         None, size_or_auto, "SIZE|auto", SERVING,
         "each switch's, for gradients and copies of weights; auto: 16 extents of every worker, of "
-        "1MiB at least, up to 512MiB",
+        "4MiB at least, up to 512MiB",
     )  # fmt: skip
     durability: str = _key(
         "step", one_of("step", "process", "none"), "step|process|none", SERVING,

@@ -28,8 +28,9 @@ EXTENTS_AUTO: Final = 16
 EXTENTS_MIN: Final = 2
 """Extents of every child without which there is no plan: one is summed while the next comes, and a
 child that writes a third finds room in its arena."""
-EXTENT_BYTES_MIN: Final = MIB
-"""The default counts smaller extents as so large: a window of few bytes does not fill a link."""
+EXTENT_BYTES_MIN: Final = 4 * MIB
+"""The default counts smaller extents as so large: a window of few bytes does not fill a link, and a
+worker that is a unit of the model ahead of the others finds slots."""
 _WINDOW_BYTES_MAX: Final = 16 * MIB
 _PAGE_BYTES: Final = 4096
 
