@@ -187,6 +187,7 @@ def _limits(spec: SwitchSpec) -> SwitchLimits:
     limits = replace(
         limits, push_window_bytes=window_bytes, only_forwards=spec.only_forwards,
         extent_chunks=spec.extent_chunks, patience_ns=patience_ns(spec.drop_after_s),
+        slots_are_awaited=spec.drop_after_s is None,
     )  # fmt: skip
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=len(spec.children),

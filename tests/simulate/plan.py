@@ -102,6 +102,7 @@ class Options:
                 slot_bytes_max=self.slot_bytes_max, copies_bytes_max=self.copies_bytes_max,
                 push_window_bytes=60_000,
                 patience_ns=PATIENCE_MS * 1_000_000 if self.drops else None,
+                slots_are_awaited=not self.drops,
             ),
             node_limits=replace(
                 SMALL_NODE, sum_bytes_max=self.sum_bytes_max,

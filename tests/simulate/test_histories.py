@@ -44,6 +44,13 @@ def test_ten_histories(seed: int) -> None:
             raise AssertionError(f"history {each}: {exc}") from exc
 
 
+def test_a_switch_that_missed_a_start_of_the_node_hears_of_it() -> None:
+    """O4. Goal: below a switch that was welcomed to a later start of the node, another one whose
+    Welcome was lost asks how the step came out; it is sent the Abort, for it follows no decision of
+    a start that it does not know."""
+    run_history(make_history(1145))
+
+
 @pytest.mark.parametrize("seed", seeds(10))
 def test_histories_of_few_slots(seed: int) -> None:
     """O1 to O6. Goal: the same in protocol fidelity, ten times three histories."""

@@ -94,6 +94,9 @@ def test_a_child_of_an_older_attempt_learns_what_it_missed() -> None:
     ):
         children.answer_stale("left", late)
         assert taken(outbox) == [expected]
+    outbox.generation = 1  # the node was started again, and the child did not hear of it
+    children.answer_stale("left", message(wire.Commit, attempt=0, step=3))
+    assert taken(outbox) == [abort]
     assert children.answer_commit("right", 3) is True
     assert taken(outbox) == ["right: Decided step=3 applied=True"]
     assert children.answer_commit("right", 4) is False

@@ -14,6 +14,7 @@
     fixed_slots.py       F1 to F5; the pool of protocol fidelity
     pool.py              what both pools can do
     resources.py         what the fixed slots would take of a real switch
+    waiting.py           contributions that wait for a slot
     raw_up.py            contributions that find no slot
 
     begin_commit.py      N statements of a step become one; verdict and decision go back

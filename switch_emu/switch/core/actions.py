@@ -47,6 +47,9 @@ class SwitchLimits:
     patience_ns: int | None = None
     """How long a child may be away, or later than anybody usually is, before the job goes on
     without it; None: it is waited for."""
+    slots_are_awaited: bool = False
+    """A child that is ahead of all others waits for a slot, and goes up raw where it cannot. Not
+    where late children are left out: who is late shows when the others commit."""
     only_forwards: bool = False
     """Nothing is summed here and no copy shared, as where a parameter server does it all."""
 

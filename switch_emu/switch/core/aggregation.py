@@ -2,8 +2,9 @@
 
 A push fills a slot of the pool (`pool.py`). When the slot is full the shell is asked for the `Sum`
 of its contributions, in rank order, and the sum goes to the parent in one Push; the slot is freed
-when the parent has it. A chunk that finds no slot goes up raw, all of it (S5; `raw_up.py`). When a
-child is sent `Received` depends on the pool:
+when the parent has it. A contribution that finds no slot waits for one if its child is ahead of all
+others (`waiting.py`, where the limits say so); else the chunk goes up raw, all of it (S5;
+`raw_up.py`). When a child is sent `Received` depends on the pool:
 
     functional    its bytes are in a slot, or in the window to the parent
     protocol      its chunk is summed and in the window to the parent: the result frees the next
@@ -39,6 +40,7 @@ from switch_emu.switch.core.attempts import Attempts
 from switch_emu.switch.core.pool import make_pool
 from switch_emu.switch.core.raw_up import RawUp, push_up
 from switch_emu.switch.core.slots import Slot, SlotKey
+from switch_emu.switch.core.waiting import Held, Waiting
 
 
 class Aggregation:
@@ -54,12 +56,14 @@ class Aggregation:
         self._only_forwards = limits.only_forwards
         child_count = len(self._members.children)
         self.pool = make_pool(limits, ranks=self._members.ranks, child_count=child_count)
+        self.waiting = Waiting()
+        self._slots_are_awaited = limits.slots_are_awaited
         self.duplicates: Counter[str] = Counter()
         """Contributions that came again, by child."""
 
     def forget(self, step: int | None = None) -> None:
         """Free the slots of a decided step; without one, in a new attempt, all."""
-        self._outbox.drop_all(self.pool.forget(step))
+        self._outbox.drop_all([*self.pool.forget(step), *self.waiting.forget(step)])
         if step is None:
             self.pool.serve(self._members.active)
 
@@ -76,15 +80,50 @@ class Aggregation:
             self._answer_repetition(child.peer, contribution, receipt)
         else:
             self.pool.passes(key, child.ranks)
-            slot = None
-            if not (m.raw or self._only_forwards or key in self._raw):
-                slot = self.pool.room(key, nbytes)
-            if slot is not None:
-                self._contribute(child.peer, key, slot, contribution, receipt)
+            held = Held(child.peer, child.ranks, contribution, receipt)
+            if m.raw or self._only_forwards or key in self._raw:
+                self._go_raw(key, held)
+            else:
+                self._place(key, held)
+                self._admit()
+
+    def _place(self, key: SlotKey, held: Held) -> None:
+        """A contribution takes its place in a slot, or waits for one, or goes up raw."""
+        slot = None
+        if not self.waiting or self.pool.get(key) is not None:  # S7
+            slot = self.pool.room(key, held.contribution.payload_bytes)
+        if slot is not None:
+            self._contribute(held.peer, key, slot, held.contribution, held.receipt)
+        elif self.waiting.ranks(key) & held.ranks:
+            self._outbox.drop(held.contribution.payload)  # a repetition; answered with a slot
+        elif self._slots_are_awaited and self.pool.is_ahead(held.ranks):
+            self.waiting.add(key, held)
+        else:
+            self._go_raw(key, held)
+
+    def _go_raw(self, key: SlotKey, *held: Held) -> None:
+        """All of a chunk goes on raw, or nothing (S5)."""
+        for each in self.pool.give_up(key):
+            self._raw.push_held(key, each, self._answer_later(key, [each]))
+        for one in (*self.waiting.take(key), *held):
+            self._raw.push(one.peer, key, one.contribution, one.receipt)
+
+    def _admit(self) -> None:
+        """Give slots to what waits for them, as far as there is room."""
+        for key in self.waiting:
+            if key not in self.waiting:
+                continue  # it went up raw meanwhile
+            slot = self.pool.room(key, self.waiting.nbytes(key))
+            if slot is None and len(self.pool):
                 return
-            for held in self.pool.give_up(key):  # S5: all of a chunk goes on raw, or nothing
-                self._raw.push_held(key, held, self._answer_later(key, [held]))
-            self._raw.push(child.peer, key, contribution, receipt)
+            if slot is None:
+                self._go_raw(key)  # one chunk is larger than the pool
+                continue
+            for each in self.waiting.take(key):
+                self._contribute(each.peer, key, slot, each.contribution, each.receipt)
+            for other in self.waiting:  # S6: who waits, and is not in this slot, does not wait
+                if not slot.full and self.waiting.ranks(other) & ~slot.contributors:
+                    self._go_raw(other)
 
     def _answer_repetition(
         self, peer: str, contribution: Contribution, receipt: wire.Received
@@ -131,6 +170,7 @@ class Aggregation:
         else:
             self._outbox.drop_all(c.payload for c in slot.contributions)
             self._push_sum(done.key, payload, payload_bytes)
+            self._admit()
 
     def _push_sum(self, key: SlotKey, payload: Payload | None, payload_bytes: int) -> None:
         slot, ranks = self.pool[key], self._members.active
@@ -148,6 +188,7 @@ class Aggregation:
         key = (m.step, m.part, m.chunk)
         if self._uplink.arrived(self._outbox.now_ns, ("push", *key, m.contributors)):
             self.pool.arrived(key)
+            self._admit()
 
     # ---------------------------------------------------------------------- receipts, when summed
 

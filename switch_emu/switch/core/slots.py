@@ -106,6 +106,11 @@ class SlotPool:
     def __getitem__(self, key: SlotKey) -> Slot:
         return self._slots[key]
 
+    def is_ahead(self, ranks: int) -> bool:
+        """True if a child is in every open slot that is not full, and there is a slot (S6)."""
+        slots = self._slots.values()
+        return bool(slots) and all(each.full or each.contributors & ranks for each in slots)
+
     def room(self, key: SlotKey, contribution_bytes: int) -> Slot | None:
         """The slot of a chunk, opened or grown if it must be; None if the pool has no room (S4)."""
         slot = self.get(key)

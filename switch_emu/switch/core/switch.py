@@ -413,6 +413,7 @@ class SwitchCore:
             "repeated_count": self.uplink.repeated_count,
             "duplicates_count": self.duplicates.total(),
             "raw_count": self.raw_count,
+            "waited_count": self.aggregation.waiting.count,
             "fallback_count": copies.fallback_count,
             **self.pool.counts(),
             "copies_bytes_now": copies.bytes_used,

@@ -1,0 +1,221 @@
+"""Contributions that wait for a slot, instead of going up raw (`switch/core/waiting.py`)."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from luwu.protocol.contribution import Contribution
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Verb
+from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.core.waiting import Held, Waiting
+from tests.simulate.chaos import ROUGH
+from tests.simulate.cluster import Cluster
+from tests.simulate.job import Job, make_layout
+from tests.simulate.seeds import seeds
+from tests.simulate.world import Payload
+from tests.suites.switch_suite import (
+    CHUNK_BYTES,
+    CHUNKS,
+    WORLD,
+    Bench,
+    child,
+    gradients,
+    in_rank_order,
+)
+from tests.unit.switch_parts import message as blank
+
+GRADS = {chunk: gradients(chunk) for chunk in CHUNKS}
+FIRST, SECOND, THIRD = CHUNKS[:3]
+
+
+def test_chunks_wait_in_the_order_in_which_they_began_to() -> None:
+    """S7. Goal: what waits for one chunk is handed out at once, and a decided step forgets
+    its own."""
+
+    def held(ranks: int, nbytes: int) -> Held:
+        receipt = blank(wire.Received, verb=Verb.PUSH)
+        contribution = Contribution(ranks, 1.0, True, "float32", f"of {ranks}", nbytes)
+        return Held(f"child {ranks}", ranks, contribution, receipt)
+
+    waiting = Waiting()
+    for step, chunk, ranks, nbytes in ((0, 5, 1, 0), (0, 3, 1, 40), (1, 5, 2, 40), (0, 5, 2, 80)):
+        waiting.add((step, 0, chunk), held(ranks, nbytes))
+    assert list(waiting) == [(0, 0, 5), (0, 0, 3), (1, 0, 5)]
+    assert (waiting.ranks((0, 0, 5)), waiting.nbytes((0, 0, 5))) == (3, 80)
+    assert waiting.ranks((0, 0, 4)) == 0
+    assert [each.ranks for each in waiting.take((0, 0, 5))] == [1, 2]
+    assert (0, 0, 5) not in waiting
+    assert waiting.forget(0) == ["of 1"]
+    assert (list(waiting), waiting.count) == ([(1, 0, 5)], 4)
+
+
+def bench(slot_count: int = 1) -> Bench:
+    """With so many slots, which are waited for."""
+    return Bench(
+        SwitchLimits(slot_bytes_max=slot_count * WORLD * CHUNK_BYTES, slots_are_awaited=True)
+    )
+
+
+def push(found: Bench, rank: int, *chunks: int) -> None:
+    for chunk in chunks:
+        found.push(rank, chunk, GRADS[chunk][rank])
+
+
+def sums(found: Bench, *, raw_count: int = 0) -> list[int]:
+    """Chunks whose sums went up since the last call, as the parent receives them: exact."""
+    chunks = []
+    for message, values in found.take_parent():
+        assert not message.raw
+        np.testing.assert_array_equal(values, in_rank_order(GRADS[message.chunk]))
+        chunks.append(message.chunk)
+        found.parent_has(message)
+    assert found.core.raw_count == raw_count
+    return chunks
+
+
+def test_who_is_ahead_waits_and_is_answered_when_it_has_a_slot() -> None:
+    """S6. Goal: nothing goes up raw, and what waits is not answered, so its window closes."""
+    found = bench()
+    push(found, 0, FIRST, SECOND, THIRD)
+    push(found, 1, FIRST, SECOND)
+    assert found.receipts() == [(child(0), FIRST), (child(1), FIRST)]
+    assert found.core.counts()["waited_count"] == 3
+    push(found, 2, FIRST)
+    assert found.receipts() == [(child(2), FIRST)], "its sum is not with the parent yet"
+    assert sums(found) == [FIRST]
+    assert sorted(found.receipts()) == [(child(0), SECOND), (child(1), SECOND)]
+    push(found, 2, SECOND)
+    assert sums(found) == [SECOND]
+    push(found, 1, THIRD)
+    push(found, 2, THIRD)
+    assert sums(found) == [THIRD]
+    assert Payload.live_count == 0
+
+
+def test_a_repetition_of_what_waits_is_dropped() -> None:
+    """S1. Goal: it is neither answered nor counted twice."""
+    found = bench()
+    push(found, 0, FIRST, SECOND, SECOND)
+    assert found.receipts() == [(child(0), FIRST)]
+    assert Payload.live_count == 2
+    for rank in (1, 2):
+        push(found, rank, FIRST, SECOND)
+    assert sums(found) == [FIRST]
+    assert sums(found) == [SECOND]
+
+
+def test_who_pushes_in_another_order_goes_up_raw() -> None:
+    """S6, S5. Goal: a child that is not in an open slot does not wait, and takes along what waits
+    for the same chunk."""
+    found = bench()
+    push(found, 0, FIRST, SECOND)
+    push(found, 1, SECOND)
+    raw = [(m.chunk, m.contributors) for m, _ in found.take_parent() if m.raw]
+    assert raw == [(SECOND, 0b001), (SECOND, 0b010)]
+    assert sorted(found.receipts()) == [(child(0), FIRST), (child(0), SECOND), (child(1), SECOND)]
+
+
+def test_who_waits_for_another_chunk_than_the_one_that_got_a_slot_goes_up_raw() -> None:
+    """S6. Goal: rank 1, whose push of the second chunk was lost, waits with the third; the second
+    gets a slot without it, and so it waits no more."""
+    found = bench()
+    push(found, 0, FIRST, SECOND)
+    push(found, 1, FIRST, THIRD)
+    assert found.take_parent() == []
+    push(found, 2, FIRST)
+    [(total, _), *none] = found.take_parent()
+    assert none == []
+    found.parent_has(total)
+    raw = [(m.chunk, m.contributors) for m, _ in found.take_parent()]
+    assert raw == [(THIRD, 0b010)]
+    assert (child(1), THIRD) in found.receipts()
+
+
+def test_nothing_waits_for_a_pool_that_is_empty() -> None:
+    """Goal: a chunk that no slot could ever hold goes up raw at once."""
+    found = bench(slot_count=0)
+    push(found, 0, FIRST)
+    assert found.core.raw_count == 1
+    assert found.receipts() == [(child(0), FIRST)]
+
+
+def test_a_larger_chunk_is_not_overtaken() -> None:
+    """S7. Goal: a chunk for which there would be room waits behind one for which there is none."""
+    found = Bench(
+        SwitchLimits(slot_bytes_max=5 * CHUNK_BYTES, slots_are_awaited=True)
+    )  # one slot, and room for less than another
+    push(found, 0, FIRST, SECOND)
+    found.push(0, THIRD, None)  # without a gradient it needs no room
+    assert found.receipts() == [(child(0), FIRST)]
+    for rank in (1, 2):
+        push(found, rank, FIRST)
+    assert sums(found) == [FIRST]
+    assert found.receipts()[-2:] == [(child(0), SECOND), (child(0), THIRD)]
+
+
+def test_an_attempt_that_ends_drops_what_waits() -> None:
+    """I8. Goal: nothing is left of it, and the next attempt begins without."""
+    found = bench()
+    push(found, 0, FIRST, SECOND)
+    abort: dict[str, Any] = {"attempt": 1, "generation": 1, "step": 0, "text": "a test"}
+    abort["loaded"] = True
+    found.parent_says(wire.Abort, contributors=(1 << WORLD) - 1, **abort)
+    assert Payload.live_count == 0
+    found.attempt = 1
+    found.receipts()
+    for rank in range(WORLD):
+        push(found, rank, FIRST, SECOND)
+    assert sorted(sums(found) + sums(found)) == sorted([FIRST, SECOND])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_all_is_summed_whatever_the_orders(seed: int) -> None:
+    """S1, S5, S6. Goal: with any number of slots, each rank pushing in its own order with one or
+    two unanswered, every chunk arrives, whole, once: nobody waits for ever."""
+    rng = Random(seed)
+    found = bench(slot_count=rng.randrange(1, 4))
+    orders = {rank: list(CHUNKS) for rank in range(WORLD)}
+    for order in orders.values():
+        if rng.random() < 0.5:
+            rng.shuffle(order)
+    unanswered: dict[int, set[int]] = {rank: set() for rank in range(WORLD)}
+    arrived: dict[int, int] = dict.fromkeys(CHUNKS, 0)
+    while any(orders.values()) or any(unanswered.values()):
+        can = [rank for rank in orders if orders[rank] and len(unanswered[rank]) < 1 + seed % 2]
+        if can and rng.random() < 0.8:
+            rank = rng.choice(can)
+            chunk = orders[rank].pop(0)
+            unanswered[rank].add(chunk)
+            push(found, rank, chunk)
+        else:
+            came = found.take_parent()
+            assert came or can, f"all wait: {orders}, {unanswered}; seed {seed}"
+            for message, _ in came:
+                assert not arrived[message.chunk] & message.contributors
+                arrived[message.chunk] |= message.contributors
+                found.parent_has(message)
+        for peer, chunk in found.receipts():
+            unanswered[int(peer.rpartition("-")[2])].discard(chunk)
+    for message, _ in found.take_parent():
+        arrived[message.chunk] |= message.contributors
+    assert set(arrived.values()) == {(1 << WORLD) - 1}
+
+
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("any_order", [False, True])
+@pytest.mark.parametrize("seed", seeds(6, quick=2))
+def test_weights_are_the_same_with_few_slots(seed: int, any_order: bool, update: str) -> None:
+    """I1, I5. Goal: clusters with a slot or two for their chunks train as ever on a rough network;
+    where all push in the same order and nothing is lost, hardly anything goes up raw."""
+    limits = SwitchLimits(
+        slot_bytes_max=60_000, push_window_bytes=50_000, slots_are_awaited=True
+    )  # fmt: skip
+    job = Job(make_layout(), switch_limits=limits, update=update, any_order=any_order)
+    cluster = Cluster(seed, job, ROUGH)
+    cluster.run()
+    assert cluster.switch.core.counts()["waited_count"] + cluster.switch.core.raw_count > 0
