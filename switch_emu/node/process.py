@@ -117,6 +117,7 @@ def make_node_shell(
             extent_chunks=plan.extent_chunks,
             push_window_bytes=_push_window(spec, plan),
             raw_bytes_max=spec.arena_bytes // 4 or None,
+            receipts_may_wait=True,
             ranks_min=spec.ranks_min,
             redoes=spec.redoes,
         ),

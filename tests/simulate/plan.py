@@ -107,6 +107,7 @@ class Options:
             node_limits=replace(
                 SMALL_NODE, sum_bytes_max=self.sum_bytes_max,
                 ranks_min=self.ranks_min if self.drops else None, redoes=self.redoes,
+                receipts_may_wait=True,
             ),
             slot_count=self.slot_count,
             aggregate=self.aggregate,

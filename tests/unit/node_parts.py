@@ -64,7 +64,7 @@ class Parts:
                 version=version,
             )
         )  # fmt: skip
-        self.budget = GradientBudget(self.outbox, bytes_max, None)
+        self.budget = GradientBudget(self.outbox, self.children, bytes_max, None)
         self.steps = Steps(self.outbox, self.children, self.shard, self.budget)
         self.serving = Serving(self.outbox, self.children, self.shard, self.steps, reads_max=1)
 

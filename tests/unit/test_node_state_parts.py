@@ -8,7 +8,7 @@ import pytest
 
 from luwu.protocol.contribution import Contribution, OverlapError
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role
+from luwu.wire.kinds import Role, Verb
 from switch_emu.node.core import actions as do
 from switch_emu.node.core.actions import NodeNumber, StoreFacts
 from switch_emu.node.core.budget import GradientBudget
@@ -69,7 +69,7 @@ def test_a_shard_knows_the_extents_of_its_node() -> None:
 def test_what_is_over_the_budget_is_spilled() -> None:
     """Goal: payloads count until they are released; raw ones have a smaller budget of their own."""
     parts = Parts()
-    budget = GradientBudget(parts.outbox, bytes_max=100, raw_bytes_max=40)
+    budget = GradientBudget(parts.outbox, parts.children, bytes_max=100, raw_bytes_max=40)
     parts.check(
         (lambda: budget.add("r0", 40, is_raw=True), None, []),
         (lambda: budget.add("r1", 1, is_raw=True), None, ["Spill payload=r1 is_raw=True"]),
@@ -84,9 +84,39 @@ def test_what_is_over_the_budget_is_spilled() -> None:
     )  # fmt: skip
 
 
+def test_a_receipt_waits_for_room_or_for_its_page() -> None:
+    """Goal: what waits is not spilled, and is answered in the order of arrival as room is made, or
+    when its page has been updated; a smaller one does not overtake it, a new attempt answers none.
+    """
+    parts = Parts()
+    budget = GradientBudget(parts.outbox, parts.children, bytes_max=100, raw_bytes_max=None)
+
+    def owe(name: str, nbytes: int, chunk: int) -> None:
+        _, push = parts.push(chunk)
+        budget.add_or_owe(name, nbytes, parts.outbox.receipt(push, Verb.PUSH, RANKS))
+
+    def answered(chunk: int) -> str:
+        return f"{CHILD}: Received chunk={chunk} part=0 verb=PUSH contributors={RANKS}"
+
+    parts.check(
+        (lambda: owe("a", 80, 1), None, [answered(1)]),
+        (lambda: owe("b", 60, 2), None, []),
+        (lambda: owe("c", 10, 3), None, []),
+        (lambda: owe("d", 50, 4), None, []),
+        (lambda: [budget.owes(0, 0, chunk) for chunk in (1, 2, 3)], [False, True, True], []),
+        (lambda: budget.release("c"), None, [answered(3), "drop c"]),
+        (lambda: budget.release("a"), None, ["drop a", answered(2)]),
+        (lambda: (budget.bytes_used, budget.owed_count, budget.spilled_count), (60, 3, 0), []),
+        (budget.forget, None, []),
+        (lambda: budget.release("d"), None, ["drop d"]),
+        (lambda: budget.release("b"), None, ["drop b"]),
+        (lambda: budget.bytes_used, 0, []),
+    )  # fmt: skip
+
+
 def test_a_gradient_that_is_empty_takes_no_bytes() -> None:
     parts = Parts()
-    budget = GradientBudget(parts.outbox, bytes_max=0, raw_bytes_max=None)
+    budget = GradientBudget(parts.outbox, parts.children, bytes_max=0, raw_bytes_max=None)
     parts.check(
         (lambda: budget.add(None, 100, is_raw=True), None, []),
         (lambda: budget.release(None), None, []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -15,7 +16,7 @@ from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.waiting import Held, Waiting
 from tests.simulate.chaos import ROUGH
 from tests.simulate.cluster import Cluster
-from tests.simulate.job import Job, make_layout
+from tests.simulate.job import SMALL_NODE, Job, make_layout
 from tests.simulate.seeds import seeds
 from tests.simulate.world import Payload
 from tests.suites.switch_suite import (
@@ -219,3 +220,18 @@ def test_weights_are_the_same_with_few_slots(seed: int, any_order: bool, update:
     cluster = Cluster(seed, job, ROUGH)
     cluster.run()
     assert cluster.switch.core.counts()["waited_count"] + cluster.switch.core.raw_count > 0
+
+
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("seed", seeds(4, quick=2))
+def test_whole_sums_wait_for_room_at_the_node(seed: int, update: str) -> None:
+    """I5. Goal: a node that has no room for a sum spills none that it can update at once; those
+    that wait for the verdict of their step it spills."""
+    limits = replace(SMALL_NODE, sum_bytes_max=10_000, receipts_may_wait=True)
+    job = Job(make_layout(), node_limits=limits, update=update)
+    cluster = Cluster(seed, job, ROUGH)
+    cluster.run()
+    counts = cluster.nodes[0].core.counts()
+    assert cluster.switch.core.raw_count == 0
+    assert (counts["owed_count"] > 0) == (update == "streaming")
+    assert (counts["spilled_count"] > 0) == (update == "at_step")

@@ -178,7 +178,7 @@ class _World:
                 push_window_bytes=limits.push_window_bytes,
                 slot_bytes_max=SLOT_WINDOWS * limits.push_window_bytes,
                 copies_bytes_max=SLOT_WINDOWS * limits.push_window_bytes,
-                extent_chunks=how.extent_chunks,
+                extent_chunks=how.extent_chunks, slots_are_awaited=True,
             ),
         )  # fmt: skip
         down = min(job.network.port_rate, nodes.network.port_rate * nodes.nodes)
@@ -252,7 +252,7 @@ def _limits(
     )  # fmt: skip
     limits = how.limits or NodeLimits(
         sum_bytes_max=plan.sums_bytes, updates_max=plan.updates_max, reads_max=plan.reads_count,
-        push_window_bytes=plan.window_bytes,
+        push_window_bytes=plan.window_bytes, receipts_may_wait=True,
     )  # fmt: skip
     limits = replace(
         limits, sum_bytes_max=limits.sum_bytes_max // scale,

@@ -11,7 +11,7 @@ membership.py       the child joins and leaves
 presence.py         ranks that are lost or back: others count in the next attempt
 
 steps.py, step.py   the undecided steps; sums.py what has come in for one of them
-budget.py           bytes of gradients in RAM; what is over is spilled
+budget.py           bytes of gradients in RAM; what is over is spilled, or waits
 gathering.py        gradients, Begin and Commit, into the sums
 updates.py          pages that are being updated
 attachments.py      what ranks attach to a step

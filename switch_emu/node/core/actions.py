@@ -17,12 +17,15 @@ class NodeLimits:
     """Limits of a node's memory and of its work under way."""
 
     sum_bytes_max: int = 256 * 1024 * 1024
-    """Gradients in RAM; beyond, they are spilled."""
+    """Gradients in RAM; beyond, they are spilled, or their receipts wait."""
     raw_bytes_max: int | None = None
     """Limit of contributions of single ranks among these; None: no limit of their own.
 
     Where they lie in memory of the ranks, this keeps a rank that is ahead from using up its own.
     """
+    receipts_may_wait: bool = False
+    """A whole sum for which there is no room, and whose page can be updated at once, is not
+    spilled: its receipt waits."""
     updates_max: int = 4
     reads_max: int = 4
     extent_chunks: int = 1

@@ -2,7 +2,8 @@
 
 A gradient is a sum that a switch made, or raw from one rank; it is kept, in RAM or spilled, until
 its page is updated. Where the order of work is `at_step`, the parts of a chunk are folded into one
-total as they become complete. Begin and each gradient are answered once they are kept.
+total as they become complete. Begin and each gradient are answered once they are kept; a whole sum
+that can be updated at once, and for which there is no room, when there is (`budget.py`).
 
 Where encoded sums may overflow, a part whose contributions are all in is inspected first. If it
 overflowed, it is dropped, and all ranks push it again in float (`RESENT_PART`). Pure.
@@ -35,10 +36,12 @@ class Gathering:
 
     def __init__(
         self, outbox: Outbox, children: Children, shard: Shard, steps: Steps,
-        budget: GradientBudget, serving: Serving,
+        budget: GradientBudget, serving: Serving, *, owes: bool = False,
     ) -> None:  # fmt: skip
+        """`owes`: receipts may wait for room (`NodeLimits.receipts_may_wait`)."""
         self._outbox, self._children, self._shard = outbox, children, shard
         self._steps, self._budget, self._serving = steps, budget, serving
+        self._owes = owes
         self.duplicates: Counter[str] = Counter()
         """Gradients that had arrived before, and came again, by child."""
         self.overflow_count = 0
@@ -72,14 +75,24 @@ class Gathering:
         except OverlapError as exc:
             outbox.drop(payload)
             return AbortRequest(f"chunk {m.chunk}: {exc}")
-        children.send_all(receipt)
         if not is_new:
+            if not self._budget.owes(m.step, m.part, m.chunk):
+                children.send_all(receipt)
             self._count_duplicate(m)
             outbox.drop(payload)
             return False
-        self._budget.add(payload, payload_bytes, is_raw=m.raw)
+        if payload is not None and self._can_owe(m, part):
+            self._budget.add_or_owe(payload, payload_bytes, receipt)
+        else:
+            children.send_all(receipt)
+            self._budget.add(payload, payload_bytes, is_raw=m.raw)
         self._continue(step, part, m.chunk, number)
         return True
+
+    def _can_owe(self, m: wire.Push, part: PartSum) -> bool:
+        """True if the page of this gradient can be updated whatever else comes."""
+        is_whole = part.complete and len(part.contributions) == 1
+        return self._owes and self._shard.is_streaming and is_whole and m.last and not m.raw
 
     def _count_duplicate(self, m: wire.Push) -> None:
         members = self._children.members

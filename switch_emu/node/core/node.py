@@ -125,13 +125,15 @@ class NodeCore:
         children.redoes = limits.redoes
         shard = Shard(node, self.world_size, limits.extent_chunks)
         state = State(outbox, children)
-        budget = GradientBudget(outbox, limits.sum_bytes_max, limits.raw_bytes_max)
+        budget = GradientBudget(outbox, children, limits.sum_bytes_max, limits.raw_bytes_max)
         steps = Steps(outbox, children, shard, budget, self.groups)
         serving = Serving(outbox, children, shard, steps, limits.reads_max)
         self.out, self.children, self.shard, self.state = outbox, children, shard, state
         self.budget, self.steps, self.serving = budget, steps, serving
         self.first_weights = FirstWeights(outbox, children, shard, state)
-        self.gathering = Gathering(outbox, children, shard, steps, budget, serving)
+        self.gathering = Gathering(
+            outbox, children, shard, steps, budget, serving, owes=limits.receipts_may_wait
+        )
         self.attachments = Attachments(outbox, children, steps)
         self.updates = Updates(outbox, shard, steps, budget, serving, limits.updates_max)
         self.membership = Membership(outbox, children, node, shard, steps)
@@ -585,6 +587,7 @@ class NodeCore:
             "repeated_count": self.joint.repeated_count,
             "duplicates_count": self.duplicates.total(),
             "spilled_count": self.budget.spilled_count,
+            "owed_count": self.budget.owed_count,
             "overflow_count": self.overflow_count,
             "sum_bytes_now": self.budget.bytes_used,
             "sum_bytes_limit": self._limits.sum_bytes_max,

@@ -65,6 +65,7 @@ class Steps:
 
     def forget(self) -> None:
         """A new attempt: drop all gradients."""
+        self._budget.forget()
         for step in self.by_number.values():
             self._release(step)
         self.by_number.clear()
