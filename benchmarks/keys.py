@@ -1,4 +1,4 @@
-"""What do keys cost, and what can an encrypted link reach?
+"""What do keys cost, and how fast can an encrypted link be?
 
 Metrics:  stream   bytes per second of messages from one process to another over loopback,
                    acknowledged one by one, 8 MiB under way; by the size of a message, and by the
@@ -117,7 +117,7 @@ def measured(
 
 
 def claims(rows: list[Row]) -> dict[str, float]:
-    """What was measured of `MEANINGS`."""
+    """The ratios that `MEANINGS` explains, as far as their arms were measured."""
     medians = {(row["case"], row["arm"]): row["seconds_median"] for row in rows}
 
     def best(arm: str) -> float:

@@ -1,9 +1,9 @@
 """The children of a switch or a node, and what a child that is behind is answered.
 
     an unknown child               Rejoin
-    a child of an older attempt    Abort; or how its step came out, if it asks for that and knows
-                                   this start of the node; or the verdict that skipped a step, if
-                                   that opened the new attempt
+    a child of an older attempt    Abort; or, if it knows this start of the node, how its step came
+                                   out, where it asks for that, or the verdict that skipped a step,
+                                   where that opened the new attempt
     a child that cannot be one     Refuse
 
 `members.py` knows who the children are, `outcomes.py` how the last steps came out. Pure.
@@ -68,12 +68,14 @@ class Children:
     def answer_stale(self, peer: str, m: wire.Message) -> None:
         """Send a child what it does not know yet: the attempt that counts."""
         skip = self.outcomes.skip
-        is_same_start = m.generation == self._outbox.generation  # else only the Abort is followed
-        if m.attempt == self.outcomes.skipped_attempt and skip is not None:
+        if m.generation != self._outbox.generation:
+            is_answered = False  # of a start of the node that it does not know it follows an Abort
+        elif m.attempt == self.outcomes.skipped_attempt and skip is not None:
             self._outbox.send(peer, skip)
-        elif not (
-            isinstance(m, wire.Commit) and is_same_start and self.answer_commit(peer, m.step)
-        ):
+            is_answered = True
+        else:
+            is_answered = isinstance(m, wire.Commit) and self.answer_commit(peer, m.step)
+        if not is_answered:
             text = f"attempt {m.attempt} is over, {self._outbox.attempt} counts"
             self._outbox.send(peer, self.abort(text))
 

@@ -97,6 +97,8 @@ def test_a_child_of_an_older_attempt_learns_what_it_missed() -> None:
     outbox.generation = 1  # the node was started again, and the child did not hear of it
     children.answer_stale("left", message(wire.Commit, attempt=0, step=3))
     assert taken(outbox) == [abort]
+    children.answer_stale("left", message(wire.Pull, attempt=1))
+    assert taken(outbox) == [abort.replace("attempt 0", "attempt 1")]
     assert children.answer_commit("right", 3) is True
     assert taken(outbox) == ["right: Decided step=3 applied=True"]
     assert children.answer_commit("right", 4) is False

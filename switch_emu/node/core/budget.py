@@ -68,7 +68,8 @@ class GradientBudget:
         payload_bytes, is_raw = self._bytes_of.pop(id(payload), (0, False))
         self._count(-payload_bytes, is_raw)
         self._outbox.drop(payload)
-        for each, (waiting_bytes, receipt) in list(self._owed.items()):
+        while self._owed:
+            each, (waiting_bytes, receipt) = next(iter(self._owed.items()))
             if self.bytes_used + waiting_bytes > self._bytes_max:
                 break
             del self._owed[each]

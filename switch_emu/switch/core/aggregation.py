@@ -80,7 +80,7 @@ class Aggregation:
             self._answer_repetition(child.peer, contribution, receipt)
         else:
             self.pool.passes(key, child.ranks)
-            held = Held(child.peer, child.ranks, contribution, receipt)
+            held = Held(child.peer, contribution, receipt)
             if m.raw or self._only_forwards or key in self._raw:
                 self._go_raw(key, held)
             else:
@@ -94,9 +94,9 @@ class Aggregation:
             slot = self.pool.room(key, held.contribution.payload_bytes)
         if slot is not None:
             self._contribute(held.peer, key, slot, held.contribution, held.receipt)
-        elif self.waiting.ranks(key) & held.ranks:
+        elif self.waiting.ranks(key) & held.contribution.contributors:
             self._outbox.drop(held.contribution.payload)  # a repetition; answered with a slot
-        elif self._slots_are_awaited and self.pool.is_ahead(held.ranks):
+        elif self._slots_are_awaited and self.pool.is_ahead(held.contribution.contributors):
             self.waiting.add(key, held)
         else:
             self._go_raw(key, held)

@@ -26,8 +26,6 @@ class Held(NamedTuple):
     """A contribution that waits."""
 
     peer: str
-    ranks: int
-    """The child's."""
     contribution: Contribution
     receipt: wire.Received
     """Its answer, which is not sent yet."""
@@ -56,10 +54,10 @@ class Waiting:
         return max(each.contribution.payload_bytes for each in self._held[key])
 
     def ranks(self, key: SlotKey) -> int:
-        """Who waits with this chunk."""
+        """The ranks whose contributions to this chunk wait."""
         found = 0
         for each in self._held.get(key, ()):
-            found |= each.ranks
+            found |= each.contribution.contributors
         return found
 
     def add(self, key: SlotKey, held: Held) -> None:
