@@ -164,8 +164,7 @@ class RunConfig:
     )  # fmt: skip
     switch_memory_budget: int | None = _key(
         None, size_or_auto, "SIZE|auto", SERVING,
-        "each switch's, for gradients and copies of weights; auto: 16 extents of every worker, of "
-        "4MiB at least, up to 512MiB",
+        "each switch's, for gradients, and weights with what they leave; auto: 512MiB",
     )  # fmt: skip
     durability: str = _key(
         "step", one_of("step", "process", "none"), "step|process|none", SERVING,

@@ -178,6 +178,7 @@ def _predict(config: RunConfig, shape: Shape, folder: Path, known: Known) -> _Pr
         MachineJob(
             chunks=chunks, extent_chunks=job.layout.extent_chunks, workers=config.workers,
             in_place=kept.places_bytes > 0,
+            cache_bytes=job.switch_plan.cache_bytes if kept.cached else 0,
             out_of_core=state is not None, resident=_by_unit(job, resident),
             updates_count=plan.updates_count, reads_count=plan.reads_count,
             ahead=job.prefetch_units, compute_threads=job.worker_threads,

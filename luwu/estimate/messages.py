@@ -48,18 +48,24 @@ class MessageUse:
         return self.forward_ends + self.backward_ends
 
 
-def message_uses(job: JobShape, cores: Cores = OWN) -> tuple[MessageUse, ...]:
-    """By role; see the module."""
+def message_uses(
+    job: JobShape, cores: Cores = OWN, *, cached: frozenset[int] = frozenset()
+) -> tuple[MessageUse, ...]:
+    """By role; see the module. `cached`: chunks that the switch sends again without the node."""
     extents = job.layout.extents
     units = range(len(job.layout.units))
     units_again = sum(job.pulls_twice(unit) for unit in units)
     again = sum(job.pulls_twice(extent.unit) for extent in extents)
     pushed = sum(extent.trainable for extent in extents)
     ends = ends_of_step(job.workers, job.update, cores, job.layout.extent_chunks)
+    again_cached = [e for e in extents if e.chunks[0] in cached and job.pulls_twice(e.unit)]
+    spared = ends["node"].pull * len(again_cached)
+    spared += ends["node"].request * len({extent.unit for extent in again_cached})
 
-    def use(role: str, count: int, each: Ends) -> MessageUse:
+    def use(role: str, count: int, each: Ends, spared: float = 0.0) -> MessageUse:
         forward = each.request * len(units) + each.pull * len(extents)
         backward = each.request * units_again + each.pull * again + each.push * pushed + each.step
+        backward -= spared
         return MessageUse(
             role=role, processes_count=count, forward_ends=round(forward),
             backward_ends=round(backward),
@@ -68,7 +74,9 @@ def message_uses(job: JobShape, cores: Cores = OWN) -> tuple[MessageUse, ...]:
     worker = use("worker", job.workers, ends["worker"])
     if not job.has_switch:
         return (worker, use("node", 1, ends["switch"]))
-    return (worker, use("switch", 1, ends["switch"]), use("node", 1, ends["node"]))
+    return (
+        worker, use("switch", 1, ends["switch"], spared), use("node", 1, ends["node"], spared)
+    )  # fmt: skip
 
 
 def pages_seconds(job: JobShape, kept: Kept, floors: Floors) -> float:
@@ -78,8 +86,10 @@ def pages_seconds(job: JobShape, kept: Kept, floors: Floors) -> float:
     updates = sum(extent.trainable for extent in extents)
     reads = pages_read = 0
     if not kept.places_bytes:
-        reads = sum(1 + job.pulls_twice(extent.unit) for extent in extents)
-        away = [chunk for chunk in chunks if chunk.index not in kept.resident]
+        read = [extent for extent in extents if extent.chunks[0] not in kept.cached]
+        reads = sum(1 + job.pulls_twice(extent.unit) for extent in read)
+        in_ram = kept.resident | kept.cached
+        away = [chunk for chunk in chunks if chunk.index not in in_ram]
         pages_read = sum(1 + job.pulls_twice(chunk.unit) for chunk in away)
     seconds = (HANDED_BY_UPDATE * updates + HANDED_BY_READ * reads) * floors.messages.handed_s
     if floors.disk and not job.is_in_ram:
@@ -92,7 +102,7 @@ def message_seconds(job: JobShape, kept: Kept, floors: Floors) -> tuple[float, f
     """Seconds of the forward's messages and of all others; None if they were not measured."""
     if floors.messages is None:
         return None
-    uses, end_s = message_uses(job), floors.messages.end_s
+    uses, end_s = message_uses(job, cached=kept.cached), floors.messages.end_s
     ends = sum(use.processes_count * use.ends for use in uses)
     busiest_s = max(use.ends for use in uses) * end_s
     all_s = ends * end_s + pages_seconds(job, kept, floors)

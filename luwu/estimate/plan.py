@@ -103,6 +103,8 @@ class Estimate:
     cores_count: int
     resident_pages_ratio: float
     weights_in_place: bool
+    cached_ratio: float
+    """Share of the weights that the switch caches."""
     floors: tuple[ResourceFloor, ...]
     step_seconds: float | None
     binding: str | None
@@ -148,6 +150,7 @@ class Estimate:
             "cores_count": self.cores_count,
             "resident_pages_ratio": self.resident_pages_ratio,
             "weights_in_place": self.weights_in_place,
+            "cached_ratio": self.cached_ratio,
             "floors": [asdict(floor) for floor in self.floors],
             "written_bytes_per_day": self.written_bytes_per_day,
             "endurance": {
@@ -180,7 +183,7 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
         parameters_count=job.parameters_count,
         disk=uses,
         links=link_uses(job, kept),
-        messages=message_uses(job),
+        messages=message_uses(job, cached=kept.cached),
         extent_chunks=job.layout.extent_chunks,
         memory=memory_uses(job, plan, kept),
         disk_space_bytes=disk_space(job, store, spilled_bytes),
@@ -188,6 +191,7 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
         cores_count=floors.cores_count,
         resident_pages_ratio=len(kept.resident) / store.page_count,
         weights_in_place=kept.places_bytes > 0,
+        cached_ratio=sum(job.layout.chunks[i].wire_bytes for i in kept.cached) / job.wire_bytes,
         floors=resources,
         step_seconds=step_s,
         binding=max(known, key=lambda name: known[name]) if known else None,

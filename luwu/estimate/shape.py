@@ -13,6 +13,7 @@ from switch_emu.node.places import places_bytes
 from switch_emu.node.plan import NodePlan, budget_for_pages
 from switch_emu.store import StoreConfig
 from switch_emu.store.tier import pages_that_fit
+from switch_emu.switch.core.weights_cache import chosen_extents
 from switch_emu.switch.plan import SwitchPlan, plan_switch
 
 ROOT = "root"
@@ -106,20 +107,31 @@ class Kept:
     resident: frozenset[int]
     """Pages that are never read from disk."""
     resident_bytes: int
+    cached: frozenset[int] = frozenset()
+    """Chunks whose weights the switch caches: the node sends them as it updates their pages."""
 
 
 def kept_in_ram(job: JobShape, plan: NodePlan, store: StoreConfig) -> Kept:
-    """How the node divides what its plan leaves for pages; it takes the first that fit."""
+    """How the node divides what its plan leaves for pages: it takes the first that fit; and what
+    the switch caches."""
     in_place = plan.in_place_bytes(
         places_bytes(job.layout) if job.transport == "shm" else 0,
         state_in_ram_bytes=2 * store.state_bytes if job.is_in_ram else 0,
     )
+    cached: frozenset[int] = frozenset()
+    if job.has_switch and not in_place:
+        extents = chosen_extents(job.layout, job.switch_plan.cache_bytes)
+        cached = frozenset(
+            chunk for extent in extents for chunk in job.layout.extents[extent].chunks
+        )
     if job.is_in_ram:
         pages = frozenset(range(store.page_count))
-        return Kept(places_bytes=in_place, resident=pages, resident_bytes=2 * store.state_bytes)
+        return Kept(places_bytes=in_place, resident=pages, resident_bytes=2 * store.state_bytes,
+                    cached=cached)  # fmt: skip
     kept = pages_that_fit(store, plan.resident_bytes - in_place)
     return Kept(
-        places_bytes=in_place, resident=frozenset(kept), resident_bytes=sum(kept.values())
+        places_bytes=in_place, resident=frozenset(kept), resident_bytes=sum(kept.values()),
+        cached=cached,
     )  # fmt: skip
 
 

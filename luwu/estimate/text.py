@@ -77,7 +77,8 @@ def estimate_text(found: Estimate, job: JobShape, plan: NodePlan, floors: Floors
         f"{job.update}, {job.tokens_per_step:,} tokens a step",
         *plan.lines(),
         f"of the pages {found.resident_pages_ratio:.0%} stay in RAM; weights are "
-        f"{'used in place' if found.weights_in_place else 'sent'}",
+        f"{'used in place' if found.weights_in_place else 'sent'}"
+        f"{f', {found.cached_ratio:.0%} by the switch alone' * (found.cached_ratio > 0)}",
         "",
         *_table([
             ("memory, each process", "processes", "at most", "label", ""),

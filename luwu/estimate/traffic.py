@@ -4,8 +4,8 @@ On disk, by parameter of 4 bytes, AdamW:
 
     use              read                     written
     updates          12, if not resident      12, resident or not: the store keeps two sides
-    pulls            4 a pull, if the page is neither resident nor its weights in shared memory,
-                     and the update did not hand them out on its way
+    pulls            4 a pull, if the page is neither resident nor its weights in shared memory
+                     or in the cache of the switch, and the update did not hand them out on its way
     spilled sums     4                        4, of what exceeds the plan's RAM for sums
     manifest                                  the page table twice, and four blocks
 
@@ -77,7 +77,7 @@ def page_traffic(job: JobShape, kept: Kept, store: StoreConfig) -> PageTraffic:
         if chunk.trainable:
             written += body
             read += 0 if is_resident else body
-        if is_resident or kept.places_bytes:
+        if is_resident or kept.places_bytes or chunk.index in kept.cached:
             continue
         forward += chunk.sum_bytes
         window += chunk.sum_bytes if chunk.unit < job.prefetch_units else 0
@@ -102,11 +102,15 @@ def spilled(job: JobShape, plan: NodePlan, *, waiting_ratio: float) -> DiskUse:
 
 
 def link_uses(job: JobShape, kept: Kept) -> tuple[LinkUse, ...]:
-    """Payload into and out of each process; weights used in place count as one pull a step."""
-    pulled = sum(
-        chunk.wire_bytes * (2 if job.pulls_twice(chunk.unit) and not kept.places_bytes else 1)
-        for chunk in job.layout.chunks
-    )
+    """Payload into and out of each process; weights used in place count as one pull a step.
+
+    What the switch caches leaves the node once a step; frozen weights are counted as if they did.
+    """
+    again = [chunk for chunk in job.layout.chunks if job.pulls_twice(chunk.unit)]
+    pulled = job.wire_bytes
+    if not kept.places_bytes:
+        pulled += sum(chunk.wire_bytes for chunk in again)
+    cached = sum(chunk.wire_bytes for chunk in again if chunk.index in kept.cached)
     pushed, sums = job.pushed_bytes, 4 * job.trainable_elems
     worker = LinkUse(role="worker", into_bytes=pulled, out_of_bytes=pushed)
     everyone = (job.workers * pushed, job.workers * pulled)
@@ -115,9 +119,10 @@ def link_uses(job: JobShape, kept: Kept) -> tuple[LinkUse, ...]:
     return (
         worker,
         LinkUse(
-            role="switch", into_bytes=everyone[0] + pulled, out_of_bytes=sums + everyone[1]
+            role="switch", into_bytes=everyone[0] + pulled - cached,
+            out_of_bytes=sums + everyone[1],
         ),
-        LinkUse(role="node", into_bytes=sums, out_of_bytes=pulled),
+        LinkUse(role="node", into_bytes=sums, out_of_bytes=pulled - cached),
     )  # fmt: skip
 
 
@@ -128,16 +133,18 @@ def memory_pass_bytes(job: JobShape) -> int:
 
 
 def copied_bytes(job: JobShape, kept: Kept) -> tuple[int, int]:
-    """Bytes that workers read and write in memory to copy weights, for forward and for backward.
+    """Bytes that are read and written in memory to copy weights, for forward and for backward.
 
-    In shared memory, where weights are not used in place: each worker copies what it pulled.
+    In shared memory, where weights are not used in place: each worker copies what it pulled, and
+    the switch what it caches.
     """
     if job.transport != "shm" or kept.places_bytes:
         return 0, 0
     chunks = job.layout.chunks
     forward = sum(chunk.wire_bytes for chunk in chunks)
+    cached = sum(chunk.wire_bytes for chunk in chunks if chunk.index in kept.cached)
     backward = sum(chunk.wire_bytes for chunk in chunks if job.pulls_twice(chunk.unit))
-    return 2 * job.workers * forward, 2 * job.workers * backward
+    return 2 * job.workers * forward + 2 * cached, 2 * job.workers * backward
 
 
 def use_document(use: DiskUse, parameters_count: int) -> dict[str, Any]:

@@ -298,6 +298,7 @@ def switch_spec(
         memory_budget_bytes=plan.budget_bytes,
         slot_bytes_max=plan.slots_bytes,
         copies_bytes_max=plan.copies_bytes,
+        cache_bytes_max=0 if only_forwards else plan.cache_bytes,
         push_window_bytes_max=plan.window_bytes,
         events=run.events(place.process),
         counters=run.counters(place.process),

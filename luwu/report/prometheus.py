@@ -42,6 +42,8 @@ HELP: Final = {
     "luwu_waited_total": "Contributions that waited for a slot.",
     "luwu_fallback_total": "Pulls of a chunk whose copy was gone, asked of the parent again.",
     "luwu_copies_bytes": "Bytes of weights that the switch keeps for ranks that will ask for them.",
+    "luwu_cached_total": "Pulls of an extent that the switch answered from its cache.",
+    "luwu_cache_bytes": "Bytes of weights in the switch's cache.",
     "luwu_slots": "Slots that hold a chunk now.",
     "luwu_slots_peak": "Most slots that held a chunk at once.",
     "luwu_slots_limit": "Slots that there are; each has two copies.",

@@ -10,7 +10,8 @@ k extents of each of W children:
     sums to the node  2 k, an arena of ours                with the slots
     copies, one sum   2 k                                  the rest
 
-The memory of nothing here follows that of the machine.
+What is left of the budget caches weights (`core/weights_cache.py`). The memory of nothing here
+follows that of the machine.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from luwu.base.limits import MIB
 from luwu.base.quantities import format_bytes
 
 BUDGET_AUTO_MAX: Final = 512 * MIB
-EXTENTS_AUTO: Final = 16
-"""Extents of every child that the default has room for: design note 0039."""
+EXTENTS_AUTO: Final = 8
+"""Extents of every child that gradients have room for: design note 0039."""
 EXTENTS_MIN: Final = 2
 """Extents of every child without which there is no plan: one is summed while the next comes, and a
 child that writes a third finds room in its arena."""
@@ -48,6 +49,8 @@ class SwitchPlan:
     """Credit of each child: what it may have under way."""
     copies_bytes: int
     """Weights kept for children that have not asked yet."""
+    cache_bytes: int
+    """Weights that pulls are answered with, at most."""
 
     def line(self) -> str:
         """The plan as text."""
@@ -55,6 +58,7 @@ class SwitchPlan:
             f"slots{' in the arenas of workers' * (self.arena_bytes > 0)}": self.slots_bytes,
             "sums": self.arena_bytes,
             "copies of weights": self.copies_bytes,
+            "cached weights": self.cache_bytes,
         }
         text = ", ".join(f"{name} {format_bytes(count)}" for name, count in uses.items() if count)
         return f"memory budget of a switch {format_bytes(self.budget_bytes)}: {text}"
@@ -64,21 +68,21 @@ def plan_switch(
     *, budget_bytes: int | None, child_count: int, extent_bytes: int, in_arenas: bool,
     slots_bytes: int = 0,
 ) -> SwitchPlan:  # fmt: skip
-    """Divide the budget; None: the default.
+    """Divide the budget; None: 512 MiB, or what fixed slots or `EXTENTS_MIN` extents need.
 
-    The default has room for `EXTENTS_AUTO` extents of every child, of `EXTENT_BYTES_MIN` at least,
-    up to 512 MiB but for `EXTENTS_MIN` of each, or for `slots_bytes` of fixed slots. Raises
-    ConfigError, with the least that would do, if there is no room for `EXTENTS_MIN` of each.
+    Gradients take what `EXTENTS_AUTO` extents of every child need, of `EXTENT_BYTES_MIN` at least,
+    and the cache what is left. `slots_bytes`: of fixed slots, beside which nothing is cached.
+    Raises ConfigError, with the least that would do, if there is no room for `EXTENTS_MIN` of each.
     """
     least_slots = EXTENTS_MIN * child_count * extent_bytes
     least = _budget_for(least_slots, child_count, extent_bytes, in_arenas=in_arenas)
-    if budget_bytes is None:
-        many = EXTENTS_AUTO * child_count * max(extent_bytes, EXTENT_BYTES_MIN)
-        budget_bytes = min(
-            BUDGET_AUTO_MAX, _budget_for(many, child_count, extent_bytes, in_arenas=in_arenas)
-        )
+    many = EXTENTS_AUTO * child_count * max(extent_bytes, EXTENT_BYTES_MIN)
+    enough = _budget_for(many, child_count, extent_bytes, in_arenas=in_arenas)
+    if slots_bytes:
         fixed = _budget_for(slots_bytes, child_count, extent_bytes, in_arenas=in_arenas)
-        budget_bytes = max(budget_bytes, least, fixed if slots_bytes else 0)
+        enough = max(min(BUDGET_AUTO_MAX, enough), fixed)
+    if budget_bytes is None:
+        budget_bytes = max(least, enough if slots_bytes else BUDGET_AUTO_MAX)
     if budget_bytes < least:
         raise ConfigError(
             f"switch_memory_budget: {format_bytes(budget_bytes)} is too small for {EXTENTS_MIN} "
@@ -86,21 +90,23 @@ def plan_switch(
             f"least {-(-least // 1024)}KiB, or a smaller --extent or --chunk",
             code="E205",
         )
+    cache_bytes = 0 if slots_bytes else max(0, budget_bytes - enough)
+    gradients_bytes = budget_bytes - cache_bytes
     if in_arenas:
-        arena_bytes = 2 * budget_bytes // (child_count + 4) // _PAGE_BYTES * _PAGE_BYTES
+        arena_bytes = 2 * gradients_bytes // (child_count + 4) // _PAGE_BYTES * _PAGE_BYTES
         slots_bytes = arena_bytes // 2 * child_count
         window_bytes = max(extent_bytes, arena_bytes // 8)
-        copies_bytes = budget_bytes - slots_bytes - arena_bytes
+        copies_bytes = gradients_bytes - slots_bytes - arena_bytes
     else:
         arena_bytes = 0
-        window_bytes = budget_bytes // (2 * child_count + 2)
+        window_bytes = gradients_bytes // (2 * child_count + 2)
         window_bytes = max(extent_bytes, min(_WINDOW_BYTES_MAX, window_bytes))
-        rest = budget_bytes - child_count * window_bytes - extent_bytes  # a sum that is made
+        rest = gradients_bytes - child_count * window_bytes - extent_bytes  # a sum that is made
         slots_bytes = rest * child_count // (child_count + 1)
         copies_bytes = rest - slots_bytes
     return SwitchPlan(
         budget_bytes=budget_bytes, arena_bytes=arena_bytes, slots_bytes=slots_bytes,
-        window_bytes=window_bytes, copies_bytes=copies_bytes,
+        window_bytes=window_bytes, copies_bytes=copies_bytes, cache_bytes=cache_bytes,
     )  # fmt: skip
 
 

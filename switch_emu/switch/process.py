@@ -55,6 +55,7 @@ class SwitchSpec(RoleSpec):
     """The budget of which these are parts (`plan.py`), for the report."""
     slot_bytes_max: int = POOL_BYTES_DEFAULT
     copies_bytes_max: int = POOL_BYTES_DEFAULT
+    cache_bytes_max: int = 0
     push_window_bytes_max: int = 16 * MIB
     """Credit of each child."""
     link_roles: tuple[str, ...] = ("worker",)
@@ -133,7 +134,7 @@ def serve_switch(
 def _open(spec: SwitchSpec) -> Transport:
     return open_transport(
         *spec.endpoints,
-        arena_bytes=spec.arena_bytes,
+        arena_bytes=spec.arena_bytes + spec.cache_bytes_max * (spec.arena_bytes > 0),
         insecure=spec.insecure,
         security=open_security(spec.keys, spec.key_name, *spec.lets_in),
         stripes=spec.stripes,
@@ -187,7 +188,7 @@ def _limits(spec: SwitchSpec) -> SwitchLimits:
     limits = replace(
         limits, push_window_bytes=window_bytes, only_forwards=spec.only_forwards,
         extent_chunks=spec.extent_chunks, patience_ns=patience_ns(spec.drop_after_s),
-        slots_are_awaited=spec.drop_after_s is None,
+        cache_bytes_max=spec.cache_bytes_max, slots_are_awaited=spec.drop_after_s is None,
     )  # fmt: skip
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=len(spec.children),

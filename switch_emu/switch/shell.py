@@ -21,7 +21,7 @@ from switch_emu.process.counting import CountersFile, Counts, SlotCounts
 from switch_emu.process.loop import Shell
 from switch_emu.process.payload import Buffers, Payload, Unsummed
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.core.actions import Sum
+from switch_emu.switch.core.actions import Cache, Sum
 
 
 def unsummed(action: Sum) -> Unsummed:
@@ -126,7 +126,26 @@ class SwitchShell(Shell):
         return () if peer in self._parents else self.core.lost(now_ns, peer)
 
     def do_own(self, action: Any) -> None:
-        assert isinstance(action, Sum), action
+        match action:
+            case Sum():
+                self._sum(action)
+            case Cache():
+                self._cache(action)
+            case _:
+                raise AssertionError(f"unknown action {action}")
+
+    def _cache(self, action: Cache) -> None:
+        payload = action.payload
+        assert isinstance(payload, Payload)
+        nbytes = payload.nbytes
+        if payload.is_shared:  # the node has other uses for its memory
+            memory, cached = self._buffers.take(nbytes)
+            memory[:] = payload.view()
+        else:
+            cached = payload.share()
+        self.do(self.core.cached(SYSTEM_CLOCK.now_ns(), action, cached, nbytes))
+
+    def _sum(self, action: Sum) -> None:
         failpoint("switch.before_sum")
         start_ns = SYSTEM_CLOCK.now_ns()
         if is_encoded(action):

@@ -70,7 +70,8 @@ def run_on_hosts(directory: Path, workers: int, *flags: str, arms: str = "luwu")
 @pytest.mark.parametrize("workers", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_one_gradient_leaves_a_host(workers: int, tmp_path: Path) -> None:
     """Criterion d. Goal: a leaf switch per host sums its workers over shared memory: what leaves a
-    host is one gradient, whatever the number of its workers; kernel counters agree within 3 %."""
+    host is one gradient, whatever the number of its workers, and weights reach it once a step,
+    however often they are pulled; kernel counters agree within 3 %."""
     done = run_on_hosts(tmp_path, workers)
     gradient = 4 * done.document["job"]["parameters"]
     switches = {each["name"]: each["network_bytes"] for each in done.arm()["switches"]}
@@ -78,7 +79,9 @@ def test_one_gradient_leaves_a_host(workers: int, tmp_path: Path) -> None:
     for host in ("host-0", "host-1"):
         assert switches[host]["pushed_to_parent"] == 6 * gradient
         assert switches[host]["pushed_by_children"] == workers // 2 * 6 * gradient
-        assert switches[host]["to_children"] == workers // 2 * switches[host]["from_parent"]
+        pulled = switches[host]["to_children"] / (workers // 2)
+        assert pulled > 9 * gradient, "for forward and for backward, but for the root"
+        assert 6 * gradient <= switches[host]["from_parent"] <= 7 * gradient
     check_counts(done)
     assert done.arm()["host_links_bound_step_seconds"] > gradient / 125e6
     assert until_empty(veths) == []

@@ -418,7 +418,9 @@ class Simulation(Cluster):
 def _held_bytes(process: Process) -> int:
     """Bytes of payload that a process holds, but for a switch's copies of weights."""
     if isinstance(process, Switch):
-        return process.account.bytes_now - process.core.counts()["copies_bytes_now"]
-    if isinstance(process, NodeOfWorkers):
-        return process.account.bytes_now - process.pair.switch.counts()["copies_bytes_now"]
-    return process.account.bytes_now
+        counts = process.core.counts()
+    elif isinstance(process, NodeOfWorkers):
+        counts = process.pair.switch.counts()
+    else:
+        return process.account.bytes_now
+    return process.account.bytes_now - counts["copies_bytes_now"] - counts["cache_bytes_now"]

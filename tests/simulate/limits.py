@@ -41,7 +41,10 @@ def _switch_bytes(job: Job, children: int) -> int:
         slots = COPIES * limits.slots.slot_count * limits.slots.slot_bytes * children
     # Every child may have a window, or one extent, under way; so may the switch.
     windows = (children + 1) * max(limits.push_window_bytes, extent_bytes)
-    return slots + limits.copies_bytes_max + COPIES * windows + COPIES * extent_bytes
+    weights = limits.copies_bytes_max + limits.cache_bytes_max
+    if limits.cache_bytes_max:  # what is copied to the cache while newer weights come
+        weights += sum(chunk.sum_bytes for chunk in job.layout.chunks)
+    return slots + weights + COPIES * windows + COPIES * extent_bytes
 
 
 def _node_bytes(job: Job, extent_bytes: int) -> int:

@@ -23,7 +23,7 @@ from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as node_actions
 from switch_emu.node.extent_pages import PageGroup, extent_pages
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.core.actions import Sum
+from switch_emu.switch.core.actions import Cache, Sum
 from tests.simulate.device import ProcessEnded
 from tests.simulate.disk import Disk, DiskFailed
 from tests.simulate.job import JOB, Job, apply_update, mask_of
@@ -106,6 +106,13 @@ class Switch(Process):
                 case Sum():
                     values = [p.read().copy() for p in action.payloads]  # type: ignore[attr-defined]
                     self.later(lambda action=action, values=values: self._sum(action, values))
+                case Cache():
+                    copied = action.payload.read().copy()  # type: ignore[attr-defined]
+                    self.later(lambda action=action, copied=copied: self._cache(action, copied))
+
+    def _cache(self, action: Cache, copied: Any) -> None:
+        payload = Payload(copied, self.account)
+        self._do(self.core.cached(self._world.now_ns, action, payload, copied.nbytes))
 
     def _sum(self, action: Sum, values: list[Any]) -> None:
         total = added_up(self.core, action, values)

@@ -32,6 +32,8 @@ GOING_BACK_RATIO = 0.05
 """Share of histories whose state comes back older."""
 EXTENTS_RATIO = 0.75
 """Share of histories with extents, of those that may have any: of all, about half."""
+CACHE_RATIO = 0.5
+"""Share of histories whose switches cache weights, of those that have switches of their own."""
 FINISH_MS = 60_000
 """Virtual time that the second phase may take (O4)."""
 
@@ -55,6 +57,8 @@ class Options:
     keeps: bool = False
     slot_bytes_max: int = 500_000
     copies_bytes_max: int = 500_000
+    cache_bytes_max: int = 0
+    """Weights that switches answer pulls with."""
     sum_bytes_max: int = 500_000
     """Of gradients in the RAM of a node: what is beyond is spilled."""
     slot_count: int | None = None
@@ -100,6 +104,7 @@ class Options:
             keeps=self.keeps,
             switch_limits=SwitchLimits(
                 slot_bytes_max=self.slot_bytes_max, copies_bytes_max=self.copies_bytes_max,
+                cache_bytes_max=self.cache_bytes_max,
                 push_window_bytes=60_000,
                 patience_ns=PATIENCE_MS * 1_000_000 if self.drops else None,
                 slots_are_awaited=not self.drops,
@@ -160,7 +165,8 @@ def make_history(seed: int, slot_count: int | None = None, *, own_switch: bool =
         options = replace(options, redoes=random.random() < 0.5)
         back = f.GoBack(at_ms=_when(random) // CALM_IS_FASTER, for_ms=_long(random))
         faults = tuple(sorted((*faults, back), key=lambda fault: fault.at_ms))
-    options = _with_extents(Random(derive(seed, "extents")), options)  # as is this one
+    options = _with_extents(Random(derive(seed, "extents")), options)  # as are these two
+    options = _with_cache(Random(derive(seed, "cache")), options)
     return History(seed, options, faults)
 
 
@@ -171,6 +177,13 @@ def _with_extents(random: Random, options: Options) -> Options:
     # With several nodes, an extent's chunks are so many apart.
     rows = random.choice((70, 150, 260)) if options.node_count == 1 else random.choice((150, 260))
     return replace(options, extent_chunks=random.choice((2, 3, 4, 100)), rows=rows)
+
+
+def _with_cache(random: Random, options: Options) -> Options:
+    """Switches cache all weights, or some; or none, as with `--no-switch`."""
+    if options.own_switch or random.random() >= CACHE_RATIO:
+        return options
+    return replace(options, cache_bytes_max=random.choice((40_000, 150_000, 1_000_000)))
 
 
 def make_options(random: Random) -> Options:

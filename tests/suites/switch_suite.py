@@ -24,7 +24,7 @@ from luwu.wire import messages as wire
 from luwu.wire.description import Description
 from luwu.wire.kinds import Role, Verb
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.core.actions import Sum, SwitchLimits
+from switch_emu.switch.core.actions import Cache, Sum, SwitchLimits
 from switch_emu.switch.core.fixed_slots import PoolRange
 from tests.simulate.chaos import ROUGH, run_chaos
 from tests.simulate.cluster import Cluster
@@ -161,6 +161,10 @@ class Bench:
                     sum_in_order([v.data for v in values], action.dtypes, total)
                     made = Payload(total)
                     self._do(self.core.summed(self.now_ns, action, made, total.nbytes))
+                case Cache():
+                    copied = action.payload.read().copy()  # type: ignore[attr-defined]
+                    made = Payload(copied)
+                    self._do(self.core.cached(self.now_ns, action, made, copied.nbytes))
 
     def tick(self, later_ns: int) -> None:
         self.now_ns += later_ns

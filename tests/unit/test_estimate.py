@@ -50,14 +50,18 @@ FLOORS = Floors(
 )  # fmt: skip
 
 
-def job(**changes: object) -> JobShape:
+def job(*, cache_bytes: int = 0, **changes: object) -> JobShape:
+    """A job, whose switch caches so many bytes of weights."""
     values: dict[str, object] = {
         "layout": layout_of_units([8 * ELEMS] * UNITS, chunk_bytes=CHUNK),
         "workers": 2,
         "transport": "ipc",
         "tokens_per_step": 64,
     }
-    return JobShape(**{**values, **changes})  # type: ignore[arg-type]
+    shape = JobShape(**{**values, **changes})  # type: ignore[arg-type]
+    return dataclasses.replace(
+        shape, switch=dataclasses.replace(shape.switch_plan, cache_bytes=cache_bytes)
+    )
 
 
 def floor_seconds(found: Estimate, name: str) -> float | None:
@@ -113,6 +117,38 @@ def test_resident_pages_are_written_and_never_read() -> None:
     assert half.resident_pages_ratio == 0.5
     assert use(half, "updates") == (6, 12)
     assert use(half, "pulls for backward") == (2, 0)
+
+
+def test_weights_that_the_switch_caches_are_read_once() -> None:
+    """Goal: of what is cached only updates read, and it leaves the node once. Method: by hand; all
+    of the weights, then half of them: the last two units, beside pages of the first that stay."""
+    every = estimate(job(cache_bytes=4 * P, prefetch_units=0), plan(), FLOORS)
+    assert every.cached_ratio == 1
+    assert use(every, "updates") == (12, 12)
+    assert use(every, "pulls for forward") == use(every, "pulls for backward") == (0, 0)
+    assert {each.role: (each.into_bytes, each.out_of_bytes) for each in every.links} == {
+        "worker": (8 * P, 4 * P),
+        "switch": (2 * 4 * P + 4 * P, 4 * P + 2 * 8 * P),
+        "node": (4 * P, 4 * P),
+    }
+    shape = job(cache_bytes=2 * P, prefetch_units=0)
+    half = estimate(shape, plan(resident_bytes=8 * (12 * ELEMS + 64)), FLOORS)
+    assert half.cached_ratio == 0.5
+    assert use(half, "pulls for forward") == (1, 0), "the second unit alone"
+    assert use(half, "pulls for backward") == (1, 0)
+    assert "weights are sent, 50% by the switch alone" in estimate_text(half, shape, plan(), FLOORS)
+    ends = {each.role: each.ends for each in every.messages}
+    without = {each.role: each.ends for each in estimate(job(), plan(), FLOORS).messages}
+    spared = 32 + 4  # the weights of 32 chunks, and the requests of 4 units
+    assert ends == {
+        "worker": without["worker"],
+        "switch": without["switch"] - spared,
+        "node": without["node"] - spared,
+    }
+    shared = job(cache_bytes=4 * P, transport="shm")
+    in_place = estimate(shared, plan(resident_bytes=16 * P), FLOORS)
+    assert in_place.weights_in_place
+    assert in_place.cached_ratio == 0
 
 
 def test_a_state_in_ram_has_no_disk() -> None:

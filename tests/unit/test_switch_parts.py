@@ -27,6 +27,7 @@ from switch_emu.switch.core.switch import (
     OF_ANYONE,
     RECEIPTS,
 )
+from switch_emu.switch.core.weights_down import WeightsDown
 from tests.unit.switch_parts import DESCRIPTION, LEFT, RIGHT, Handed, line, message
 
 BETWEEN_NODES = {wire.Measured, wire.Prepared, wire.Resolved}
@@ -170,8 +171,9 @@ def test_contributions_meet_in_a_slot_and_one_sum_goes_up() -> None:
     of the sum, a repetition, and the end of it when the parent has it."""
     handed = Handed()
     raw = RawUp(handed.outbox, handed.uplink)
+    weights = WeightsDown(handed.outbox, handed.children, handed.uplink, handed.limits)
     part = Aggregation(
-        handed.outbox, handed.children, handed.uplink, handed.attempts, raw, handed.limits
+        handed.outbox, handed.children, handed.uplink, handed.attempts, weights, raw, handed.limits
     )
     given = {"chunk": 7, "dtype": "float32", "last": True, "weight": 1.0}
     left, right = (message(wire.Push, contributors=each, **given) for each in (LEFT, RIGHT))
@@ -199,8 +201,9 @@ def test_a_chunk_that_finds_no_slot_goes_up_raw() -> None:
     """S5. Goal: with no room every contribution goes up singly, and none is summed here."""
     handed = Handed(slot_bytes_max=0)
     raw = RawUp(handed.outbox, handed.uplink)
+    weights = WeightsDown(handed.outbox, handed.children, handed.uplink, handed.limits)
     part = Aggregation(
-        handed.outbox, handed.children, handed.uplink, handed.attempts, raw, handed.limits
+        handed.outbox, handed.children, handed.uplink, handed.attempts, weights, raw, handed.limits
     )
     for child in (handed.left, handed.right):
         push = message(wire.Push, chunk=7, dtype="float32", contributors=child.ranks)

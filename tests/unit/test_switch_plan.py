@@ -43,7 +43,7 @@ def check(found: SwitchPlan, children: int, extent: int, in_arenas: bool) -> Non
     assert found.slots_bytes >= 2 * children * extent, found
     assert found.window_bytes >= extent, found
     assert found.copies_bytes >= extent, found
-    spent = found.slots_bytes + found.copies_bytes
+    spent = found.slots_bytes + found.copies_bytes + found.cache_bytes
     if in_arenas:
         spent += found.arena_bytes
         limits = SwitchLimits.in_arenas(found.arena_bytes, children, extent)
@@ -82,17 +82,18 @@ def test_a_refusal_names_a_budget_that_works(extent: int, children: int, in_aren
 @every_job
 @every_extent
 def test_the_default_follows_the_job_alone(extent: int, children: int, in_arenas: bool) -> None:
-    """I5. Goal: so many extents of every child, of 1 MiB at least, up to 512 MiB, but two of each
-    in any case."""
+    """I5. Goal: 512 MiB, but two extents of every child in any case; gradients have so many
+    extents of every child, of 4 MiB at least, and what they leave is a cache of weights."""
     found = plan(None, children, extent, in_arenas)
     check(found, children, extent, in_arenas)
+    assert found.budget_bytes == max(BUDGET_AUTO_MAX, plan_least(children, extent, in_arenas))
     many = EXTENTS_AUTO * children * max(extent, EXTENT_BYTES_MIN)
     if found.slots_bytes < many:
-        least = plan_least(children, extent, in_arenas)
-        assert found.budget_bytes == max(BUDGET_AUTO_MAX, least)
+        assert found.cache_bytes == 0
     else:
-        assert found.budget_bytes <= BUDGET_AUTO_MAX
         assert found.slots_bytes <= many * 9 // 8  # arenas are whole pages, windows a share
+        more = plan(found.budget_bytes + MIB, children, extent, in_arenas)
+        assert more.cache_bytes == found.cache_bytes + MIB
 
 
 def plan_least(children: int, extent: int, in_arenas: bool) -> int:
@@ -112,6 +113,7 @@ def test_fixed_slots_have_room(slots: int | None, in_arenas: bool) -> None:
     given = RunConfig(fidelity="protocol", slots=slots, switch_memory_budget=MIB)
     kept = switch_plan(given, child_count=2, extent_bytes=64 * KIB, in_arenas=in_arenas)
     assert kept.budget_bytes == MIB
+    assert found.cache_bytes == kept.cache_bytes == 0, "it emulates a switch without a cache"
 
 
 def test_a_machine_without_so_much_memory_is_told_of() -> None:
@@ -123,7 +125,7 @@ def test_a_machine_without_so_much_memory_is_told_of() -> None:
 
 def test_the_process_is_told_its_part(tmp_path: Path) -> None:
     """Goal: what the option asks for is what the switch's process is started with."""
-    config = RunConfig(switch_memory_budget=3 * MIB)
+    config = RunConfig(switch_memory_budget=BUDGET_AUTO_MAX)
     tree = one_switch(2)
     told = switch_spec(
         config, RunDirectory.create(tmp_path / "run"),
@@ -131,8 +133,9 @@ def test_the_process_is_told_its_part(tmp_path: Path) -> None:
         SwitchEnds(listen="tcp://127.0.0.1:0", parent="tcp://127.0.0.1:9"),
         tree=tree, place=tree.root,
     )  # fmt: skip
-    expected = plan(3 * MIB, 2, 256 * KIB, False)
-    assert told["memory_budget_bytes"] == 3 * MIB
+    expected = plan(BUDGET_AUTO_MAX, 2, 256 * KIB, False)
+    assert told["memory_budget_bytes"] == BUDGET_AUTO_MAX
+    assert told["cache_bytes_max"] == expected.cache_bytes > 0
     assert told["slot_bytes_max"] == expected.slots_bytes
     assert told["copies_bytes_max"] == expected.copies_bytes
     assert told["push_window_bytes_max"] == expected.window_bytes

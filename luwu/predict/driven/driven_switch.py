@@ -17,23 +17,24 @@ from luwu.predict.driven.links import Token
 from luwu.predict.events.engines import Process
 from luwu.protocol.actions import Drop, Note, Send
 from luwu.wire.messages import Message
-from switch_emu.switch.core.actions import Sum, SwitchLimits
+from switch_emu.switch.core.actions import Cache, Sum, SwitchLimits
 
-Summing = Callable[[Sum, Token], Process]
+Working = Callable[[Sum | Cache], Process]
 """The time that a sum takes, given its action and the payload that comes of it."""
 
 
 class DrivenSwitch:
     """One switch between so many workers and their node.
 
-    `send` puts a message on its way to a peer; `add` takes the time of a sum (None: no time).
+    `send` puts a message on its way to a peer; `work` takes the time of a sum, or of a copy to the
+    cache (None: no time).
     """
 
     def __init__(
         self, env: simpy.Environment, *, workers: int, send: Callable[[str, Message, Any], None],
-        limits: SwitchLimits | None = None, add: Summing | None = None, cores: Cores = OWN,
+        limits: SwitchLimits | None = None, work: Working | None = None, cores: Cores = OWN,
     ) -> None:  # fmt: skip
-        self._env, self._send, self._add = env, send, add
+        self._env, self._send, self._work = env, send, work
         self.core = cores.switch(
             job=JOB, incarnation=1, children=[1 << rank for rank in range(workers)], limits=limits,
             retry=NEVER,
@@ -55,21 +56,32 @@ class DrivenSwitch:
                         self._send(peer, message, payload)
                 case Drop(payload):
                     payload.drop()  # type: ignore[attr-defined]
-                case Sum():
-                    total = sum_of(action)
-                    if self._add is None:
-                        self._do(self.core.summed(self._now_ns, action, total, total.nbytes))
+                case Sum() | Cache():
+                    made = made_by(action)
+                    if self._work is None:
+                        self._made(action, made)
                     else:
-                        self._env.process(self._sum(action, total))
+                        self._env.process(self._make(self._work(action), action, made))
                 case Note():
                     pass
                 case _:
                     raise AssertionError(f"nothing goes wrong here, but the core asks for {action}")
 
-    def _sum(self, action: Sum, total: Token) -> Process:
-        assert self._add is not None
-        yield from self._add(action, total)
-        self._do(self.core.summed(self._now_ns, action, total, total.nbytes))
+    def _make(self, work: Process, action: Sum | Cache, made: Token) -> Process:
+        yield from work
+        self._made(action, made)
+
+    def _made(self, action: Sum | Cache, made: Token) -> None:
+        answer = self.core.summed if isinstance(action, Sum) else self.core.cached
+        self._do(answer(self._now_ns, action, made, made.nbytes))  # type: ignore[arg-type]
+
+
+def made_by(action: Sum | Cache) -> Token:
+    """The payload of a sum, or of cached weights."""
+    if isinstance(action, Sum):
+        return sum_of(action)
+    assert isinstance(action.payload, Token)
+    return action.payload.copy()
 
 
 def sum_of(action: Sum) -> Token:

@@ -44,7 +44,7 @@ from luwu.wire.description import Description
 from luwu.wire.hyper import hyper_hash
 from luwu.wire.messages import Message
 from switch_emu.node.core import actions as do
-from switch_emu.switch.core.actions import Sum, SwitchLimits
+from switch_emu.switch.core.actions import Cache, Sum, SwitchLimits
 
 Use: TypeAlias = tuple[int, int, int]
 """(step, forward 0 or backward 1, unit)"""
@@ -109,10 +109,12 @@ class _World:
         self.workers = [_Worker(self, rank) for rank in range(job.workers)]
         self._by_name = {worker_name(worker.rank): worker for worker in self.workers}
         self._switch = DrivenSwitch(
-            self.env, workers=job.workers, send=self._send_from_switch, add=self._add, cores=cores,
+            self.env, workers=job.workers, send=self._send_from_switch, work=self._switch_work,
+            cores=cores,
             limits=SwitchLimits(
                 slot_bytes_max=ROOM_BYTES, copies_bytes_max=ROOM_BYTES,
                 push_window_bytes=ROOM_BYTES, extent_chunks=job.extent_chunks,
+                cache_bytes_max=job.cache_bytes,
             ),
         )  # fmt: skip
         work = _MachineWork(self, self._node_ends.messages)
@@ -186,9 +188,13 @@ class _World:
         ]
         _in_turn(stages, lambda: arrived(message, token, nbytes))
 
-    def _add(self, action: Sum, total: Token) -> Process:
-        nbytes = sum(payload.cost_bytes for payload in action.payloads)  # type: ignore[attr-defined]
-        yield self._switch_ends.messages.do("sums", nbytes * self.floors.sum_s_per_byte)
+    def _switch_work(self, action: Sum | Cache) -> Process:
+        if isinstance(action, Sum):
+            terms, kind, s_per_byte = action.payloads, "sums", self.floors.sum_s_per_byte
+        else:
+            terms, kind, s_per_byte = (action.payload,), "copies", self.floors.weights_s_per_byte
+        nbytes = sum(payload.cost_bytes for payload in terms)  # type: ignore[attr-defined]
+        yield self._switch_ends.messages.do(kind, nbytes * s_per_byte)
 
 
 def _in_turn(stages: list[tuple[Thread, str, float]], then: Callable[[], None]) -> None:

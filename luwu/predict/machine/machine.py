@@ -12,6 +12,8 @@ needed. No run is looked at. With W workers, an extent of b bytes:
                  out, a thread reads b, each page from disk if it is not in memory, and a hand-over;
                  an end; wire b;  switch: 1 + W ends;  wire W b; each worker: an end, and b copied,
                  unless weights are used where they lie
+         Of extents that the switch caches, the node is asked once a step, before the update, which
+         hands the weights out; the switch copies b, and has W ends of all other pulls
     X8  wire     seconds of the sender's and of the receiver's link thread, by byte; none where
                  memory is shared
     X9  compute  units forward in order, then backward, by one thread of a worker
@@ -105,6 +107,8 @@ class MachineJob:
     out_of_core: bool = False
     resident: tuple[tuple[bool, ...], ...] = ()
     """Pages that stay in memory, by unit and chunk; () where all do."""
+    cache_bytes: int = 0
+    """Weights that the switch answers pulls with, at most."""
     updates_count: int = 4
     """Threads of the node for updates, and for reads of weights."""
     reads_count: int = 2

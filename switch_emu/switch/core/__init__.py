@@ -21,6 +21,7 @@
     lateness.py          who is late with a step
     agreement.py         what is agreed on about a chunk before and after it is pushed
     weights_down.py      one pull to the parent, one copy of the weights to each child
+    weights_cache.py     weights that all pulls of a step but the first are answered with
     initial_weights.py   before step 0, up
     attachments.py       what a worker wants beside a version of the state, up
 

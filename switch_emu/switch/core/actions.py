@@ -23,7 +23,22 @@ class Sum:
     dtypes: tuple[str, ...]
 
 
-Action = Send | Drop | Note | Sum
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Copy the weights of an extent for a step to memory of ours; answer with `SwitchCore.cached`.
+
+    The payload may be dropped by any later action: copy before the next one is looked at.
+    """
+
+    extent: int
+    step: int
+    part: int
+    attempt: int
+    dtype: str
+    payload: Payload
+
+
+Action = Send | Drop | Note | Sum | Cache
 
 
 def patience_ns(seconds: float | None) -> int | None:
@@ -38,6 +53,8 @@ class SwitchLimits:
     slot_bytes_max: int = 256 * 1024 * 1024
     copies_bytes_max: int = 256 * 1024 * 1024
     """Weights kept for children that have not asked yet."""
+    cache_bytes_max: int = 0
+    """Weights that pulls are answered with (`weights_cache.py`)."""
     push_window_bytes: int = 16 * 1024 * 1024
     """Credit of each child."""
     extent_chunks: int = 1

@@ -41,6 +41,7 @@ from switch_emu.switch.core.pool import make_pool
 from switch_emu.switch.core.raw_up import RawUp, push_up
 from switch_emu.switch.core.slots import Slot, SlotKey
 from switch_emu.switch.core.waiting import Held, Waiting
+from switch_emu.switch.core.weights_down import WeightsDown
 
 
 class Aggregation:
@@ -48,11 +49,11 @@ class Aggregation:
 
     def __init__(
         self, outbox: Outbox, children: Children, uplink: Uplink, attempts: Attempts,
-        raw: RawUp, limits: SwitchLimits,
+        weights: WeightsDown, raw: RawUp, limits: SwitchLimits,
     ) -> None:  # fmt: skip
         self._outbox, self._uplink, self._attempts = outbox, uplink, attempts
         self._members = children.members
-        self._raw = raw
+        self._weights, self._raw = weights, raw
         self._only_forwards = limits.only_forwards
         child_count = len(self._members.children)
         self.pool = make_pool(limits, ranks=self._members.ranks, child_count=child_count)
@@ -80,6 +81,7 @@ class Aggregation:
             self._answer_repetition(child.peer, contribution, receipt)
         else:
             self.pool.passes(key, child.ranks)
+            self._weights.pushed(m.step, m.chunk)
             held = Held(child.peer, contribution, receipt)
             if m.raw or self._only_forwards or key in self._raw:
                 self._go_raw(key, held)

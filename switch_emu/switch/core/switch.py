@@ -7,7 +7,7 @@ needs to know which. Pure: an event and a time in, actions out.
     Hello               notes it; all in: sends one Hello to the parent   Welcome | Refuse
     Load                sends each chunk to the parent once               Received
     Push                fills a slot; full: Sum, then one Push up         Received
-    Pull                sends the copy it has, or asks the parent once    Weights
+    Pull                sends what it has, or asks the parent once        Weights
     Begin               waits for all, compares, sends one                Received
     Commit              waits for all, compares, sends one                Verdict, then Decided
     Propose             waits for all, combines, sends one                Agreed
@@ -41,7 +41,7 @@ from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
 from luwu.wire.description import parse_description
 from luwu.wire.kinds import PayloadRule, Role, Verb
-from switch_emu.switch.core.actions import Action, Sum, SwitchLimits
+from switch_emu.switch.core.actions import Action, Cache, Sum, SwitchLimits
 from switch_emu.switch.core.aggregation import Aggregation
 from switch_emu.switch.core.agreement import Agreement
 from switch_emu.switch.core.attachments import Attachments
@@ -144,7 +144,7 @@ class SwitchCore:
         self.initial_weights = InitialWeights(out, self.children, up)
         self.attachments = Attachments(out, self.children, up)
         self.aggregation = Aggregation(
-            out, self.children, up, self.attempts, self.raw_up, limits
+            out, self.children, up, self.attempts, self.weights_down, self.raw_up, limits
         )  # fmt: skip
         self._parts = (
             self.attempts, self.begin_commit, self.agreement, self.weights_down, self.raw_up,
@@ -186,6 +186,14 @@ class SwitchCore:
         """The sum that `done` asked for."""
         self.outbox.now_ns = now_ns
         self.aggregation.summed(done, payload, payload_bytes)
+        return self._take()
+
+    def cached(
+        self, now_ns: int, done: Cache, payload: Payload, payload_bytes: int
+    ) -> list[Action]:  # fmt: skip
+        """The copy that `done` asked for."""
+        self.outbox.now_ns = now_ns
+        self.weights_down.cached(done, payload, payload_bytes)
         return self._take()
 
     def reconnected(self, now_ns: int, parents: Sequence[int] = (0,)) -> list[Action]:
@@ -312,6 +320,7 @@ class SwitchCore:
             job = parse_description(self.children.members.description, self.limits.extent_chunks)
             self._form = PushForm(job.layout, self.aggregator)
             self.pool.learn(job)
+            self.weights_down.cache.learn(job)
             self.parents.learn(job.layout)
         skip = m.skip(self.outbox.attempt, self.outbox.generation)
         if skip is not None and self.membership.joined:
@@ -339,6 +348,8 @@ class SwitchCore:
             if cancel is not None:  # a skip gives up less than was asked for
                 self.attempts.cancel(cancel.text, lost=cancel.lost)
         self.begin_commit.judged(m)
+        if m.applied:
+            self.weights_down.applied(m.step)
 
     def _decided(self, m: wire.Decided) -> None:
         """A step is durable: all forget what it needed."""
@@ -408,7 +419,7 @@ class SwitchCore:
 
     def counts(self) -> dict[str, int]:
         """Counters and current sizes."""
-        copies = self.weights_down.copies
+        copies, cache = self.weights_down.copies, self.weights_down.cache
         return {
             "repeated_count": self.uplink.repeated_count,
             "duplicates_count": self.duplicates.total(),
@@ -417,6 +428,8 @@ class SwitchCore:
             "fallback_count": copies.fallback_count,
             **self.pool.counts(),
             "copies_bytes_now": copies.bytes_used,
+            "cached_count": cache.hits_count,
+            "cache_bytes_now": cache.bytes_used,
         }
 
     def report(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Weights on their way down: asked for once, held until every child has its copy. Pure.
 
-    Pull       copies that are here, or one Pull to the parent for all children that ask
-    Weights    from the parent: sent to all that have asked
+    Pull       cached weights (`weights_cache.py`), copies that are here, or one Pull to the parent
+               for all children that ask
+    Weights    from the parent: sent to all that have asked, and cached
 
 One entry per (step, use, chunk): who asked, who was served, and the bytes once they are here.
 Children ask for a chunk once per use (forward, backward, ...), so the entry is done when all were
@@ -25,7 +26,8 @@ from luwu.protocol.members import Member
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink, neighbours
 from luwu.wire import messages as wire
-from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.core.actions import Cache, SwitchLimits
+from switch_emu.switch.core.weights_cache import WeightsCache
 
 STALLED_NS: Final = 1_000_000_000
 
@@ -96,8 +98,9 @@ class WeightsCopies:
         return self._release(copy)
 
     def release(self, key: CopyKey) -> list[Payload]:
-        """No other child will want this copy; payloads to drop."""
-        return self._release(self._copies[key])
+        """No other child will want this copy, if there is one; payloads to drop."""
+        copy = self._copies.get(key)
+        return [] if copy is None else self._release(copy)
 
     def release_all(self) -> list[Payload]:
         """Release what is kept for children that have not asked; payloads to drop."""
@@ -132,6 +135,7 @@ class WeightsDown:
         self.copies = WeightsCopies(
             child_count=len(children.members.children), bytes_max=limits.copies_bytes_max
         )
+        self.cache = WeightsCache(0 if limits.only_forwards else limits.cache_bytes_max)
         self._awaited: Counter[int] = Counter()
         """Extents that were asked for and have not come, by step."""
         self._moved_ns = 0
@@ -150,8 +154,9 @@ class WeightsDown:
         return None
 
     def forget(self, step: int | None = None) -> None:
-        """Drop the copies up to a decided step; without one, in a new attempt, all."""
+        """Drop the weights up to a decided step; without one, in a new attempt, all."""
         self._outbox.drop_all(self.copies.forget(step_max=step))
+        self._outbox.drop_all(self.cache.forget(step))
         self._moved_ns = self._outbox.now_ns
         for each in [each for each in self._awaited if step is None or each <= step]:
             del self._awaited[each]
@@ -168,6 +173,8 @@ class WeightsDown:
             return
         missing: list[int] = []
         for extent in range(m.chunk, m.chunk + m.count):
+            if self._send_cached(child.peer, m.step, part, extent):
+                continue
             key = (m.step, part, extent)
             copy = self.copies.asked(key, child.peer)
             if copy is not None and copy.weights is not None:
@@ -176,6 +183,36 @@ class WeightsDown:
             elif not self._uplink.asks(("pull", *key)):
                 missing.append(extent)
         self._ask(m.step, part, missing)
+
+    def _send_cached(self, peer: str, step: int, part: int, extent: int) -> bool:
+        cached = self.cache.get(step, extent)
+        if cached is None:
+            return False
+        weights = self._outbox.stamped(
+            wire.Weights, step=step, part=part, chunk=extent, dtype=cached.dtype, in_place=False
+        )
+        self._outbox.send_all((peer,), weights, cached.payload)
+        self.cache.hits_count += 1
+        return True
+
+    def pushed(self, step: int, extent: int) -> None:
+        """A child has pushed a gradient: ask for what the unit needs next, before it is made."""
+        self._ask_ahead(step + 1, self.cache.after_push(extent))
+
+    def applied(self, step: int) -> None:
+        """The step has its verdict, and is not skipped: its pages are updated now at the latest."""
+        self._ask_ahead(step + 1, self.cache.trained)
+
+    def _ask_ahead(self, step: int, extents: Sequence[int]) -> None:
+        if step > self._outbox.step + 1:
+            return
+        missing = [
+            extent
+            for extent in extents
+            if self.cache.wants(step, extent) and not self._uplink.asks(("pull", step, 0, extent))
+        ]
+        if missing:
+            self._ask(step, 0, missing)
 
     def _ask(self, step: int, part: int, extents: Sequence[int]) -> None:
         names = [("pull", step, part, extent) for extent in extents]
@@ -195,7 +232,11 @@ class WeightsDown:
         if is_answer and self._awaited[m.step]:
             self._awaited[m.step] -= 1
         self._moved_ns = self._outbox.now_ns
-        if not is_answer or not self.copies.awaits(key):
+        if not is_answer:
+            self._outbox.drop(payload)
+            return
+        if not self.copies.awaits(key):  # asked for ahead
+            self._cache(m, payload)
             self._outbox.drop(payload)
             return
         self._children.loaded = True
@@ -208,5 +249,24 @@ class WeightsDown:
         )  # fmt: skip
         askers = self.copies.came(key, weights, payload, payload_bytes)
         self._outbox.send_all(askers, weights, payload)
+        self._cache(m, payload)
         release = self.copies.release if self._only_forwards else self.copies.trim
         self._outbox.drop_all(release(key))
+
+    def _cache(self, m: wire.Weights, payload: Payload) -> None:
+        if m.in_place:
+            self.cache.close()
+        elif self.cache.wants(m.step, m.chunk):
+            attempt = self._outbox.attempt
+            cache = Cache(m.chunk, m.step, m.part, attempt, m.dtype, payload)
+            self._outbox.actions.append(cache)
+
+    def cached(self, done: Cache, payload: Payload, payload_bytes: int) -> None:
+        """The weights were copied to memory of ours: other copies of them can go."""
+        is_current = done.attempt == self._outbox.attempt and done.step >= self._outbox.step
+        if not is_current or not self.cache.wants(done.step, done.extent):
+            self._outbox.drop(payload)
+            return
+        self._outbox.drop(self.cache.put(done, payload, payload_bytes))
+        key = (done.step, done.part, done.extent)
+        self._outbox.drop_all(self.copies.release(key))
