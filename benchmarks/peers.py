@@ -3,6 +3,8 @@
 Metric:   seconds of a step of `workers/train.py`, from the last worker's end of a step to that of
           the next; the median over steps and repeats, without the first steps of each run.
 Arms:     luwu             out of core, durability step; in the budget of the case
+          luwu-cached      the same, with a switch that has room for all weights; left out where
+                           luwu's has, by default
           zero-infinity    DeepSpeed's, all on the same disk; what it wrote survives nothing
           zero3-offload    the same without the disk: state in RAM
           fsdp, fsdp_offload, ddp   torch's, in RAM
@@ -42,15 +44,18 @@ from luwu.base.config import INFINITY, ZERO_ARMS
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.compare.comparison import package_version
 from luwu.compare.zero import check_deepspeed
+from switch_emu.switch.plan import BUDGET_AUTO_MAX
 
-LUWU, OFFLOAD, EXCHANGE_ONLY = "luwu", ZERO_ARMS[0], "exchange-only"
-TRAINING = (LUWU, INFINITY, OFFLOAD, "fsdp", "fsdp_offload", "ddp")
+LUWU, CACHED = "luwu", "luwu-cached"
+OFFLOAD, EXCHANGE_ONLY = ZERO_ARMS[0], "exchange-only"
+TRAINING = (LUWU, CACHED, INFINITY, OFFLOAD, "fsdp", "fsdp_offload", "ddp")
 ARMS = (*TRAINING, COMPUTE_ONLY, EXCHANGE_ONLY)
 LOSS_STEPS, LOSS_OFF_MAX = 4, 2e-5
 EXCHANGES = 5
 """In each turn of exchange-only, after one that is not counted."""
 WEIGHTS_SHARE = 4 / STATE_BYTES_PER_PARAMETER
 MEANINGS = {
+    f"{CACHED} over luwu": "step time with all weights in the switch's cache / by default; less",
     f"{INFINITY} over luwu": "step time of ZeRO-Infinity / that of luwu; more is better",
     f"{OFFLOAD} over luwu": "the same without the peer's disk",
     f"{INFINITY} without gloo over luwu": "(step time of ZeRO-Infinity - exchange-only) / luwu's",
@@ -60,6 +65,7 @@ MEANINGS = {
     "ddp over luwu": "DDP, in RAM",
     f"disk bytes of {INFINITY}'s": "luwu's per step / ZeRO-Infinity's; less is better",
     "disk bytes over least": "luwu's per step / (state written and read - budget); less is better",
+    "..., cached": "the same of luwu-cached",
 }
 
 
@@ -79,6 +85,25 @@ class Case:
     def state(self) -> int:
         """Bytes of weights and optimizer state."""
         return state_bytes(self.job)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of weights."""
+        return int(self.state * WEIGHTS_SHARE)
+
+    def flags(self, arm: str) -> dict[str, str]:
+        """Flags of `luwu compare` for an arm."""
+        if arm not in (LUWU, CACHED):
+            return {"arms": ",".join(ZERO_ARMS)}
+        flags = {"memory_budget": f"{self.budget}B", "durability": "step"}
+        if arm == CACHED:
+            flags["switch_memory_budget"] = f"{BUDGET_AUTO_MAX + self.weights}B"
+        return flags
+
+    def arms(self, arms: list[str]) -> list[str]:
+        """Those of `arms` that are not another one by another name."""
+        has_room = 4 * self.weights <= BUDGET_AUTO_MAX
+        return [arm for arm in arms if arm != CACHED or not has_room]
 
 
 SMALL = Training(layers=2, width=96, context=16, batch=1, workers=2, steps=4)
@@ -104,17 +129,17 @@ class Measurement:
     def measure(self, arms: list[str], repeats: int) -> list[Row]:
         """A row for each arm. Raises LuwuError where losses differ."""
         turns = {
-            arm: self._exchange if arm == EXCHANGE_ONLY else partial(self._run, arm) for arm in arms
+            arm: self._exchange if arm == EXCHANGE_ONLY else partial(self._run, arm)
+            for arm in self._case.arms(arms)
         }
         seconds = harness.interleave(turns, repeats)
         return [self._row(arm, found) for arm, found in seconds.items()]
 
     def _run(self, arm: str) -> list[float]:
         say(f"{self.name}: {arm}")
-        flags = {"arms": ",".join(ZERO_ARMS)}
-        if arm == LUWU:
-            flags = {"memory_budget": f"{self._case.budget}B", "durability": "step"}
-        run = self._last[arm] = self._runs.run(arm, self._case.job, flags)
+        trainer = LUWU if arm == CACHED else arm
+        run = self._runs.run(trainer, self._case.job, self._case.flags(arm))
+        self._last[arm] = run
         losses = run.document["loss"]
         reference = self._last.get(LUWU)
         if arm != COMPUTE_ONLY and reference is not None:
@@ -139,10 +164,12 @@ class Measurement:
             self.name, arm, seconds, workers=job.workers, dtype="float32",
             tokens_per_worker=job.batch * job.context,
             tokens_per_s=job.workers * job.batch * job.context / harness.median(seconds),
-            state_bytes=case.state, budget_bytes=case.budget if arm == LUWU else None,
+            state_bytes=case.state, budget_bytes=case.budget if arm in (LUWU, CACHED) else None,
             loss=document.get("loss"), disk_bytes_per_step=disk_bytes(document, job.steps),
             worker_peak_rss_bytes=document.get("worker_peak_rss_bytes"),
+            switch_peak_rss_bytes=document.get("switch_peak_rss_bytes"),
             node_peak_rss_bytes=document.get("node_peak_rss_bytes"),
+            memory_peak_bytes=document.get("memory_peak_bytes"),
         )  # fmt: skip
 
 
@@ -180,19 +207,26 @@ def claims(rows: list[Row]) -> dict[str, float]:
 
 def _claims(arms: dict[str, Row]) -> dict[str, float]:
     seconds = {arm: row["seconds_median"] for arm, row in arms.items()}
-    ours = arms[LUWU]
     found = {f"{arm} over luwu": seconds[arm] / seconds[LUWU]
              for arm in TRAINING if arm != LUWU and arm in arms}  # fmt: skip
-    moved = sum(ours["disk_bytes_per_step"].values())
-    found["disk bytes over least"] = moved / (2 * ours["state_bytes"] - ours["budget_bytes"])
-    if INFINITY in arms:
-        theirs = sum(arms[INFINITY]["disk_bytes_per_step"].values())
-        found[f"disk bytes of {INFINITY}'s"] = moved / theirs
-        if EXCHANGE_ONLY in arms:
-            gloo, whole = seconds[EXCHANGE_ONLY], seconds[INFINITY]
-            found["gloo's share"] = gloo / whole
-            found[f"{INFINITY} without gloo over luwu"] = (whole - gloo) / seconds[LUWU]
+    for arm, which in ((LUWU, ""), (CACHED, ", cached")):
+        if arm in arms:
+            ours = arms[arm]
+            least = 2 * ours["state_bytes"] - ours["budget_bytes"]
+            found[f"disk bytes over least{which}"] = _moved(ours) / least
+            if INFINITY in arms:
+                found[f"disk bytes of {INFINITY}'s{which}"] = _moved(ours) / _moved(arms[INFINITY])
+    if INFINITY in arms and EXCHANGE_ONLY in arms:
+        gloo, whole = seconds[EXCHANGE_ONLY], seconds[INFINITY]
+        found["gloo's share"] = gloo / whole
+        found[f"{INFINITY} without gloo over luwu"] = (whole - gloo) / seconds[LUWU]
     return found
+
+
+def _moved(row: Row) -> float:
+    """Bytes read and written in a step."""
+    moved: dict[str, float] = row["disk_bytes_per_step"]
+    return sum(moved.values())
 
 
 def main() -> int:
