@@ -15,24 +15,29 @@ from typing import Final
 ARENA_NAME: Final = "luwu-arena-"
 """Of an arena's memfd, before the number of the process that made it."""
 _BLOCK_BYTES: Final = 512
+_SHARED: Final = ("/memfd:", "/dev/shm/", "/dev/zero", "/SYSV")
+"""What the paths of mappings begin with whose pages are in RssShmem."""
 
 
 def private_bytes(pid: int) -> int | None:
     """Memory of a process that is no file's and in no arena of another; None if it is gone.
 
-    RssAnon and RssShmem, less what it maps of other processes' arenas.
+    RssAnon, its own arenas, and what is left of RssShmem, as far as other memory is shared.
     """
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-        own, others = _arenas_bytes(pid)
+        own_bytes, others_bytes = _arenas_bytes(pid)
+        beside_bytes = _shared_beside_arenas_bytes(pid)
     except OSError:
         return None
     fields = dict(line.split(":", 1) for line in text.splitlines())
     if "RssAnon" not in fields:  # it has ended, and is not collected
         return 0
     anonymous, shared = (int(fields[each].split()[0]) * 1024 for each in ("RssAnon", "RssShmem"))
-    # It may map less of an arena than there is, so what is left of RssShmem may be too little.
-    return anonymous + max(own, shared - others)
+    # It may map less of an arena than there is; and RssShmem may have an arena of a connection that
+    # has ended, whose descriptor is closed, while it is in use, and while the kernel unmaps it.
+    left = max(0, shared - own_bytes - others_bytes)
+    return anonymous + own_bytes + min(left, beside_bytes)
 
 
 def _arenas_bytes(pid: int) -> tuple[int, int]:
@@ -51,3 +56,18 @@ def _arenas_bytes(pid: int) -> tuple[int, int]:
             except FileNotFoundError:
                 continue  # closed meanwhile
     return sum(own.values()), sum(others.values())
+
+
+def _shared_beside_arenas_bytes(pid: int) -> int:
+    """The most that a process's shared memory may take which is no arena: of torch's workers, say.
+
+    What is mapped several times counts once.
+    """
+    sizes: dict[str, int] = {}
+    maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+    for line in maps.splitlines():
+        span, _, _, _, inode, *path = line.split(maxsplit=5)
+        if path and path[0].startswith(_SHARED) and ARENA_NAME not in path[0]:
+            start, end = (int(each, 16) for each in span.split("-"))
+            sizes[inode] = max(sizes.get(inode, 0), end - start)
+    return sum(sizes.values())

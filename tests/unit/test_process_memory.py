@@ -7,15 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from luwu.base.process_memory import private_bytes
 from luwu.transport.arena import Arena
 
 MIB = 1024**2
 ARENA_BYTES = 64 * MIB
 READER = """
-import mmap, sys
-arena = mmap.mmap(int(sys.argv[1]), 0, flags=mmap.MAP_PRIVATE)
-for start in range(0, len(arena), 4096):
+import os, sys
+from luwu.transport.mapping import map_memory
+descriptor, nbytes, keeps = map(int, sys.argv[1:])
+arena = map_memory(descriptor, nbytes, shared=False)
+if not keeps:
+    os.close(descriptor)
+for start in range(0, nbytes, 4096):
     arena[start]
 print("read", flush=True)
 sys.stdin.read()
@@ -29,16 +35,19 @@ def pss_bytes(pid: int) -> int:
     return sum(int(count) * 1024 for _, count, _ in found)
 
 
-def test_a_shared_page_is_counted_once() -> None:
+@pytest.mark.parametrize("keeps_descriptor", [True, False])
+def test_a_shared_page_is_counted_once(keeps_descriptor: bool) -> None:
     """Goal: an arena counts in the process that made it and in no other, and the sum over all is
-    that of the kernel's Pss. Method: a process that maps and reads all of our arena."""
+    that of the kernel's Pss. Method: a process that maps and reads all of our arena; also when its
+    connection has ended, and with it the descriptor, but something of it is still in use."""
     before = private_bytes(os.getpid())
     arena = Arena(ARENA_BYTES)
     memory = arena.reserve(ARENA_BYTES)
     memory[:] = bytes(ARENA_BYTES)
     assert arena.region is not None
     descriptor = arena.region.fd
-    command = [sys.executable, "-c", READER, str(descriptor)]
+    arguments = [str(each) for each in (descriptor, ARENA_BYTES, int(keeps_descriptor))]
+    command = [sys.executable, "-c", READER, *arguments]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[descriptor]
     ) as reader:
@@ -48,6 +57,8 @@ def test_a_shared_page_is_counted_once() -> None:
         both = pss_bytes(os.getpid()) + pss_bytes(reader.pid)
         assert reader.stdin is not None
         reader.stdin.close()
+    arena.close()
+    os.close(descriptor)
     assert before is not None
     assert own is not None
     assert other is not None
