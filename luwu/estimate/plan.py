@@ -1,6 +1,7 @@
 """The estimate: everything a job takes, the floors in seconds, and which resource binds. Pure.
 
-Each resource has a floor, the seconds of a step if nothing else took any:
+How long a step takes, the cores themselves say where they can be played (`played.py`). Else floors
+answer: each resource has one, the seconds of a step if nothing else took any:
 
     disk       2 min(R, W) / mixed + (R - W) / read, or (W - R) / write, of what updates and spilled
                sums read and write; pulls are reads alone, smaller and fewer at once: pulled / pull
@@ -34,11 +35,9 @@ fewer than four extents, the forward's reads wait for the copies, so both are ad
 billion parameters had one read in flight, and the disk was idle for two fifths of its forward). In
 the backward, updates have the disk meanwhile.
 
-It is right as a floor on a machine that is here: no step is shorter than what each part was
-measured to take. Who waits for whom is not in it; `luwu/predict/driven` plays that.
-
-What is left out: Python in the workers between messages and compute, and what processes lose to one
-another on the same cores. Where extents are many and small, these are half of a step.
+These seconds are right as a floor on a machine that is here: no step is shorter than what each part
+was measured to take. Left out are who waits for whom, Python in the workers between messages and
+compute, and what processes lose to one another on the same cores.
 """
 
 from __future__ import annotations
@@ -49,6 +48,7 @@ from typing import Any, Final
 
 from luwu.estimate.budget import CoreUse, MemoryUse, core_uses, disk_space, memory_uses
 from luwu.estimate.messages import MessageUse, message_seconds, message_uses
+from luwu.estimate.played import FORWARD_SHARE, played_step
 from luwu.estimate.shape import JobShape, Kept, check_fits, kept_in_ram
 from luwu.estimate.traffic import (
     PULLS,
@@ -67,7 +67,6 @@ from luwu.measure.floors import Floors
 from switch_emu.node.plan import NodePlan
 
 FLUSHES_A_STEP: Final = 3
-FORWARD_SHARE: Final = 1 / 3
 FEW_EXTENTS: Final = 4
 """In the memory for weights on their way out."""
 OPERATIONS: Final = 6
@@ -107,6 +106,8 @@ class Estimate:
     """Share of the weights that the switch caches."""
     floors: tuple[ResourceFloor, ...]
     step_seconds: float | None
+    is_played: bool
+    """The cores were played for these seconds; else they are those of the floors."""
     binding: str | None
     """The resource with the largest floor."""
     written_bytes_per_day: float | None
@@ -136,6 +137,7 @@ class Estimate:
         return {
             "label": "predicted",
             "step_seconds": self.step_seconds,
+            "is_played": self.is_played,
             "binding": self.binding,
             "parameters": self.parameters_count,
             "disk_bytes": {"read": self.disk_read_bytes, "written": self.disk_written_bytes},
@@ -174,7 +176,10 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
     resources = _resources(job, floors, seconds, uses, links=link_uses(job, kept))
     by_name = {each.name: each.seconds for each in resources}
     known = {name: value for name, value in by_name.items() if value}
-    step_s = _step_seconds(job, floors, seconds, uses, by_name) if known else None
+    played = played_step(job, plan, kept, floors, seconds.compute)
+    step_s = None if played is None else played.step_s
+    if step_s is None and known:
+        step_s = _step_seconds(job, floors, seconds, uses, by_name)
     written = sum(use.written_bytes for use in uses)
     per_day = written / step_s * DAY_S if step_s else None
     rated = ENDURANCE_WRITES * floors.disk.total_bytes if floors.disk else None
@@ -194,6 +199,7 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
         cached_ratio=sum(job.layout.chunks[i].wire_bytes for i in kept.cached) / job.wire_bytes,
         floors=resources,
         step_seconds=step_s,
+        is_played=played is not None,
         binding=max(known, key=lambda name: known[name]) if known else None,
         written_bytes_per_day=per_day,
         endurance_bytes=rated,

@@ -52,7 +52,8 @@ def bound_text(found: Estimate) -> str:
     """How long a step takes at least, and why."""
     if found.step_seconds is None:
         return "nothing was measured, so no step time is known"
-    step = f"a step takes about {seconds_text(found.step_seconds)} (predicted)"
+    how = "predicted" if found.is_played else "predicted by floors alone"
+    step = f"a step takes about {seconds_text(found.step_seconds)} ({how})"
     return f"{step}, bound by {found.binding}"
 
 

@@ -53,6 +53,8 @@ COUNTED = 3
 """The last ones, when all threads are in their stride."""
 ROOM_BYTES = 1 << 40
 """Memory of switch and node: nothing waits for room."""
+FLUSHES_TO_PREPARE = 2
+"""Of the pages, and of their table."""
 QUEUED = 2
 """Updates that the core may have under way beyond the threads, so that none ever waits."""
 
@@ -281,6 +283,9 @@ class _MachineWork:
         yield self._handed()
 
     def flush(self, action: do.Prepare | do.Decide, thread: Thread) -> Process:
+        if self._floors.flush_s:
+            count = FLUSHES_TO_PREPARE if isinstance(action, do.Prepare) else 1
+            yield self._disk.do(count * self._floors.flush_s)
         yield self._handed()
 
     def spill(self, payload: Token) -> Process:

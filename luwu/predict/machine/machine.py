@@ -79,6 +79,8 @@ class MachineFloors:
     """Cost of the disk to read a byte and write one, as updates do."""
     pull_s_per_byte: float = 0.0
     """Cost of the disk for reads of weights."""
+    flush_s: float = 0.0
+    """Of the disk; a decided step takes three."""
     crowding: float = 0.0
     """Relative extra time of a step with all parts together (X11)."""
 
