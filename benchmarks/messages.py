@@ -53,6 +53,9 @@ from luwu.nic.shell import Nic
 from luwu.wire.description import Description
 from luwu.wire.link_counts import LinkCounts
 from luwu.wire.messages import MESSAGE_TYPES
+from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.core.weights_cache import chosen_extents
+from switch_emu.switch.plan import SwitchPlan
 
 WORKERS: Final = 2
 STATE_BYTES_PER_PARAMETER: Final = 12
@@ -325,21 +328,27 @@ class _Counting:
         raise DeadlineError(f"messages were still on their way after {LIMIT_S:.0f} s")
 
 
+def _switch_plan(case: Case, layout: Layout) -> SwitchPlan:
+    tree = one_switch(WORKERS)
+    return widest_plan(case.config, tree, layout.extent_bytes, in_arenas=True)
+
+
 def measure(case: Case, arm: str, steps: int) -> Measured:
     """Train some steps, the first of them uncounted. Raises LuwuError if the weights are wrong."""
     count = case.extent_chunks(arm)
     layout = case.layout(count)
     values = Values(layout, steps + 1)
     transport = chosen_transport(case.config)
+    plan = _switch_plan(case, layout)
+    limits = SwitchLimits.in_arenas(plan.arena_bytes, WORKERS, layout.extent_bytes)
     with (
         tempfile.TemporaryDirectory(prefix="luwu-messages-") as directory,
         LocalCluster(
             world_size=WORKERS, state=Path(directory) / "state",
             memory_budget_bytes=case.sizes.memory_budget_bytes,
             chunk_bytes=case.sizes.chunk_bytes, extent_chunks=count, transport=transport,
-            arena_bytes=widest_plan(
-                case.config, one_switch(WORKERS), layout.extent_bytes, in_arenas=True
-            ).arena_bytes,
+            arena_bytes=plan.arena_bytes,
+            switch_limits=replace(limits, cache_bytes_max=plan.cache_bytes),
             summary=Path(directory) / "summary.json",
         ) as cluster,
     ):  # fmt: skip
@@ -374,11 +383,15 @@ def _check_conserved(counts: Counts) -> None:
 
 
 def _predicted(case: Case, arm: str) -> dict[str, int]:
+    layout = case.layout(case.extent_chunks(arm))
+    switch = _switch_plan(case, layout)
     shape = JobShape(
-        layout=case.layout(case.extent_chunks(arm)), workers=WORKERS,
-        transport=chosen_transport(case.config), tokens_per_step=0,
+        layout=layout, workers=WORKERS, transport=chosen_transport(case.config), tokens_per_step=0,
+        switch=switch,
     )  # fmt: skip
-    return {use.role: use.ends for use in message_uses(shape)}
+    cached = chosen_extents(layout, switch.cache_bytes)
+    chunks = frozenset(chunk for extent in cached for chunk in layout.extents[extent].chunks)
+    return {use.role: use.ends for use in message_uses(shape, cached=chunks)}
 
 
 def _row(case: Case, arm: str, found: Measured) -> Row:

@@ -108,8 +108,12 @@ class LocalCluster(Closing):
     def _add_switch(self, place: Place, links: Links, limits: SwitchLimits | None) -> None:
         """Make a switch, whose parent listens already; its thread is not started yet."""
         children = self._tree.children(place)
+        limits = limits or self._switch_limits(len(children))
         link = links.below(self._tree.roles_below(place), place.process)
-        transport = self._transport(self.spec.arena_bytes, link, place.process)
+        arena_bytes = self.spec.arena_bytes
+        if arena_bytes:  # what is cached is sent from there
+            arena_bytes += limits.cache_bytes_max
+        transport = self._transport(arena_bytes, link, place.process)
         self._endpoints[place.name] = self._listen(transport, place.process)
         transport.dial(PARENT, self._endpoints[place.parent])
         core = SwitchCore(
@@ -117,10 +121,7 @@ class LocalCluster(Closing):
             incarnation=new_incarnation(),
             children=children,
             rank=self._tree.index(place),
-            limits=replace(
-                limits or self._switch_limits(len(children)),
-                extent_chunks=self.spec.extent_chunks,
-            ),
+            limits=replace(limits, extent_chunks=self.spec.extent_chunks),
             retry=retry_over(links.node if place.parent == NODE else links.switch),
         )
         recorder = Recorder(role="switch", printed=None)
