@@ -1,4 +1,4 @@
-"""What do keys cost, and how fast can an encrypted link be?
+"""What do keys cost, and how fast is an encrypted link at best?
 
 Metrics:  stream   bytes per second of messages from one process to another over loopback,
                    acknowledged one by one, 8 MiB under way; by the size of a message, and by the

@@ -54,7 +54,6 @@ from luwu.wire.description import Description
 from luwu.wire.link_counts import LinkCounts
 from luwu.wire.messages import MESSAGE_TYPES
 from switch_emu.switch.core.actions import SwitchLimits
-from switch_emu.switch.core.weights_cache import chosen_extents
 from switch_emu.switch.plan import SwitchPlan
 
 WORKERS: Final = 2
@@ -384,14 +383,11 @@ def _check_conserved(counts: Counts) -> None:
 
 def _predicted(case: Case, arm: str) -> dict[str, int]:
     layout = case.layout(case.extent_chunks(arm))
-    switch = _switch_plan(case, layout)
     shape = JobShape(
         layout=layout, workers=WORKERS, transport=chosen_transport(case.config), tokens_per_step=0,
-        switch=switch,
+        switch=_switch_plan(case, layout),
     )  # fmt: skip
-    cached = chosen_extents(layout, switch.cache_bytes)
-    chunks = frozenset(chunk for extent in cached for chunk in layout.extents[extent].chunks)
-    return {use.role: use.ends for use in message_uses(shape, cached=chunks)}
+    return {use.role: use.ends for use in message_uses(shape, cached=shape.cached_chunks)}
 
 
 def _row(case: Case, arm: str, found: Measured) -> Row:

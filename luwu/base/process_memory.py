@@ -16,7 +16,7 @@ ARENA_NAME: Final = "luwu-arena-"
 """Of an arena's memfd, before the number of the process that made it."""
 _BLOCK_BYTES: Final = 512
 _SHARED: Final = ("/memfd:", "/dev/shm/", "/dev/zero", "/SYSV")
-"""What the paths of mappings begin with whose pages are in RssShmem."""
+"""RssShmem counts the pages of mappings whose paths begin so."""
 
 
 def private_bytes(pid: int) -> int | None:

@@ -26,7 +26,8 @@ from luwu.base.errors import ConfigError
 from luwu.compare.arm import run_arm
 from luwu.compare.comparison import job_step_seconds
 from luwu.estimate.job import gpt_job, gpt_options
-from luwu.estimate.shape import JobShape, kept_in_ram
+from luwu.estimate.played import machine_job
+from luwu.estimate.shape import kept_in_ram
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
@@ -36,7 +37,7 @@ from luwu.measure.machine_floors import QUICK, MachineAsk, machine_floors
 from luwu.measure.machine_rehearsal import RehearsalFloors, rehearse
 from luwu.measure.timing import Samples
 from luwu.predict.driven.machine_play import predict_machine_step
-from luwu.predict.machine.machine import MachineFloors, MachineJob, MachineStep
+from luwu.predict.machine.machine import MachineFloors, MachineStep
 from workers.data import BYTE_VOCAB
 
 SCHEMA: Final = 1
@@ -147,7 +148,8 @@ def _predict(config: RunConfig, shape: Shape, folder: Path, known: Known) -> _Pr
     plan = node_plan(config, sizes)
     job = gpt_job(config, sizes, is_in_ram=state is None)
     kept = kept_in_ram(job, plan, job.store)
-    chunks = _by_unit(job, [chunk.wire_bytes for chunk in job.layout.chunks])
+    machine = machine_job(job, plan, kept)
+    chunks = machine.chunks
     options = gpt_options(config)
     model = options.gpt(BYTE_VOCAB)
     ask = MachineAsk(
@@ -173,27 +175,8 @@ def _predict(config: RunConfig, shape: Shape, folder: Path, known: Known) -> _Pr
         return known[key]
 
     floors = machine_floors(ask, rehearsed)
-    resident = [chunk.index in kept.resident for chunk in job.layout.chunks]
-    step = predict_machine_step(
-        MachineJob(
-            chunks=chunks, extent_chunks=job.layout.extent_chunks, workers=config.workers,
-            in_place=kept.places_bytes > 0,
-            cache_bytes=job.switch_plan.cache_bytes if kept.cached else 0,
-            out_of_core=state is not None, resident=_by_unit(job, resident),
-            updates_count=plan.updates_count, reads_count=plan.reads_count,
-            ahead=job.prefetch_units, compute_threads=job.worker_threads,
-        ),
-        floors,
-    )  # fmt: skip
+    step = predict_machine_step(machine, floors)
     return _Predicted(floors, step, job.layout.extent_chunks)
-
-
-def _by_unit(job: JobShape, values: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
-    """The values of each unit's chunks, the root's first, in the layout's order."""
-    units: list[list[Any]] = [[] for _ in job.layout.units]
-    for chunk, value in zip(job.layout.chunks, values, strict=True):
-        units[chunk.unit].append(value)
-    return tuple(tuple(each) for each in units if each)
 
 
 def _parameters(config: RunConfig) -> int:

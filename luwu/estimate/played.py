@@ -29,9 +29,9 @@ from luwu.predict.machine.machine import MachineFloors, MachineJob, MachineStep
 from switch_emu.node.plan import NodePlan
 
 FORWARD_SHARE: Final = 1 / 3
-"""Of compute."""
+"""The share of compute that the forward takes."""
 EXTENTS_MAX: Final = 2000
-"""Of all workers together. 550 are played in half a second."""
+"""The most extents, summed over the workers, that are played: 550 take half a second."""
 STEPS: Final = 4
 
 
@@ -46,10 +46,11 @@ def played_step(
     machine = _floors(job, floors, compute_s)
     if machine is None:
         return None
-    return predict_machine_step(_job(job, plan, kept), machine, cores=cores, steps=STEPS)
+    return predict_machine_step(machine_job(job, plan, kept), machine, cores=cores, steps=STEPS)
 
 
-def _job(job: JobShape, plan: NodePlan, kept: Kept) -> MachineJob:
+def machine_job(job: JobShape, plan: NodePlan, kept: Kept) -> MachineJob:
+    """What a step transfers, as it is played."""
     chunks: list[list[int]] = [[] for _ in job.layout.units]
     resident: list[list[bool]] = [[] for _ in job.layout.units]
     for chunk in job.layout.chunks:

@@ -81,6 +81,12 @@ class JobShape:
             in_arenas=self.transport == "shm",
         )  # fmt: skip
 
+    @property
+    def cached_chunks(self) -> frozenset[int]:
+        """The chunks whose weights the switch has room to cache."""
+        extents = chosen_extents(self.layout, self.switch_plan.cache_bytes)
+        return frozenset(chunk for each in extents for chunk in self.layout.extents[each].chunks)
+
     def pulls_twice(self, unit: int) -> bool:
         """True if a unit is pulled for forward and again for backward."""
         return self.reshard_after_forward and self.layout.units[unit].name != ROOT
@@ -118,12 +124,7 @@ def kept_in_ram(job: JobShape, plan: NodePlan, store: StoreConfig) -> Kept:
         places_bytes(job.layout) if job.transport == "shm" else 0,
         state_in_ram_bytes=2 * store.state_bytes if job.is_in_ram else 0,
     )
-    cached: frozenset[int] = frozenset()
-    if job.has_switch and not in_place:
-        extents = chosen_extents(job.layout, job.switch_plan.cache_bytes)
-        cached = frozenset(
-            chunk for extent in extents for chunk in job.layout.extents[extent].chunks
-        )
+    cached = job.cached_chunks if job.has_switch and not in_place else frozenset()
     if job.is_in_ram:
         pages = frozenset(range(store.page_count))
         return Kept(places_bytes=in_place, resident=pages, resident_bytes=2 * store.state_bytes,

@@ -54,7 +54,7 @@ COUNTED = 3
 ROOM_BYTES = 1 << 40
 """Memory of switch and node: nothing waits for room."""
 FLUSHES_TO_PREPARE = 2
-"""Of the pages, and of their table."""
+"""One flushes the pages, one their table."""
 QUEUED = 2
 """Updates that the core may have under way beyond the threads, so that none ever waits."""
 

@@ -80,7 +80,7 @@ class MachineFloors:
     pull_s_per_byte: float = 0.0
     """Cost of the disk for reads of weights."""
     flush_s: float = 0.0
-    """Of the disk; a decided step takes three."""
+    """Cost of the disk for a flush; a decided step takes three."""
     crowding: float = 0.0
     """Relative extra time of a step with all parts together (X11)."""
 

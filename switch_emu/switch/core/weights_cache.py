@@ -72,7 +72,9 @@ class WeightsCache:
     def get(self, step: int, extent: int) -> Cached | None:
         """The weights of an extent for a step, if they are here."""
         found = self._cached.get(extent)
-        return found if found is not None and self._counts(found, extent, step) else None
+        if found is None or (found.step != step and extent not in self._frozen):
+            return None
+        return found
 
     def wants(self, step: int, extent: int) -> bool:
         """True if weights of a step that came should be cached."""
@@ -82,7 +84,7 @@ class WeightsCache:
         return found.step < step and extent not in self._frozen
 
     def after_push(self, extent: int) -> tuple[int, ...]:
-        """What to ask for of the next step when a gradient of this extent was pushed."""
+        """The extents to ask for, of the next step, when a gradient of this one was pushed."""
         return self._ahead.get(extent, ())
 
     def put(self, done: Cache, payload: Payload, payload_bytes: int) -> Payload | None:
@@ -112,9 +114,6 @@ class WeightsCache:
             return None
         self.bytes_used -= former.payload_bytes
         return former.payload
-
-    def _counts(self, cached: Cached, extent: int, step: int) -> bool:
-        return cached.step == step or extent in self._frozen
 
 
 def chosen_extents(layout: Layout, bytes_max: int) -> frozenset[int]:
