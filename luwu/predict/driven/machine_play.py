@@ -68,12 +68,14 @@ def predict_machine_step(
     ends_s = [max(each) for each in zip(*world.ends_s, strict=True)]
     assert len(ends_s) == steps, f"the cores stopped: the node waits for {world.waits_for()}"
     steps_s = [later - earlier for earlier, later in pairwise(ends_s)]
-    played_s = mean(steps_s[-COUNTED:])
+    work_s = {kind: seconds / steps for kind, seconds in world.work_s.items()}
+    # The first step has more work than those that are counted, and work is that of all.
+    played_s = max(mean(steps_s[-COUNTED:]), sum(work_s.values()) / floors.cores)
     crowding_s = floors.crowding * played_s
     return MachineStep(
         step_s=played_s + crowding_s,
         crowding_s=crowding_s,
-        work_s={kind: seconds / steps for kind, seconds in world.work_s.items()},
+        work_s=work_s,
         disk_s=world.disk.busy_s / steps,
         cores=floors.cores,
     )
