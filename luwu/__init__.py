@@ -25,6 +25,7 @@ Packages, the lowest layer first (docs/architecture.md has the picture and the r
     optim/         optimizers that a script constructs
     activations/   activations on disk between forward and backward
     launch/        processes of a run
+    monitor/       what a run does and did: its status, its report, its live page
     engines/       other programs that place processes on hosts: Ray
     integrations/  training loops of other libraries
     measure/       floors of this machine
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from luwu.training.script.fully_shard import register_forward_method as register_forward_method
     from luwu.training.script.kept import attach as attach
     from luwu.training.script.kept import stats as stats
+    from luwu.training.script.log import log as log
     from luwu.training.script.module import LuwuModule as LuwuModule
     from luwu.training.script.run import device as device
     from luwu.training.script.run import finish as finish
@@ -99,6 +101,7 @@ _HOME = {
     "init_local": "luwu.launch.local",
     "init_weights": "luwu.training.script.first",
     "load_pretrained": "luwu.training.script.first",
+    "log": "luwu.training.script.log",
     "offload_activations": "luwu.activations.hooks",
     "random_state": "luwu.training.state.attached",
     "rank": "luwu.training.script.run",

@@ -251,6 +251,10 @@ class RunConfig:
     run_dir: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", EVERYWHERE, "directory of this run; luwu-runs/<time>-<id> unless given"
     )
+    tensorboard: Path | None = _key(  # noqa: RUF009 - it makes a field
+        None, path, "DIR", ("run",),
+        "write what the script records with luwu.log there, as TensorBoard event files",
+    )  # fmt: skip
     trace: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "FILE", TRAINING, "write a timeline of the run there; Perfetto opens it"
     )

@@ -6,8 +6,8 @@
 end_ns; all of the monotonic clock) and whatever names it: step, unit, chunk. INFO is for once a
 step or rarer and is printed; DEBUG is for chunks and goes to the file alone. A `Recorder` without a
 file only prints, and so does one whose file cannot be written any more. Records wait in a buffer
-until an INFO event, `flush`, the end of the interpreter or `flush_all`: a process that is killed by
-SIGKILL loses what it recorded since.
+until an INFO event, the first record a second after the last flush, `flush`, the end of the
+interpreter or `flush_all`: a process that is killed by SIGKILL loses what it recorded since.
 
 The first record of each start of a process is its clock: an instant of the monotonic clock, the
 same instant of the wall clock, and which boot of which host the monotonic clock belongs to.
@@ -33,8 +33,12 @@ from luwu.base.expendable import Expendable, print_if_possible
 
 CLOCK: Final = "clock"
 """Name of the record that a timeline is aligned by."""
+SCALARS: Final = "scalars"
+"""Name of the record of what a script recorded with `luwu.log`."""
 _BUFFER_BYTES: Final = 64 * 1024
 """The most DEBUG records that a killed process may lose."""
+_FLUSH_NS: Final = 10**9
+"""Older records than this reach the file with the next one, so that a run can be watched."""
 
 _open: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
 """Those of this process that write a file."""
@@ -62,6 +66,7 @@ class Recorder(Closing):
         self._printed = printed
         self._file: IO[str] | None = None
         self._path = Path()
+        self._flushed_ns = 0
         if path is not None:
             self._path = path
             try:
@@ -89,6 +94,9 @@ class Recorder(Closing):
         self._append(
             {"name": name, "role": self._role, "start_ns": start_ns, "end_ns": end_ns, **fields}
         )
+        if end_ns - self._flushed_ns > _FLUSH_NS:
+            self._flushed_ns = end_ns
+            self.flush()
 
     def flush(self) -> None:
         """Hand buffered lines to the operating system; a fork leaves them to its parent."""

@@ -26,9 +26,9 @@ from luwu.chaos.plan_file import PlanFile, read_plan, resolve
 from luwu.chaos.work import POLL_S, Chaos, Verdict
 from luwu.commands import run as run_verb
 from luwu.commands.flags import Flag, Parsed, Verb, parse, resolve_parsed
-from luwu.commands.status import status
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
+from luwu.monitor.watch import processes_of, state_now
 
 VERB: Final = Verb(
     name="chaos",
@@ -247,9 +247,9 @@ def _check_running(run: RunDirectory, file: PlanFile) -> None:
             f"links: {', '.join(file.links)} cannot be changed while a run goes on; start it with "
             "luwu chaos --plan FILE run ..."
         )
-    found = status(run)
-    if found["state"] != "running":
-        raise ConfigError(f"{run.path} is not running: {found['state']}", code="E202")
+    state, _ = state_now(run)
+    if state != "running":
+        raise ConfigError(f"{run.path} is not running: {state}; see luwu report", code="E202")
 
 
 class _Outcome:
@@ -264,7 +264,7 @@ class _Outcome:
         if said is not None:
             return int(said["exit_code"])
         now_ns = SYSTEM_CLOCK.now_ns()
-        if any(each["alive"] for each in status(self._run)["processes"]):
+        if any(each["is_alive"] for each in processes_of(self._run)):
             self._alive_ns = now_ns
         return GONE_CODE if now_ns - self._alive_ns > GONE_NS else None
 

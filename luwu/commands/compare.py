@@ -17,7 +17,7 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
-from luwu.commands.outcome import write_outcome, write_resolved
+from luwu.commands.outcome import keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.compare.arm import (
     IN_RAM,
@@ -38,7 +38,6 @@ from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.serving import Sizes, decide_sizes, state_directory
 from luwu.launch.worker_loss import check_worker_loss, drops_workers
-from luwu.report.page import write_report
 from luwu.report.table import table_text
 from workers.data_file import check_data_file
 
@@ -103,11 +102,16 @@ def run(parsed: Parsed) -> int:
             ]
         except LuwuError as error:
             write_outcome(run_directory, error.exit_code, str(error), error.code)
+            keep_report(run_directory)
             raise
     document = comparison(config, arms, estimates)
     code = _finish(run_directory, document, config, console, is_demo=is_demo)
-    console.say(f"took    {(SYSTEM_CLOCK.now_ns() - started_ns) / 1e9:.0f} s")
     write_outcome(run_directory, code, "finished" if code == 0 else "a loss or digest is wrong")
+    report = keep_report(run_directory)
+    if report is not None:
+        console.say(f"report  {report}")
+    _say_next(run_directory, console)
+    console.say(f"took    {(SYSTEM_CLOCK.now_ns() - started_ns) / 1e9:.0f} s")
     if parsed.has("open"):
         webbrowser.open(run_directory.file("report.html").as_uri())
     return code
@@ -209,7 +213,6 @@ def _finish(
     is_demo: bool,
 ) -> int:
     write_json(run_directory.file("result.json"), document)
-    report = write_report(run_directory.file("report.html"), document)
     text = json.dumps(document, indent=1)
     if config.json == "-":
         print(text)
@@ -224,16 +227,18 @@ def _finish(
     if is_demo:
         _say_disk(document, console)
         code = max(_check_losses(document, console), _check_weights(document, config, console))
-    console.say(f"report  {report}")
     if config.trace is not None:
         write_trace(run_directory, config.trace, console.say)
+    return code
+
+
+def _say_next(run_directory: RunDirectory, console: Console) -> None:
     program = program_text()
     console.say(f"next    {program} report --open {_short(run_directory.path)}")
     console.say(
         f"        {program} compare --arms luwu,fsdp,ddp,single --layers 6 --width 256 --steps 60"
     )
     console.say(f"        {program} run --workers 2 -m workers.train --arm luwu --steps 60")
-    return code
 
 
 def _say_disk(document: dict[str, Any], console: Console) -> None:

@@ -1,11 +1,18 @@
-"""Files of a run that a verb writes: what it was asked to do, and how it ended."""
+"""Files of a run that a verb writes: what it was asked to do, how it ended, and its report."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Final
+
 from luwu.base.clock import utc_text
 from luwu.base.config import Resolved
+from luwu.base.errors import ConfigError
+from luwu.base.expendable import print_if_possible
 from luwu.base.json_file import write_json
 from luwu.launch.processes.run_directory import RunDirectory
+
+REPORT_FILE: Final = "report.html"
 
 
 def write_resolved(
@@ -24,3 +31,16 @@ def write_outcome(
     run_directory.keep(run_directory.file("outcome.json"), {
         "schema": 1, "exit_code": exit_code, "code": code, "reason": reason, "ended": utc_text()
     })  # fmt: skip
+
+
+def keep_report(run_directory: RunDirectory) -> Path | None:
+    """Write the report of a run that has just ended; None, and a warning, if that cannot be."""
+    from luwu.monitor.watch import Watch
+    from luwu.report.page import write_report
+
+    path = run_directory.file(REPORT_FILE)
+    try:
+        return write_report(path, Watch(run_directory).document())
+    except (OSError, ConfigError) as error:
+        print_if_possible(f"luwu: no report in {path}: {error}")
+        return None

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 from luwu.base.errors import ConfigError
-from luwu.predict.ask.pictures import Picture, colour_index, is_pale, stages_picture, steps_picture
+from luwu.predict.ask.pictures import Picture, is_pale, stages_picture, steps_picture
 from luwu.predict.ask.question import AnyQuestion, Question
 from luwu.predict.ask.replay import PLAYED, play_three_d
 from luwu.predict.driven.driven import play_driven_steps
-from luwu.report.chart import Bar, as_file, span_chart
+from luwu.report.chart import as_file
+from luwu.report.lanes import Piece
+from luwu.report.lanes_chart import Row, rows_chart
+from luwu.report.palette import engine_colour
+
+_ENGINES: Final = {
+    "compute": ("compute", "compute"), "down": ("pull", "pull"), "up": ("push", "push"),
+    "disk read": ("disk read", "read"), "node memory": ("node memory", "update"),
+    "disk write": ("disk write", "write"),
+}  # fmt: skip
+"""Engines of a played step: what people call them, and whose colour they have."""
 
 
 def step_timeline(question: AnyQuestion, path: Path) -> str:
@@ -39,25 +50,25 @@ def _steps(question: Question) -> tuple[Picture, str]:
 
 
 def timeline_svg(shown: Picture, *, name: str) -> str:
-    """A picture of a record, a part of a page."""
-    rows = [
-        (
-            f"{row.title} {row.busy_ratio:4.0%}",
-            [
-                Bar(
-                    span.start_s, span.end_s,
-                    f"{span.engine}: {span.job}, {(span.end_s - span.start_s) * 1e3:,.1f} ms",
-                    colour_index(span), is_pale(span),
-                )
-                for span in row.spans
-            ],
+    """A picture of a record, a part of a page: as that of a step that was measured."""
+    rows = []
+    for row in shown.rows:
+        pieces = tuple(
+            Piece(
+                max(span.start_s, shown.start_s) - shown.start_s,
+                min(span.end_s, shown.end_s) - shown.start_s,
+                is_pale(span),
+            )
+            for span in row.spans
         )
-        for row in shown.rows
-    ]  # fmt: skip
-    return span_chart(
-        rows, start=shown.start_s, end=shown.end_s, name=name, x_name="seconds",
-        marks=shown.marks_s,
-    )  # fmt: skip
+        engine, _, number = row.title.partition(" ")
+        title, colour = _ENGINES.get(row.title) or _ENGINES.get(engine) or (row.title, "compute")
+        if number.isdigit():
+            title = f"{title} {number}"
+        rows.append(Row(title, ((pieces, row.busy_ratio),), engine_colour(colour)))
+    length_s = shown.end_s - shown.start_s
+    marks_s = {text: at - shown.start_s for text, at in shown.marks_s.items()}
+    return rows_chart(rows, length_s, name=name, title=name, marks_s=marks_s)
 
 
 def write_svg(path: Path, svg: str) -> None:

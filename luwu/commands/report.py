@@ -1,50 +1,60 @@
-"""`luwu report`: a comparison's page again, from its `result.json`; or what a run's steps took."""
+"""`luwu report`: the report of a run, finished or not; or two runs side by side."""
 
 from __future__ import annotations
 
+import json
 import webbrowser
 from pathlib import Path
 from typing import Final
 
-from luwu.base.errors import ConfigError
-from luwu.base.json_file import read_json
 from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.commands.outcome import REPORT_FILE
+from luwu.estimate.steps import steps_lines
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.report.page import write_report
+from luwu.monitor.watch import Watch
+from luwu.report.page import write_page, write_report
+from luwu.report.pair import named, pair_html, pair_text
 from luwu.report.table import table_text
+from luwu.report.verdict import verdict
 
 VERB: Final = Verb(
     name="report",
-    usage="luwu report [--open] [RUN]",
+    usage="luwu report [--open] [--json] [RUN [RUN]]",
     text=(
-        "Write report.html of a comparison again, or say what the steps of luwu run took;\n"
-        "of the latest run unless one is named."
+        "Write report.html of a run and print its verdict; of the latest run unless one is named.\n"
+        "The run may be under way, and need not have ended well. With two runs: compare them."
     ),
-    flags=(Flag(name="open", text="open it in a browser"),),
+    flags=(
+        Flag(name="open", text="open it in a browser"),
+        Flag(name="json", text="print the document of the page as JSON"),
+    ),
     has_keys=False,
-    rest="one",
+    rest="two",
 )
+PAIR_FILE: Final = "report-{}.html"
 
 
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
-    from luwu.estimate.steps import FILE as STEPS_FILE
-    from luwu.estimate.steps import steps_lines
-
-    found = RunDirectory.find(Path(parsed.rest[0]) if parsed.rest else None)
-    document = read_json(found.file("result.json"))
-    if document is None:
-        steps = read_json(found.file(STEPS_FILE))
-        if steps is not None:
-            print("\n".join(steps_lines(steps)))
-            return 0
-        raise ConfigError(
-            f"{found.path} has neither result.json nor {STEPS_FILE}: a report is of a finished "
-            f"luwu compare, or of a luwu run with two steps; its state: luwu status {found.path}"
-        )
-    path = write_report(found.file("report.html"), document)
-    print(table_text(document))
-    print(f"report  {path}")
+    runs = [RunDirectory.find(Path(each)) for each in parsed.rest] or [RunDirectory.find()]
+    documents = [Watch(each).document() for each in runs]
+    if len(runs) == 2:
+        both = named(*documents)
+        name = PAIR_FILE.format(runs[1].path.name)
+        path = write_page(runs[0].file(name), pair_html(both))
+        text = pair_text(both)
+    else:
+        path = write_report(runs[0].file(REPORT_FILE), documents[0])
+        text = "\n".join(verdict(documents[0]))
+        if documents[0]["comparison"]:
+            text = table_text(documents[0]["comparison"]) + "\n\n" + text
+        elif documents[0]["measured"]:
+            text += "\n" + "\n".join(steps_lines(documents[0]["measured"]))
+    if parsed.has("json"):
+        print(json.dumps(documents[0] if len(runs) == 1 else documents, indent=1))
+    else:
+        print(text)
+        print(f"report  {path}")
     if parsed.has("open"):
         webbrowser.open(path.as_uri())
     return 0

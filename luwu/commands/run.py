@@ -7,14 +7,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
-from luwu.base.own import found_first, own_module
+from luwu.base.own import found_first, needs, own_module
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
-from luwu.commands.outcome import write_outcome, write_resolved
+from luwu.commands.outcome import keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.join.connection import Connection, join
 from luwu.launch.hosts.nodes import fold_nodes
@@ -77,6 +78,9 @@ def run(parsed: Parsed) -> int:
     if said is not None:
         console.say(said)
     _say_steps(run_directory, served.disk, console)
+    report = keep_report(run_directory)
+    if report is not None:
+        console.say(f"report  {report}")
     if config.trace is not None:
         write_trace(run_directory, config.trace, console.say)
     return 0
@@ -104,7 +108,7 @@ def _run_here(
             should_stop=should_stop,
             connect_timeout_s=config.connect_timeout,
         )
-        supervisor.worker_environ = key_environ(config)
+        supervisor.worker_environ = key_environ(config) | _tensorboard_environ(config)
         with _failure_written(run_directory, config, parsed, script), supervisor:
             if config.join is None:
                 served = _serve(supervisor, config, console)
@@ -126,6 +130,13 @@ def _run_here(
                 state = state_directory(config, STATE_DIRECTORY)
                 fold_nodes(run_directory, state, config.optimizer_nodes)
     return served
+
+
+def _tensorboard_environ(config: RunConfig) -> dict[str, str]:
+    """What tells rank 0 where TensorBoard's files go (`luwu.log`)."""
+    if config.tensorboard is None:
+        return {}
+    return {"LUWU_TENSORBOARD": str(config.tensorboard.absolute())}
 
 
 def _serve(supervisor: Supervisor, config: RunConfig, console: Console) -> _Served:
@@ -185,6 +196,7 @@ def _written(
         state = state_directory(config, STATE_DIRECTORY)
         error = Interrupted(stopped(run_directory, state, {**parsed.keys, **parsed.flags}, script))
     write_outcome(run_directory, error.exit_code, str(error), error.code)
+    keep_report(run_directory)
     return error
 
 
@@ -283,6 +295,11 @@ def _check(resolved: Resolved, script: list[str]) -> None:
     _check_engine(config)
     check_worker_loss(config)
     check_trace(config.trace)
+    if config.tensorboard is not None and find_spec("tensorboard") is None:
+        raise ConfigError(
+            f"tensorboard: the package tensorboard is not installed; {needs('tensorboard')}",
+            code="E208",
+        )
 
 
 def _check_join(resolved: Resolved) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import sleep
@@ -14,7 +15,7 @@ from luwu.base.limits import NODE_COUNT_MAX
 from luwu.base.parsers import whole
 from luwu.base.tree import one_switch
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
-from luwu.commands.outcome import write_outcome, write_resolved
+from luwu.commands.outcome import keep_report, write_outcome, write_resolved
 from luwu.commands.up_in_tree import (
     join_nodes,
     keys_flag,
@@ -85,11 +86,7 @@ def run(parsed: Parsed) -> int:
             connect_timeout_s=resolved.config.connect_timeout,
             records=f"processes-{who}.json" if role else "processes.json",
         )
-        written = [run_directory.connect_file]
-        if name is not None:
-            written = [run_directory.file(switch_file(name))]
-        if role == "node":
-            written = [run_directory.file(node_file(number)), *written[: resolved.config.no_switch]]
+        written = _written(run_directory, resolved.config, role, name, number)
         for path in written:
             path.unlink(missing_ok=True)  # an earlier one, of a process that was killed
         try:
@@ -110,16 +107,31 @@ def run(parsed: Parsed) -> int:
                     fold_nodes(run_directory, state, resolved.config.optimizer_nodes)
         except Interrupted:
             console.say("stopped")
+            keep_report(run_directory)
             return 0
         except LuwuError as error:
             write_outcome(run_directory, error.exit_code, str(error), error.code)
+            keep_report(run_directory)
             raise
         finally:
             for path in written:
                 path.unlink(missing_ok=True)  # nobody can join any more
     write_outcome(run_directory, 0, "finished")
+    keep_report(run_directory)
     console.say("the job is finished")
     return 0
+
+
+def _written(
+    run_directory: RunDirectory, config: RunConfig, role: str | None, name: str | None, number: int
+) -> list[Path]:
+    """The files by which others join what this command starts."""
+    written = [run_directory.connect_file]
+    if name is not None:
+        written = [run_directory.file(switch_file(name))]
+    if role == "node":
+        written = [run_directory.file(node_file(number)), *written[: config.no_switch]]
+    return written
 
 
 def _start(

@@ -52,6 +52,8 @@ from luwu.launch.torchrun import (
 
 STOP_PATIENCE_S: Final = 1.2
 """From the request to stop until the kill: all is over within 2 s."""
+MEMORY_EVERY_NS: Final = 10**9
+"""Between two records of the memory that processes take."""
 ENDING_S: Final = 60.0
 """Time for the node to end after the last worker."""
 SPIN_COUNT: Final = "10000"
@@ -96,6 +98,7 @@ class Supervisor(Closing):
         self._relay: Relay | None = None
         self._written: list[ProcessEntry] = []
         self._sampler = MemorySampler()
+        self._memory_due_ns = 0
 
     # ---------------------------------------------------------------------- starting
 
@@ -220,6 +223,8 @@ class Supervisor(Closing):
             self._look_at_role(role)
         done = self._look_at_workers()
         self._write_processes()
+        if SYSTEM_CLOCK.now_ns() >= self._memory_due_ns:
+            self._write_memory()
         return done
 
     @property
@@ -335,6 +340,11 @@ class Supervisor(Closing):
             {f"worker-{e.rank}" if e.role == "worker" else e.role: e.pid for e in entries}
         )
 
+    def _write_memory(self) -> None:
+        self._memory_due_ns = SYSTEM_CLOCK.now_ns() + MEMORY_EVERY_NS
+        name = self._prefix + self._records.replace("processes", "memory")
+        self.run.keep(self.run.file(name), self._sampler.document())
+
     def _worker_entries(self) -> list[ProcessEntry]:
         entries = []
         if all(group.guard.poll() is not None for group in self._workers):
@@ -359,6 +369,7 @@ class Supervisor(Closing):
         if self._relay is not None:
             self._relay.close()
         if self._written:
+            self._write_memory()
             self.run.write_processes([], self._records)
         shutil.rmtree(self.run.path / TORCHRUN_FOLDER, ignore_errors=True)
         if self.private_directory is not None:

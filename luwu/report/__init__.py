@@ -1,13 +1,20 @@
-"""Tables, pages and timelines of finished runs.
+"""Pictures, tables and pages of runs: documents and events in, text out.
 
-table.py        a comparison as plain text
-page.py         a comparison as one HTML file
-chart.py        charts as SVG
-timeline.py     a run as a timeline for Perfetto
-event_files.py  the events of a run, read from disk one at a time
-aligned.py      spans of several processes on one clock
-busy.py         busy time of each engine, and the share hidden behind compute
-overlap.py      the share of updates hidden behind the backward
-host_links.py   bytes on the links between hosts
-prometheus.py   counters for Prometheus
+palette.py       colours, the same for a system or an engine everywhere
+chart.py         curves, bars and the strip of all steps, as SVG
+lanes.py         one step: a row per engine, and what limits it
+lanes_chart.py   its picture
+event_files.py   the events of a run, read from disk one at a time
+recent.py        the same, followed as they grow
+last_step.py     the last steps of a run as lanes
+history.py       decided steps, faults and the script's numbers
+verdict.py       a run in three sentences
+page.py          its page, as one HTML file; the sections of the live page
+pair.py          two runs side by side
+table.py         a comparison as plain text
+timeline.py      a run as a timeline for Perfetto
+aligned.py       spans of several processes on one clock
+busy.py          busy time of each engine, and the share hidden behind compute
+overlap.py       the share of updates hidden behind the backward
+host_links.py    bytes on the links between hosts
 """

@@ -1,200 +1,265 @@
-"""Charts as SVG: lines over steps, bars with their spread, curves over chosen values,
-and spans of time in rows. No script, no outside file.
+"""Charts as SVG: curves over steps, bars beside a limit, times of all steps with flags, and curves
+over chosen values. No script, no outside file.
 
-They are parts of a page; `as_file` makes one a file of its own.
+They are parts of a page, which defines their colours (`luwu.report.palette`); `as_file` makes one
+a file of its own. Each is drawn for a width in pixels: a page has a wide and a narrow one, as text
+that is scaled down with its chart cannot be read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import Final
 
-COLOURS: Final = (
-    "#1f5fa8", "#c4572e", "#3c8d4f", "#7a4fa3", "#b08a1e", "#2a9aa3", "#a8457f", "#5c6b73",
-)  # fmt: skip
-WIDTH: Final = 860
-HEIGHT: Final = 320
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 40
-ROW: Final = 24
-"""Pixels from one row of spans to the next."""
-ROW_LEFT: Final = 130
+from luwu.report.palette import dash, resolved, system_colour
+
+WIDE: Final = 860
+NARROW: Final = 360
+HEIGHT: Final = 300
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 16, 42
+FONT: Final = 13
 LETTER: Final = 7
 """Pixels of one, about."""
+ROW: Final = 34
+"""Pixels from one bar to the next."""
+COINCIDE_RATIO: Final = 0.004
+"""Curves nearer than this share of the chart's height are one line to the eye."""
+COLUMNS_MAX: Final = 400
 
 
-def colour(index: int) -> str:
-    """The colour of the index-th arm, the same in every chart."""
-    return COLOURS[index % len(COLOURS)]
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Curves that coincide, drawn as one."""
+
+    names: tuple[str, ...]
+    index: int
+    """Of the first of them."""
+    values: Sequence[float]
+    largest_difference: float
+
+    @property
+    def text(self) -> str:
+        """Their names; for several, how near they are."""
+        if len(self.names) == 1:
+            return self.names[0]
+        near = "equal" if self.largest_difference == 0 else f"within {self.largest_difference:.1g}"
+        return f"{' = '.join(self.names)} ({near})"
 
 
-def line_chart(curves: Mapping[str, Sequence[float]], *, x_name: str, y_name: str) -> str:
-    """Curves over steps, the first one widest; values that are not finite leave a gap."""
-    finite = [value for curve in curves.values() for value in curve if math.isfinite(value)]
-    if not finite:
-        return _svg([_text(WIDTH / 2, HEIGHT / 2, "nothing was measured", anchor="middle")], y_name)
-    ticks = nice_ticks(min(finite), max(finite))
-    low, high = ticks[0], ticks[-1]
-    steps_max = max(len(curve) for curve in curves.values())
-
-    def at(index: int, value: float) -> tuple[float, float]:
-        x = LEFT + (WIDTH - LEFT - RIGHT) * index / max(1, steps_max - 1)
-        y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low))
-        return x, y
-
-    parts = _grid(ticks, low, high)
-    for tick in nice_ticks(0, max(1, steps_max - 1)):
-        if tick == int(tick) and tick <= steps_max - 1:
-            x, _ = at(int(tick), low)
-            parts.append(_text(x, HEIGHT - BOTTOM + 16, f"{int(tick)}", anchor="middle"))
-    for number, (name, curve) in enumerate(curves.items()):
-        width = 1.5 + 1.75 * (len(curves) - 1 - number)  # so that those that coincide are seen
-        path = _path(
-            [at(i, value) if math.isfinite(value) else None for i, value in enumerate(curve)]
-        )
-        parts.append(
-            f'<path d="{path}" fill="none" stroke="{colour(number)}" stroke-width="{width:.1f}">'
-            f"<title>{escape(name)}</title></path>"
-        )
-    parts += _legend(list(curves))
-    parts.append(_text((LEFT + WIDTH) / 2, HEIGHT - 6, x_name, anchor="middle"))
-    return _svg(parts, y_name)
+def together(curves: Mapping[str, Sequence[float]]) -> list[Together]:
+    """Curves in their order, those that coincide with an earlier one joined to it."""
+    finite = _finite(curves)
+    near = COINCIDE_RATIO * (max(finite) - min(finite)) if finite else 0.0
+    found: list[Together] = []
+    for index, (name, values) in enumerate(curves.items()):
+        for place, other in enumerate(found):
+            distance = _distance(other.values, values)
+            if distance is not None and distance <= near:
+                names = (*other.names, name)
+                largest = max(distance, other.largest_difference)
+                found[place] = Together(names, other.index, other.values, largest)
+                break
+        else:
+            found.append(Together((name,), index, values, 0.0))
+    return found
 
 
-def bar_chart(bars: Mapping[str, tuple[float, float, float]], *, y_name: str) -> str:
-    """Bars of (value, low, high): the line over each bar goes from low to high."""
-    ticks = nice_ticks(0.0, max([high for _, _, high in bars.values()] + [1e-9]))
-    high_tick = ticks[-1]
-    parts = _grid(ticks, 0.0, high_tick)
-    place = (WIDTH - LEFT - RIGHT) / max(1, len(bars))
-
-    def y_of(value: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / high_tick)
-
-    for number, (name, (value, low, high)) in enumerate(bars.items()):
-        middle = LEFT + place * (number + 0.5)
-        width = min(110.0, place * 0.5)
-        top = y_of(value)
-        parts.append(
-            f'<rect x="{middle - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" '
-            f'height="{HEIGHT - BOTTOM - top:.1f}" fill="{colour(number)}" fill-opacity="0.85">'
-            f"<title>{escape(name)}</title></rect>"
-        )
-        parts.append(
-            f'<path d="M{middle:.1f} {y_of(high):.1f}V{y_of(low):.1f}" stroke="#222" '
-            'stroke-width="1.5"/>'
-        )
-        parts.append(_text(middle, HEIGHT - BOTTOM + 18, name, anchor="middle"))
-        parts.append(_text(middle + width / 2 + 6, top + 4, f"{value:.4g}"))
-    return _svg(parts, y_name)
-
-
-def point_chart(
-    curves: Mapping[str, Sequence[float]], labels: Sequence[str], *, x_name: str, y_name: str,
-    is_joined: bool = True,
+def line_chart(
+    curves: Mapping[str, Sequence[float]], *, x_name: str, y_name: str, first: int = 0,
+    width: int = WIDE,
 ) -> str:  # fmt: skip
-    """Values of each curve over labels, evenly spaced; from zero where none is below. What is not
-    finite leaves a gap. `is_joined`: the labels have an order, so lines mean something."""
-    finite = [value for curve in curves.values() for value in curve if math.isfinite(value)]
+    """Curves over steps, counted from `first`; values that are not finite leave a gap."""
+    finite = _finite(curves)
     if not finite:
-        return _svg([_text(WIDTH / 2, HEIGHT / 2, "no value", anchor="middle")], y_name)
-    ticks = nice_ticks(min(0.0, *finite), max(finite))
-    low, high = ticks[0], ticks[-1]
-    place = (WIDTH - LEFT - RIGHT) / len(labels)
+        return _nothing(y_name, width)
+    low, high, parts = _grid(min(finite), max(finite), width)
+    last = max(1, max(len(curve) for curve in curves.values()) - 1)
 
     def at(index: int, value: float) -> tuple[float, float]:
-        y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low))
-        return LEFT + place * (index + 0.5), y
+        x = LEFT + (width - LEFT - RIGHT) * index / last
+        return x, _y(value, low, high)
 
-    parts = _grid(ticks, low, high)
-    every = math.ceil(LETTER * (2 + max(map(len, labels))) / place)
-    for index in range(0, len(labels), every):
-        x, _ = at(index, low)
-        parts.append(_text(x, HEIGHT - BOTTOM + 16, labels[index], anchor="middle"))
-    for number, (name, curve) in enumerate(curves.items()):
-        points = [at(i, value) if math.isfinite(value) else None for i, value in enumerate(curve)]
-        stroke = f'stroke="{colour(number)}" stroke-width="2"{_dashes(number)}'
-        if is_joined:
-            parts.append(f'<path d="{_path(points)}" fill="none" {stroke}/>')
-        for point, label, value in zip(points, labels, curve, strict=True):
-            if point is not None:
-                said = escape(", ".join(filter(None, [name, f"{label}: {value:.6g}"])))
-                parts.append(
-                    f'<circle cx="{point[0]:.1f}" cy="{point[1]:.1f}" r="4" '
-                    f'fill="{colour(number)}"><title>{said}</title></circle>'
-                )
-    parts.append(_text((LEFT + WIDTH) / 2, HEIGHT - 6, x_name, anchor="middle"))
-    names = list(curves) if len(curves) > 1 else []
-    for number, name in enumerate(names):
-        y = HEIGHT + 14 + 18 * number
+    parts += _step_ticks(first, last, lambda step: at(step - first, low)[0], HEIGHT - BOTTOM, width)
+    groups = together(curves)
+    for number, group in enumerate(groups):
+        colour = system_colour(group.names[0], group.index)
+        points = [at(i, v) if math.isfinite(v) else None for i, v in enumerate(group.values)]
         parts.append(
-            f'<path d="M{LEFT} {y - 4}h22" stroke="{colour(number)}" stroke-width="3"'
-            f"{_dashes(number)}/>"
+            f'<path d="{_path(points)}" fill="none" stroke="{colour}" stroke-width="2"'
+            f"{_dashes(number)}><title>{escape(group.text)}</title></path>"
         )
-        parts.append(_text(LEFT + 28, y, name))
-    return _svg(parts, y_name, more=18 * len(names))
+        y = TOP + 14 + 20 * number
+        x = width - RIGHT - LETTER * max(len(each.text) for each in groups) - 34
+        parts.append(_key(max(x, LEFT + 8), y, group.text, colour, number))
+    parts.append(text((LEFT + width) / 2, HEIGHT - 6, x_name, anchor="middle"))
+    return _svg(parts, y_name, width)
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A span of time in a row."""
+    """A row of a bar chart."""
 
-    start: float
-    end: float
+    name: str
+    value: float
     text: str
-    """Shown where the mouse is."""
-    colour_index: int = 0
-    is_pale: bool = False
+    """The value, for people."""
+    colour: str
+    low: float | None = None
+    high: float | None = None
+    """Ends of the whisker."""
+    limit: float | None = None
+    """Where a line across the bar stands."""
 
 
-def span_chart(
-    rows: Sequence[tuple[str, Sequence[Bar]]], *, start: float, end: float, name: str,
-    x_name: str, marks: Mapping[str, float] | None = None,
-) -> str:  # fmt: skip
-    """Rows of bars from `start` to `end`, which is what the axis counts from; what of a bar lies
-    outside is cut off. Marks are lines through all rows."""
-    bottom = TOP + ROW * (len(rows) + 1)
-    per_unit = (WIDTH - ROW_LEFT - RIGHT) / (end - start)
-
-    def x_of(time: float) -> float:
-        return ROW_LEFT + per_unit * (time - start)
-
+def bar_chart(bars: Sequence[Bar], *, name: str, width: int = WIDE) -> str:
+    """Horizontal bars from zero, each with its value beside it."""
+    ends = [end for bar in bars for end in (bar.value, bar.high, bar.limit) if end is not None]
+    longest = max([*ends, 1e-12])
+    left = 8 + LETTER * max((len(bar.name) for bar in bars), default=0)
+    left = min(left, int(width * 0.45))
+    right = 12 + LETTER * max((len(bar.text) for bar in bars), default=0)
+    per_unit = max(20, width - left - right) / longest
     parts = []
-    for tick in nice_ticks(0.0, end - start, count=8):
-        if tick <= (end - start) * (1 + 1e-9):
-            x = x_of(start + tick)
-            parts.append(f'<path d="M{x:.1f} {TOP + ROW - 4}V{bottom}" stroke="#ddd"/>')
-            parts.append(_text(x, bottom + 16, f"{tick:g}", anchor="middle"))
-    for number, (title, bars) in enumerate(rows):
-        top = TOP + ROW * (number + 1)
-        parts.append(_text(ROW_LEFT - 8, top + ROW - 9, title, anchor="end"))
-        parts.append('<g stroke="#fff" stroke-width="0.3">')
-        for bar in bars:
-            left, right = max(start, bar.start), min(end, bar.end)
-            if left < right:
+    for number, bar in enumerate(bars):
+        top, end = 4 + ROW * number, left + per_unit * bar.value
+        middle = top + ROW / 2
+        parts.append(text(left - 8, middle + 4, bar.name, anchor="end"))
+        parts.append(
+            f'<rect x="{left}" y="{top + 6}" width="{end - left:.1f}" height="{ROW - 12}" '
+            f'fill="{bar.colour}"><title>{escape(f"{bar.name}: {bar.text}")}</title></rect>'
+        )
+        if bar.low is not None and bar.high is not None:
+            low, high = left + per_unit * bar.low, left + per_unit * bar.high
+            caps = "".join(f"M{x:.1f} {middle - 5}v10" for x in (low, high))
+            parts.append(_line(f"M{low:.1f} {middle}H{high:.1f}{caps}", "var(--ink)", 1.5))
+            end = max(end, high)
+        if bar.limit is not None:
+            x = left + per_unit * bar.limit
+            parts.append(_line(f"M{x:.1f} {top + 2}v{ROW - 4}", "var(--ink)", 2))
+            end = max(end, x)
+        parts.append(text(end + 6, middle + 4, bar.text))
+    return whole(parts, name, width, 8 + ROW * len(bars))
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlag:
+    """Something that happened at a step: a fault, a restart, a step made again."""
+
+    step: int
+    text: str
+
+
+def strip_chart(
+    seconds: Sequence[float], flags: Sequence[StepFlag] = (), *, first: int = 0, width: int = WIDE
+) -> str:
+    """Times of all steps: a column each, or one for some that stand together, as high as their
+    median with a line up to their longest. Flags are numbered triangles above their step."""
+    if not seconds:
+        return _nothing("seconds per step", width)
+    each = math.ceil(len(seconds) / min(COLUMNS_MAX, width - LEFT - RIGHT))
+    groups = [seconds[start : start + each] for start in range(0, len(seconds), each)]
+    medians = [statistics.median(group) for group in groups]
+    low, high, parts = _grid(0.0, _most(seconds), width)
+    column = (width - LEFT - RIGHT) * each / len(seconds)
+
+    def x_of(step: float) -> float:
+        return LEFT + (width - LEFT - RIGHT) * (step - first) / len(seconds)
+
+    for number, (group, median) in enumerate(zip(groups, medians, strict=True)):
+        x, start = LEFT + column * number, first + number * each
+        steps = f"step {start}" if each == 1 else f"steps {start} to {start + len(group) - 1}"
+        top, most = (_y(min(each_s, high), low, high) for each_s in (median, max(group)))
+        parts.append(
+            f'<rect x="{x:.1f}" y="{top:.1f}" width="{max(0.6, column - 0.6):.1f}" '
+            f'height="{HEIGHT - BOTTOM - top:.1f}" fill="var(--blue)">'
+            f"<title>{steps}: {median:.4g} s</title></rect>"
+        )
+        if each > 1:
+            parts.append(_line(f"M{x + column / 2:.1f} {top:.1f}V{most:.1f}", "var(--blue)", 0.8))
+        if median > high:  # cut off, so that the others can be told apart
+            parts.append(text(x + column + 3, TOP + 12, f"{median:.2g} s"))
+    for number, flag in enumerate(flags, start=1):
+        x = min(max(x_of(flag.step + 0.5), LEFT), width - RIGHT)
+        parts.append(_line(f"M{x:.1f} {TOP}V{HEIGHT - BOTTOM}", "var(--vermilion)", 1, "3 3"))
+        parts.append(
+            f'<path d="M{x - 5:.1f} {TOP - 8}h10l-5 8z" fill="var(--vermilion)" '
+            f'stroke="var(--ink)" stroke-width="0.6"><title>{escape(flag.text)}</title></path>'
+        )
+        parts.append(text(x + 7, TOP, str(number)))
+    parts += _step_ticks(first, len(seconds) - 1, x_of, HEIGHT - BOTTOM, width)
+    parts.append(text((LEFT + width) / 2, HEIGHT - 6, "step", anchor="middle"))
+    return _svg(parts, "seconds per step", width)
+
+
+def point_chart(
+    curves: Mapping[str, Sequence[float]], labels: Sequence[str], *, x_name: str, y_name: str,
+    is_joined: bool = True, width: int = WIDE,
+) -> str:  # fmt: skip
+    """Values of each curve over labels, evenly spaced; from zero where none is below. What is not
+    finite leaves a gap. `is_joined`: the labels have an order, so lines mean something."""
+    finite = _finite(curves)
+    if not finite:
+        return _nothing(y_name, width)
+    low, high, parts = _grid(min(0.0, *finite), max(finite), width)
+    place = (width - LEFT - RIGHT) / len(labels)
+
+    def at(index: int, value: float) -> tuple[float, float]:
+        return LEFT + place * (index + 0.5), _y(value, low, high)
+
+    every = math.ceil(LETTER * (2 + max(map(len, labels))) / place)
+    for index in range(0, len(labels), every):
+        x, _ = at(index, low)
+        parts.append(text(x, HEIGHT - BOTTOM + 18, labels[index], anchor="middle"))
+    for number, (name, curve) in enumerate(curves.items()):
+        colour = system_colour(name, number)
+        points = [at(i, value) if math.isfinite(value) else None for i, value in enumerate(curve)]
+        if is_joined:
+            parts.append(
+                f'<path d="{_path(points)}" fill="none" stroke="{colour}" stroke-width="2"'
+                f"{_dashes(number)}/>"
+            )
+        for point, label, value in zip(points, labels, curve, strict=True):
+            if point is not None:
+                said = escape(", ".join(filter(None, [name, f"{label}: {value:.6g}"])))
                 parts.append(
-                    f'<rect x="{x_of(left):.2f}" y="{top}" width="{per_unit * (right - left):.2f}" '
-                    f'height="{ROW - 4}" fill="{colour(bar.colour_index)}" '
-                    f'fill-opacity="{0.45 if bar.is_pale else 0.9}">'
-                    f"<title>{escape(bar.text)}</title></rect>"
+                    f'<circle cx="{point[0]:.1f}" cy="{point[1]:.1f}" r="4" fill="{colour}">'
+                    f"<title>{said}</title></circle>"
                 )
-        parts.append("</g>")
-    for said, time in (marks or {}).items():
-        parts.append(f'<path d="M{x_of(time):.1f} {TOP + 4}V{bottom}" stroke="#222"/>')
-        parts.append(_text(x_of(time) - 4, TOP + 12, said, anchor="end"))
-    parts.append(_text((ROW_LEFT + WIDTH) / 2, bottom + 34, x_name, anchor="middle"))
-    return _whole(parts, name, bottom + BOTTOM)
+    parts.append(text((LEFT + width) / 2, HEIGHT - 6, x_name, anchor="middle"))
+    names = list(curves) if len(curves) > 1 else []
+    for number, name in enumerate(names):
+        y = HEIGHT + 14 + 20 * number
+        parts.append(_key(LEFT, y, name, system_colour(name, number), number))
+    return _svg(parts, y_name, width, more=20 * len(names))
 
 
 def as_file(svg: str) -> str:
     """A chart as a file that programs open: with a name space, a font, and a white ground."""
-    opened = (
-        '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="12" '
-        'style="background:#fff" '
+    opened = f'<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff;{_FONT_STYLE}" '
+    return resolved(svg.replace("<svg ", opened, 1)) + "\n"
+
+
+def whole(parts: Sequence[str], name: str, width: float, height: float) -> str:
+    """A drawing of these parts; its name is read out to those who do not see it."""
+    label = escape(name, quote=True)
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img" '
+        f'aria-label="{label}">{"".join(parts)}</svg>'
     )
-    return svg.replace("<svg ", opened, 1) + "\n"
+
+
+def text(x: float, y: float, said: str, *, anchor: str = "start", is_bold: bool = False) -> str:
+    """A text of a drawing."""
+    bold = ' font-weight="bold"' if is_bold else ""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="var(--ink)"{bold}>'
+        f"{escape(said)}</text>"
+    )
 
 
 def nice_ticks(low: float, high: float, *, count: int = 6) -> list[float]:
@@ -209,58 +274,91 @@ def nice_ticks(low: float, high: float, *, count: int = 6) -> list[float]:
     return [index * step for index in range(first, last + 1)]
 
 
-def _grid(ticks: Sequence[float], low: float, high: float) -> list[str]:
+_FONT_STYLE: Final = f"font:{FONT}px system-ui,sans-serif"
+
+
+def _most(seconds: Sequence[float]) -> float:
+    """The top of a chart of times: the longest, unless it dwarfs all others, as the first may."""
+    ordered = sorted(seconds)
+    usual = ordered[int(0.98 * (len(ordered) - 1))]
+    return ordered[-1] if ordered[-1] < 3 * usual else 1.5 * usual
+
+
+def _finite(curves: Mapping[str, Sequence[float]]) -> list[float]:
+    return [value for curve in curves.values() for value in curve if math.isfinite(value)]
+
+
+def _distance(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """The largest difference; None for curves that are not finite at the same steps."""
+    if len(one) != len(other):
+        return None
+    found = 0.0
+    for mine, theirs in zip(one, other, strict=True):
+        if math.isfinite(mine) != math.isfinite(theirs):
+            return None
+        found = max(found, abs(mine - theirs)) if math.isfinite(mine) else found
+    return found
+
+
+def _grid(low: float, high: float, width: int) -> tuple[float, float, list[str]]:
+    """The ends of the vertical axis, and lines at round numbers between them."""
+    ticks = nice_ticks(low, high)
     parts = []
     for tick in ticks:
-        y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - (tick - low) / (high - low))
-        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(_text(LEFT - 6, y + 4, f"{tick:g}", anchor="end"))
-    return parts
+        y = _y(tick, ticks[0], ticks[-1])
+        parts.append(_line(f"M{LEFT} {y:.1f}H{width - RIGHT}", "var(--line)", 1))
+        parts.append(text(LEFT - 6, y + 4, f"{tick:g}", anchor="end"))
+    return ticks[0], ticks[-1], parts
 
 
-def _legend(names: Sequence[str]) -> list[str]:
-    parts = []
-    for number, name in enumerate(names):
-        x, y = WIDTH - RIGHT - 110, TOP + 12 + 18 * number
-        parts.append(f'<path d="M{x} {y - 4}h22" stroke="{colour(number)}" stroke-width="3"/>')
-        parts.append(_text(x + 28, y, name))
-    return parts
+def _y(value: float, low: float, high: float) -> float:
+    return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low))
+
+
+def _step_ticks(
+    first: int, count: int, x_of: Callable[[int], float], y: float, width: int
+) -> list[str]:
+    """Numbers of steps under a chart."""
+    ticks = nice_ticks(first, first + count, count=3 + width // 150)
+    steps = [int(tick) for tick in ticks if tick == int(tick) and first <= tick <= first + count]
+    return [text(x_of(step), y + 18, f"{step}", anchor="middle") for step in steps]
+
+
+def _key(x: float, y: float, said: str, colour: str, index: int) -> str:
+    """An entry of a legend."""
+    return f'<path d="M{x} {y - 4}h24" stroke="{colour}" stroke-width="2"{_dashes(index)}/>' + text(
+        x + 30, y, said
+    )
+
+
+def _line(path: str, colour: str, width: float, dashes: str = "") -> str:
+    pattern = f' stroke-dasharray="{dashes}"' if dashes else ""
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}"{pattern}/>'
 
 
 def _path(points: Sequence[tuple[float, float] | None]) -> str:
-    parts, pen = [], "M"
-    for point in points:
-        if point is None:
-            pen = "M"
-            continue
-        parts.append(f"{pen}{point[0]:.1f} {point[1]:.1f}")
-        pen = "L"
-    return "".join(parts)
-
-
-def _text(x: float, y: float, text: str, *, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    """Lines between neighbours; a point alone is a short line, so that it is seen."""
+    parts = []
+    for before, point in pairwise([None, *points]):
+        if point is not None:
+            parts.append(f"{'M' if before is None else 'L'}{point[0]:.1f} {point[1]:.1f}")
+    return "".join([*parts, "h.1"]) if parts else ""
 
 
 def _dashes(index: int) -> str:
-    """The dash pattern of a curve whose colour others have too."""
-    again = index // len(COLOURS)
-    return f' stroke-dasharray="{8 // again} 4"' if again else ""
+    return f' stroke-dasharray="{dash(index)}"' if dash(index) else ""
 
 
-def _svg(parts: Sequence[str], name: str, *, more: int = 0) -> str:
+def _nothing(name: str, width: int) -> str:
+    said = text(width / 2, HEIGHT / 2, "nothing was measured", anchor="middle")
+    return _svg([said], name, width)
+
+
+def _svg(parts: Sequence[str], name: str, width: int, *, more: int = 0) -> str:
     """With the name of its vertical axis, and so many pixels below."""
     middle = (TOP + HEIGHT - BOTTOM) / 2
     axis = (
-        f'<text transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle">'
-        f"{escape(name)}</text>"
+        f'<text transform="translate(13 {middle:.0f}) rotate(-90)" text-anchor="middle" '
+        f'fill="var(--ink)">{escape(name)}</text>'
     )
-    return _whole([axis, *parts], name, HEIGHT + more)
-
-
-def _whole(parts: Sequence[str], name: str, height: float) -> str:
-    label = escape(name, quote=True)
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{label}">'
-        f"{''.join(parts)}</svg>"
-    )
+    return whole([axis, *parts], name, width, HEIGHT + more)

@@ -1,50 +1,92 @@
-"""A comparison as one HTML file that needs nothing else: no network, no script."""
+"""The report of a run as one HTML file that needs nothing else: no network, no script.
+
+Its document is `luwu.monitor.watch`'s. The live page shows the same sections: `sections_html` is
+the part of the page that changes.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jinja2
 from markupsafe import Markup
 
 from luwu.base.quantities import format_bytes
-from luwu.report.chart import bar_chart, colour, line_chart
+from luwu.report.chart import NARROW, WIDE, Bar, StepFlag, bar_chart, line_chart, strip_chart
 from luwu.report.host_links import link_rows
-from luwu.report.table import job_text, notes, plan_tables, spread, table_rows
+from luwu.report.lanes import duration_text, lanes_of
+from luwu.report.lanes_chart import lanes_chart
+from luwu.report.palette import STYLE, system_colour
+from luwu.report.table import grouped_rows, job_text, notes, plan_tables, spread
+from luwu.report.verdict import verdict
 
-TEMPLATE = "report.html.j2"
+PAGE: Final = "report.html.j2"
+LIVE: Final = "live.html.j2"
+SECTIONS: Final = "sections.html.j2"
+_OWNERS: Final = {"worker": "blue", "switch": "orange", "node": "green"}
 
 
-def report_html(document: dict[str, Any]) -> str:
-    """The page for a comparison's document."""
-    arms = document["arms"]
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    template = environment.from_string(
-        resources.files("luwu.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
-    )
-    losses = {arm["name"]: arm["loss"] for arm in arms}
-    times = {
-        arm["name"]: (arm["step_seconds_median"], *spread(arm["step_seconds"])) for arm in arms
-    }
-    facts = [*document["job"].items(), *document["environment"].items()]
-    header, *rows = table_rows(document)
-    return template.render(
-        job_lines=job_text(document).splitlines(),
-        header=header,
-        rows=rows,
-        colours={arm["name"]: colour(index) for index, arm in enumerate(arms)},
-        loss_chart=Markup(line_chart(losses, x_name="step", y_name="loss")),
-        time_chart=Markup(bar_chart(times, y_name="seconds a step")),
-        notes=notes(document),
-        plan_tables=plan_tables(document),
-        link_rows=link_rows(document),
-        facts=[(name, fact_text(name, value)) for name, value in facts],
+def report_html(document: Mapping[str, Any]) -> str:
+    """The page of a run."""
+    return environment().get_template(PAGE).render(
+        title=_title(document), style=style_sheet(), sections=Markup(sections_html(document)),
         source=json.dumps(document, indent=1),
+    )  # fmt: skip
+
+
+def live_html(document: Mapping[str, Any], sections: str) -> str:
+    """The page that fetches the sections of a run under way; see `luwu.monitor.serve`."""
+    return (
+        environment()
+        .get_template(LIVE)
+        .render(title=_title(document), style=style_sheet(), sections=Markup(sections))
     )
+
+
+def sections_html(document: Mapping[str, Any]) -> str:
+    """All of the page but its head, its title and the JSON."""
+    comparison = document["comparison"]
+    steps = document["steps"]
+    facts = _facts(document)
+    return environment().get_template(SECTIONS).render(
+        document=document,
+        title=_title(document),
+        verdict=verdict(document),
+        job_lines=job_text(comparison).splitlines() if comparison else [],
+        lanes=_lanes(document["step"], "luwu"),
+        lanes_slowest=_lanes(document["slowest"], "luwu, the slowest worker"),
+        strip=_strip(steps),
+        flags=steps["flags"],
+        times=_times(comparison),
+        losses=_losses(document),
+        memory=_memory(document["memory"]),
+        links=_links(document["links"], steps["median_s"]),
+        header=["", *(arm["name"] for arm in comparison["arms"])] if comparison else [],
+        groups=grouped_rows(comparison) if comparison else [],
+        colours=_colours(comparison),
+        notes=notes(comparison) if comparison else [],
+        plan_tables=plan_tables(comparison) if comparison else [],
+        link_rows=link_rows(comparison) if comparison else [],
+        facts=[(name.replace("_", " "), fact_text(name, value)) for name, value in facts],
+    )  # fmt: skip
+
+
+def write_report(path: Path, document: Mapping[str, Any]) -> Path:
+    """Write the page of a run; its path."""
+    return write_page(path, report_html(document))
+
+
+def write_page(path: Path, html: str) -> Path:
+    """Write a page, whole or not at all; its path."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(html, encoding="utf-8")
+    os.replace(partial, path)
+    return path
 
 
 def fact_text(name: str, value: object) -> str:
@@ -56,9 +98,124 @@ def fact_text(name: str, value: object) -> str:
     return str(value)
 
 
-def write_report(path: Path, document: dict[str, Any]) -> Path:
-    """Write the page, whole or not at all; its path."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(report_html(document), encoding="utf-8")
-    os.replace(partial, path)
-    return path
+def style_sheet() -> str:
+    """Colours and layout of a page."""
+    return STYLE + _load("style.css")
+
+
+def environment() -> jinja2.Environment:
+    """The templates of pages."""
+    return jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(_load),
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+
+
+def _load(name: str) -> str:
+    return resources.files("luwu.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _title(document: Mapping[str, Any]) -> str:
+    what = "comparison" if document["comparison"] else "run"
+    return f"LuWu {what} {Path(document['run']).name}: {document['state']}"
+
+
+def both(draw: Callable[[int], str]) -> Markup:
+    """A chart for wide windows and paper, and one for narrow windows."""
+    return Markup(f'<div class="wide">{draw(WIDE)}</div><div class="narrow">{draw(NARROW)}</div>')
+
+
+def _lanes(step: Mapping[str, Any] | None, name: str) -> Markup | None:
+    if step is None:
+        return None
+    lanes = {name: lanes_of(step)}
+    return both(lambda width: lanes_chart(lanes, width=width))
+
+
+def _strip(steps: Mapping[str, Any]) -> Markup | None:
+    if not steps["seconds"]:
+        return None
+    flags = [StepFlag(**flag) for flag in steps["flags"]]
+    return both(
+        lambda width: strip_chart(steps["seconds"], flags, first=steps["first"], width=width)
+    )
+
+
+def _times(comparison: Mapping[str, Any] | None) -> Markup | None:
+    if comparison is None:
+        return None
+    bars = []
+    for index, arm in enumerate(comparison["arms"]):
+        median = arm["step_seconds_median"]
+        low, high = spread(arm["step_seconds"])
+        colour = system_colour(arm["name"], index)
+        bars.append(Bar(arm["name"], median, duration_text(median), colour, low, high))
+    return both(lambda width: bar_chart(bars, name="time per step", width=width))
+
+
+def _losses(document: Mapping[str, Any]) -> list[tuple[str, Markup]]:
+    """A chart for the loss, and one for each other number of the script."""
+    if document["comparison"]:
+        arms = document["comparison"]["arms"]
+        curves = {arm["name"]: arm["loss"] for arm in arms}
+        first = min((arm.get("first_step", 0) for arm in arms), default=0)
+        draw = _curve_drawer(curves, "loss", first)
+        return [("Loss before each update, mean over workers", both(draw))]
+    charts = []
+    for name, found in sorted(document["scalars"].items(), key=lambda each: each[0] != "loss"):
+        if found["values"]:
+            draw = _curve_drawer({name: found["values"]}, name, found["steps"][0])
+            charts.append((f"{name}, as rank 0 recorded it", both(draw)))
+    return charts
+
+
+def _curve_drawer(curves: Mapping[str, list[float]], name: str, first: int) -> Callable[[int], str]:
+    return lambda width: line_chart(curves, x_name="step", y_name=name, first=first, width=width)
+
+
+def _memory(rows: list[Mapping[str, Any]]) -> Markup | None:
+    if not rows:
+        return None
+    bars = []
+    for row in rows:
+        kind = next((kind for kind in _OWNERS if row["name"].startswith(kind)), "node")
+        budget = row["budget_bytes"]
+        text = format_bytes(row["peak_bytes"])
+        if budget is not None:
+            text += f" (budget {format_bytes(budget)})"
+        # A budget that dwarfs what is used would hide it: then the text alone says it.
+        limit = budget if budget is not None and budget < 8 * row["peak_bytes"] else None
+        bars.append(
+            Bar(row["name"], row["peak_bytes"], text, f"var(--{_OWNERS[kind]})", limit=limit)
+        )
+    return both(lambda width: bar_chart(bars, name="memory, peak", width=width))
+
+
+def _links(rows: list[Mapping[str, Any]], step_s: float | None) -> Markup | None:
+    if not rows:
+        return None
+    bars = []
+    for row in rows:
+        text = format_bytes(round(row["bytes_per_step"]))
+        rate, most = row["rate_bytes_per_s"], None
+        if rate is not None and step_s:
+            most = rate * step_s
+            text += f" ({row['bytes_per_step'] / most:.0%} of its rate)"
+        name = f"{row['process']}: {row['link']}"
+        bars.append(Bar(name, row["bytes_per_step"], text, "var(--sky)", limit=most))
+    return both(lambda width: bar_chart(bars, name="bytes per step and link", width=width))
+
+
+def _colours(comparison: Mapping[str, Any] | None) -> dict[str, str]:
+    arms = comparison["arms"] if comparison else []
+    return {arm["name"]: system_colour(arm["name"], index) for index, arm in enumerate(arms)}
+
+
+def _facts(document: Mapping[str, Any]) -> list[tuple[str, object]]:
+    comparison = document["comparison"]
+    found: list[tuple[str, object]] = [("run", document["run"])]
+    found += [(name, document["keys"][name]) for name in document["keys_set"]]
+    found += [] if comparison else document["environment"].items()
+    if comparison:
+        found += [*comparison["job"].items(), *comparison["environment"].items()]
+    return [(name, value) for name, value in found if value is not None]

@@ -16,60 +16,85 @@ EARLY_PAGES = "pages_updated_before_last_push_ratio"
 EARLY_PULLS = "pull_before_use_ratio"
 
 
-def rows() -> list[Row]:
-    """The rows: a name, and the form of an arm's entry."""
-    return [
-        ("processes x compute threads", _threads),
-        ("step time, median", lambda arm: _seconds(arm["step_seconds_median"])),
-        ("step time, 10 % to 90 %", lambda arm: spread_text(arm["step_seconds"])),
-        ("step time, predicted", lambda arm: _seconds(_planned(arm, "step_seconds"))),
-        ("prediction off by", lambda arm: _ratio(arm.get("plan_error_ratio"))),
-        ("bound by, predicted", lambda arm: _planned(arm, "binding") or "-"),
-        ("bound by, measured", lambda arm: arm.get("bound_by") or "-"),
-        ("tokens/s", lambda arm: _count(arm["tokens_per_second"])),
-        ("loss, first step", lambda arm: _loss(arm["loss"][:1])),
-        (f"loss, mean of last {LOSS_STEPS}", lambda arm: _loss(arm["loss"][-LOSS_STEPS:])),
-        ("worker memory, peak", lambda arm: _memory(arm, "worker", "arenas")),
-        ("worker parameters, peak", lambda arm: _bytes(arm["worker_parameter_bytes_peak"])),
-        ("worker optimizer state", lambda arm: _bytes(arm["worker_optimizer_bytes"])),
-        ("switch memory, peak", lambda arm: _memory(arm, "switch")),
-        ("switch memory budget", lambda arm: _bytes(arm.get("switch_memory_budget_bytes"))),
-        ("node memory, peak", lambda arm: _memory(arm, "node", "weights in place")),
-        ("node memory budget", lambda arm: _bytes(arm["memory_budget_bytes"])),
-        ("all memory, peak (sum of Pss)", _all_memory),
-        ("node state, one side", lambda arm: _bytes(arm["node_state_bytes"])),
-        ("pushed by workers", lambda arm: _network(arm, "push")),
-        ("pulled by workers", lambda arm: _network(arm, "pull")),
-        ("into the node", lambda arm: _network(arm, "into_node")),
-        ("out of the node", lambda arm: _network(arm, "out_of_node")),
-        ("headers", lambda arm: _network(arm, "headers")),
-        ("emulated links, received", lambda arm: _links(arm, "bytes", "received")),
-        ("emulated links, dropped", lambda arm: _links(arm, "messages", "dropped")),
-        ("emulated links, repeated", lambda arm: _links(arm, "messages", "repeated")),
-        ("switch slots, most in use", lambda arm: _slots(arm, "slots_peak")),
-        ("contributions without a slot", lambda arm: _slots(arm, "raw_count")),
-        ("slots as a switch's SRAM", lambda arm: _slots(arm, "sram")),
-        ("slots in this switch's memory", lambda arm: _slots(arm, "emulation_bytes")),
-        ("read from disk", lambda arm: _of(arm["disk_bytes"], "read")),
-        ("written to disk", lambda arm: _of(arm["disk_bytes"], "written")),
-        ("read, the kernel's count", lambda arm: _of(arm["disk_bytes_kernel"], "read")),
-        ("written, the kernel's count", lambda arm: _of(arm["disk_bytes_kernel"], "written")),
-        ("on disk", lambda arm: _bytes(arm["disk_space_bytes"])),
-        ("pages updated before last push", lambda arm: _overlap(arm, EARLY_PAGES)),
-        ("pulls there before use", lambda arm: _overlap(arm, EARLY_PULLS)),
-        ("weights digest", lambda arm: (arm["weights_digest"] or "-")[:12]),
-    ]  # fmt: skip
+def groups() -> dict[str, list[Row]]:
+    """The rows by what they are about: a name, and the form of an arm's entry."""
+    return {
+        "Result": [
+            ("loss, first step", lambda arm: _loss(arm["loss"][:1])),
+            (f"loss, mean of last {LOSS_STEPS}", lambda arm: _loss(arm["loss"][-LOSS_STEPS:])),
+            ("weights digest", lambda arm: (arm["weights_digest"] or "-")[:12]),
+        ],
+        "Time": [
+            ("processes x compute threads", _threads),
+            ("step time, median", lambda arm: _seconds(arm["step_seconds_median"])),
+            ("step time, 10 % to 90 %", lambda arm: spread_text(arm["step_seconds"])),
+            ("step time, predicted", lambda arm: _seconds(_planned(arm, "step_seconds"))),
+            ("prediction off by", lambda arm: _ratio(arm.get("plan_error_ratio"))),
+            ("bound by, predicted", lambda arm: _planned(arm, "binding") or "-"),
+            ("bound by, measured", lambda arm: arm.get("bound_by") or "-"),
+            ("tokens/s", lambda arm: _count(arm["tokens_per_second"])),
+            ("pages updated before last push", lambda arm: _overlap(arm, EARLY_PAGES)),
+            ("pulls there before use", lambda arm: _overlap(arm, EARLY_PULLS)),
+        ],
+        "Memory": [
+            ("worker memory, peak", lambda arm: _memory(arm, "worker", "arenas")),
+            (
+                "worker parameters of its own",
+                lambda arm: _bytes(arm["worker_parameter_bytes_peak"]),
+            ),
+            ("worker optimizer state", lambda arm: _bytes(arm["worker_optimizer_bytes"])),
+            ("switch memory, peak", lambda arm: _memory(arm, "switch")),
+            ("switch memory budget", lambda arm: _bytes(arm.get("switch_memory_budget_bytes"))),
+            ("node memory, peak", lambda arm: _memory(arm, "node", "weights in place")),
+            ("node memory budget", lambda arm: _bytes(arm["memory_budget_bytes"])),
+            ("all memory, peak (sum of Pss)", _all_memory),
+            ("node state, one side", lambda arm: _bytes(arm["node_state_bytes"])),
+        ],
+        "Network": [
+            ("pushed by workers", lambda arm: _network(arm, "push")),
+            ("pulled by workers", lambda arm: _network(arm, "pull")),
+            ("into the node", lambda arm: _network(arm, "into_node")),
+            ("out of the node", lambda arm: _network(arm, "out_of_node")),
+            ("headers", lambda arm: _network(arm, "headers")),
+            ("emulated links, received", lambda arm: _links(arm, "bytes", "received")),
+            ("emulated links, dropped", lambda arm: _links(arm, "messages", "dropped")),
+            ("emulated links, repeated", lambda arm: _links(arm, "messages", "repeated")),
+            ("switch slots, most in use", lambda arm: _slots(arm, "slots_peak")),
+            ("contributions without a slot", lambda arm: _slots(arm, "raw_count")),
+            ("slots as a switch's SRAM", lambda arm: _slots(arm, "sram")),
+            ("slots in this switch's memory", lambda arm: _slots(arm, "emulation_bytes")),
+        ],
+        "Disk": [
+            ("read from disk", lambda arm: _of(arm["disk_bytes"], "read")),
+            ("written to disk", lambda arm: _of(arm["disk_bytes"], "written")),
+            ("read, the kernel's count", lambda arm: _of(arm["disk_bytes_kernel"], "read")),
+            ("written, the kernel's count", lambda arm: _of(arm["disk_bytes_kernel"], "written")),
+            ("on disk", lambda arm: _bytes(arm["disk_space_bytes"])),
+        ],
+    }  # fmt: skip
 
 
-def table_rows(document: dict[str, Any]) -> list[list[str]]:
-    """Header and rows; a row that is empty for all arms is left out."""
+def grouped_rows(document: dict[str, Any]) -> list[tuple[str, list[list[str]], bool]]:
+    """Groups of rows that an arm fills: name, rows, and whether it is the last group, of all rows
+    that only one of several arms fills."""
     arms = document["arms"]
-    table = [["", *(arm["name"] for arm in arms)]]
-    for name, write in rows():
-        cells = [write(arm) for arm in arms]
-        if any(cell != "-" for cell in cells):
-            table.append([name, *cells])
-    return table
+    found: list[tuple[str, list[list[str]], bool]] = []
+    inside: list[list[str]] = []
+    for group, rows in groups().items():
+        shared: list[list[str]] = []
+        for name, write in rows:
+            cells = [write(arm) for arm in arms]
+            filled = sum(cell != "-" for cell in cells)
+            if filled:
+                alone = filled == 1 < len(cells)
+                (inside if alone else shared).append([name, *cells])
+        if shared:
+            found.append((group, shared, False))
+    owners = {index for row in inside for index, cell in enumerate(row[1:]) if cell != "-"}
+    if inside:
+        names = ", ".join(arms[index]["name"] for index in sorted(owners))
+        found.append((f"Inside {names}", inside, True))
+    return found
 
 
 def job_text(document: dict[str, Any]) -> str:
@@ -86,13 +111,14 @@ def job_text(document: dict[str, Any]) -> str:
 
 def table_text(document: dict[str, Any]) -> str:
     """The whole table, for a terminal."""
-    table = table_rows(document)
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    lines = [job_text(document), ""]
-    for index, row in enumerate(table):
-        lines.append(_line(row, widths))
-        if index == 0:
-            lines.append("  ".join("-" * width for width in widths))
+    header = ["", *(arm["name"] for arm in document["arms"])]
+    found = grouped_rows(document)
+    table = [header, *(row for _, rows, _ in found for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    lines = [job_text(document), "", _line(header, widths)]
+    for name, rows, _ in found:
+        lines += [f"-- {name} ".ljust(sum(widths) + 2 * len(widths) - 2, "-")]
+        lines += [_line(row, widths) for row in rows]
     links = link_rows(document)
     if links:
         widths = [max(len(row[column]) for row in links) for column in range(len(links[0]))]

@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_already(tmp_path: Path) -> None:
         command, env=clean_environ(os.environ), capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "is not running: ended at" in done.stderr
+    assert "is not running: stopped" in done.stderr
 
 
 def test_failpoints_of_switch_and_worker(tmp_path: Path) -> None:

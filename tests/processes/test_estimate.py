@@ -48,8 +48,10 @@ def test_a_run_says_what_its_steps_took(ran: Ran, capsys: pytest.CaptureFixture[
     assert found["bound_by"] in (*found["busy_seconds"], "waiting")
     assert found["disk_seconds_predicted"] > 0
     assert found["disk_error_ratio"] >= 0
-    assert lines[0].startswith("steps   ")
-    assert all(line in ran.err for line in lines)
+    assert f"{STEPS} steps are decided" in lines[0]
+    said = next(index for index, line in enumerate(lines) if line.startswith("steps   "))
+    assert all(line in ran.err for line in lines[said:])
+    assert (ran.directory / "run" / "report.html").exists()
 
 
 def test_a_script_that_is_run_leaves_a_timeline(ran: Ran) -> None:

@@ -15,8 +15,8 @@ import pytest
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.keys import read_secret
 from luwu.commands.main import main as luwu_main
-from luwu.commands.status import status
 from luwu.join.connection import Connection, read_connection
+from luwu.monitor.watch import Watch
 from luwu.nic.reader import StateReader
 from luwu.testing.cluster import Cluster
 from luwu.transport import PeerDown, PeerFailed, PeerUp, ZeroMqTransport
@@ -81,7 +81,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     cluster, outside = keyed_run(directory, keys)
     with cluster:
         wait_for_step(cluster, 2)
-        security = status(cluster.run_directory)["security"]
+        security = Watch(cluster.run_directory).document()["security"]
         connection = connection_of(cluster)
         assert connection.switch is not None
         own = Security(own=read_secret(keys, "reader"))

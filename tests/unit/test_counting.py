@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import re
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.commands.status import counters, status, status_text
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.report.prometheus import HELP, metric_name, serve_metrics
+from luwu.monitor.prometheus import HELP, JOB_HELP, metric_name, serve_metrics
+from luwu.monitor.text import status_text
+from luwu.monitor.watch import Watch
 from luwu.wire.link_counts import LinkCount, LinkCounts
 from luwu.wire.messages import Push, Weights
 from switch_emu.process.counting import CountersFile
 from switch_emu.switch.core.fixed_slots import FixedSlotPool, PoolRange
 from tests.unit.local_job import Job, Worker, cluster_for
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_connections_of_one_child_are_one_link() -> None:
@@ -83,13 +88,12 @@ def write_run(path: Path) -> RunDirectory:
 
 def test_the_status_of_a_run_has_the_counts(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    document = status(run)
+    document = Watch(run).document()
     assert document["counters"]["switch"]["links"]["parent"]["payload_bytes_sent"] == 3
-    text = status_text(document)
-    assert "switch  ranks 0: 10 messages, 23 B in, 7 messages, 17 B out, 2 twice" in text
-    assert "switch  slots: opened_count 5 to 7" in text
-    assert "raw_count 3" in text
-    assert "slot_bytes_now 4.00 KiB" in text
+    lines = [" ".join(line.split()) for line in status_text(document, details=True).splitlines()]
+    assert {"switch ranks 0", "23 B in, 17 B out, 17 messages"} <= {*lines}
+    assert {"switch raw count 3", "switch slot bytes now 4.00 KiB"} <= {*lines}
+    assert "switch raw count 3" not in status_text(document)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +129,15 @@ def test_prometheus_scrapes_what_the_roles_last_wrote(tmp_path: Path) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
     run = write_run(tmp_path / "run")
-    port, close = serve_metrics("127.0.0.1", 0, lambda: counters(run))
+    port, close = serve_metrics("127.0.0.1", 0, Watch(run))
 
     def scrape() -> dict[tuple[str, str], float]:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         families = list(text_string_to_metric_families(text))
         samples = [sample for family in families for sample in family.samples]
-        whose = {(each.labels["job"], each.labels["role"]) for each in samples}
-        assert whose == {("5713", "switch")}
+        whose = {(each.labels["job"], each.labels.get("role", "")) for each in samples}
+        assert whose == {("5713", "switch"), ("5713", "")}
         assert all(family.documentation.endswith(".") for family in families)
         return {
             (sample.name, sample.labels.get("link") or sample.labels.get("slot", "")): sample.value
@@ -152,11 +156,23 @@ def test_prometheus_scrapes_what_the_roles_last_wrote(tmp_path: Path) -> None:
         CountersFile(run.counters("switch"), "switch", 5713).write({}, {"raw_count": 5})
         assert scrape()["luwu_raw_total", ""] == 5
         with pytest.raises(ConfigError, match="give another port"):
-            serve_metrics("127.0.0.1", port, dict)
+            serve_metrics("127.0.0.1", port, Watch(run))
     finally:
         close()
     with pytest.raises(OSError, match="refused"):
         scrape()
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    """Goal: no panel of docs/deploy/grafana.json is empty for a name or a label that is not."""
+    dashboard = json.loads((ROOT / "docs" / "deploy" / "grafana.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [each["query"] for each in dashboard["templating"]["list"]]
+    named = {name for query in queries for name in re.findall(r"luwu_\w+", query)}
+    assert named <= {*HELP, *JOB_HELP}
+    assert len(named) > 8
+    legends = " ".join(t["legendFormat"] for panel in dashboard["panels"] for t in panel["targets"])
+    assert set(re.findall(r"{{(\w+)}}", legends)) <= {"engine", "role", "name", "link"}
 
 
 def test_counts_that_cannot_be_written_are_given_up(

@@ -13,10 +13,11 @@ import pytest
 from luwu.base.error_table import entries
 from luwu.base.errors import ConfigError, LuwuError, StateError
 from luwu.commands.main import main
-from luwu.commands.status import status, status_text
 from luwu.launch.entry import _write_error
 from luwu.launch.processes.failures import role_failure, worker_failure
 from luwu.launch.processes.run_directory import RunDirectory
+from luwu.monitor.text import status_text
+from luwu.monitor.watch import Watch
 from switch_emu.roles.role import failed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,4 +204,4 @@ def test_a_run_keeps_the_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "E205" in capsys.readouterr().err.splitlines()[-1]
     found = RunDirectory.find(tmp_path / "run")
     assert json.loads(found.file("outcome.json").read_text())["code"] == "E205"
-    assert "(luwu explain E205)" in status_text(status(found))
+    assert "(luwu explain E205)" in " ".join(status_text(Watch(found).document()).split())

@@ -13,10 +13,21 @@ import pytest
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
+from luwu.base.json_file import write_json
 from luwu.compare.arm import ArmRun, config_of_arm, script_arguments
 from luwu.compare.comparison import comparison, job_step_seconds
 from luwu.launch.processes.children import DiskBytes
-from luwu.report.chart import bar_chart, line_chart, nice_ticks
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.monitor.watch import Watch
+from luwu.report.chart import (
+    Bar,
+    StepFlag,
+    bar_chart,
+    line_chart,
+    nice_ticks,
+    strip_chart,
+    together,
+)
 from luwu.report.overlap import updated_before_last_push_ratio
 from luwu.report.page import report_html, write_report
 from luwu.report.table import spread, table_text
@@ -59,6 +70,13 @@ def document() -> dict[str, Any]:
     return comparison(RunConfig(), [arm("luwu"), arm("fsdp")])
 
 
+def of_run(compared: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """The document of a run that has only a result."""
+    run = RunDirectory.create(tmp_path / "run")
+    write_json(run.file("result.json"), compared)
+    return Watch(run).document()
+
+
 def test_a_worker_late_in_one_step_and_early_in_the_next_costs_no_time() -> None:
     """Goal: step times add up to the time that went by. Method: two workers of 3 and 1 seconds, in
     turn: the slowest takes 3 s in each step, but two steps end every 4 s."""
@@ -98,19 +116,19 @@ def test_arms_of_different_jobs_are_not_compared() -> None:
 
 
 def test_the_page_needs_nothing_else(document: dict[str, Any], tmp_path: Path) -> None:
-    path = write_report(tmp_path / "report.html", document)
+    path = write_report(tmp_path / "report.html", of_run(document, tmp_path))
     text = path.read_text()
     assert not re.search(r"(src|href)\s*=|https?://|<script|@import|url\(", text)
     charts = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(charts) == 2
+    assert len(charts) == 4  # times and losses, each for wide and narrow windows
     ElementTree.fromstring(text)  # the whole page is XML too, so every tag is closed
-    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["report.html", "run"]
 
 
-def test_what_comes_from_outside_is_escaped(document: dict[str, Any]) -> None:
+def test_what_comes_from_outside_is_escaped(document: dict[str, Any], tmp_path: Path) -> None:
     document["environment"]["cpu"] = "<b>&"
     document["arms"][0]["name"] = "<i>"
-    text = report_html(document)
+    text = report_html(of_run(document, tmp_path))
     assert "<b>" not in text
     assert "<i>" not in text
 
@@ -122,16 +140,18 @@ def test_the_table_leaves_out_what_nobody_has(document: dict[str, Any]) -> None:
     assert "4.5000" in text
 
 
-def test_arms_that_end_with_the_same_bits_are_named(document: dict[str, Any]) -> None:
+def test_arms_that_end_with_the_same_bits_are_named(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
     """I4. Goal: the table and the page say which arms have the same weights, and only these."""
     assert "same weights" not in table_text(document)
     twice = comparison(RunConfig(), [arm("luwu"), arm("luwu_ram", node=arm("luwu").node)])
     said = "luwu and luwu_ram end with the same weights, bit for bit."
     assert said in table_text(twice)
-    assert said in report_html(twice)
+    assert said in report_html(of_run(twice, tmp_path))
 
 
-def test_every_plan_stands_beside_its_own_arm() -> None:
+def test_every_plan_stands_beside_its_own_arm(tmp_path: Path) -> None:
     """Goal: two arms of LuWu, each with its floors, in the document and on the page."""
     plans = {
         name: {
@@ -143,7 +163,7 @@ def test_every_plan_stands_beside_its_own_arm() -> None:
     arms = [arm("luwu"), arm("luwu_ram", node=arm("luwu").node), arm("fsdp")]
     document = comparison(RunConfig(), arms, plans)
     assert [each["estimate"] for each in document["arms"]] == [*plans.values(), None]
-    text = report_html(document)
+    text = report_html(of_run(document, tmp_path))
     assert [text.count(f"<th>{name}</th>") for name in ("luwu", "luwu_ram", "fsdp")] == [1, 1, 0]
     assert text.count("<td>750.0 ms</td>") == 3  # in the table; a floor and the step of its plan
 
@@ -152,7 +172,25 @@ def test_charts_take_what_is_not_finite() -> None:
     ElementTree.fromstring(line_chart({"a": [1.0, math.nan, 2.0], "b": []}, x_name="", y_name=""))
     ElementTree.fromstring(line_chart({"a": [math.nan]}, x_name="x", y_name="y"))
     ElementTree.fromstring(line_chart({"a": [2.0, 2.0]}, x_name="x", y_name="y"))
-    ElementTree.fromstring(bar_chart({"a": (0.0, 0.0, 0.0)}, y_name="y"))
+    ElementTree.fromstring(bar_chart([Bar("<a>", 0.0, "0 s", "red", 0.0, 0.0)], name="y"))
+    ElementTree.fromstring(bar_chart([], name="y"))
+    ElementTree.fromstring(strip_chart([]))
+    ElementTree.fromstring(strip_chart([0.0], [StepFlag(0, "<x>")]))
+    ElementTree.fromstring(strip_chart([0.1] * 5000, [StepFlag(4999, "late")], first=7))
+
+
+def test_curves_that_coincide_are_one_line_that_says_how_near_they_are() -> None:
+    """Goal: nobody looks for a curve that another one hides. Method: three curves, of which two
+    differ by less than the eye sees."""
+    near = [5.0, 4.0 + 1e-6, 3.0]
+    curves = {"luwu": [5.0, 4.0, 3.0], "fsdp": near, "single": [5.0, 4.5, 3.0]}
+    found = together(curves)
+    assert [each.names for each in found] == [("luwu", "fsdp"), ("single",)]
+    assert found[0].text == "luwu = fsdp (within 1e-06)"
+    chart = line_chart(curves, x_name="step", y_name="loss")
+    assert chart.count('stroke-width="2"><title>') + chart.count('"7 4"><title>') == 2
+    assert together({"a": [1.0, math.nan], "b": [1.0, 2.0]})[1].names == ("b",)
+    assert together({"a": [1.0], "b": [1.0]})[0].text == "a = b (equal)"
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (2.4, 5.8), (-3, 1e-6), (7, 7), (0, 0)])

@@ -4,7 +4,9 @@
       resolved.json     every key, its value and who set it
       connect.json      where to join; mode 0600
       processes.json    the processes alive now; rewritten whole at each change
+      memory.json       what each process takes and took at most; rewritten every second
       outcome.json      how it ended: exit code and reason
+      report.html       the report of the run, once it has ended
       trace.json        the timeline, where luwu trace was asked for it
       logs/             node.log, switch.log, worker-0.log, torchrun.log; switch-NAME.log in a tree
       events/           node.jsonl, switch.jsonl, worker-0.jsonl

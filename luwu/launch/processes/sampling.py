@@ -1,10 +1,14 @@
-"""Memory of the run's processes over time, seen from outside: peaks of `private_bytes`."""
+"""Memory of the run's processes over time, seen from outside: peaks of `private_bytes`.
+
+memory.json    {"schema": 1, "peak_bytes": {"node": 60928000, "worker-0": ...},
+                "now_bytes": {...}, "peak_bytes_of_all": 569405440}
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from luwu.base.process_memory import private_bytes
 
@@ -18,6 +22,7 @@ class MemorySampler:
         self._lock = threading.Lock()
         self._pids: dict[str, int] = {}
         self._peaks: dict[str, int] = {}
+        self._now: dict[str, int] = {}
         self._peak_of_all = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="luwu-memory", daemon=True)
@@ -40,10 +45,19 @@ class MemorySampler:
         with self._lock:
             return self._peak_of_all
 
+    def document(self) -> dict[str, Any]:
+        """The peaks, and the last sample of each process that is alive."""
+        with self._lock:
+            return {
+                "schema": 1, "peak_bytes": dict(self._peaks), "now_bytes": dict(self._now),
+                "peak_bytes_of_all": self._peak_of_all,
+            }  # fmt: skip
+
     def close(self) -> None:
         """Stop sampling."""
         self._stop.set()
         self._thread.join()
+        self._now = {}
 
     def _run(self) -> None:
         while not self._stop.wait(1 / SAMPLES_PER_S):
@@ -52,6 +66,7 @@ class MemorySampler:
             found = {name: private_bytes(pid) for name, pid in pids.items()}
             known = {name: count for name, count in found.items() if count is not None}
             with self._lock:
+                self._now = known
                 self._peak_of_all = max(self._peak_of_all, sum(known.values()))
                 for name, count in known.items():
                     self._peaks[name] = max(count, self._peaks.get(name, 0))

@@ -1,13 +1,11 @@
 """A played record as rows of a picture: the activity of every engine over time.
 
-Each engine has a row, or several where it was at more than one job at once. Jobs of one step (or
-unit, or micro-batch: the first number of a job's name) share a colour; forward is paler than
-backward. `luwu.report.chart` draws it.
+Each engine has a row, or several where it was at more than one job at once. Forward is paler than
+backward. `luwu.report.lanes_chart` draws it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,7 +18,6 @@ from luwu.predict.events.schedules import compute_of
 ENGINES: Final = ("compute", "down", "up", "disk read", "node memory", "disk write")
 """Engines of a step of LuWu, from the worker to the drives."""
 STEPS_SHOWN: Final = 2
-_NUMBER: Final = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +97,6 @@ def _named(span: Span) -> Span:
 def stages_picture(record: Record, stages: int) -> Picture:
     """The activity of each stage of a pipeline in a step."""
     return picture(record, engines=[compute_of(stage) for stage in range(stages)])
-
-
-def colour_index(span: Span) -> int:
-    """The same of all jobs of one step."""
-    found = _NUMBER.search(span.job)
-    return int(found[0]) if found else 0
 
 
 def is_pale(span: Span) -> bool:

@@ -6,6 +6,7 @@ fully_shard.py   which parameters form a unit
 module.py        what `fully_shard` adds to a module: FSDP2's methods
 first.py         init_weights, load_pretrained
 kept.py          attach, stats
+log.py           log: numbers of a step, for status, report and TensorBoard
 clipping.py      clip_grad_norm_
 batches.py       ranks with unequal batches, or none
 """

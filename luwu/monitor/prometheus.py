@@ -1,8 +1,12 @@
-"""Counters of a run's roles, for Prometheus to scrape (the extra `prometheus`).
+"""Metrics of a run, for Prometheus to scrape (the extra `prometheus`).
 
-The roles write `counters/*.json` once a second (`process/counting.py` there); a scrape reads what
-they last wrote, so no role listens for it and a slow scraper holds nobody up.
+All is read from the files of the run (`watch.py`): the counters that switch and node write once a
+second, and the spans of the last steps. So no process of the run listens for a scrape, and a slow
+scraper holds nobody up.
 
+    luwu_step_seconds{job="5713"} 0.171
+    luwu_step_busy_ratio{job="5713",engine="compute"} 0.79
+    luwu_step_limit{job="5713",engine="compute"} 1
     luwu_link_messages_sent_total{job="5713",role="switch",link="ranks 0"} 98
     luwu_slot_opened_total{job="5713",role="switch",slot="3"} 12
     luwu_raw_total{job="5713",role="switch"} 0
@@ -15,12 +19,14 @@ has `honor_labels: true`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.own import needs
+from luwu.monitor.watch import Watch
 
 LINK, SLOT = "link", "slot"
 HELP: Final = {
@@ -61,18 +67,27 @@ HELP: Final = {
     "luwu_updates": "Pages that are being updated now.",
     "luwu_counted_at_seconds": "Time at which the role last wrote its counts, in seconds of Unix.",
 }
-"""Every metric, with its unit. A count is of this start of the role's process."""
+"""Every metric of a role, with its unit. A count is of this start of the role's process."""
+JOB_HELP: Final = {
+    "luwu_steps_decided_total": "Steps of the job that are decided.",
+    "luwu_step_seconds": "Time per step, mean of the last 20.",
+    "luwu_step_busy_ratio": "Share of the last step in which the engine was busy; wait: workers.",
+    "luwu_step_limit": "1 for the engine that limits the last step, 0 for the others.",
+    "luwu_scalar": "The last value that rank 0 recorded with luwu.log, by name.",
+    "luwu_memory_bytes": "Memory that a process takes: its own anonymous and shared pages.",
+    "luwu_memory_bytes_limit": "Memory budget of a switch or node, Python not included.",
+    "luwu_process_up": "1 for a process of the run that is alive, 0 for one that is gone.",
+}
+"""Every metric of the job as a whole."""
 
-Counters = Mapping[str, Mapping[str, Any]]
-"""By role: the document that it wrote."""
+Add = Callable[[str, dict[str, str], float], None]
+"""Takes a metric's name, its labels and its value."""
 
 
-def serve_metrics(
-    host: str, port: int, read: Callable[[], Counters]
-) -> tuple[int, Callable[[], None]]:
+def serve_metrics(host: str, port: int, watch: Watch) -> tuple[int, Callable[[], None]]:
     """Answer scrapes in threads of the library's; the port, and a function that ends it.
 
-    `read` is called for each scrape. Raises ConfigError without the extra, or if the port is taken.
+    Raises ConfigError without the extra, or if the port is taken.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -82,7 +97,7 @@ def serve_metrics(
             code="E208",
         ) from exc
     registry = CollectorRegistry()
-    registry.register(_RunCollector(read))
+    registry.register(_RunCollector(watch))
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as exc:
@@ -102,8 +117,8 @@ def serve_metrics(
 class _RunCollector:
     """Reads the counters of a run when it is scraped."""
 
-    def __init__(self, read: Callable[[], Counters]) -> None:
-        self._read = read
+    def __init__(self, watch: Watch) -> None:
+        self._watch, self._lock = watch, threading.Lock()
 
     def describe(self) -> list[Any]:
         """Nothing before the first scrape: the names depend on the roles."""
@@ -119,23 +134,54 @@ class _RunCollector:
             if name not in families:
                 is_total = name.endswith("_total")
                 kind = CounterMetricFamily if is_total else GaugeMetricFamily
-                text = HELP.get(name, name)
+                text = {**HELP, **JOB_HELP}.get(name, name)
                 families[name] = kind(name.removesuffix("_total"), text, labels=list(labels))
             families[name].add_metric(list(labels.values()), value)
 
-        for role, document in self._read().items():
-            whose = {"job": str(document["job"]), "role": role}
-            for link, counts in document["links"].items():
-                for name, value in counts.items():
-                    add(f"luwu_link_{name}_total", {**whose, LINK: link}, value)
-            for name, values in document["slots"].items():
-                for slot, value in enumerate(values):
-                    add(metric_name(f"slot_{name}"), {**whose, SLOT: str(slot)}, value)
-            for name, value in document["core"].items():
-                add(metric_name(name), whose, value)
-            at = datetime.fromisoformat(document["at"]).timestamp()
-            add("luwu_counted_at_seconds", whose, at)
+        with self._lock:  # two scrapes at once
+            document = self._watch.document()
+        for role, counted in document["counters"].items():
+            _add_counters(add, role, counted)
+        job = next((str(each["job"]) for each in document["counters"].values()), "")
+        _add_steps(add, job, document)
         yield from families.values()
+
+
+def _add_counters(add: Add, role: str, counted: Mapping[str, Any]) -> None:
+    whose = {"job": str(counted["job"]), "role": role}
+    for link, counts in counted["links"].items():
+        for name, value in counts.items():
+            add(f"luwu_link_{name}_total", {**whose, LINK: link}, value)
+    for name, values in counted["slots"].items():
+        for slot, value in enumerate(values):
+            add(metric_name(f"slot_{name}"), {**whose, SLOT: str(slot)}, value)
+    for name, value in counted["core"].items():
+        add(metric_name(name), whose, value)
+    add("luwu_counted_at_seconds", whose, datetime.fromisoformat(counted["at"]).timestamp())
+
+
+def _add_steps(add: Add, job: str, document: Mapping[str, Any]) -> None:
+    """Steps, memory and processes of the whole job."""
+    whose, steps = {"job": job}, document["steps"]
+    add("luwu_steps_decided_total", whose, steps["done"])
+    if steps["per_s"]:
+        add("luwu_step_seconds", whose, 1 / steps["per_s"])
+    if document["step"] is not None:
+        for lane in document["step"]["lanes"]:
+            engine = {**whose, "engine": lane["engine"]}
+            add("luwu_step_busy_ratio", engine, lane["busy_ratio"])
+            add("luwu_step_limit", engine, lane["engine"] == document["step"]["limit"])
+    for name, found in document["scalars"].items():
+        if found["values"]:
+            add("luwu_scalar", {**whose, "name": name}, found["values"][-1])
+    for row in document["memory"]:
+        role = {**whose, "role": row["name"]}
+        if row["now_bytes"] is not None:
+            add("luwu_memory_bytes", role, row["now_bytes"])
+        if row["budget_bytes"] is not None:
+            add("luwu_memory_bytes_limit", role, row["budget_bytes"])
+    for each in document["processes"]:
+        add("luwu_process_up", {**whose, "role": each["name"]}, each["is_alive"])
 
 
 def metric_name(name: str) -> str:

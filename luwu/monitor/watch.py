@@ -1,0 +1,276 @@
+"""The document of a run: all that its status, its report and its live page show.
+
+It is made from the files of the run directory, so it is the same for a run that is under way, that
+has ended, that failed and that was stopped. A `Watch` reads what was appended since it last looked.
+
+    state       running | finished | failed | stopped | gone | starting, and a text about it
+    steps       the time of each step, from one decision to the next; faults and restarts as flags
+    step        the typical one of the last 20 steps as lanes; `slowest`: of the slowest worker;
+                while the run is under way, the last one that ended
+    memory      of each process, beside its budget
+    links       bytes on each link of switch and node, and of emulated ones the rate they may have
+    scalars     what rank 0 recorded with `luwu.log`, or printed as `train.step`
+    comparison  result.json of `luwu compare`
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from luwu.base import own
+from luwu.base.clock import unix_ns
+from luwu.base.json_file import read_json
+from luwu.base.links import parse_links
+from luwu.join.connection import read_connection
+from luwu.launch.processes.children import is_alive
+from luwu.launch.processes.console import LogFollower
+from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
+from luwu.report.history import History
+from luwu.report.last_step import ended_steps, lanes_of_step, step_starts_ns, typical_step
+from luwu.report.recent import RecentEvents
+
+SCHEMA: Final = 2
+RATE_STEPS: Final = 20
+"""Over which the rate of steps is taken."""
+LATE_RATIO: Final = 4
+"""A step that takes so many times the median is late."""
+LATE_S: Final = 2.0
+"""And not before it takes as long as this."""
+
+_PRINTED: Final = "train.step "
+_FIELD: Final = re.compile(r"(\w+)=(\S+)")
+_STOPPED_CODE: Final = 130
+
+
+class Watch:
+    """Follows a run through its files."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self._history = History()
+        self._events = RecentEvents(run.path / "events", self._history.take)
+        self._printed = LogFollower(run.log("worker-0"))
+
+    def document(self) -> dict[str, Any]:
+        """The run as its files say now."""
+        self._events.read()
+        self._read_printed()
+        processes = processes_of(self.run)
+        outcome = read_json(self.run.file("outcome.json"))
+        state, text = state_of(processes, outcome)
+        is_running = state == "running"
+        connection = read_connection(self.run.connect_file)
+        resolved: dict[str, Any] = {}
+        for path in sorted(self.run.path.glob("resolved*.json")):  # of luwu up --role, one of each
+            resolved |= (read_json(path) or {}).get("keys", {})
+        return {
+            "schema": SCHEMA,
+            "run": str(self.run.path),
+            "state": state,
+            "text": text,
+            "outcome": outcome,
+            "security": None if connection is None else connection.security,
+            "at_unix_s": unix_ns() / 1e9,
+            "steps": self._steps(resolved, is_running=is_running),
+            **self._lanes(is_running=is_running),
+            "waits_for": self._waits_for() if is_running else None,
+            "processes": processes,
+            "memory": self._memory(processes),
+            "links": self._links(resolved),
+            "counters": counters(self.run),
+            "scalars": {
+                name: {"steps": sorted(values), "values": [values[k] for k in sorted(values)]}
+                for name, values in self._history.scalars.items()
+            },
+            "keys": {name: each["value"] for name, each in resolved.items()},
+            "keys_set": sorted(n for n, each in resolved.items() if each["origin"] != "default"),
+            "environment": {
+                "host": platform.node(),
+                "system": f"{platform.system()} {platform.release()}",
+                "cpu_count": os.cpu_count(),
+                "python": platform.python_version(),
+                "luwu": own.version(),
+            },
+            "comparison": read_json(self.run.file("result.json")),
+            "measured": read_json(self.run.file("steps.json")),
+        }
+
+    # ---------------------------------------------------------------------- parts of it
+
+    def _steps(self, resolved: Mapping[str, Any], *, is_running: bool) -> dict[str, Any]:
+        decided, seconds = self._history.decided_ns, self._history.seconds
+        recent = seconds[-RATE_STEPS:]
+        per_s = len(recent) / sum(recent) if recent and sum(recent) > 0 else None
+        wanted = resolved.get("steps", {}).get("value")
+        total = int(wanted) if wanted else None
+        done = max(decided, default=-1) + 1
+        left = None
+        if is_running and per_s and total is not None:
+            left = max(0, total - done) / per_s
+        return {
+            "first": self._history.first_step + 1,  # the first has no decision before it
+            "seconds": seconds,
+            "median_s": statistics.median(seconds) if seconds else None,
+            "done": done,
+            "total": total,
+            "per_s": per_s,
+            "left_s": left,
+            "last_decided_unix_s": max(decided.values(), default=0) / 1e9 or None,
+            "flags": [asdict(flag) for flag in self._history.flags()],
+            "flags_count": self._history.flags_count,
+        }
+
+    def _lanes(self, *, is_running: bool) -> dict[str, Any]:
+        steps = ended_steps(self._events)
+        if not steps:
+            return {"step": None, "slowest": None}
+        seconds = self._history.seconds
+        usual_s = statistics.median(seconds) if seconds else None
+        step = steps[-1] if is_running else typical_step(self._events, usual_s)
+        assert step is not None
+        several = len(self._events.of("worker")) > 1 and not is_running
+        slowest = lanes_of_step(self._events, step, slowest=True).document() if several else None
+        return {"step": lanes_of_step(self._events, step).document(), "slowest": slowest}
+
+    def _waits_for(self) -> str | None:
+        """Who is late, where a step takes much longer than those before it."""
+        decided, seconds = self._history.decided_ns, self._history.seconds
+        if not decided:
+            return None
+        usual = statistics.median(seconds[-RATE_STEPS:]) if seconds else 0.0
+        since_s = (unix_ns() - max(decided.values())) / 1e9
+        if since_s < max(LATE_S, LATE_RATIO * usual):
+            return None
+        begun = {
+            each.file.title: max(step_starts_ns(each), default=-1)
+            for each in self._events.of("worker")
+        }
+        latest = max(begun.values(), default=-1)
+        behind = [name for name, step in begun.items() if step < latest]
+        whom = ", ".join(behind) if behind else "all processes"
+        return f"no step was decided for {since_s:.0f} s; waiting for {whom}"
+
+    def _memory(self, processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """By process: what it takes, what it took at most, and its budget."""
+        peaks: dict[str, int] = {}
+        now: dict[str, int] = {}
+        for path in sorted(self.run.path.glob("memory*.json")):
+            found = read_json(path) or {"peak_bytes": {}, "now_bytes": {}}
+            peaks |= found["peak_bytes"]
+            now |= found["now_bytes"]
+        alive = {each["name"] for each in processes if each["is_alive"]}
+        return [
+            {
+                "name": name,
+                "now_bytes": now.get(name) if name in alive else None,
+                "peak_bytes": peak,
+                "budget_bytes": budget_bytes(self.run, name),
+            }
+            for name, peak in sorted(peaks.items(), key=lambda each: _place(each[0]))
+        ]
+
+    def _links(self, resolved: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The links of switch and node; of the busier direction, as links are full duplex."""
+        steps = max(1, len(self._history.decided_ns))
+        asked = parse_links(resolved.get("link", {}).get("value") or "none")
+        found = []
+        for name, document in counters(self.run).items():
+            for link, counts in document.get("links", {}).items():
+                sent, received = (
+                    counts[f"header_bytes_{way}"] + counts[f"payload_bytes_{way}"]
+                    for way in ("sent", "received")
+                )
+                pair = asked.worker if link.startswith("ranks") else asked.node
+                rates = [each for s in (pair.up, pair.down) if (each := s.rate_bytes_per_s)]
+                found.append({
+                    "process": name, "link": link, "sent_bytes": sent, "received_bytes": received,
+                    "bytes_per_step": max(sent, received) / steps,
+                    "rate_bytes_per_s": min(rates, default=None),
+                    "messages": counts["messages_sent"] + counts["messages_received"],
+                    "repeats": counts["repeats_sent"],
+                })  # fmt: skip
+        return found
+
+    def _read_printed(self) -> None:
+        """Take the numbers of `train.step` lines, which `workers.train` prints."""
+        for line in self._printed.lines():
+            if _PRINTED not in line:
+                continue
+            fields = dict(_FIELD.findall(line))
+            for name in ("loss", "grad_norm"):
+                try:
+                    value = float(fields[name])
+                    self._history.scalars.setdefault(name, {})[int(fields["step"])] = value
+                except (KeyError, ValueError):
+                    continue  # not a line of ours, or no number
+
+
+def processes_of(run: RunDirectory) -> list[dict[str, Any]]:
+    """The processes that a run has now, and whether each is alive."""
+    entries = [
+        ProcessEntry(**row)
+        for path in sorted(run.path.glob("processes*.json"))
+        for row in (read_json(path) or {"processes": []})["processes"]
+    ]
+    return [
+        {
+            "name": name_of(each), "role": each.role, "rank": each.rank, "pid": each.pid,
+            "started": each.started, "is_alive": is_alive(each.pid),
+        }
+        for each in entries
+    ]  # fmt: skip
+
+
+def state_now(run: RunDirectory) -> tuple[str, str]:
+    """The state of a run in one word, and in a sentence."""
+    return state_of(processes_of(run), read_json(run.file("outcome.json")))
+
+
+def counters(run: RunDirectory) -> dict[str, dict[str, Any]]:
+    """The last counters of each switch and node, by name of the process."""
+    files = sorted((run.path / "counters").glob("*.json"))
+    return {path.stem: read_json(path) or {} for path in files}
+
+
+def name_of(entry: ProcessEntry) -> str:
+    """A process by its name in logs and events."""
+    return f"worker-{entry.rank}" if entry.role == "worker" else entry.role
+
+
+def budget_bytes(run: RunDirectory, name: str) -> int | None:
+    """The memory that a switch or node was given; None for a worker."""
+    found = read_json(run.role(f"{name}.json")) or {}
+    value = found.get("spec", {}).get("memory_budget_bytes")
+    return None if value is None else int(value)
+
+
+def state_of(processes: list[dict[str, Any]], outcome: Mapping[str, Any] | None) -> tuple[str, str]:
+    """The state of a run in one word, and in a sentence."""
+    if outcome is None:
+        if any(each["is_alive"] for each in processes):
+            return "running", "running"
+        if processes:
+            return "gone", "gone: no process is left, and none said how the run ended"
+        return "starting", "starting"
+    if outcome["exit_code"] == 0:
+        return "finished", f"finished at {outcome['ended']}"
+    if outcome["exit_code"] == _STOPPED_CODE:
+        return "stopped", f"stopped at {outcome['ended']}: {' '.join(outcome['reason'].split())}"
+    reason = str(outcome["reason"]).partition("\n")[0]
+    code = outcome.get("code")
+    more = f" (luwu explain {code})" if code else ""
+    return (
+        "failed",
+        f"failed at {outcome['ended']} with exit code {outcome['exit_code']}: {reason}{more}",
+    )
+
+
+def _place(name: str) -> tuple[int, str]:
+    kinds = ("worker", "switch", "node")
+    return next((i for i, kind in enumerate(kinds) if name.startswith(kind)), 9), name

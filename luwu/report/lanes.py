@@ -1,0 +1,251 @@
+"""One step as lanes: a row per engine, when each was busy, and what limits the step.
+
+A step of a run, measured (`luwu.report.last_step`), or of a job, predicted, has the same lanes, so
+that the two can be drawn over each other. This module is pure: spans in, lanes and a verdict out.
+
+    compute   forward and backward of one worker, without waits and copies inside them
+    wait      the worker's training thread waits for weights
+    pull      weights asked for that have not arrived
+    push      gradients sent that the switch has not acknowledged
+    sum       the switch sums
+    update    the node's processors update pages
+    read      the node reads pages
+    write     the node writes pages, and flushes them when the step is decided
+
+All but pull and push are engines, of which one may limit the step: pulls and pushes are under way
+while others work, so a lane of theirs that is always busy says nothing yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+COMPUTE, WAIT, OTHERS = "compute", "wait", "others"
+TITLES: Final = {
+    COMPUTE: "compute", WAIT: "waits for weights", "pull": "pull", "push": "push",
+    "sum": "switch: sum", "update": "node: update", "read": "node: read", "write": "node: write",
+}  # fmt: skip
+"""Lanes from the top, and what people call them."""
+LIMITS: Final = (COMPUTE, "sum", "update", "read", "write")
+LIMIT_RATIO: Final = 0.5
+"""An engine that is busy for less of a step does not limit it by itself."""
+_BOUND: Final = {
+    COMPUTE: "Compute-bound: compute is busy", "sum": "Switch-bound: the switch sums for",
+    "update": "Update-bound: the node's processors update pages for",
+    "read": "Disk-bound: the node reads for", "write": "Disk-bound: the node writes for",
+}  # fmt: skip
+_MEANWHILE: Final = {**TITLES, OTHERS: "other workers compute"}
+_MERGED_RATIO: Final = 1 / 1500
+"""Pieces nearer than this share of a step are one to the eye."""
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of work, in seconds from the start of the step."""
+
+    start_s: float
+    end_s: float
+    is_pale: bool = False
+    """Forward, which backward stands beside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A row of the picture."""
+
+    engine: str
+    pieces: tuple[Piece, ...]
+    busy_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """A step."""
+
+    step: int
+    length_s: float
+    lanes: tuple[Lane, ...]
+    while_waiting: Mapping[str, float]
+    """Shares of the step in which the worker waited for weights and an engine was busy, or other
+    workers computed."""
+
+    def busy_ratio(self, engine: str) -> float:
+        """The share of the step in which an engine was busy."""
+        return next((lane.busy_ratio for lane in self.lanes if lane.engine == engine), 0.0)
+
+    @property
+    def limit(self) -> str:
+        """The lane that limits the step: an engine, or `wait` where none is busy for half of it."""
+        busiest = max(LIMITS, key=self.busy_ratio)
+        return busiest if self.busy_ratio(busiest) >= LIMIT_RATIO else WAIT
+
+    @property
+    def verdict(self) -> str:
+        """The step in two sentences."""
+        return f"{duration_text(self.length_s)}. {self._bound_text()}"
+
+    def _bound_text(self) -> str:
+        waits, limit = self.busy_ratio(WAIT), self.limit
+        if limit == COMPUTE:
+            others = self.while_waiting.get(OTHERS, 0.0) > max(0.02, waits / 2)
+            why = ", mostly while other workers still compute" if others else ""
+            return (
+                f"{_BOUND[limit]} {self.busy_ratio(limit):.0%}; {waits:.0%} is spent waiting for "
+                f"weights{why}."
+            )
+        if limit != WAIT:
+            return (
+                f"{_BOUND[limit]} {self.busy_ratio(limit):.0%} of it; workers wait for weights for "
+                f"{waits:.0%}."
+            )
+        compute = self.busy_ratio(COMPUTE)
+        rest = max(0.0, 1 - compute - waits)
+        text = f"Compute is busy {compute:.0%}, waits for weights take {waits:.0%}"
+        if rest > max(compute, waits):
+            return f"{text}: most of the step is spent outside of forward and backward."
+        doing = sorted(self.while_waiting.items(), key=lambda each: -each[1])[:2]
+        during = " and ".join(
+            f"{_MEANWHILE[name]} {ratio:.0%}" for name, ratio in doing if ratio > 0.02
+        )
+        if during:
+            return f"{text}; meanwhile: {during}. No engine limits the step by itself."
+        return f"{text}: on messages, on each other, or for a turn on a core."
+
+    def document(self) -> dict[str, Any]:
+        """The step as JSON."""
+        return {
+            "step": self.step,
+            "length_s": self.length_s,
+            "limit": self.limit,
+            "verdict": self.verdict,
+            "lanes": [
+                {
+                    "engine": lane.engine,
+                    "busy_ratio": lane.busy_ratio,
+                    "pieces": [[p.start_s, p.end_s, p.is_pale] for p in lane.pieces],
+                }
+                for lane in self.lanes
+            ],
+            "while_waiting": dict(self.while_waiting),
+        }
+
+
+def lanes_of(document: Mapping[str, Any]) -> Lanes:
+    """The step that `document` made."""
+    return Lanes(
+        document["step"],
+        document["length_s"],
+        tuple(
+            Lane(each["engine"], tuple(Piece(*p) for p in each["pieces"]), each["busy_ratio"])
+            for each in document["lanes"]
+        ),
+        document["while_waiting"],
+    )
+
+
+def make_lanes(
+    step: int, length_s: float, spans: Mapping[str, Sequence[Span]], *,
+    pale: Sequence[Span] = (), stolen: Sequence[Span] = (), others: Sequence[Span] = (),
+) -> Lanes:  # fmt: skip
+    """Lanes of spans by engine; times in seconds from the step's start, and what lies outside of it
+    is cut off. `pale`: those of compute that are forward. `stolen`: copies that the training thread
+    makes inside of compute. `others`: compute of other workers."""
+    busy = {name: united(_clipped(spans.get(name, ()), length_s)) for name in TITLES}
+    not_compute = united([*busy[WAIT], *_clipped(stolen, length_s)])
+    busy[COMPUTE] = without(busy[COMPUTE], not_compute)
+    forward = united(_clipped(pale, length_s))
+    lanes = []
+    for name, found in busy.items():
+        pieces = [Piece(*span) for span in _merged(found, length_s)]
+        if name == COMPUTE:
+            paler, rest = both(found, forward), without(found, forward)
+            pieces = [Piece(*span, True) for span in _merged(paler, length_s)]
+            pieces += [Piece(*span) for span in _merged(rest, length_s)]
+            pieces.sort(key=lambda piece: piece.start_s)
+        lanes.append(Lane(name, tuple(pieces), _total(found) / length_s))
+    waits = busy[WAIT]
+    meanwhile = {
+        name: _total(both(waits, busy[name])) / length_s
+        for name in ("sum", "update", "read", "write")
+    }
+    meanwhile[OTHERS] = _total(both(waits, united(_clipped(others, length_s)))) / length_s
+    return Lanes(step, length_s, tuple(lanes), meanwhile)
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as people read them."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+
+
+# ---------------------------------------------------------------------- stretches of time
+
+
+def united(spans: Sequence[Span]) -> list[Span]:
+    """The time in which at least one of them is under way."""
+    found: list[Span] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def both(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
+    """The time in which one of ours and one of theirs is; each are in order, without overlap."""
+    found, i, j = [], 0, 0
+    while i < len(ours) and j < len(theirs):
+        start, end = max(ours[i][0], theirs[j][0]), min(ours[i][1], theirs[j][1])
+        if start < end:
+            found.append((start, end))
+        if ours[i][1] < theirs[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def without(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
+    """The time in which one of ours is and none of theirs; each are in order, without overlap."""
+    found, at = [], 0
+    for start, end in ours:
+        while at < len(theirs) and theirs[at][1] <= start:
+            at += 1
+        left, index = start, at
+        while index < len(theirs) and theirs[index][0] < end:
+            if left < theirs[index][0]:
+                found.append((left, theirs[index][0]))
+            left = max(left, theirs[index][1])
+            index += 1
+        if left < end:
+            found.append((left, end))
+    return found
+
+
+def _clipped(spans: Sequence[Span], length_s: float) -> list[Span]:
+    return [
+        (max(0.0, start), min(end, length_s))
+        for start, end in spans
+        if start < length_s and end > 0
+    ]
+
+
+def _merged(spans: Sequence[Span], length_s: float) -> list[Span]:
+    """With gaps closed that cannot be seen, so that a lane has a thousand pieces at most."""
+    found: list[Span] = []
+    for start, end in spans:
+        if found and start - found[-1][1] < length_s * _MERGED_RATIO:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def _total(spans: Sequence[Span]) -> float:
+    return sum(end - start for start, end in spans)

@@ -1,0 +1,123 @@
+"""The picture of a step: a row per engine, its busy share at the right, the limit tinted.
+
+Several steps may be drawn over each other, as a prediction over what was measured: each row then
+has a bar for each of them, on one axis of time.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from luwu.report.chart import LETTER, WIDE, nice_ticks, text, whole
+from luwu.report.lanes import TITLES, Lanes, Piece
+from luwu.report.palette import engine_colour
+
+ROW: Final = 26
+BAR: Final = 18
+BAR_OF_TWO: Final = 10
+TITLE_LINE: Final = 19
+AXIS: Final = 30
+PALE_OPACITY: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row: bars from the top, each of pieces, with the share of the time it is busy."""
+
+    title: str
+    bars: tuple[tuple[tuple[Piece, ...], float], ...]
+    colour: str
+    is_limit: bool = False
+
+
+def lanes_chart(
+    steps: Mapping[str, Lanes], *, width: int = WIDE, has_title: bool = True
+) -> str:  # fmt: skip
+    """Steps by name, the first one deciding what is tinted; a row of which nothing is busy in any
+    of them is left out, except those of workers."""
+    first = next(iter(steps.values()))
+    rows = []
+    for engine, title in TITLES.items():
+        bars = [lane for each in steps.values() for lane in each.lanes if lane.engine == engine]
+        if not any(lane.pieces for lane in bars) and engine not in ("compute", "wait"):
+            continue
+        pieces = tuple((lane.pieces, lane.busy_ratio) for lane in bars)
+        rows.append(Row(title, pieces, engine_colour(engine), engine == first.limit))
+    names = list(steps) if len(steps) > 1 else []
+    title = f"Step {first.step}: {first.verdict}" if has_title else ""
+    length_s = max(each.length_s for each in steps.values())
+    return rows_chart(rows, length_s, title=title, names=names, width=width, name=first.verdict)
+
+
+def rows_chart(
+    rows: Sequence[Row], length_s: float, *, name: str, title: str = "",
+    names: Sequence[str] = (), marks_s: Mapping[str, float] | None = None, width: int = WIDE,
+) -> str:  # fmt: skip
+    """Rows over a stretch of time from 0; `names` of the bars that share a row, from the top."""
+    left = 12 + LETTER * max(len(row.title) for row in rows)
+    right = 12 + LETTER * (len("100 %") if width < WIDE else len("100 % busy"))
+    per_s = (width - left - right) / length_s
+    parts, top = [], 0.0
+    for line in textwrap.wrap(title, int(width / (1.15 * LETTER))):  # bold is wider
+        top += TITLE_LINE
+        parts.append(text(0, top - 5, line, is_bold=True))
+    if len(names) > 1:
+        top += TITLE_LINE
+        parts.append(text(0, top - 5, f"bars of a row, from the top: {', '.join(names)}"))
+    bottom = top + 6 + ROW * len(rows)
+    scale, unit = (1e3, "ms") if length_s < 1 else (1.0, "s")
+    for tick in nice_ticks(0.0, length_s * scale, count=3 + width // 150):
+        x = left + per_s * tick / scale
+        if x <= width - right + 1:
+            parts.append(_upright(x, top + 2, bottom + 4, "line"))
+            parts.append(text(x, bottom + 18, f"{tick:g}", anchor="middle"))
+    parts.append(text(width, bottom + 18, unit, anchor="end"))
+    if any(piece.is_pale for row in rows for pieces, _ in row.bars for piece in pieces):
+        parts.append(text(left - 20, bottom + 18, "pale: forward", anchor="end"))
+    for number, row in enumerate(rows):
+        parts += _row(row, top + 6 + ROW * number, left, per_s, width)
+    for mark, time_s in (marks_s or {}).items():
+        x = left + per_s * time_s
+        parts.append(_upright(x, top, bottom, "ink"))
+        parts.append(text(x - 4, bottom + 34, mark, anchor="end"))
+    return whole(parts, name, width, bottom + AXIS + (14 if marks_s else 0))
+
+
+def _row(row: Row, top: float, left: float, per_s: float, width: int) -> list[str]:
+    parts = []
+    if row.is_limit:
+        parts.append(
+            f'<rect x="0" y="{top:.1f}" width="{width}" height="{ROW - 2}" rx="3" '
+            'fill="var(--tint)"><title>limits the step</title></rect>'
+        )
+    is_bold = row.is_limit
+    parts.append(text(left - 8, top + ROW / 2 + 3, row.title, anchor="end", is_bold=is_bold))
+    height = BAR if len(row.bars) == 1 else BAR_OF_TWO
+    for number, (pieces, ratio) in enumerate(row.bars):
+        y = top + (ROW - 2 - height * len(row.bars)) / 2 + height * number
+        parts += [_piece(each, row, y, height - 1, left, per_s) for each in pieces]
+        if number == 0:
+            busy = f"{ratio:.0%}".replace("%", " %")
+            shown = f"{busy} busy" if width >= WIDE else busy
+            parts.append(text(width, top + ROW / 2 + 3, shown, anchor="end", is_bold=is_bold))
+    return parts
+
+
+def _piece(piece: Piece, row: Row, y: float, height: float, left: float, per_s: float) -> str:
+    length_s = piece.end_s - piece.start_s
+    shade = f' fill-opacity="{PALE_OPACITY}" stroke="{row.colour}"' if piece.is_pale else ""
+    kind = " (forward)" if piece.is_pale else ""
+    said = f"{row.title}{kind}: {length_s * 1e3:,.2f} ms from {piece.start_s * 1e3:,.1f} ms on"
+    return (
+        f'<rect x="{left + per_s * piece.start_s:.2f}" y="{y:.1f}" '
+        f'width="{max(0.5, per_s * length_s):.2f}" height="{height:g}" fill="{row.colour}"{shade}>'
+        f"<title>{escape(said)}</title></rect>"
+    )
+
+
+def _upright(x: float, top: float, bottom: float, colour: str) -> str:
+    return f'<path d="M{x:.1f} {top:.1f}V{bottom:.1f}" stroke="var(--{colour})"/>'

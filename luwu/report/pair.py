@@ -1,0 +1,125 @@
+"""Two runs side by side: their steps over each other, their curves in one chart, their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from luwu.base.quantities import format_bytes
+from luwu.report.chart import Bar, bar_chart, line_chart
+from luwu.report.lanes import TITLES, duration_text, lanes_of
+from luwu.report.lanes_chart import lanes_chart
+from luwu.report.page import both, environment, style_sheet
+from luwu.report.palette import system_colour
+from luwu.report.table import spread
+from luwu.report.verdict import verdict
+
+PAGE = "pair.html.j2"
+Documents = Mapping[str, Mapping[str, Any]]
+"""Two documents of runs (`luwu.monitor.watch`), by what the runs are called."""
+
+
+def named(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The documents by the names of their directories, or by their order where these are equal."""
+    names = [Path(each["run"]).name for each in (first, second)]
+    if names[0] == names[1]:
+        names = ["first", "second"]
+    return dict(zip(names, (first, second), strict=True))
+
+
+def pair_html(documents: Documents) -> str:
+    """The page of two runs."""
+    return environment().get_template(PAGE).render(
+        title=f"LuWu runs {' and '.join(documents)}",
+        style=style_sheet(),
+        verdicts={name: verdict(each) for name, each in documents.items()},
+        lanes=_lanes(documents),
+        times=_times(documents),
+        losses=_losses(documents),
+        header=["", *documents],
+        rows=pair_rows(documents),
+    )  # fmt: skip
+
+
+def pair_text(documents: Documents) -> str:
+    """The same numbers for a terminal."""
+    table = [["", *documents], *pair_rows(documents)]
+    widths = [max(len(row[column]) for row in table) for column in range(3)]
+    return "\n".join(
+        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}".rstrip()
+        for row in table
+    )
+
+
+def pair_rows(documents: Documents) -> list[list[str]]:
+    """A row for each number, with what differs in their keys at the end; numbers that neither run
+    has are left out."""
+    found: dict[str, list[str]] = {}
+    for index, document in enumerate(documents.values()):
+        for name, value in _numbers(document).items():
+            found.setdefault(name, ["-", "-"])[index] = value
+    first, second = (each["keys"] for each in documents.values())
+    for name in sorted({*first, *second}):
+        values = [first.get(name), second.get(name)]
+        if values[0] != values[1] and name != "run_dir":
+            found[f"key {name}"] = [str(value) for value in values]
+    return [[name, *values] for name, values in found.items()]
+
+
+def _numbers(document: Mapping[str, Any]) -> dict[str, str]:
+    steps = document["steps"]
+    found = {"state": document["state"], "decided steps": f"{steps['done']:,}"}
+    if steps["median_s"] is not None:
+        low, high = spread(steps["seconds"])
+        found["step time, median"] = duration_text(steps["median_s"])
+        found["step time, 10 % to 90 %"] = f"{duration_text(low)} to {duration_text(high)}"
+    if document["step"] is not None:
+        lanes = lanes_of(document["step"])
+        found["limit of a typical step"] = TITLES[lanes.limit]
+        for lane in lanes.lanes:
+            found[f"{TITLES[lane.engine]}, busy"] = f"{lane.busy_ratio:.0%}"
+    for name, values in document["scalars"].items():
+        if values["values"]:
+            found[f"{name}, last"] = f"{values['values'][-1]:.6g}"
+    for row in document["memory"]:
+        found[f"{row['name']} memory, peak"] = format_bytes(row["peak_bytes"])
+    for row in document["links"]:
+        name = f"{row['process']} to {row['link']}, bytes per step"
+        found[name] = format_bytes(round(row["bytes_per_step"]))
+    if steps["flags_count"]:
+        found["faults, restarts, repeated steps"] = str(steps["flags_count"])
+    return found
+
+
+def _lanes(documents: Documents) -> Markup | None:
+    steps = {name: lanes_of(each["step"]) for name, each in documents.items() if each["step"]}
+    return both(lambda width: lanes_chart(steps, width=width)) if steps else None
+
+
+def _times(documents: Documents) -> Markup | None:
+    bars = []
+    for index, (name, document) in enumerate(documents.items()):
+        steps = document["steps"]
+        if steps["median_s"] is not None:
+            low, high = spread(steps["seconds"])
+            text = duration_text(steps["median_s"])
+            bars.append(Bar(name, steps["median_s"], text, system_colour(name, index), low, high))
+    return both(lambda width: bar_chart(bars, name="time per step", width=width)) if bars else None
+
+
+def _losses(documents: Documents) -> Markup | None:
+    curves = {
+        name: each["scalars"]["loss"]["values"]
+        for name, each in documents.items()
+        if "loss" in each["scalars"]
+    }
+    if not curves:
+        return None
+    first = min(each["scalars"]["loss"]["steps"][0] for each in documents.values()
+                if "loss" in each["scalars"])  # fmt: skip
+    return both(
+        lambda width: line_chart(curves, x_name="step", y_name="loss", first=first, width=width)
+    )

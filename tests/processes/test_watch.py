@@ -1,0 +1,131 @@
+"""A run that is watched: under way, stopped, failed; its script's numbers, TensorBoard's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.monitor.watch import Watch
+from tests.processes.commands import DEADLINE_S, POLL_S, Terminal, terminal, write_light
+
+SCRIPT = """
+import torch
+import luwu
+
+luwu.init()
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 8))
+luwu.fully_shard_each(model, torch.nn.Linear)
+optimizer = luwu.optim.SGD(model.parameters(), lr=0.001)
+for step in range(STEPS):
+    loss = model(torch.ones(2, 16)).square().sum()
+    loss.backward()
+    luwu.log(loss=loss, before_step=step)
+    optimizer.step()
+    optimizer.zero_grad()
+    luwu.log(after_step=step, two=torch.tensor(2))
+if luwu.rank() == 0:
+    try:
+        luwu.log(wrong=torch.ones(3))
+    except luwu.ConfigError as error:
+        print(error)
+luwu.finish()
+"""
+
+
+@pytest.mark.feature("numbers of the script, luwu.log")
+@pytest.mark.feature("TensorBoard")
+def test_numbers_of_the_script_are_kept_with_their_steps(tmp_path: Path) -> None:
+    """Goal: what is logged before and after step() belongs to the step whose backward ran last;
+    status, report and TensorBoard have it; what is no number is refused."""
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with terminal(tmp_path) as shell:
+        script = shell.directory / "script.py"
+        script.write_text(SCRIPT.replace("STEPS", "5"))
+        flags = ("--workers", "2", "--run-dir", "run", "--tensorboard", "board")
+        done = shell.run("run", *flags, str(script))
+        assert done.process.returncode == 0, done.err
+        assert "luwu.log(wrong=...) takes one number, got a Tensor of shape (3,)" in done.out
+        document = Watch(RunDirectory.find(shell.directory / "run")).document()
+        page = (shell.directory / "run" / "report.html").read_text()
+        board = EventAccumulator(str(shell.directory / "board")).Reload()
+        assert shell.leftovers() == []
+    steps = {name: found["steps"] for name, found in document["scalars"].items()}
+    assert steps == {key: [*range(5)] for key in ("loss", "before_step", "after_step", "two")}
+    assert document["scalars"]["after_step"]["values"] == [0, 1, 2, 3, 4]
+    losses = document["scalars"]["loss"]["values"]
+    assert losses == sorted(losses, reverse=True)
+    assert "loss, as rank 0 recorded it" in page
+    kept = [(each.step, each.value) for each in board.Scalars("loss")]
+    assert [step for step, _ in kept] == [*range(5)]
+    assert [value for _, value in kept] == pytest.approx(losses)
+
+
+@pytest.mark.feature("a report of every run")
+def test_a_run_is_watched_and_then_stopped(tmp_path: Path) -> None:
+    """Goal: its steps grow while it runs, with memory, links and processes; Ctrl-C leaves a report
+    of what was decided, and the watch says so."""
+    with terminal(tmp_path) as shell:
+        script = write_light(shell.directory / "light.py", steps=10**6)
+        running = shell.start("run", "--workers", "2", "--run-dir", "run", str(script))
+        path = shell.directory / "run"
+        watch = Watch(_run_that_begins(path))
+        first = _wait_for_steps(watch, 3)
+        later = _wait_for_steps(watch, first["steps"]["done"] + 20)
+        assert later["state"] == "running"
+        names = ["node", "switch", "worker-0", "worker-1"]
+        assert sorted(each["name"] for each in later["processes"]) == names
+        assert all(each["is_alive"] for each in later["processes"])
+        assert _status(shell)["state"] == "running"
+        assert running.interrupt() == 130
+        ended = watch.document()
+        assert (ended["state"], ended["processes"]) == ("stopped", [])
+        assert ended["steps"]["done"] >= later["steps"]["done"]
+        assert {row["name"] for row in ended["memory"]} == set(names)
+        assert all(row["peak_bytes"] > 0 for row in ended["memory"])
+        page = (path / "report.html").read_text()
+        assert "LuWu run run: stopped" in page
+        assert f"{ended['steps']['done']:,} steps are decided" in page
+        assert shell.leftovers() == []
+
+
+@pytest.mark.feature("a report of every run")
+def test_a_run_that_failed_has_its_report(tmp_path: Path) -> None:
+    with terminal(tmp_path) as shell:
+        script = write_light(shell.directory / "light.py", steps=3)
+        with script.open("a") as file:
+            file.write("raise RuntimeError('after three steps')\n")
+        done = shell.run("run", "--workers", "1", "--run-dir", "run", str(script))
+        assert done.process.returncode == 4
+        page = (shell.directory / "run" / "report.html").read_text()
+        assert "LuWu run run: failed" in page
+        assert "3 steps are decided" in page
+        assert shell.leftovers() == []
+
+
+def _status(shell: Terminal) -> dict[str, object]:
+    found: dict[str, object] = json.loads(shell.run("status", "--json", "run").out)
+    return found
+
+
+def _run_that_begins(path: Path) -> RunDirectory:
+    end_ns = SYSTEM_CLOCK.now_ns() + int(DEADLINE_S * 1e9)
+    while not (path / "events").is_dir():
+        assert SYSTEM_CLOCK.now_ns() < end_ns, "the run did not begin"
+        sleep(POLL_S)
+    return RunDirectory.find(path)
+
+
+def _wait_for_steps(watch: Watch, count: int) -> dict[str, object]:
+    end_ns = SYSTEM_CLOCK.now_ns() + int(DEADLINE_S * 1e9)
+    while True:
+        document = watch.document()
+        if document["steps"]["done"] >= count and document["processes"]:
+            return document
+        assert SYSTEM_CLOCK.now_ns() < end_ns, f"fewer than {count} steps: {document['text']}"
+        sleep(POLL_S)
