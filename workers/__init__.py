@@ -10,6 +10,7 @@ allreduce.py  the arm whose gradients are summed in the network, with a replicat
 gpt.py        a small GPT
 data.py       tokens and batches, a pure function of seed and step
 data_file.py  checks of `--data` without torch
+profile.py    one step of FSDP2 by torch's profiler, for the report
 pace.py       slower compute, for emulation
 finetune.py   fine-tunes a Hugging Face model
 generate.py   text from a GPT while it trains

@@ -32,6 +32,7 @@ from luwu.base.seeds import derive
 from workers.arms import Arm, make_arm
 from workers.data import Batches, Corpus, load_corpus
 from workers.options import Options, env_int, parse_options
+from workers.profile import BACKWARD, FORWARD, UPDATE, StepProfile
 
 
 @dataclass(slots=True)
@@ -49,6 +50,8 @@ class Progress:
     finish_seconds: float = 0.0
     private_bytes_max: int | None = None
     """Largest sample of memory that is not a file's or another process's, after a backward."""
+    profiled_step: dict[str, Any] | None = None
+    """Of an arm of FSDP2: one step as lanes."""
 
 
 def main(
@@ -77,12 +80,14 @@ def train(arm: Arm, batches: Batches, options: Options) -> Progress:
     """Run the remaining steps; goes back where a step was lost."""
     progress = Progress()
     recorder = Recorder(role="worker")
+    profile = StepProfile(arm, options)
     step = arm.first_step
     finished = False
     while not finished:
         try:
             if step < options.steps:
-                train_step(arm, batches, options, progress, step)
+                with profile.around(step):
+                    train_step(arm, batches, options, progress, step, profile)
                 report(arm, recorder, options, progress, step)
                 step += 1
             else:
@@ -93,10 +98,14 @@ def train(arm: Arm, batches: Batches, options: Options) -> Progress:
         except StepAborted as error:
             progress.aborts_count += 1
             step = error.step
+    progress.profiled_step = profile.document
     return progress
 
 
-def train_step(arm: Arm, batches: Batches, options: Options, progress: Progress, step: int) -> None:
+def train_step(
+    arm: Arm, batches: Batches, options: Options, progress: Progress, step: int,
+    profile: StepProfile,
+) -> None:  # fmt: skip
     """Forward, backward, update. Most arms compute one batch; the single arm every worker's."""
     started_ns = SYSTEM_CLOCK.now_ns()
     losses = []
@@ -105,12 +114,15 @@ def train_step(arm: Arm, batches: Batches, options: Options, progress: Progress,
         x_BT, y_BT = batches.batch(
             step, rank=rank, world_size=arm.world_size, per_rank=options.batch
         )
-        logits_BTV = arm.module(x_BT.to(arm.device))
-        loss = F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.to(arm.device).flatten())
-        loss.backward()
+        with profile.part(FORWARD):
+            logits_BTV = arm.module(x_BT.to(arm.device))
+            loss = F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.to(arm.device).flatten())
+        with profile.part(BACKWARD):
+            loss.backward()
         losses.append(loss.detach())
     progress.private_bytes_max = _largest(progress.private_bytes_max, private_bytes(os.getpid()))
-    grad_norm = arm.step(want_norm=_printed(options, step))
+    with profile.part(UPDATE):
+        grad_norm = arm.step(want_norm=_printed(options, step))
     progress.loss[step] = math.fsum(float(each) for each in losses) / len(losses)
     if grad_norm is not None:
         progress.grad_norm[step] = grad_norm
@@ -163,6 +175,7 @@ def write_result(
         "grad_norm": {str(k): progress.grad_norm[k] for k in sorted(progress.grad_norm)},
         "finish_seconds": progress.finish_seconds,
         "aborts_count": progress.aborts_count,
+        "profiled_step": progress.profiled_step,
         "tokens": len(steps) * tokens_per_step,
         "peak_rss_bytes": memory_bytes("VmHWM"),
         "private_bytes_max": progress.private_bytes_max,

@@ -98,6 +98,7 @@ def arm_document(
         "compute_threads": arm.threads,
         "first_step": workers[0]["first_step"],
         "loss": mean_losses([worker["loss"] for worker in workers]),
+        "profiled_step": workers[0].get("profiled_step"),
         "step_seconds": step_seconds,
         "step_seconds_median": median,
         "tokens_per_second": tokens_per_step / median if median > 0 else None,

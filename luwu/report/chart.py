@@ -120,7 +120,7 @@ def bar_chart(bars: Sequence[Bar], *, name: str, width: int = WIDE) -> str:
     """Horizontal bars from zero, each with its value beside it."""
     ends = [end for bar in bars for end in (bar.value, bar.high, bar.limit) if end is not None]
     longest = max([*ends, 1e-12])
-    left = 8 + LETTER * max((len(bar.name) for bar in bars), default=0)
+    left = 16 + LETTER * max((len(bar.name) for bar in bars), default=0)
     left = min(left, int(width * 0.45))
     right = 12 + LETTER * max((len(bar.text) for bar in bars), default=0)
     per_unit = max(20, width - left - right) / longest

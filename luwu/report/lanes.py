@@ -23,14 +23,22 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 COMPUTE, WAIT, OTHERS = "compute", "wait", "others"
+ENGINES: Final = (COMPUTE, WAIT, "pull", "push", "sum", "update", "read", "write")
+"""Lanes from the top."""
+LIMITS: Final = (COMPUTE, "sum", "update", "read", "write")
+LIMIT_RATIO: Final = 0.5
+"""An engine that is busy for less of a step does not limit it by itself."""
 TITLES: Final = {
     COMPUTE: "compute", WAIT: "waits for weights", "pull": "pull", "push": "push",
     "sum": "switch: sum", "update": "node: update", "read": "node: read", "write": "node: write",
 }  # fmt: skip
-"""Lanes from the top, and what people call them."""
-LIMITS: Final = (COMPUTE, "sum", "update", "read", "write")
-LIMIT_RATIO: Final = 0.5
-"""An engine that is busy for less of a step does not limit it by itself."""
+"""What people call the lanes of LuWu."""
+TITLES_OF_FSDP: Final = {
+    **TITLES, WAIT: "waits and copies", "pull": "all-gather", "push": "reduce-scatter",
+    "update": "optimizer",
+}  # fmt: skip
+"""And of FSDP2 (`workers.profile`)."""
+LUWU: Final = "luwu"
 _BOUND: Final = {
     COMPUTE: "Compute-bound: compute is busy", "sum": "Switch-bound: the switch sums for",
     "update": "Update-bound: the node's processors update pages for",
@@ -72,6 +80,13 @@ class Lanes:
     while_waiting: Mapping[str, float]
     """Shares of the step in which the worker waited for weights and an engine was busy, or other
     workers computed."""
+    system: str = LUWU
+    """Which system's step it is."""
+
+    @property
+    def titles(self) -> Mapping[str, str]:
+        """What people call its lanes."""
+        return TITLES if self.system.startswith(LUWU) else TITLES_OF_FSDP
 
     def busy_ratio(self, engine: str) -> float:
         """The share of the step in which an engine was busy."""
@@ -90,6 +105,12 @@ class Lanes:
 
     def _bound_text(self) -> str:
         waits, limit = self.busy_ratio(WAIT), self.limit
+        if self.titles is TITLES_OF_FSDP:
+            return (
+                f"Compute is busy {self.busy_ratio(COMPUTE):.0%}, waits and copies for all-gather "
+                f"and reduce-scatter take {waits:.0%} of the training thread, the optimizer "
+                f"{self.busy_ratio('update'):.0%}."
+            )
         if limit == COMPUTE:
             others = self.while_waiting.get(OTHERS, 0.0) > max(0.02, waits / 2)
             why = ", mostly while other workers still compute" if others else ""
@@ -118,6 +139,7 @@ class Lanes:
     def document(self) -> dict[str, Any]:
         """The step as JSON."""
         return {
+            "system": self.system,
             "step": self.step,
             "length_s": self.length_s,
             "limit": self.limit,
@@ -144,17 +166,19 @@ def lanes_of(document: Mapping[str, Any]) -> Lanes:
             for each in document["lanes"]
         ),
         document["while_waiting"],
+        document["system"],
     )
 
 
 def make_lanes(
     step: int, length_s: float, spans: Mapping[str, Sequence[Span]], *,
     pale: Sequence[Span] = (), stolen: Sequence[Span] = (), others: Sequence[Span] = (),
+    system: str = LUWU,
 ) -> Lanes:  # fmt: skip
     """Lanes of spans by engine; times in seconds from the step's start, and what lies outside of it
     is cut off. `pale`: those of compute that are forward. `stolen`: copies that the training thread
     makes inside of compute. `others`: compute of other workers."""
-    busy = {name: united(_clipped(spans.get(name, ()), length_s)) for name in TITLES}
+    busy = {name: united(_clipped(spans.get(name, ()), length_s)) for name in ENGINES}
     not_compute = united([*busy[WAIT], *_clipped(stolen, length_s)])
     busy[COMPUTE] = without(busy[COMPUTE], not_compute)
     forward = united(_clipped(pale, length_s))
@@ -173,7 +197,7 @@ def make_lanes(
         for name in ("sum", "update", "read", "write")
     }
     meanwhile[OTHERS] = _total(both(waits, united(_clipped(others, length_s)))) / length_s
-    return Lanes(step, length_s, tuple(lanes), meanwhile)
+    return Lanes(step, length_s, tuple(lanes), meanwhile, system)
 
 
 def duration_text(seconds: float) -> str:

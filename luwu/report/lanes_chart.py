@@ -13,7 +13,7 @@ from html import escape
 from typing import Final
 
 from luwu.report.chart import LETTER, WIDE, nice_ticks, text, whole
-from luwu.report.lanes import TITLES, Lanes, Piece
+from luwu.report.lanes import Lanes, Piece
 from luwu.report.palette import engine_colour
 
 ROW: Final = 26
@@ -41,7 +41,7 @@ def lanes_chart(
     of them is left out, except those of workers."""
     first = next(iter(steps.values()))
     rows = []
-    for engine, title in TITLES.items():
+    for engine, title in first.titles.items():
         bars = [lane for each in steps.values() for lane in each.lanes if lane.engine == engine]
         if not any(lane.pieces for lane in bars) and engine not in ("compute", "wait"):
             continue

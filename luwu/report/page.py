@@ -60,6 +60,7 @@ def sections_html(document: Mapping[str, Any]) -> str:
         job_lines=job_text(comparison).splitlines() if comparison else [],
         lanes=_lanes(document["step"], "luwu"),
         lanes_slowest=_lanes(document["slowest"], "luwu, the slowest worker"),
+        profiled=_profiled(comparison),
         strip=_strip(steps),
         flags=steps["flags"],
         times=_times(comparison),
@@ -130,6 +131,12 @@ def _lanes(step: Mapping[str, Any] | None, name: str) -> Markup | None:
         return None
     lanes = {name: lanes_of(step)}
     return both(lambda width: lanes_chart(lanes, width=width))
+
+
+def _profiled(comparison: Mapping[str, Any] | None) -> list[tuple[str, Markup | None]]:
+    arms = comparison["arms"] if comparison else []
+    steps = {arm["name"]: arm.get("profiled_step") for arm in arms}
+    return [(name, _lanes(step, name)) for name, step in steps.items() if step is not None]
 
 
 def _strip(steps: Mapping[str, Any]) -> Markup | None:

@@ -110,9 +110,9 @@ def job_text(document: dict[str, Any]) -> str:
 
 
 def table_text(document: dict[str, Any]) -> str:
-    """The whole table, for a terminal."""
+    """The table for a terminal; what one of several arms has alone is in the report."""
     header = ["", *(arm["name"] for arm in document["arms"])]
-    found = grouped_rows(document)
+    found = [group for group in grouped_rows(document) if not group[2]]
     table = [header, *(row for _, rows, _ in found for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     lines = [job_text(document), "", _line(header, widths)]

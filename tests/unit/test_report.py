@@ -30,7 +30,7 @@ from luwu.report.chart import (
 )
 from luwu.report.overlap import updated_before_last_push_ratio
 from luwu.report.page import report_html, write_report
-from luwu.report.table import spread, table_text
+from luwu.report.table import grouped_rows, spread, table_text
 
 
 def worker(rank: int, **changes: Any) -> dict[str, Any]:
@@ -133,11 +133,15 @@ def test_what_comes_from_outside_is_escaped(document: dict[str, Any], tmp_path: 
     assert "<i>" not in text
 
 
-def test_the_table_leaves_out_what_nobody_has(document: dict[str, Any]) -> None:
+def test_the_table_leaves_out_what_nobody_has_or_one_arm_alone(document: dict[str, Any]) -> None:
     text = table_text(document)
-    assert "node state, one side" in text
-    assert "pulls there before use" not in text
+    assert "node state, one side" not in text  # luwu's alone
     assert "4.5000" in text
+    groups = {name: rows for name, rows, _ in grouped_rows(document)}
+    assert "node state, one side" in [row[0] for row in groups["Inside luwu"]]
+    assert not any("pulls there before use" in row for rows in groups.values() for row in rows)
+    alone = comparison(RunConfig(), [arm("luwu")])
+    assert "node state, one side" in table_text(alone)
 
 
 def test_arms_that_end_with_the_same_bits_are_named(
@@ -245,7 +249,7 @@ def test_emulated_links_are_said_apart() -> None:
     rows = [{"link": "worker (ranks 0)", "direction": "up", "messages": counts, "bytes": counts}]
     document = comparison(RunConfig(), [arm("luwu", links=rows), arm("fsdp")])
     assert document["arms"][0]["links"] == rows
-    text = table_text(document)
-    assert "2 of 10 messages" in text
-    assert "Only luwu ran over them" in text
+    inside = next(rows for _, rows, is_inside in grouped_rows(document) if is_inside)
+    assert ["emulated links, dropped", "2 of 10 messages", "-"] in inside
+    assert "Only luwu ran over them" in table_text(document)
     assert "emulated links" not in table_text(comparison(RunConfig(), [arm("luwu"), arm("fsdp")]))
