@@ -48,7 +48,7 @@ from typing import Any, Final
 
 from luwu.estimate.budget import CoreUse, MemoryUse, core_uses, disk_space, memory_uses
 from luwu.estimate.messages import MessageUse, message_seconds, message_uses
-from luwu.estimate.played import FORWARD_SHARE, played_step
+from luwu.estimate.played import FORWARD_SHARE, played_lanes, played_step
 from luwu.estimate.shape import JobShape, Kept, check_fits, kept_in_ram
 from luwu.estimate.traffic import (
     PULLS,
@@ -64,6 +64,7 @@ from luwu.estimate.traffic import (
 )
 from luwu.measure.disk_floors import DiskFloors
 from luwu.measure.floors import Floors
+from luwu.report.lanes import Lanes
 from switch_emu.node.plan import NodePlan
 
 FLUSHES_A_STEP: Final = 3
@@ -115,6 +116,8 @@ class Estimate:
     """Rated endurance of a drive of the file system's size; an assumption."""
     endurance_days: float | None
     plan_lines: tuple[str, ...]
+    lanes: Lanes | None = None
+    """The step that was played."""
 
     @property
     def disk_read_bytes(self) -> int:
@@ -159,6 +162,7 @@ class Estimate:
                 "label": "assumed", "rated_bytes": self.endurance_bytes,
                 "days": self.endurance_days,
             },
+            "lanes": None if self.lanes is None else self.lanes.document(),
         }  # fmt: skip
 
 
@@ -205,6 +209,7 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
         endurance_bytes=rated,
         endurance_days=rated / per_day if rated and per_day else None,
         plan_lines=tuple(plan.lines()),
+        lanes=None if played is None else played_lanes(played),
     )
 
 

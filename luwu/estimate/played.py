@@ -26,6 +26,7 @@ from luwu.predict.driven.cores import OWN, Cores
 from luwu.predict.driven.machine_play import predict_machine_step
 from luwu.predict.hardware.software import fitted
 from luwu.predict.machine.machine import MachineFloors, MachineJob, MachineStep
+from luwu.report.lanes import Lanes, make_lanes
 from switch_emu.node.plan import NodePlan
 
 FORWARD_SHARE: Final = 1 / 3
@@ -47,6 +48,22 @@ def played_step(
     if machine is None:
         return None
     return predict_machine_step(machine_job(job, plan, kept), machine, cores=cores, steps=STEPS)
+
+
+def played_lanes(step: MachineStep) -> Lanes | None:
+    """The last step that was played as lanes, stretched by what crowding adds; None: not shown."""
+    spans = {name: list(each) for name, each in step.spans.items()}
+    forward = spans.get("forward", [])
+    spans["compute"] = spans.pop("compute", []) + spans.pop("forward", [])
+    if not step.shown_s:
+        return None
+    stretch = step.step_s / step.shown_s
+    stretched = {
+        name: [(start * stretch, end * stretch) for start, end in each]
+        for name, each in spans.items()
+    }
+    pale = [(start * stretch, end * stretch) for start, end in forward]
+    return make_lanes(STEPS - 1, step.step_s, stretched, pale=pale)
 
 
 def machine_job(job: JobShape, plan: NodePlan, kept: Kept) -> MachineJob:

@@ -72,7 +72,7 @@ JOB_HELP: Final = {
     "luwu_steps_decided_total": "Steps of the job that are decided.",
     "luwu_step_seconds": "Time per step, mean of the last 20.",
     "luwu_step_busy_ratio": "Share of the last step in which the engine was busy; wait: workers.",
-    "luwu_step_limit": "1 for the engine that limits the last step, 0 for the others.",
+    "luwu_step_limit": "1 for the engines that limit the last step, 0 for the others.",
     "luwu_scalar": "The last value that rank 0 recorded with luwu.log, by name.",
     "luwu_memory_bytes": "Memory that a process takes: its own anonymous and shared pages.",
     "luwu_memory_bytes_limit": "Memory budget of a switch or node, Python not included.",
@@ -170,7 +170,7 @@ def _add_steps(add: Add, job: str, document: Mapping[str, Any]) -> None:
         for lane in document["step"]["lanes"]:
             engine = {**whose, "engine": lane["engine"]}
             add("luwu_step_busy_ratio", engine, lane["busy_ratio"])
-            add("luwu_step_limit", engine, lane["engine"] == document["step"]["limit"])
+            add("luwu_step_limit", engine, lane["is_limit"])
     for name, found in document["scalars"].items():
         if found["values"]:
             add("luwu_scalar", {**whose, "name": name}, found["values"][-1])

@@ -73,7 +73,7 @@ def _step(document: Mapping[str, Any]) -> Iterator[str]:
     for lane in lanes.lanes:
         if lane.pieces:
             bar = "#" * round(BAR * lane.busy_ratio)
-            mark = "  < limit" if lane.engine == lanes.limit else ""
+            mark = "  < limit" if lanes.is_limit(lane.engine) else ""
             yield f"  {TITLES[lane.engine]:<18} {lane.busy_ratio:>4.0%} {bar:<{BAR}}{mark}"
 
 

@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 COMPUTE, WAIT, OTHERS = "compute", "wait", "others"
+DISK: Final = "disk"
+"""Its lanes are read and write, which share it."""
 ENGINES: Final = (COMPUTE, WAIT, "pull", "push", "sum", "update", "read", "write")
 """Lanes from the top."""
-LIMITS: Final = (COMPUTE, "sum", "update", "read", "write")
+LIMITS: Final = (COMPUTE, "sum", "update", DISK)
 LIMIT_RATIO: Final = 0.5
 """An engine that is busy for less of a step does not limit it by itself."""
 TITLES: Final = {
@@ -42,7 +44,7 @@ LUWU: Final = "luwu"
 _BOUND: Final = {
     COMPUTE: "Compute-bound: compute is busy", "sum": "Switch-bound: the switch sums for",
     "update": "Update-bound: the node's processors update pages for",
-    "read": "Disk-bound: the node reads for", "write": "Disk-bound: the node writes for",
+    DISK: "Disk-bound: the node reads or writes for",
 }  # fmt: skip
 _MEANWHILE: Final = {**TITLES, OTHERS: "other workers compute"}
 _MERGED_RATIO: Final = 1 / 1500
@@ -80,6 +82,8 @@ class Lanes:
     while_waiting: Mapping[str, float]
     """Shares of the step in which the worker waited for weights and an engine was busy, or other
     workers computed."""
+    disk_ratio: float = 0.0
+    """The share of the step in which the node read or wrote."""
     system: str = LUWU
     """Which system's step it is."""
 
@@ -90,13 +94,19 @@ class Lanes:
 
     def busy_ratio(self, engine: str) -> float:
         """The share of the step in which an engine was busy."""
+        if engine == DISK:
+            return self.disk_ratio
         return next((lane.busy_ratio for lane in self.lanes if lane.engine == engine), 0.0)
 
     @property
     def limit(self) -> str:
-        """The lane that limits the step: an engine, or `wait` where none is busy for half of it."""
+        """What limits the step: an engine, or `wait` where none is busy for half of it."""
         busiest = max(LIMITS, key=self.busy_ratio)
         return busiest if self.busy_ratio(busiest) >= LIMIT_RATIO else WAIT
+
+    def is_limit(self, engine: str) -> bool:
+        """True for the lanes of what limits the step."""
+        return engine == self.limit or (self.limit == DISK and engine in ("read", "write"))
 
     @property
     def verdict(self) -> str:
@@ -148,11 +158,13 @@ class Lanes:
                 {
                     "engine": lane.engine,
                     "busy_ratio": lane.busy_ratio,
+                    "is_limit": self.is_limit(lane.engine),
                     "pieces": [[p.start_s, p.end_s, p.is_pale] for p in lane.pieces],
                 }
                 for lane in self.lanes
             ],
             "while_waiting": dict(self.while_waiting),
+            "disk_ratio": self.disk_ratio,
         }
 
 
@@ -166,6 +178,7 @@ def lanes_of(document: Mapping[str, Any]) -> Lanes:
             for each in document["lanes"]
         ),
         document["while_waiting"],
+        document["disk_ratio"],
         document["system"],
     )
 
@@ -197,7 +210,8 @@ def make_lanes(
         for name in ("sum", "update", "read", "write")
     }
     meanwhile[OTHERS] = _total(both(waits, united(_clipped(others, length_s)))) / length_s
-    return Lanes(step, length_s, tuple(lanes), meanwhile, system)
+    disk_ratio = _total(united([*busy["read"], *busy["write"]])) / length_s
+    return Lanes(step, length_s, tuple(lanes), meanwhile, disk_ratio, system)
 
 
 def duration_text(seconds: float) -> str:

@@ -46,7 +46,7 @@ def lanes_chart(
         if not any(lane.pieces for lane in bars) and engine not in ("compute", "wait"):
             continue
         pieces = tuple((lane.pieces, lane.busy_ratio) for lane in bars)
-        rows.append(Row(title, pieces, engine_colour(engine), engine == first.limit))
+        rows.append(Row(title, pieces, engine_colour(engine), first.is_limit(engine)))
     names = list(steps) if len(steps) > 1 else []
     title = f"Step {first.step}: {first.verdict}" if has_title else ""
     length_s = max(each.length_s for each in steps.values())

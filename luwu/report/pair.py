@@ -78,7 +78,7 @@ def _numbers(document: Mapping[str, Any]) -> dict[str, str]:
         found["step time, 10 % to 90 %"] = f"{duration_text(low)} to {duration_text(high)}"
     if document["step"] is not None:
         lanes = lanes_of(document["step"])
-        found["limit of a typical step"] = TITLES[lanes.limit]
+        found["limit of a typical step"] = TITLES.get(lanes.limit, lanes.limit)
         for lane in lanes.lanes:
             found[f"{TITLES[lane.engine]}, busy"] = f"{lane.busy_ratio:.0%}"
     for name, values in document["scalars"].items():

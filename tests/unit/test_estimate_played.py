@@ -54,6 +54,26 @@ def test_no_played_step_is_shorter_than_what_its_parts_take(transport: str) -> N
     assert "(predicted)" in bound_text(bound)
 
 
+def test_a_played_step_has_lanes() -> None:
+    """Goal: the picture of what is predicted is as long as the step, its compute takes the time
+    that it was given, forward a third, and the disk is busy where it binds."""
+    slow = dataclasses.replace(MEASURED, disk=dataclasses.replace(DISK, mixed_bytes_per_s=5e7))
+    for floors, limit in ((MEASURED, "compute"), (slow, "disk")):
+        found = estimate(shm(), plan(), floors)
+        lanes = found.lanes
+        assert lanes is not None
+        assert lanes.length_s == found.step_seconds
+        assert lanes.limit == limit
+        by_engine = {lane.engine: lane for lane in lanes.lanes}
+        computed = [(p.end_s - p.start_s, p.is_pale) for p in by_engine["compute"].pieces]
+        assert sum(length for length, _ in computed) >= 0.2
+        pale = sum(length for length, is_pale in computed if is_pale)
+        assert 0.2 < pale / sum(length for length, _ in computed) < 0.5
+        assert all(by_engine[name].pieces for name in ("push", "sum", "update", "write"))
+        assert all(0 <= lane.busy_ratio <= 1 for lane in lanes.lanes)
+    assert estimate(shm(update="at_step"), plan(), MEASURED).lanes is None
+
+
 def test_what_the_switch_caches_makes_a_step_shorter_where_the_disk_binds() -> None:
     """Goal: pulls that need not be read are no time of the disk."""
     slow = dataclasses.replace(MEASURED, disk=dataclasses.replace(DISK, pull_bytes_per_s=5e6))

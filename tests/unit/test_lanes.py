@@ -65,8 +65,8 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
     "mostly while other workers still compute": (
         {"compute": [(0, 0.7)], "wait": [(0.7, 1)], "others": [(0.7, 1)]}, "compute",
     ),
-    "Disk-bound: the node writes for 90% of it; workers wait for weights for 70%.": (
-        {"compute": [(0, 0.2)], "write": [(0, 0.9)], "wait": [(0.2, 0.9)]}, "write",
+    "Disk-bound: the node reads or writes for 90% of it; workers wait for weights for 70%.": (
+        {"write": [(0, 0.5)], "read": [(0.4, 0.9)], "wait": [(0.2, 0.9)]}, "disk",
     ),
     "Update-bound": ({"update": [(0, 0.6)]}, "update"),
     "meanwhile: node: update 40%. No engine limits the step by itself.": (

@@ -170,8 +170,8 @@ def test_predict_laws_machine_threads_share_cores_evenly() -> None:
     for index, thread in enumerate(threads):
         note(f"thread {index}", thread.do("a", 1.0))
     note("behind", threads[0].do("b", 0.25))
-    note("first", device.do(1.0))
-    note("second", device.do(2.0))
+    note("first", device.do("read", 1.0))
+    note("second", device.do("read", 2.0))
     env.run()
     assert ends_s == pytest.approx({
         "thread 0": 1.5, "thread 1": 1.5, "thread 2": 1.5, "behind": 1.75, "first": 1.0,

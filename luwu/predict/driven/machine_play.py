@@ -46,6 +46,7 @@ from luwu.wire.messages import Message
 from switch_emu.node.core import actions as do
 from switch_emu.switch.core.actions import Cache, Sum, SwitchLimits
 
+Span: TypeAlias = tuple[float, float]
 Use: TypeAlias = tuple[int, int, int]
 """(step, forward 0 or backward 1, unit)"""
 STEPS = 5
@@ -78,6 +79,8 @@ def predict_machine_step(
         work_s=work_s,
         disk_s=world.disk.busy_s / steps,
         cores=floors.cores,
+        spans=world.spans_of_last_step(),
+        shown_s=world.workers[0].ends_s[-1] - world.workers[0].ends_s[-2],
     )
 
 
@@ -122,6 +125,7 @@ class _World:
             ),
         )  # fmt: skip
         work = _MachineWork(self, self._node_ends.messages)
+        self._crew = self._threads(job.updates_count)
         self._node = DrivenNode(
             self.env, Record(), description=self.description, world_size=job.workers,
             limits=do.NodeLimits(
@@ -129,7 +133,7 @@ class _World:
                 updates_max=job.updates_count + QUEUED, reads_max=job.reads_count,
                 extent_chunks=job.extent_chunks,
             ),
-            crew=self._threads(job.updates_count), readers=self._threads(job.reads_count),
+            crew=self._crew, readers=self._threads(job.reads_count),
             work=work, send=self._send_from_node, cores=cores,
         )  # fmt: skip
 
@@ -137,6 +141,22 @@ class _World:
     def ends_s(self) -> list[list[float]]:
         """When each worker was done with each step."""
         return [worker.ends_s for worker in self.workers]
+
+    def spans_of_last_step(self) -> dict[str, list[Span]]:
+        """Of the first worker, the switch and the node, by lane of a picture; times from the start
+        of the worker's last step."""
+        first = self.workers[0]
+        start_s = first.ends_s[-2]
+        kinds = {"sums": "sum", "updates": "update", "read": "read", "write": "write"}
+        found: dict[str, list[Span]] = {name: list(each) for name, each in first.spans.items()}
+        threads: list[Thread] = [self._switch_ends.messages, *self._crew]
+        for kind, begun_s, ended_s in [*self.disk.done, *(d for t in threads for d in t.done)]:
+            if kind in kinds:
+                found.setdefault(kinds[kind], []).append((begun_s, ended_s))
+        return {
+            name: [(begun_s - start_s, ended_s - start_s) for begun_s, ended_s in each]
+            for name, each in found.items()
+        }
 
     def waits_for(self) -> str:
         """The event that the node's core waits for."""
@@ -263,7 +283,7 @@ class _MachineWork:
     def _update_page(self, page: int, thread: Thread) -> Process:
         nbytes = self._world.page_bytes[page]
         if not self._stays[page]:
-            yield self._disk.do(RECORD * nbytes * self._floors.mixed_s_per_byte / 2)
+            yield self._disk.do("read", RECORD * nbytes * self._floors.mixed_s_per_byte / 2)
         yield thread.do("updates", nbytes * self._floors.update_s_per_byte)
 
     def _write_page(self, page: int) -> Process:
@@ -271,7 +291,7 @@ class _MachineWork:
         if self._job.out_of_core:
             stays = self._stays[page]
             write_s = floors.write_s_per_byte if stays else floors.mixed_s_per_byte / 2
-            yield self._disk.do(RECORD * self._world.page_bytes[page] * write_s)
+            yield self._disk.do("write", RECORD * self._world.page_bytes[page] * write_s)
 
     def fold(self, action: do.Fold, thread: Thread) -> Process:
         raise AssertionError("streaming folds nothing")
@@ -280,14 +300,14 @@ class _MachineWork:
         for page in self._pages(action.chunk):
             nbytes = self._world.page_bytes[page]
             if not self._stays[page]:
-                yield self._disk.do(nbytes * self._floors.pull_s_per_byte)
+                yield self._disk.do("read", nbytes * self._floors.pull_s_per_byte)
             yield thread.do("reads", nbytes * self._floors.reading_s_per_byte)
         yield self._handed()
 
     def flush(self, action: do.Prepare | do.Decide, thread: Thread) -> Process:
         if self._floors.flush_s:
             count = FLUSHES_TO_PREPARE if isinstance(action, do.Prepare) else 1
-            yield self._disk.do(count * self._floors.flush_s)
+            yield self._disk.do("write", count * self._floors.flush_s)
         yield self._handed()
 
     def spill(self, payload: Token) -> Process:
@@ -319,6 +339,8 @@ class _Worker:
         """The event of each handle."""
         self._pulled: dict[Use, simpy.Event] = {}
         self.ends_s: list[float] = []
+        self.spans: dict[str, list[Span]] = {}
+        """What it did, by lane of a picture; `forward` is a part of `compute`."""
         self._forward_s = compute_by_unit(world.job, world.floors, world.floors.forward_s)
         self._backward_s = compute_by_unit(world.job, world.floors, world.floors.backward_s)
         world.env.process(self._run())
@@ -378,14 +400,15 @@ class _Worker:
             self._ask(uses[: job.units if job.in_place else job.ahead + 1])
             for index, use in enumerate(uses):
                 self._ask(uses[index : index + job.ahead + 1])
-                yield self._pulled[use]
+                yield from self._timed("wait", self._pulled[use])
                 _, way, unit = use
                 if way == 0 and unit > 0:
-                    yield self._computed(self._forward_s[unit])
+                    yield from self._timed("forward", self._computed(self._forward_s[unit]))
                 if way == 0 and unit == job.units - 1:
-                    yield self._computed(self._forward_s[0] + self._backward_s[0])
+                    yield from self._timed("forward", self._computed(self._forward_s[0]))
+                    yield from self._timed("compute", self._computed(self._backward_s[0]))
                 if way == 1:
-                    yield self._computed(self._backward_s[unit])
+                    yield from self._timed("compute", self._computed(self._backward_s[unit]))
                     if not is_begun:
                         self._do(core.begin(self._now_ns, step, hashed, HYPER))
                         is_begun = True
@@ -396,6 +419,18 @@ class _Worker:
             self._do(core.commit(self._now_ns, step, hashed, 1, HYPER))
             yield world.env.all_of(pushes)
             self.ends_s.append(world.env.now)
+
+    def _timed(self, lane: str, event: simpy.Event) -> Process:
+        """Wait for an event, and record from when to when."""
+        start_s = self._world.env.now
+        yield event
+        self._record(lane, start_s)
+
+    def _record(self, lane: str, start_s: float) -> None:
+        """A span that ends now, unless it has no length."""
+        end_s = self._world.env.now
+        if end_s > start_s:
+            self.spans.setdefault(lane, []).append((start_s, end_s))
 
     def _uses(self, step: int) -> list[Use]:
         """Units as they are used; in place, those of the backward are there already."""
@@ -422,7 +457,7 @@ class _Worker:
             gradients.append(
                 nic.Gradient(chunk=extent, payload=payload, payload_bytes=nbytes, dtype="float32")
             )
-        number, done = self._open()
+        number, done = self._open("push")
         pushes.append(done)
         self._do(self._core.push(self._now_ns, number, step, 0, gradients, last=True))
 
@@ -431,11 +466,14 @@ class _Worker:
             if use in self._pulled:
                 continue
             step, way, unit = use
-            number, self._pulled[use] = self._open()
+            number, self._pulled[use] = self._open("pull")
             extents = list(self._world.description.layout.unit_extents[unit])
             self._do(self._core.pull(self._now_ns, number, step, way, extents))
 
-    def _open(self) -> tuple[int, simpy.Event]:
+    def _open(self, lane: str) -> tuple[int, simpy.Event]:
         number = len(self._done)
         done = self._done[number] = self._world.env.event()
+        start_s = self._world.env.now
+        assert done.callbacks is not None
+        done.callbacks.append(lambda _: self._record(lane, start_s))
         return number, done

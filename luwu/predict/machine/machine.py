@@ -32,8 +32,8 @@ Source: derived.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 from luwu.base.errors import ConfigError
 
@@ -158,6 +158,11 @@ class MachineStep:
     cores: int
     crowding_s: float = 0.0
     """Extra seconds of the step (X11)."""
+    spans: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    """Of the last step that was played, as the first worker saw it: seconds from its start, by what
+    was done: compute, forward, wait, pull, push, sum, update, read, write."""
+    shown_s: float = 0.0
+    """The time of that step."""
 
     @property
     def cores_s(self) -> float:

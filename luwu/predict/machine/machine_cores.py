@@ -76,19 +76,25 @@ class Cores:
         self._plan_next()
 
 
+Done = tuple[str, float, float]
+"""A kind of work, and from when to when it was done, in seconds."""
+
+
 class Thread:
     """A thread of a process (Q4). What it does is counted by kind."""
 
     def __init__(self, env: simpy.Environment, cores: Cores, work_s: dict[str, float]) -> None:
         self._env, self._cores, self._work_s = env, cores, work_s
-        self._waiting: deque[tuple[float, simpy.Event]] = deque()
+        self._waiting: deque[tuple[str, float, simpy.Event]] = deque()
         self._is_busy = False
+        self.done: list[Done] = []
+        """All that it has done."""
 
     def do(self, kind: str, seconds: float) -> simpy.Event:
         """Work behind what it has to do already; the event is when it is done."""
         self._work_s[kind] = self._work_s.get(kind, 0.0) + seconds
         done = self._env.event()
-        self._waiting.append((seconds, done))
+        self._waiting.append((kind, seconds, done))
         if not self._is_busy:
             self._is_busy = True
             self._next()
@@ -98,9 +104,11 @@ class Thread:
         if not self._waiting:
             self._is_busy = False
             return
-        seconds, done = self._waiting.popleft()
+        kind, seconds, done = self._waiting.popleft()
+        start_s = self._env.now
 
         def end(_: simpy.Event) -> None:
+            self.done.append((kind, start_s, self._env.now))
             done.succeed()
             self._next()
 
@@ -116,9 +124,12 @@ class Device:
         self._env = env
         self._free_s = 0.0
         self.busy_s = 0.0
+        self.done: list[Done] = []
 
-    def do(self, seconds: float) -> simpy.Event:
+    def do(self, kind: str, seconds: float) -> simpy.Event:
         """A request; the event is when it is served."""
-        self._free_s = max(self._free_s, self._env.now) + seconds
+        start_s = max(self._free_s, self._env.now)
+        self._free_s = start_s + seconds
         self.busy_s += seconds
+        self.done.append((kind, start_s, self._free_s))
         return self._env.timeout(self._free_s - self._env.now)
