@@ -13,7 +13,6 @@
     RemoteProtocolError   a peer broke the protocol: refuse the peer, our state is untouched
     StepAborted           a step was lost before it was decided: go back and replay it
       StepsLost           decided steps are lost, and the operator lets the job make them again
-      StepsLost           decided steps are lost, and the operator lets the job make them again
     StepOrderError        the script asked for what the chosen order of work cannot honour
     Interrupted           somebody asked us to stop                            exit code 130
     DeadlineError         a wait came to its end; says what it waited for
@@ -22,6 +21,8 @@ Every message names the peer or place, what was found, what was expected and wha
 error has a code, that of its class unless its cause needs other advice: `raise ConfigError("...",
 code="E202")`. The command prints it, the run's records keep it, and `luwu explain E202` tells more
 (`error_table.py`).
+
+Errors that scripts and tests catch have the `__module__` of their public name, which Python prints.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ STOPPED_CODE: Final = 143
 class LuwuError(Exception):
     """Base of every error this project raises on purpose."""
 
+    __module__ = "luwu"
     exit_code = 1
     code = "E100"
     """For `luwu explain`; never given to another meaning."""
@@ -48,6 +50,7 @@ class LuwuError(Exception):
 class ConfigError(LuwuError):
     """The user's input cannot work; raised before anything starts."""
 
+    __module__ = "luwu"
     exit_code = 2
     code = "E200"
 
@@ -81,6 +84,7 @@ class RemoteProtocolError(LuwuError):
 class WorkerFailed(LuwuError):
     """A worker process ended with an error."""
 
+    __module__ = "luwu.testing"
     exit_code = 4
     code = "E400"
 
@@ -119,6 +123,7 @@ class OlderStateError(StateError):
 class DeadlineError(LuwuError):
     """A wait came to its end; the message says what it waited for."""
 
+    __module__ = "luwu.testing"
     exit_code = 3
     code = "E303"
 
@@ -133,12 +138,14 @@ class Interrupted(LuwuError):
 class StepOrderError(LuwuError):
     """The script asked for something the chosen order of work cannot honour."""
 
+    __module__ = "luwu"
     code = "E101"
 
 
 class StepAborted(LuwuError):
     """A step was lost before it was decided; the state is that of the step before it."""
 
+    __module__ = "luwu"
     code = "E102"
 
     def __init__(self, step: int, reason: str) -> None:
@@ -155,6 +162,7 @@ class StepsLost(StepAborted):
     """Decided steps are lost: the node came back with an older state, and `--on-lost-steps redo`
     lets the job make them again. The weights, and what was attached, are those before `step`."""
 
+    __module__ = "luwu"
     code = "E107"
 
     def __init__(self, step: int, reason: str) -> None:

@@ -153,15 +153,22 @@ def _write_error(
 
 
 def _without_launcher(error: BaseException) -> BaseException:
-    """The error without the frames of this file, of runpy, and of who asks to be hidden."""
+    """The error without the frames of this file, of imports, and of who asks to be hidden."""
     trace = error.__traceback__
-    while trace is not None and (
-        trace.tb_frame.f_code.co_filename == __file__
-        or "runpy" in trace.tb_frame.f_code.co_filename
-        or "__tracebackhide__" in trace.tb_frame.f_locals
-    ):
+    while trace is not None and _is_hidden(trace.tb_frame):
         trace = trace.tb_next
-    return error.with_traceback(trace) if trace is not None else error
+    if trace is None and not isinstance(error, LuwuError):
+        return error  # a mistake of ours
+    return error.with_traceback(trace)
+
+
+def _is_hidden(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return (
+        frame.f_code.co_filename == __file__
+        or package in ("runpy", "importlib")
+        or "__tracebackhide__" in {**frame.f_globals, **frame.f_locals}
+    )
 
 
 if __name__ == "__main__":

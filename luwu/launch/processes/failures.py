@@ -16,6 +16,7 @@ from luwu.base.errors import (
     WorkerFailed,
 )
 from luwu.base.json_file import read_json
+from luwu.base.tree import ranges_text
 from luwu.launch.processes.children import exit_text
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.run_directory import RunDirectory
@@ -75,11 +76,17 @@ def worker_failure(
         ]
         return error_of_code(first["exit_code"], "\n".join([*causes, *waits]), first.get("code"))
     shown = first["traceback"] or tail(log) or "(its log is empty)"
+    alike = [each["rank"] for each in others if _is_alike(each, first)]
     lines = [
         f"worker {first['rank']} failed with {first['type']} "
         f"(exit code {first['exit_code']}); log {log}",
         shown,
-        *(f"worker {each['rank']}: {each['type']}: {_first_line(each)}" for each in others),
+        *([f"and {len(alike)} more: rank {ranges_text(alike)}"] if alike else []),
+        *(
+            f"worker {each['rank']}: {each['type']}: {_first_line(each)}"
+            for each in others
+            if each["rank"] not in alike
+        ),
     ]
     return error_of_code(first["exit_code"], "\n".join(lines), first.get("code"))
 
@@ -138,6 +145,11 @@ def _elsewhere(run: RunDirectory, prefix: str, here: list[int]) -> str:
         f"\nthis host had rank {', '.join(map(str, sorted(here)))} and other hosts rank {text}: if "
         "one of these hosts was lost, start its command on another one, and this one again"
     )
+
+
+def _is_alike(record: dict[str, Any], other: dict[str, Any]) -> bool:
+    """True if two workers failed in one place with one message."""
+    return all(record[key] == other[key] for key in ("type", "message", "traceback"))
 
 
 def _first_line(record: dict[str, Any]) -> str:
