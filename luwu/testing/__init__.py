@@ -1,16 +1,44 @@
 """Clusters for tests, and the pytest plugin that brings them.
 
-plugin.py      the pytest plugin: options and fixtures
-fixtures.py    what the fixtures return
-factories.py   fixtures of one's own
-settings.py    settings, from an argument, the command line or the ini file
-cluster.py     a whole cluster of processes
-running.py     a function in new worker processes
-worker.py      the program of such a process
-calls.py       a function named, never sent as an object
-values.py      arguments and results in files
-namespaces.py  where a test's workers join
-record.py      what one test started and left behind
-leftovers.py   how leftovers are found (I8)
-leash.py       `luwu` that ends when its standard input does
+plugin.py        the pytest plugin: options, marker and fixtures
+fixtures.py      what the fixtures return
+factories.py     fixtures of one's own
+settings.py      settings, from an argument, a marker, the command line or the ini file
+same_weights.py  weights of several workers beside those of one process
+cluster.py       a whole cluster of processes
+running.py       a function in new worker processes
+worker.py        the program of such a process
+calls.py         a function named, never sent as an object
+values.py        arguments and results in files
+namespaces.py    where a test's workers join
+record.py        what one test started and left behind
+tracebacks.py    each traceback once in a text
+hidden.py        frames that a failure does not show
+leftovers.py     how leftovers are found (I8)
+leash.py         `luwu` that ends when its standard input does
+
+Tests use `factories` and the names of `__all__`, which are imported when they are first used.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from luwu.base.errors import DeadlineError, WorkerFailed
+    from luwu.testing.same_weights import assert_same_weights_as_single
+
+__all__ = ["DeadlineError", "WorkerFailed", "assert_same_weights_as_single"]
+
+_HOME: Final = {
+    "DeadlineError": "luwu.base.errors",
+    "WorkerFailed": "luwu.base.errors",
+    "assert_same_weights_as_single": "luwu.testing.same_weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'luwu.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -28,6 +28,7 @@ from luwu.testing.values import load_value, save_value
 
 BEFORE = "  before its function was called:\n"
 """Begins what a worker tells about where it is, until then."""
+__tracebackhide__ = True
 ADVICE = "move it to the top level of a module, and give it what it needs by args="
 
 

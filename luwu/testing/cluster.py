@@ -39,6 +39,7 @@ from luwu.launch.processes.guard import MARK_SUFFIX
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.processes.sockets import PREFIX
 from luwu.launch.progress import Progress
+from luwu.testing.tracebacks import once, written_tracebacks
 
 POLL_S = 0.02
 SOURCE = Path(luwu.__file__).resolve().parents[1]
@@ -99,6 +100,11 @@ class Cluster(Closing):
         """The launcher's output so far."""
         return self._output.read_text(encoding="utf-8", errors="replace")
 
+    @property
+    def told(self) -> str:
+        """The same with each worker's traceback once, for a message."""
+        return once(self.output, written_tracebacks(self.run_directory.path))
+
     def processes(self) -> list[ProcessEntry]:
         """The run's processes, as `processes.json` says."""
         return self.run_directory.read_processes()
@@ -138,9 +144,9 @@ class Cluster(Closing):
                 value = found()
                 if value is not None:
                     break
-                raise DeadlineError(f"luwu ended before {what}:\n{self.output}")
+                raise DeadlineError(f"luwu ended before {what}:\n{self.told}")
             if SYSTEM_CLOCK.now_ns() > end_ns:
-                raise DeadlineError(f"waited {limit_s:.0f} s for {what}:\n{self.output}")
+                raise DeadlineError(f"waited {limit_s:.0f} s for {what}:\n{self.told}")
             sleep(POLL_S)
         return value
 

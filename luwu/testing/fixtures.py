@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from luwu.base.errors import ConfigError
+from luwu.launch.processes.failures import error_of_code
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.testing.calls import name_function, result_folder, write_call
 from luwu.testing.cluster import Cluster
@@ -41,7 +42,6 @@ class Runner:
 
         Raises: the first failure, with that worker's traceback in its message.
         """
-        __tracebackhide__ = True
         call = self.start(fn, workers=workers, args=args, service=service, timeout=timeout)
         return call.wait()
 
@@ -50,13 +50,11 @@ class Runner:
         service: ServiceLike | None = None, timeout: float | None = None,
     ) -> Call:  # fmt: skip
         """The same without waiting: `.kill(rank)` a worker, then `.wait()` for the end."""
-        __tracebackhide__ = True
         name_function(fn)  # refused before anything starts
-        config = self._request.config
         if isinstance(service, External):
             workers = service.take(workers)
-        workers = setting(config, "workers", workers)
-        timeout_s = setting(config, "timeout", timeout)
+        count = _setting(self._request, "workers", workers)
+        timeout_s = _setting(self._request, "timeout", timeout)
         if service is None:
             service = self._request.getfixturevalue("luwu_proc")
         if not isinstance(service, ServiceLike):
@@ -64,7 +62,7 @@ class Runner:
                 f"service={service!r:.60}; give a fixture made by luwu.testing.factories, or "
                 "luwu_session"
             )
-        call = Call(self._record, service, fn, args, workers=workers, timeout_s=timeout_s)
+        call = Call(self._record, service, fn, args, workers=count, timeout_s=timeout_s)
         self._started.append(call)
         return call
 
@@ -113,17 +111,14 @@ class Call:
 
     def kill(self, rank: int, **signal: Any) -> int:
         """Send SIGKILL, or `number=`, to a worker once its function runs; its pid."""
-        __tracebackhide__ = True
         return self._running.kill(rank, **signal)
 
     def wait_for_text(self, rank: int, text: str) -> None:
         """Return when a worker has printed a text."""
-        __tracebackhide__ = True
         self._running.wait_for_text(rank, text)
 
     def wait(self) -> list[Any]:
         """The function's results, by rank. Raises the first failure."""
-        __tracebackhide__ = True
         self.is_settled = True
         try:
             results = self._running.wait()
@@ -166,24 +161,22 @@ class InprocRunner:
         `fn` may be any callable and return anything: nothing leaves this process. `options` are
         those of `luwu.launch.local_cluster.LocalCluster`.
         """
-        __tracebackhide__ = True
         from luwu.launch.local_cluster import LocalCluster
         from luwu.training.script.run import finish_at_end, offer
 
-        world_size: int = setting(self._request.config, "workers", workers)
+        world_size: int = _setting(self._request, "workers", workers)
         folder = self._record.folder("inproc")
         folder.mkdir()
 
         asked = {
             "memory_budget_bytes": 64 * 1024 * 1024,
             "state": folder / "state",
-            "grace_s": setting(self._request.config, "timeout"),
+            "grace_s": _setting(self._request, "timeout"),
             **options,
         }
         with LocalCluster(world_size=world_size, summary=folder / "node.json", **asked) as cluster:
 
             def work(rank: int) -> Any:
-                __tracebackhide__ = True
                 offer(cluster.nic(rank))
                 result = fn(rank, *args)
                 finish_at_end()  # if it began at all
@@ -209,12 +202,15 @@ class WholeCluster(Cluster):
     """The folder of the function's results, if it runs one."""
 
     def returned(self, limit_s: float = 120) -> list[Any]:
-        """The function's results, by rank, once `luwu run` has ended well."""
+        """The function's results, by rank, once `luwu run` has ended well.
+
+        Raises: WorkerFailed, or the error of the exit code, if it has not.
+        """
         if self.call is None:
             raise ConfigError("this cluster runs a script, which returns nothing; see results()")
         code = self.wait(limit_s)
         if code != 0:
-            raise ConfigError(f"luwu run ended with exit code {code}:\n{self.output}")
+            raise error_of_code(code, f"luwu run ended with exit code {code}:\n{self.told}")
         folders = sorted(self.call.parent.glob("result-*"), key=lambda each: int(each.name[7:]))
         assert folders[0] == result_folder(self.call, 0)
         return [load_value(folder) for folder in folders]
@@ -244,7 +240,7 @@ class ClusterFactory:
             script = ["-m", "luwu.testing.worker", str(call)]
         else:
             script = [str(Path(target).absolute()), *arguments]
-        count = setting(self._request.config, "workers", workers)
+        count = _setting(self._request, "workers", workers)
         asked = ["--workers", str(count), "--memory-budget", "256MiB", *flags]
         cluster = WholeCluster.run(directory, *script, flags=asked, environ=environ)
         cluster.call = call
@@ -256,3 +252,8 @@ class ClusterFactory:
         for cluster in self._clusters:
             cluster.close()
             self._record.leaks += cluster.wait_until_clean()
+
+
+def _setting(request: pytest.FixtureRequest, name: str, argument: Any = None) -> Any:
+    """A setting of the test that uses a fixture."""
+    return setting(request.config, name, argument, item=request.node)

@@ -7,9 +7,11 @@
     luwu_inproc    function  the same in threads of this process, in milliseconds
     luwu_cluster   function  luwu_cluster(fn, workers=2): all of `luwu run`; .kill("worker", 1)
 
+    @pytest.mark.luwu(workers=4, timeout=120)          defaults of these fixtures for one test
+
 pytest loads this in every project that has luwu installed, so it imports pytest and the standard
 library only; what a fixture needs is imported when the fixture is used. `docs/pytest.md` tells
-users more; each option has an ini key of its name, and a factory's argument goes before both.
+users more; each option has an ini key of its name, and an argument or marker goes before both.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from luwu.testing import factories
+from luwu.testing.hidden import hidden_frames
 from luwu.testing.record import RECORD, Record
-from luwu.testing.settings import setting
+from luwu.testing.settings import check_marker, setting
 
 if TYPE_CHECKING:
     import pluggy
@@ -46,22 +49,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse what cannot be used before anything runs."""
+    """Register the marker; reject unusable settings before anything runs."""
+    config.addinivalue_line(
+        "markers", "luwu(workers, timeout): defaults of luwu_run, luwu_inproc and luwu_cluster"
+    )
     for name in ("workers", "timeout"):
         setting(config, name)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Reject markers that cannot be used before anything runs."""
+    for item in items:
+        check_marker(item)
 
 
 @pytest.hookimpl(hookwrapper=True)  # not the newer `wrapper`: an old pytest must load us too
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pluggy.Result[pytest.TestReport], None]:
-    """Show what the processes of a failed test have said."""
-    outcome = yield
+    """Show the test's own frames, and the output of the processes of a failed test."""
+    with hidden_frames(item):
+        outcome = yield
     report = outcome.get_result()
     record = item.stash.get(RECORD, None)
     if record is not None and report.failed:
         record.failed = True
-        report.sections.extend(record.sections())
+        is_whole = item.config.getoption("verbose") >= 2
+        report.sections.extend(record.sections(report.longreprtext, is_whole=is_whole))
     if record is not None and call.when == "teardown":
         record.forget()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from luwu.testing.namespaces import ProcService
 
 LINES_MAX: Final = 50
+READ_BYTES_MAX: Final = 1024 * 1024
+_ROLES: Final = ("node", "switch")
+_IS_QUIET: Final = re.compile(r"\d\d:\d\d:\d\d\.\d{3} (DEBUG|INFO) ")
 RECORD: Final = pytest.StashKey["Record"]()
 
 
@@ -47,18 +51,32 @@ class Record:
                 log: log.stat().st_size for log in service.logs if log.exists()
             }
 
-    def sections(self) -> Iterator[tuple[str, str]]:
-        """(title, text) for the report of a failed test."""
+    def sections(self, shown: str, *, is_whole: bool) -> Iterator[tuple[str, str]]:
+        """(title, text) for the report of a failed test.
+
+        Each traceback is in the report once: `shown` is what the report begins with. Of switch and
+        node only warnings and errors are shown, unless `is_whole`.
+        """
         from luwu.launch.processes.console import tail
+        from luwu.testing.tracebacks import is_shown, written_tracebacks
 
         yield "luwu run directory", str(self.path)
         logs = [(log, 0) for log in self._logs()]
         for service, sizes in self._services.items():
             logs += [(log, sizes.get(log, 0)) for log in service.logs]
+        known = written_tracebacks(self.path)
+        repeated = {each for each in known if is_shown(each, shown)}
         for log, start in logs:
-            text = tail(log, lines_max=LINES_MAX, start=start)
-            if text:
-                yield f"luwu {log.stem}: last {LINES_MAX} lines of {log}", text
+            text = tail(log, lines_max=READ_BYTES_MAX, bytes_max=READ_BYTES_MAX, start=start)
+            for each in repeated:
+                text = text.replace(each, "")
+            repeated |= {each for each in known if each in text}
+            lines = text.strip("\n").splitlines()
+            if log.name.startswith(_ROLES) and not is_whole:
+                lines = [line for line in lines if not _IS_QUIET.match(line)]
+            if lines:
+                title = f"luwu {log.stem}: last {LINES_MAX} lines of {log}"
+                yield title, "\n".join(lines[-LINES_MAX:])
 
     def check(self) -> None:
         """Fail the test if something is left."""

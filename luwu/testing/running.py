@@ -95,7 +95,6 @@ class Running(Closing):
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> int:
         """Send a signal to a rank once its function runs, SIGKILL unless said; its pid."""
-        __tracebackhide__ = True
         self._until(lambda: self._runs(rank))
         pid: int = (read_json(self.run.role(f"worker-{rank}.json")) or {})["pid"]
         os.kill(pid, number)
@@ -103,12 +102,10 @@ class Running(Closing):
 
     def wait_for_text(self, rank: int, text: str) -> None:
         """Return when a worker has printed a text."""
-        __tracebackhide__ = True
         self._until(lambda: text in _read(self.run.log(f"worker-{rank}")))
 
     def wait(self) -> list[Any]:
         """The function's results, by rank. Raises the first failure, DeadlineError."""
-        __tracebackhide__ = True
         try:
             self._until(lambda: self.is_over)
             self._raise_failure()
@@ -128,7 +125,6 @@ class Running(Closing):
         return bool(where) and not where.startswith(BEFORE)
 
     def _until(self, found: Callable[[], bool]) -> None:
-        __tracebackhide__ = True
         while not found():
             self._raise_failure()
             if self._job is not None:
@@ -138,7 +134,6 @@ class Running(Closing):
 
     def _raise_failure(self) -> None:
         """The rank that failed first; one that was killed comes before those it took along."""
-        __tracebackhide__ = True
         ended = [(rank, guard.poll()) for rank, guard in enumerate(self._guards)]
         failed = {rank: _signed(code) for rank, code in ended if code}
         if not failed:
@@ -155,7 +150,6 @@ class Running(Closing):
         return lost_worker(self.run, rank, code, _read(where_file(self._call, rank)))
 
     def _raise_if_late(self) -> None:
-        __tracebackhide__ = True
         if SYSTEM_CLOCK.now_ns() - self._started_ns < self._timeout_s * 1e9:
             return
         places = [

@@ -18,15 +18,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from luwu.base.errors import ConfigError
 from luwu.testing.calls import BEFORE, member_file, read_call, result_folder, where_file
 from luwu.testing.values import save_value
 
 LOOK_S: Final = 0.25
+__tracebackhide__ = True
 
 
 def main(arguments: Sequence[str]) -> None:
     """Call the function and write down what it returns."""
-    __tracebackhide__ = True
     call = Path(arguments[0]).absolute()
     rank = int(os.environ["RANK"])
     with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
@@ -38,7 +39,10 @@ def main(arguments: Sequence[str]) -> None:
     training = sys.modules.get("luwu.training.script.run")  # not there in a function without luwu
     if training is not None and training.has_been_member():
         member_file(call, rank).touch()
-    save_value(result_folder(call, rank), result, name=f"the result of rank {rank}")
+    try:
+        save_value(result_folder(call, rank), result, name=f"the result of rank {rank}")
+    except ConfigError as error:
+        raise error.with_traceback(None) from None  # the message has the place in the result
 
 
 def _report_where(file: Path) -> threading.Event:
@@ -73,5 +77,4 @@ def _stack(frame: FrameType | None) -> str:
 
 
 if __name__ == "__main__":
-    __tracebackhide__ = True
     main(sys.argv[1:])

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import luwu
-from luwu.base.errors import WorkerFailed
+from luwu.testing import WorkerFailed
 
 
 def rank_and_size(rank):

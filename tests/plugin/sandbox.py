@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -138,3 +139,12 @@ def make_sandbox(path: Path) -> Iterator[Sandbox]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(text.split()[1]), signal.SIGKILL)
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def section(output: str, title: str) -> str:
+    """The part of a report under a title."""
+    found = re.split(r"^(?:_{3,} (.*?) _{3,}|={3,} .*? ={3,})$", output, flags=re.MULTILINE)
+    for name, text in zip(found[1::2], found[2::2], strict=False):
+        if name in (title, f"ERROR at {title}"):
+            return text
+    raise AssertionError(f"no section {title!r} in\n{output}")

@@ -3,7 +3,7 @@ import threading
 import pytest
 
 import luwu
-from luwu.testing import factories
+from luwu.testing import WorkerFailed, assert_same_weights_as_single, factories
 
 luwu_plain = factories.luwu_proc(no_switch=True, chunk="64KiB")
 
@@ -18,6 +18,22 @@ def one_step(rank, lr=0.1):
     optimizer = luwu.optim.SGD(model.parameters(), lr=lr)
     model(torch.full((2, 4), 1.0 + rank)).square().sum().backward()
     return optimizer.step().grad_norm
+
+
+def trained(rank):
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    luwu.init()
+    luwu.fully_shard(model)
+    optimizer = luwu.optim.AdamW(model.parameters(), lr=0.1)
+    for batch in torch.randn(3, 8, 4):  # the same in every worker
+        mine = batch[rank :: luwu.world_size()]
+        model(mine).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return luwu.get_model_state_dict(model)
 
 
 def broken(rank):
@@ -36,8 +52,13 @@ def test_same_answer_on_another_service(luwu_run, luwu_plain, luwu_inproc):
     assert luwu_run(one_step, workers=1, service=luwu_plain) == norms
 
 
+@pytest.mark.luwu(workers=4)
+def test_workers_train_what_one_process_trains(luwu_run):
+    assert_same_weights_as_single(luwu_run, trained)
+
+
 def test_failure_of_a_worker(luwu_run):
-    with pytest.raises(luwu.LuwuError, match="ValueError: bad batch"):
+    with pytest.raises(WorkerFailed, match="ValueError: bad batch"):
         luwu_run(broken, workers=2)
 
 
