@@ -61,10 +61,12 @@ def timeline_svg(shown: Picture, *, name: str) -> str:
             )
             for span in row.spans
         )
-        engine, _, number = row.title.partition(" ")
-        title, colour = _ENGINES.get(row.title) or _ENGINES.get(engine) or (row.title, "compute")
-        if number.isdigit():
-            title = f"{title} {number}"
+        engine, _, number = row.title.rpartition(" ")  # of several lanes of an engine
+        title, colour = row.title, "compute"
+        if row.title in _ENGINES:
+            title, colour = _ENGINES[row.title]
+        elif engine in _ENGINES:
+            title, colour = f"{_ENGINES[engine][0]} {number}", _ENGINES[engine][1]
         rows.append(Row(title, ((pieces, row.busy_ratio),), engine_colour(colour)))
     length_s = shown.end_s - shown.start_s
     marks_s = {text: at - shown.start_s for text, at in shown.marks_s.items()}

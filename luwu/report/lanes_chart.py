@@ -21,7 +21,12 @@ BAR: Final = 18
 BAR_OF_TWO: Final = 10
 TITLE_LINE: Final = 19
 AXIS: Final = 30
+PALE: Final = "pale: forward"
 PALE_OPACITY: Final = 0.5
+OUTLINED: Final = 4
+"""Pixels from which a pale piece has an outline."""
+PIECES_MAX: Final = 400
+"""Of a bar; of more, pixel columns are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,9 @@ def rows_chart(
     names: Sequence[str] = (), marks_s: Mapping[str, float] | None = None, width: int = WIDE,
 ) -> str:  # fmt: skip
     """Rows over a stretch of time from 0; `names` of the bars that share a row, from the top."""
-    left = 12 + LETTER * max(len(row.title) for row in rows)
+    has_pale = any(piece.is_pale for row in rows for pieces, _ in row.bars for piece in pieces)
+    titles = [*(row.title for row in rows), *([f"{PALE}  "] if has_pale else [])]
+    left = 12 + LETTER * max(map(len, titles))
     right = 12 + LETTER * (len("100 %") if width < WIDE else len("100 % busy"))
     per_s = (width - left - right) / length_s
     parts, top = [], 0.0
@@ -76,8 +83,8 @@ def rows_chart(
             parts.append(_upright(x, top + 2, bottom + 4, "line"))
             parts.append(text(x, bottom + 18, f"{tick:g}", anchor="middle"))
     parts.append(text(width, bottom + 18, unit, anchor="end"))
-    if any(piece.is_pale for row in rows for pieces, _ in row.bars for piece in pieces):
-        parts.append(text(left - 20, bottom + 18, "pale: forward", anchor="end"))
+    if has_pale:
+        parts.append(text(left - 20, bottom + 18, PALE, anchor="end"))
     for number, row in enumerate(rows):
         parts += _row(row, top + 6 + ROW * number, left, per_s, width)
     for mark, time_s in (marks_s or {}).items():
@@ -99,7 +106,8 @@ def _row(row: Row, top: float, left: float, per_s: float, width: int) -> list[st
     height = BAR if len(row.bars) == 1 else BAR_OF_TWO
     for number, (pieces, ratio) in enumerate(row.bars):
         y = top + (ROW - 2 - height * len(row.bars)) / 2 + height * number
-        parts += [_piece(each, row, y, height - 1, left, per_s) for each in pieces]
+        seen = _visible(pieces, 1 / per_s)
+        parts += [_piece(each, row, y, height - 1, left, per_s) for each in seen]
         if number == 0:
             busy = f"{ratio:.0%}".replace("%", " %")
             shown = f"{busy} busy" if width >= WIDE else busy
@@ -107,9 +115,34 @@ def _row(row: Row, top: float, left: float, per_s: float, width: int) -> list[st
     return parts
 
 
+def _visible(pieces: Sequence[Piece], pixel_s: float) -> list[Piece]:
+    """The pieces; of more than can be told apart, those that fill a pixel column most."""
+    if len(pieces) <= PIECES_MAX:
+        return list(pieces)
+    columns: dict[int, list[float]] = {}
+    for piece in pieces:
+        for column in range(int(piece.start_s / pixel_s), int(piece.end_s / pixel_s) + 1):
+            start_s, end_s = column * pixel_s, (column + 1) * pixel_s
+            inside_s = min(piece.end_s, end_s) - max(piece.start_s, start_s)
+            columns.setdefault(column, [0.0, 0.0])[piece.is_pale] += max(0.0, inside_s)
+    found: list[Piece] = []
+    for column, (plain_s, pale_s) in sorted(columns.items()):
+        start_s, is_pale = column * pixel_s, pale_s > plain_s
+        if plain_s + pale_s < pixel_s / 2:
+            continue
+        last = found[-1] if found else None
+        if last and last.is_pale == is_pale and start_s - last.end_s < pixel_s / 2:
+            found[-1] = Piece(last.start_s, start_s + pixel_s, is_pale)
+        else:
+            found.append(Piece(start_s, start_s + pixel_s, is_pale))
+    return found
+
+
 def _piece(piece: Piece, row: Row, y: float, height: float, left: float, per_s: float) -> str:
     length_s = piece.end_s - piece.start_s
-    shade = f' fill-opacity="{PALE_OPACITY}" stroke="{row.colour}"' if piece.is_pale else ""
+    shade = f' fill-opacity="{PALE_OPACITY}"' if piece.is_pale else ""
+    if piece.is_pale and per_s * length_s > OUTLINED:
+        shade += f' stroke="{row.colour}"'
     kind = " (forward)" if piece.is_pale else ""
     said = f"{row.title}{kind}: {length_s * 1e3:,.2f} ms from {piece.start_s * 1e3:,.1f} ms on"
     return (

@@ -12,8 +12,17 @@ from xml.etree import ElementTree
 import pytest
 
 from luwu.report.history import History
-from luwu.report.lanes import Lanes, both, duration_text, lanes_of, make_lanes, united, without
-from luwu.report.lanes_chart import lanes_chart
+from luwu.report.lanes import (
+    Lanes,
+    Piece,
+    both,
+    duration_text,
+    lanes_of,
+    make_lanes,
+    united,
+    without,
+)
+from luwu.report.lanes_chart import Row, lanes_chart, rows_chart
 from luwu.report.last_step import ended_steps, lanes_of_step, typical_step
 from luwu.report.recent import STEPS_HELD, TAIL_BYTES, RecentEvents
 from tests.unit.written_run import MS, Written
@@ -111,6 +120,19 @@ def test_the_picture_has_a_row_for_each_engine_and_tints_the_limit() -> None:
             assert x >= 0
             assert x + w <= width + 1
             assert float(each.attrib["y"]) + float(each.attrib["height"]) <= height
+
+
+def test_more_pieces_than_pixels_are_drawn_as_columns() -> None:
+    """Goal: a bar of ten thousand pieces has a few hundred rectangles, as wide in all."""
+    pieces = tuple(Piece(n * 1e-4, (n + 0.9) * 1e-4, n >= 5000) for n in range(10_000))
+    drawn = ElementTree.fromstring(
+        rows_chart([Row("stage 0", ((pieces, 0.9),), "var(--blue)")], 1.0, name="n")
+    )
+    found = list(drawn.iter("rect"))
+    assert len(found) < 400
+    pale = [float(each.attrib["width"]) for each in found if "fill-opacity" in each.attrib]
+    plain = [float(each.attrib["width"]) for each in found if "fill-opacity" not in each.attrib]
+    assert sum(pale) == pytest.approx(sum(plain), rel=0.02)
 
 
 def test_times_have_three_digits() -> None:
