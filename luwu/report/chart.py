@@ -25,6 +25,8 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 14, 16, 42
 FONT: Final = 13
 LETTER: Final = 7
 """Pixels of one, about."""
+DIGIT: Final = 8
+"""And of the widest that names have many of."""
 ROW: Final = 34
 """Pixels from one bar to the next."""
 COINCIDE_RATIO: Final = 0.004
@@ -120,9 +122,9 @@ def bar_chart(bars: Sequence[Bar], *, name: str, width: int = WIDE) -> str:
     """Horizontal bars from zero, each with its value beside it."""
     ends = [end for bar in bars for end in (bar.value, bar.high, bar.limit) if end is not None]
     longest = max([*ends, 1e-12])
-    left = 16 + LETTER * max((len(bar.name) for bar in bars), default=0)
+    left = 12 + DIGIT * max((len(bar.name) for bar in bars), default=0)
     left = min(left, int(width * 0.45))
-    right = 12 + LETTER * max((len(bar.text) for bar in bars), default=0)
+    right = 12 + DIGIT * max((len(bar.text) for bar in bars), default=0)
     per_unit = max(20, width - left - right) / longest
     parts = []
     for number, bar in enumerate(bars):
